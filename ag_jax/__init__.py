@@ -1,0 +1,1 @@
+"""Pre-train, fine-tune and look inside Transformer encoders whose attention is guided or attacked."""

@@ -1,0 +1,1 @@
+"""Looking inside: attention maps, where the mass goes, plots."""

@@ -1,0 +1,257 @@
+"""Attention guidance: which head wants which pattern, and the loss that pulls it there.
+
+Deshpande & Narasimhan 2020, equations 2 to 4. The squared distance of an attention row H to its target row P,
+
+    ||H - P||^2 = ||H||^2 - 2 <H, P> + ||P||^2,
+
+needs two numbers of the row, `sum_of_squares` and `overlap`; ||P||^2 comes from the target alone. Attention computes the
+two (`statistics`), everything else is done on them, so no target matrix is ever built.
+
+Shape letters: N layers, B batch, H guided heads, Q query position, K key position, L length.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from ag_jax.attention import patterns
+from ag_jax.attention.patterns import Columns, Shift, Target
+
+Array = jax.Array
+Schedule = Callable[[Array], Array]
+
+MODES = ("none", "loss", "bias")
+REDUCTIONS = ("type_mean", "head_mean", "frobenius")
+BOUNDARIES = ("uniform", "zero", "ignore")
+ABSENT = ("uniform", "ignore")
+SCHEDULES = ("hold_then_linear", "linear", "constant")
+PROBABILITIES = ("before_dropout", "after_dropout")
+
+
+@dataclasses.dataclass(frozen=True)
+class GuidanceConfig:
+    """How attention is guided. The defaults are those of the released code where paper and code differ.
+
+    mode: `none`; `loss` adds alpha(step) * L_AG to the objective; `bias` adds alpha(step) * P to the guided heads' scores.
+    fraction: lambda, the share of the heads of every layer that is guided: one Next, one Prev, the rest First.
+    heads: explicit counts instead, from head 0 on, such as "next:1,prev:1,first:2,period:2"; overrides `fraction`.
+    alpha: the coefficient at the start; `schedule` and `hold_steps` say how it falls (`coefficient_schedule`).
+    reduction: how the n x n errors become one number (`guidance_loss`).
+    boundary: the target of a Next or Prev row that has no next or previous token: `uniform`, `zero`, or `ignore` the row.
+    absent: the target where a token pattern finds no token: `uniform`, or `ignore` the example.
+    probabilities: guide the softmax itself (`before_dropout`, the paper) or what dropout leaves of it (released code).
+    """
+
+    mode: str = "none"
+    fraction: float = 0.5
+    heads: str = ""
+    alpha: float = 10.0
+    schedule: str = "hold_then_linear"
+    hold_steps: int = 20_000
+    reduction: str = "type_mean"
+    boundary: str = "uniform"
+    absent: str = "uniform"
+    probabilities: str = "before_dropout"
+
+    def __post_init__(self):
+        for name, choices in (
+            ("mode", MODES),
+            ("schedule", SCHEDULES),
+            ("reduction", REDUCTIONS),
+            ("boundary", BOUNDARIES),
+            ("absent", ABSENT),
+            ("probabilities", PROBABILITIES),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"guidance.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if not 0.0 < self.fraction <= 1.0:
+            raise ValueError(f"guidance.fraction (lambda) must be in (0, 1], got {self.fraction}")
+        if self.alpha < 0 or not math.isfinite(self.alpha):
+            raise ValueError(f"guidance.alpha must be a finite number of at least 0, got {self.alpha}")
+        if self.hold_steps < 0:
+            raise ValueError(f"guidance.hold_steps must be at least 0, got {self.hold_steps}")
+
+
+def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
+    """Patterns with their number of heads, in the order of the heads, the same in every layer; the rest stay free.
+
+    By lambda: one Next, one Prev and lambda * h - 2 First, lambda * h rounded half up (paper, section 5.3).
+    Raises ValueError if lambda * h < 2, or if the explicit counts are malformed or exceed `heads`.
+    """
+    if config.mode == "none":
+        return ()
+    if not config.heads:
+        guided = math.floor(config.fraction * heads + 0.5)
+        if guided < 2:
+            raise ValueError(
+                f"guidance.fraction={config.fraction} of {heads} heads guides {guided}: at least 2 are needed, one for "
+                f"Next and one for Prev. Use a fraction of at least {1.5 / heads:.3f}, or name the counts in guidance.heads"
+            )
+        return tuple(item for item in (("next", 1), ("prev", 1), ("first", guided - 2)) if item[1])
+    assignment = []
+    for item in config.heads.split(","):
+        name, _, count = item.strip().rpartition(":")
+        if not name or not count.isdigit() or int(count) < 1:
+            raise ValueError(
+                f"guidance.heads is a list of pattern:count with counts of at least 1, such as 'next:1,prev:1,first:4'; "
+                f"got {item!r} in {config.heads!r}"
+            )
+        patterns.find_pattern(name)
+        assignment.append((name, int(count)))
+    guided = sum(count for _, count in assignment)
+    if guided > heads:
+        raise ValueError(f"guidance.heads={config.heads!r} guides {guided} heads, but a layer has only {heads}")
+    if len({name for name, _ in assignment}) < len(assignment):
+        raise ValueError(f"guidance.heads={config.heads!r} names a pattern twice: give each pattern one count")
+    return tuple(assignment)
+
+
+def coefficient_schedule(config: GuidanceConfig, total_steps: int) -> Schedule:
+    """alpha(step) for a run of T = `total_steps`.
+
+    hold_then_linear: alpha_0 for S steps, then alpha_0 * (T - t) / (T - S), 0 from T on; S = min(hold_steps, T/5), so
+    that short runs reach 0 too. linear: S = 0 (equation 4). constant: alpha_0 throughout.
+    """
+    if config.schedule == "constant":
+        return lambda step: jnp.full(jnp.shape(step), config.alpha, jnp.float32)
+    hold = min(config.hold_steps, total_steps // 5) if config.schedule == "hold_then_linear" else 0
+
+    def schedule(step: Array) -> Array:
+        remaining = (total_steps - step) / max(total_steps - hold, 1)
+        return config.alpha * jnp.clip(remaining, 0.0, 1.0).astype(jnp.float32)
+
+    return schedule
+
+
+@flax.struct.dataclass
+class Guides:
+    """What attention must know of the guidance: targets in the order of the heads that follow them.
+
+    Head 0 to counts[0] - 1 follow targets[0], the next counts[1] heads targets[1], and so on.
+    """
+
+    targets: tuple[Target, ...]
+    counts: tuple[int, ...] = flax.struct.field(pytree_node=False)
+    after_dropout: bool = flax.struct.field(pytree_node=False, default=False)
+
+
+@flax.struct.dataclass
+class AttentionStatistics:
+    """Per row of a guided head: `sum_of_squares_BHQ` = sum_q H[p, q]^2 and `overlap_BHQ` = sum_q H[p, q] P[p, q]."""
+
+    sum_of_squares_BHQ: Array
+    overlap_BHQ: Array
+
+
+def off_diagonal(matrix_BHQK: Array, offset: int) -> Array:
+    """Entries [p, p + offset] as `BHQ`, zero where that column does not exist.
+
+    In the flattened matrix they lie K + 1 apart, so this is a strided slice and its gradient a padding: no gather, no
+    scatter, no mask of the matrix's size.
+    """
+    *leading, queries, keys = matrix_BHQK.shape
+    start, stop = max(0, -offset), min(queries, keys - offset)
+    if stop <= start:
+        return jnp.zeros((*leading, queries), matrix_BHQK.dtype)
+    flat = matrix_BHQK.reshape(*leading, queries * keys)
+    first = start * keys + start + offset
+    last = first + (stop - start - 1) * (keys + 1)
+    entries = jax.lax.slice_in_dim(flat, first, last + 1, keys + 1, axis=-1)
+    return jnp.pad(entries, [(0, 0)] * len(leading) + [(start, queries - stop)])
+
+
+def statistics(probabilities_BHQK: Array, guides: Guides, valid_BK: Array) -> AttentionStatistics:
+    """The two statistics of the guided heads, from attention probabilities that are at hand. float32.
+
+    This is the plain formulation that a fused kernel has to equal. A boundary row overlaps with the uniform
+    distribution over its n valid tokens: sum(H)/n, which is 1/n for a softmax.
+    """
+    guided = sum(guides.counts)
+
+    # Differentiated as it stands, this would keep a copy of the guided heads beside the probabilities themselves.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def sum_of_squares(H_BHQK: Array) -> Array:
+        return jnp.square(H_BHQK[:, :guided].astype(jnp.float32)).sum(-1)
+
+    overlaps, head = [], 0
+    tokens_B11 = jnp.maximum(valid_BK.sum(-1), 1).astype(jnp.float32)[:, None, None]
+    for target, count in zip(guides.targets, guides.counts, strict=True):
+        rows_BHQK = probabilities_BHQK[:, head : head + count].astype(jnp.float32)
+        if isinstance(target, Columns):
+            overlaps.append(jnp.einsum("bhqk,bk->bhq", rows_BHQK, target.weights_BK))
+        else:
+            total_BHQ = rows_BHQK.sum(-1) if guides.after_dropout else 1.0
+            inside_B1Q = patterns.hits(target, valid_BK)[:, None, :]
+            overlaps.append(jnp.where(inside_B1Q, off_diagonal(rows_BHQK, target.offset), total_BHQ / tokens_B11))
+        head += count
+    return AttentionStatistics(sum_of_squares(probabilities_BHQK), jnp.concatenate(overlaps, axis=1))
+
+
+def bias(guides: Guides, valid_BK: Array, heads: int, scale: Array) -> Array:
+    """`mode=bias`: scale * P added to the scores of the guided heads, 0 to the others: `bias_BHQK`.
+
+    Unlike the loss this costs an array of the size of the scores. Rows without a target column get 0.
+    """
+    rows = []
+    for target, count in zip(guides.targets, guides.counts, strict=True):
+        P_BQK = patterns.dense(target, valid_BK, boundary="zero") * patterns.hits(target, valid_BK)[:, :, None]
+        rows.append(jnp.repeat(P_BQK[:, None], count, axis=1))
+    guided_BHQK = scale * jnp.concatenate(rows, axis=1)
+    free = heads - sum(guides.counts)
+    return jnp.pad(guided_BHQK, [(0, 0), (0, free), (0, 0), (0, 0)])
+
+
+def _square_norm(target: Target, valid_BL: Array, boundary: str) -> Array:
+    """||P||^2 of every row, `BQ`."""
+    if isinstance(target, Shift):
+        tokens_B1 = jnp.maximum(valid_BL.sum(-1, keepdims=True), 1).astype(jnp.float32)
+        outside = 1.0 / tokens_B1 if boundary == "uniform" else 0.0
+        return jnp.where(patterns.hits(target, valid_BL), 1.0, outside)
+    return jnp.broadcast_to(jnp.square(target.weights_BK).sum(-1, keepdims=True), valid_BL.shape)
+
+
+def guidance_loss(
+    statistics_NBHQ: AttentionStatistics, guides: Guides, valid_BL: Array, config: GuidanceConfig
+) -> tuple[Array, list[tuple[Array, Array]]]:
+    """L_AG summed over the examples (divide by their number), and the mean attention mass on each pattern's target.
+
+    With e[k, b, j, p] = ||H - P||^2 of layer k, example b, head j, row p, and n_b the valid tokens of b, one example has
+
+        type_mean   sum_k sum_types  1/(heads of the type * n_b^2)  sum_j sum_p e     (released code)
+        head_mean   sum_k            1/(guided heads * n_b^2)       sum_j sum_p e
+        frobenius   sum_k                                           sum_j sum_p e     (equations 2 and 3)
+
+    Rows and columns of padding do not count. It is zero if and only if every guided head equals its target.
+
+    The mass of a target that is uniform over its columns is sum_q H[p, q] [P[p, q] > 0] = <H, P> / ||P||^2; it is
+    averaged over the heads and over the rows that have a target column, and given for each target as (total, weight),
+    both of shape N.
+    """
+    tokens_B = valid_BL.sum(-1)
+    total, masses, head = jnp.float32(0), [], 0
+    for target, count in zip(guides.targets, guides.counts, strict=True):
+        square_BQ = _square_norm(target, valid_BL, config.boundary)
+        hit_BQ = patterns.hits(target, valid_BL)
+        overlap_NBHQ = statistics_NBHQ.overlap_BHQ[:, :, head : head + count]
+        squares_NBHQ = statistics_NBHQ.sum_of_squares_BHQ[:, :, head : head + count]
+        head += count
+
+        dropped = config.absent if isinstance(target, Columns) else config.boundary
+        rows_BQ = hit_BQ if dropped == "ignore" else valid_BL
+        wanted_BQ = hit_BQ if isinstance(target, Shift) and config.boundary == "zero" else jnp.ones_like(hit_BQ)
+        errors_NBHQ = squares_NBHQ - 2.0 * overlap_NBHQ * wanted_BQ[:, None, :] + square_BQ[:, None, :]
+        errors_B = jnp.where(rows_BQ[:, None, :], errors_NBHQ, 0.0).sum((0, 2, 3))
+        if config.reduction != "frobenius":
+            heads = count if config.reduction == "type_mean" else sum(guides.counts)
+            errors_B = errors_B / (heads * jnp.square(jnp.maximum(tokens_B, 1)).astype(jnp.float32))
+        total += errors_B.sum()
+
+        mass_NBHQ = jnp.where(hit_BQ[:, None, :], overlap_NBHQ / jnp.maximum(square_BQ, 1e-9)[:, None, :], 0.0)
+        weight = count * hit_BQ.sum().astype(jnp.float32)
+        masses.append((mass_NBHQ.sum((1, 2, 3)), jnp.full(mass_NBHQ.shape[:1], weight)))
+    return total, masses

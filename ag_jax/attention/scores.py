@@ -1,0 +1,17 @@
+"""How well a query fits a key.
+
+Shape letters: B batch, Q query position, K key position, H head, D width of a head.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def dot_product_scores(query_BQHD: Array, key_BKHD: Array) -> Array:
+    """Scaled dot products `scores_BHQK` = q_p . k_q / sqrt(D) in float32 (Vaswani et al. 2017, equation 1)."""
+    query_BQHD = query_BQHD / math.sqrt(query_BQHD.shape[-1])
+    return jnp.einsum("bqhd,bkhd->bhqk", query_BQHD, key_BKHD, preferred_element_type=jnp.float32)

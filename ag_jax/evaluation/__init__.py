@@ -1,0 +1,1 @@
+"""Judging a trained model: losses on held-out text, spread over seeds, significance."""

@@ -1,0 +1,57 @@
+"""The command `ag-jax VERB [--config=...] [--workdir=...]`: flags, then one call."""
+
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+
+USAGE = """ag-jax: pre-train Transformer encoders with guided attention, and look inside.
+
+  ag-jax train     --config=FILE[:ARGUMENTS] --workdir=DIR    train one run; the same command goes on with it
+  ag-jax compare   --config=FILE[:ARGUMENTS] --workdir=DIR    train every arm and seed, write report.md
+  ag-jax evaluate  --workdir=DIR [--step=N]                   loss of a run's checkpoint on held-out text
+  ag-jax inspect   --workdir=DIR [--text=...] [--step=N]      draw the attention maps of a sentence
+  ag-jax tokenizer --config=FILE[:ARGUMENTS] --workdir=DIR    train the config's tokenizer, try it on --text
+
+Settings are changed with --config.SECTION.KEY=VALUE; --print_config shows them all and stops.
+Start with:  ag-jax compare --config=configs/quickstart.py --workdir=runs/quickstart
+"""
+VERBS = ("train", "compare", "evaluate", "inspect", "tokenizer")
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, and after a colon its arguments.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; local or gs://.")
+_STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint to use; the newest by default.")
+_TEXT = flags.DEFINE_string("text", None, "A sentence to look at.")
+_PRINT_CONFIG = flags.DEFINE_bool("print_config", False, "Print the resolved config as JSON and stop.")
+
+
+def main(argv: list[str]) -> int:
+    """Parse the command line, run the verb, return the exit status: 0, 1 for a failure, 2 for a wrong command."""
+    if any(argument in ("--help", "-h", "help") for argument in argv[1:]) or len(argv) == 1:
+        print(USAGE)
+        return 0 if len(argv) > 1 else 2
+    try:
+        positional = flags.FLAGS(argv)[1:]
+        if len(positional) != 1 or positional[0] not in VERBS:
+            raise ValueError(f"expected one verb of {', '.join(VERBS)}, got {' '.join(positional) or 'none'}; see --help")
+    except (flags.Error, ValueError, AttributeError, KeyError, TypeError, OSError) as error:
+        print(f"ag-jax: {str(error.args[0] if error.args else error).strip()}", file=sys.stderr)
+        return 2
+
+    from ag_jax import verbs  # after the flags: a wrong command need not wait for JAX
+
+    source = config_flags.get_config_filename(flags.FLAGS["config"]) if _CONFIG.value else None
+    overrides = config_flags.get_override_values(flags.FLAGS["config"]) if _CONFIG.value else {}
+    return verbs.run_safely(
+        positional[0],
+        verbs.Request(source, overrides, _WORKDIR.value, _STEP.value, _TEXT.value, _PRINT_CONFIG.value),
+    )
+
+
+def console() -> None:
+    """Entry point of the `ag-jax` command."""
+    sys.exit(main(sys.argv))
+
+
+if __name__ == "__main__":
+    console()

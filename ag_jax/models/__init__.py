@@ -1,0 +1,1 @@
+"""Transformer encoders and their heads, as settings of one Linen `Encoder`."""

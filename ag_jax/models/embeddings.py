@@ -1,0 +1,57 @@
+"""From token ids to the vectors that enter the first layer.
+
+Shape letters: B batch, L length, D width.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from ag_jax.attention.dropout import Dropout
+from ag_jax.models import layers
+from ag_jax.models.config import EncoderConfig
+
+Array = jax.Array
+
+
+class Embeddings(nn.Module):
+    """LayerNorm(word + position + segment), then dropout (Devlin et al. 2019, figure 2)."""
+
+    config: EncoderConfig
+
+    def setup(self):
+        config = self.config
+        init = nn.initializers.normal(config.initializer_range)
+
+        def table(rows: int, axis: str) -> nn.Embed:
+            return nn.Embed(
+                rows,
+                config.width,
+                dtype=jnp.dtype(config.dtype),
+                embedding_init=nn.with_logical_partitioning(init, (axis, "embed")),
+            )
+
+        self.word = table(config.vocabulary_size, "vocabulary")
+        self.position = table(config.max_length + config.position_offset, "position")
+        self.segment = table(config.segments, "segment")
+        self.norm = layers.layer_norm(config)
+        self.dropout = Dropout(config.dropout)
+
+    def __call__(
+        self, tokens_BL: Array, valid_BL: Array, segments_BL: Array, embedding_delta: Array | None, deterministic: bool
+    ) -> Array:
+        """Vectors `BLD`. `embedding_delta` is added to the word embeddings: the port of FreeLB, SMART and SiFT."""
+        words_BLD = self.word(tokens_BL)
+        if embedding_delta is not None:
+            words_BLD = words_BLD + embedding_delta
+        # Positions count valid tokens only, so that left padding would not shift them; padding reads row 0.
+        order_BL = jnp.cumsum(valid_BL, axis=-1) - 1 + self.config.position_offset
+        positions_BL = jnp.where(valid_BL, order_BL, 0)
+        summed_BLD = words_BLD + self.position(positions_BL)
+        summed_BLD = summed_BLD + self.segment(segments_BL)
+        return self.dropout(self.norm(summed_BLD), deterministic=deterministic)
+
+    def word_scores(self, hidden_BMD: Array) -> Array:
+        """Scores of every word `BMV` in float32: the output layer that is tied to the input."""
+        embedding_VD = self.word.embedding.astype(hidden_BMD.dtype)
+        return jnp.einsum("bmd,vd->bmv", hidden_BMD, embedding_VD, preferred_element_type=jnp.float32)

@@ -1,0 +1,1 @@
+"""What a model is trained to minimise: sums with weights, divided once."""

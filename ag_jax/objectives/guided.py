@@ -1,0 +1,71 @@
+"""Any objective, with its encoder's attention guided."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from ag_jax.attention import guidance, patterns
+from ag_jax.models.encoder import Batch, Ports
+from ag_jax.objectives.losses import Array, Objective, Outcome, Params, Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Guided:
+    """L = L_inner + alpha(step) * L_AG (Deshpande & Narasimhan 2020, equation 4).
+
+    With `mode=bias` there is no extra term: alpha(step) * P is added to the guided heads' scores instead. Either way the
+    attention mass on every pattern's target is reported for each layer, as `mass/PATTERN`.
+
+    assignment: patterns with their number of heads (`guidance.assign_heads`); heads: of a layer.
+    """
+
+    inner: Objective
+    config: guidance.GuidanceConfig
+    assignment: tuple[tuple[str, int], ...]
+    heads: int
+    special: patterns.SpecialTokens
+    alpha: Schedule
+
+    def guides(self, batch: Batch) -> guidance.Guides:
+        """Targets for the batch, from the tokens as they were before masking."""
+        targets = tuple(
+            patterns.find_pattern(name)(batch["original"], batch["valid"], self.special) for name, _ in self.assignment
+        )
+        counts = tuple(count for _, count in self.assignment)
+        return guidance.Guides(targets, counts, self.config.probabilities == "after_dropout")
+
+    def normalizers(self, batch: Batch) -> dict[str, Array]:
+        """Those of the inner objective, and the number of examples."""
+        weights = self.inner.normalizers(batch)
+        if self.config.mode == "loss":
+            weights["ag"] = batch["valid"].any(-1).sum().astype(jnp.float32)
+        return weights
+
+    def coefficients(self, step: Array) -> dict[str, Array]:
+        """Those of the inner objective, and alpha(step)."""
+        coefficients = self.inner.coefficients(step)
+        if self.config.mode == "loss":
+            coefficients["ag"] = self.alpha(step)
+        return coefficients
+
+    def __call__(
+        self, params: Params, batch: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
+    ) -> Outcome:
+        """The inner outcome with the term `ag`, before alpha, and the masses."""
+        guides = self.guides(batch)
+        ports = ports.replace(guides=guides)
+        if self.config.mode == "bias":
+            bias_BHQK = guidance.bias(guides, batch["valid"], self.heads, self.alpha(step))
+            if ports.attention_bias is not None:
+                bias_BHQK = bias_BHQK + ports.attention_bias
+            ports = ports.replace(attention_bias=bias_BHQK)
+        outcome = self.inner(params, batch, rngs, step, ports)
+        total, masses = guidance.guidance_loss(outcome.statistics, guides, batch["valid"], self.config)
+        metrics = outcome.metrics | {
+            f"mass/{name}": mass for (name, _), mass in zip(self.assignment, masses, strict=True)
+        }
+        totals = outcome.totals
+        if self.config.mode == "loss":
+            totals = totals | {"ag": total}
+            metrics["ag_loss"] = (total, self.normalizers(batch)["ag"])
+        return outcome.replace(totals=totals, metrics=metrics)

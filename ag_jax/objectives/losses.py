@@ -1,0 +1,64 @@
+"""Losses as sums with weights; nothing here divides.
+
+A mean of microbatch means weighs a row by how few others share its microbatch. So every loss is a total, its weight
+depends on the batch alone, and the train step divides once, by the weight of the whole batch.
+
+Shape letters: B batch, M masked positions of a row, C classes.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from ag_jax.attention.guidance import AttentionStatistics
+from ag_jax.models.encoder import Batch, Ports
+
+Array = jax.Array
+LossTerm = tuple[Array, Array]  # (total, weight)
+Params = Any
+Schedule = Callable[[Array], Array]
+
+
+@flax.struct.dataclass
+class Outcome:
+    """What an objective says of a batch.
+
+    totals: the sum of every loss term, to be divided by `Objective.normalizers` of the whole batch.
+    metrics: (total, weight) of what is only reported.
+    statistics: of the guided heads, with a leading axis over the layers, if `ports.guides` asked for them.
+    """
+
+    totals: dict[str, Array]
+    metrics: dict[str, LossTerm]
+    statistics: AttentionStatistics | None = None
+
+
+class Objective(Protocol):
+    """What a model is trained on. Objectives that guide or attack wrap another one and are of this type too.
+
+    The loss is the sum over terms of coefficients(step)[term] * totals[term] / normalizers(batch)[term].
+    `rngs` is None for an evaluation, without dropout.
+    """
+
+    def normalizers(self, batch: Batch) -> dict[str, Array]: ...
+
+    def coefficients(self, step: Array) -> dict[str, Array]: ...
+
+    def __call__(
+        self, params: Params, batch: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
+    ) -> Outcome: ...
+
+
+def cross_entropy(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array]:
+    """Sum of -w log softmax(logits)[label], and sum of w where the largest logit is the label's.
+
+    `logits` (..., C) in float32, `labels` and `weights` (...). The first is zero if and only if every label of a non-zero
+    weight has probability 1.
+    """
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+    correct = (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+    return (losses * weights).sum(), (correct * weights).sum()

@@ -1,0 +1,220 @@
+"""Runs and their directories: from a checked config to a `Job` for the loop, and from a directory back to a model.
+
+A run directory holds `config.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`, `figures/` and, when
+the run is done, `summary.json`.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from etils import epath
+
+from ag_jax import experiment
+from ag_jax.attention import guidance
+from ag_jax.attention.patterns import SpecialTokens
+from ag_jax.data import pipeline, tokenizers
+from ag_jax.data.corruption import max_masked
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.experiment import ExperimentConfig
+from ag_jax.models.config import EncoderConfig
+from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.objectives.guided import Guided
+from ag_jax.objectives.losses import Objective
+from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.training import loop, sharding
+from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training.optimizer import learning_rate_schedule, make_optimizer
+
+# Settings that change neither what is learnt nor the rows of metrics.jsonl: a run may be resumed with others.
+MAY_DIFFER = (
+    "data.cache_dir",
+    "mesh.",
+    "training.checkpoint_every",
+    "training.keep_",
+    "training.milestones",
+    "training.tensorboard",
+    "training.wandb",
+    "comparison.",
+    "inspection.",
+)
+
+
+def model_config(config: ExperimentConfig, tokenizer: Tokenizer) -> EncoderConfig:
+    """The encoder's config with the vocabulary filled in. Raises ValueError if it is smaller than the tokenizer's."""
+    size = config.model.vocabulary_size or tokenizer.vocabulary_size
+    if size < tokenizer.vocabulary_size:
+        raise ValueError(
+            f"model.vocabulary_size={size} is smaller than the tokenizer's {tokenizer.vocabulary_size} tokens; "
+            "set it to 0 to take the tokenizer's"
+        )
+    return dataclasses.replace(config.model, vocabulary_size=size)
+
+
+def make_model(config: ExperimentConfig, tokenizer: Tokenizer) -> PretrainingModel:
+    """The model of a run."""
+    return PretrainingModel(model_config(config, tokenizer), config.next_sentence)
+
+
+def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
+    """What patterns look for, in this tokenizer's ids."""
+    return SpecialTokens(tuple(tokenizer.delimiter_ids), tuple(tokenizer.period_ids))
+
+
+def make_objective(config: ExperimentConfig, tokenizer: Tokenizer) -> Objective:
+    """Pre-training, guided if the config says so."""
+    objective = Pretraining(make_model(config, tokenizer))
+    if config.guidance.mode == "none":
+        return objective
+    return Guided(
+        inner=objective,
+        config=config.guidance,
+        assignment=guidance.assign_heads(config.guidance, config.model.heads),
+        heads=config.model.heads,
+        special=special_tokens(tokenizer),
+        alpha=guidance.coefficient_schedule(config.guidance, config.training.steps),
+    )
+
+
+def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> loop.Job:
+    """Everything that the loop needs to train `config` in `workdir`."""
+    mesh = sharding.make_mesh(config.mesh)
+    rows, parts = config.training.batch_size // config.training.microbatches, mesh.shape["data"] * mesh.shape["fsdp"]
+    if rows % parts:
+        raise ValueError(
+            f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose a multiple"
+        )
+    objective = make_objective(config, corpus.tokenizer)
+    model = make_model(config, corpus.tokenizer)
+    shape = (1, config.data.sequence_length)
+    example = {
+        "tokens": np.zeros(shape, np.int32),
+        "segments": np.zeros(shape, np.int32),
+        "valid": np.ones(shape, bool),
+        "masked_positions": np.zeros((1, max_masked(config.data.masking, shape[1])), np.int32),
+    }
+    init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
+    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, config.training.batch_size, config.seed)
+    return loop.Job(
+        name=config.name,
+        config=config.training,
+        workdir=workdir,
+        objective=objective,
+        optimizer=make_optimizer(config.optimizer, config.training.steps),
+        learning_rate=learning_rate_schedule(config.optimizer, config.training.steps),
+        init=lambda: model.init(init_key, example, deterministic=True)["params"],
+        key=dropout_key,
+        mesh=mesh,
+        batches=batches.iterate,
+        validation=lambda: pipeline.validation_batches(corpus, config.data, config.training.batch_size),
+    )
+
+
+def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Make the directory this config's: write `config.json`, or check that it is the same run's.
+
+    Raises ValueError, with the settings that differ, if another config was run there.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except (OSError, FileExistsError) as error:
+        raise ValueError(f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written") from error
+    path, ours = workdir / "config.json", experiment.to_dict(config)
+    if path.exists():
+        theirs, ours_flat = experiment.flat(json.loads(path.read_text())), experiment.flat(ours)
+        different = [
+            f"  {key}: there {theirs.get(key)!r}, now {ours_flat.get(key)!r}"
+            for key in sorted(theirs | ours_flat)
+            if theirs.get(key) != ours_flat.get(key) and not key.startswith(MAY_DIFFER)
+        ]
+        if different:
+            raise ValueError(
+                f"--workdir={workdir} holds a run of another config:\n" + "\n".join(different) + "\n"
+                "Go on with that config, or choose another directory"
+            )
+        return
+    try:
+        partial = workdir / "config.json.partial"
+        partial.write_text(json.dumps(ours, indent=2) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise ValueError(f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written") from error
+
+
+def train(config: ExperimentConfig, workdir: epath.Path) -> dict[str, Any]:
+    """Run, or go on with, the training of `config` in `workdir`; returns and writes the summary."""
+    claim_workdir(config, workdir)
+    summary_path = workdir / "summary.json"
+    if summary_path.exists():
+        return json.loads(summary_path.read_text())
+    corpus = pipeline.prepare(config.data)
+    corpus.tokenizer.save(workdir / "tokenizer")
+    summary = loop.Loop(make_job(config, workdir, corpus)).run()
+    partial = workdir / "summary.json.partial"
+    partial.write_text(json.dumps(summary, indent=2) + "\n")
+    partial.replace(summary_path)
+    return summary
+
+
+def read_config(workdir: epath.Path) -> ExperimentConfig:
+    """The config of a run directory."""
+    path = workdir / "config.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: --workdir must be the directory of a run, made by `ag-jax train`")
+    return experiment.parse(json.loads(path.read_text()))
+
+
+def evaluate(workdir: epath.Path, step: int | None = None) -> dict[str, Any]:
+    """Metrics of a run's checkpoint (the newest by default) on its held-out text."""
+    config = read_config(workdir)
+    corpus = pipeline.prepare(config.data)
+    job = make_job(config, workdir, corpus)
+    opened = open_run(workdir, step)
+    shardings = loop.job_shardings(job)
+    evaluation_step = loop.compile_evaluation_step(job.objective, job.mesh, shardings)
+    params = jax.device_put(opened.params, shardings.params)
+    return {"step": opened.step, **loop.evaluate(job, params, opened.step, evaluation_step)}
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenRun:
+    """A trained model, ready to be looked at: `model.apply({"params": params}, batch, ...)`."""
+
+    workdir: epath.Path
+    config: ExperimentConfig
+    tokenizer: Tokenizer
+    model: PretrainingModel
+    params: Any
+    step: int
+    steps: tuple[int, ...]
+
+    @property
+    def assignment(self) -> tuple[tuple[str, int], ...]:
+        """Patterns with their number of heads, from head 0 on; empty for a run without guidance."""
+        return guidance.assign_heads(self.config.guidance, self.config.model.heads)
+
+
+def open_run(workdir: epath.Path | str, step: int | None = None) -> OpenRun:
+    """The model of a run directory at a checkpoint's step, the newest by default."""
+    workdir = epath.Path(workdir)
+    config = read_config(workdir)
+    tokenizer = tokenizers.load(workdir / "tokenizer")
+    model = make_model(config, tokenizer)
+    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+    steps = checkpoints.steps()
+    if not steps:
+        raise FileNotFoundError(f"{workdir} has no checkpoint yet: wait for the first, or train longer")
+    step = steps[-1] if step is None else step
+    if step not in steps:
+        raise ValueError(f"{workdir} has no checkpoint of step {step}; it has {', '.join(map(str, steps))}")
+    params = checkpoints.restore_params(step)
+    checkpoints.close()
+    return OpenRun(workdir, config, tokenizer, model, params, step, tuple(steps))
+
+
+def parameter_count(params: Any) -> int:
+    """Number of trained numbers."""
+    return sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(params)))

@@ -1,0 +1,1 @@
+"""Optimizer, sharding, the pure train step, checkpoints and the loop around them."""

@@ -1,0 +1,181 @@
+"""Checkpoints that are what they were when they were written, or are not used."""
+
+import dataclasses
+import logging
+import shutil
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import checkpoint_managers
+
+from ag_jax.attention.dropout import element_index
+from ag_jax.training.state import TrainState
+
+Tree = Any
+
+
+def _digest(leaf: jax.Array) -> jax.Array:
+    bits = jax.lax.bitcast_convert_type(leaf, {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize])
+    odd = 2 * element_index(bits.shape) + 1
+    return (bits.astype(jnp.uint32) * odd).sum(dtype=jnp.uint32)
+
+
+@jax.jit
+def _digests(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [_digest(leaf) for leaf in leaves]
+
+
+def fingerprint(tree: Tree) -> list[int]:
+    """One number for every array of a tree: sum_i bits_i (2 i + 1) mod 2^32.
+
+    A product of integers modulo 2^32 with an odd number is a bijection, so any change of one element changes the sum; and
+    the sum does not depend on how the array is split over devices.
+    """
+    return [int(value) for value in jax.device_get(_digests(jax.tree.leaves(tree)))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A restored state with the `progress` that was saved beside it."""
+
+    state: TrainState
+    progress: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, in a directory with one folder for each step (Orbax).
+
+    The newest `keep_last` stay, and besides them every one at a multiple of `keep_every` (0: none) and at `milestones`.
+    """
+
+    def __init__(
+        self,
+        directory: epath.Path,
+        *,
+        keep_last: int = 1,
+        keep_every: int = 0,
+        milestones: tuple[int, ...] = (),
+        read_only: bool = False,
+    ):
+        policy = checkpoint_managers.preservation_policy
+        kept = [policy.LatestN(keep_last), policy.CustomSteps(list(milestones))]
+        if keep_every:
+            kept.append(policy.EveryNSteps(keep_every))
+        self._directory = directory
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self._options = ocp.CheckpointManagerOptions(
+            preservation_policy=policy.AnyPreservationPolicy(kept), read_only=read_only
+        )
+        self._manager = self._open()
+
+    def _open(self) -> ocp.CheckpointManager:
+        return ocp.CheckpointManager(self._directory, options=self._options, item_names=("state", "progress"))
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, in order."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, state: TrainState, progress: dict[str, Any]) -> None:
+        """Write a state and its progress (anything JSON can hold), in the background; errors surface at `wait` or `save`."""
+        progress = progress | {"fingerprint": fingerprint(state)}
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress))
+        self._manager.save(int(state.step), args=items, force=True)
+
+    def wait(self) -> None:
+        """Return when everything is on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Finish writing and let go of the directory."""
+        self._manager.close()
+
+    def restore(self, step: int, like: TrainState) -> Checkpoint:
+        """The checkpoint of `step`, with the shapes and shardings of `like`.
+
+        Raises ValueError if its arrays have other shapes, CorruptCheckpointError if it is damaged.
+        """
+        try:
+            saved = self._manager.item_metadata(step)["state"]
+        except Exception as error:
+            raise CorruptCheckpointError(step, error) from error
+        _check_shapes(saved, like, self._directory / str(step))
+        try:
+            items = ocp.args.Composite(state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore())
+            restored = self._manager.restore(step, args=items)
+            progress = dict(restored["progress"])
+            expected = progress.pop("fingerprint")
+        except Exception as error:
+            raise CorruptCheckpointError(step, error) from error
+        if fingerprint(restored["state"]) != expected:
+            raise CorruptCheckpointError(step, "the arrays differ from those that were saved")
+        return Checkpoint(restored["state"], progress)
+
+    def restore_params(self, step: int) -> Tree:
+        """The parameters of `step` alone, on this machine's default device, whatever they were trained on."""
+        try:
+            saved = self._manager.item_metadata(step)["state"]
+            place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+            like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), dict(saved))
+            items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
+            return self._manager.restore(step, args=items)["state"]["params"]
+        except Exception as error:
+            raise CorruptCheckpointError(step, error) from error
+
+    def restore_latest(self, like: TrainState) -> Checkpoint | None:
+        """The newest undamaged checkpoint, or None if there is none at all.
+
+        A damaged one is named on standard error and moved to `corrupt_checkpoints` beside the directory.
+        """
+        for step in reversed(self.steps()):
+            try:
+                return self.restore(step, like)
+            except CorruptCheckpointError as error:
+                aside = self._set_aside(step)
+                print(f"warning: {error}; moved to {aside}, going on with the one before it", file=sys.stderr)
+        return None
+
+    def _set_aside(self, step: int) -> epath.Path:
+        aside = self._directory.parent / "corrupt_checkpoints" / str(step)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        if aside.exists():
+            aside.rmtree()
+        self._manager.close()
+        shutil.move(self._directory / str(step), aside)
+        self._manager = self._open()
+        return aside
+
+
+class CorruptCheckpointError(Exception):
+    """A checkpoint that cannot be read, or whose content is not what was written."""
+
+    def __init__(self, step: int, reason: Any):
+        first_line = str(reason).strip().split("\n")[0][:200]
+        super().__init__(f"the checkpoint of step {step} is damaged ({first_line})")
+
+
+def _check_shapes(saved: Tree, like: TrainState, where: epath.Path) -> None:
+    def shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: hasattr(node, "shape"))
+        paths = (("/".join(_name(key) for key in path), leaf) for path, leaf in leaves)
+        return {path: tuple(leaf.shape) for path, leaf in paths if path.startswith("params/")}
+
+    found, expected = shapes(saved), shapes(like)
+    different = [
+        f"  {name}: checkpoint {found.get(name, 'none')}, config {expected.get(name, 'none')}"
+        for name in sorted(found | expected)
+        if found.get(name) != expected.get(name)
+    ]
+    if different:
+        raise ValueError(
+            f"the checkpoint {where} is of another model:\n" + "\n".join(different[:10]) + "\n"
+            f"({len(different)} of {len(found | expected)} parameters differ; use the config that the run was started with, "
+            "or another workdir)"
+        )
+
+
+def _name(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))

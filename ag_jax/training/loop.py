@@ -1,0 +1,294 @@
+"""The loop: batches in, steps, metrics and checkpoints out, until done or told to stop.
+
+Every step is a function of (config, step number), and a checkpoint holds everything else: the state, and the sums of
+metrics that are not written yet. So a run that is killed and started again ends as if nothing had happened.
+"""
+
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from etils import epath
+from jax.sharding import Mesh
+
+from ag_jax.objectives.losses import Objective
+from ag_jax.training import metrics as metric_sums
+from ag_jax.training import sharding
+from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training.metrics import MetricWriter, Sums
+from ag_jax.training.progress import ProgressLine
+from ag_jax.training.state import TrainState, create_state, state_shardings
+from ag_jax.training.step import compile_evaluation_step, compile_train_step
+
+Batch = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """How long and how a run is trained.
+
+    steps: optimizer updates; batch_size: rows of an update; microbatches: parts that it is computed in, one by one.
+    log_every, evaluate_every, checkpoint_every: in steps; evaluate_every=0 evaluates at the end alone.
+    keep_last, keep_every, milestones: which checkpoints stay; milestones are fractions of the run.
+    tensorboard, wandb: where metrics go besides metrics.jsonl; wandb is the name of a project, empty for none.
+    """
+
+    steps: int = 100_000
+    batch_size: int = 84
+    microbatches: int = 1
+    log_every: int = 100
+    evaluate_every: int = 5_000
+    checkpoint_every: int = 1_000
+    keep_last: int = 2
+    keep_every: int = 0
+    milestones: tuple[float, ...] = (0.0, 0.01, 1.0)
+    tensorboard: bool = True
+    wandb: str = ""
+
+    def __post_init__(self):
+        for name in ("steps", "batch_size", "microbatches", "log_every", "checkpoint_every", "keep_last"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"training.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("evaluate_every", "keep_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"training.{name} must be at least 0, got {getattr(self, name)}")
+        if self.batch_size % self.microbatches:
+            raise ValueError(
+                f"training.microbatches={self.microbatches} must divide training.batch_size={self.batch_size}"
+            )
+        if not all(0.0 <= fraction <= 1.0 for fraction in self.milestones):
+            raise ValueError(f"training.milestones are fractions of the run in [0, 1], got {self.milestones}")
+
+    def milestone_steps(self) -> tuple[int, ...]:
+        """The steps whose checkpoints stay for good."""
+        return tuple(sorted({round(fraction * self.steps) for fraction in self.milestones}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Everything that the loop needs, ready made.
+
+    init: makes fresh parameters, boxed with their axis names; key: of the run's dropout.
+    batches: (start, stop) -> the batches of those steps; validation: the held-out batches, anew at each call.
+    learning_rate: of a step, to be reported.
+    """
+
+    name: str
+    config: TrainingConfig
+    workdir: epath.Path
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    learning_rate: Callable[[int], float]
+    init: Callable[[], Any]
+    key: jax.Array
+    mesh: Mesh
+    batches: Callable[[int, int], Iterator[Batch]]
+    validation: Callable[[], Iterable[Batch]]
+
+
+class NonFiniteError(Exception):
+    """The loss or the gradient stopped being a number."""
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; its checkpoint is written."""
+
+
+class StopSignal:
+    """Within this context SIGTERM and Ctrl-C set `received` instead of ending the program; a second Ctrl-C ends it."""
+
+    def __init__(self):
+        self.received: str | None = None
+
+    def __enter__(self) -> "StopSignal":
+        self._previous = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _) -> None:
+        if self.received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name
+
+
+def job_shardings(job: Job) -> TrainState:
+    """Where each piece of the job's state lies."""
+    return state_shardings(job.init, job.optimizer, job.mesh)
+
+
+def abstract_state(job: Job, shardings: TrainState) -> TrainState:
+    """Shapes and shardings of the job's state, without making it: what a checkpoint is restored into."""
+    shapes = jax.eval_shape(lambda: create_state(job.init, job.optimizer, None))
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, shardings
+    )
+
+
+def evaluate(job: Job, params: Any, step: int, evaluation_step: Callable) -> dict[str, Any]:
+    """Metrics over all validation batches, at the coefficients of `step`."""
+    sums: Sums = {}
+    for batch in job.validation():
+        placed = sharding.place_batch(batch, job.mesh)
+        sums = metric_sums.add(sums, jax.device_get(evaluation_step(params, placed, np.int32(step))))
+    return metric_sums.divide(sums)
+
+
+@dataclasses.dataclass
+class _Progress:
+    """What a checkpoint holds besides the state."""
+
+    interval: Sums = dataclasses.field(default_factory=dict)  # since the last row of metrics
+    run: Sums = dataclasses.field(default_factory=dict)  # since the first step
+    tokens: int = 0
+
+
+class Loop:
+    """One run of `job`, from its newest checkpoint or from the start."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.shardings = job_shardings(job)
+        config = job.config
+        self.train_step = compile_train_step(
+            job.objective, job.optimizer, config.microbatches, job.mesh, self.shardings
+        )
+        self.evaluation_step = compile_evaluation_step(job.objective, job.mesh, self.shardings)
+        self.checkpoints = Checkpoints(
+            job.workdir / "checkpoints",
+            keep_last=config.keep_last,
+            keep_every=config.keep_every,
+            milestones=config.milestone_steps(),
+        )
+        self.pending: list[tuple[int, Any]] = []  # metrics of steps, still on the device
+        self.saved_step = -1
+
+    def run(self) -> dict[str, Any]:
+        """Train to the last step; returns the summary (`summary.json` of the run directory).
+
+        Raises NonFiniteError, or Interrupted after a signal, each with everything so far saved.
+        """
+        job, config = self.job, self.job.config
+        found = self.checkpoints.restore_latest(abstract_state(job, self.shardings))
+        if found:
+            state, self.progress = found.state, _Progress(**found.progress)
+            self.saved_step = int(state.step)
+        else:
+            state, self.progress = create_state(job.init, job.optimizer, self.shardings), _Progress()
+        start = int(state.step)
+        self.writer = MetricWriter(job.workdir, start, tensorboard=config.tensorboard, wandb=config.wandb)
+        self.line = ProgressLine(job.name, start, config.steps)
+        if found:
+            self.line.say(f"resumed from the checkpoint of step {start}")
+        try:
+            with StopSignal() as stop:
+                state = self._steps(state, start, stop)
+            summary = self._summary(state)
+        finally:
+            self.line.close()
+            self.writer.close()
+            self.checkpoints.close()
+        return summary
+
+    def _steps(self, state: TrainState, start: int, stop: StopSignal) -> TrainState:
+        job, config = self.job, self.job.config
+        milestones = config.milestone_steps()
+        if start == 0 and 0 in milestones:
+            self._save(state)
+        self.clock, self.clock_step, self.clock_tokens = time.perf_counter(), start, self.progress.tokens
+        for step, batch in enumerate(job.batches(start, config.steps), start + 1):
+            state, step_metrics = self.train_step(state, sharding.place_batch(batch, job.mesh), job.key)
+            self.pending.append((step, step_metrics))
+            if step % config.log_every == 0 or step == config.steps:
+                self._log(step)
+            if config.evaluate_every and step % config.evaluate_every == 0 and step < config.steps:
+                self._evaluate(state, step)
+            if step % config.checkpoint_every == 0 or step in milestones or step == config.steps or stop.received:
+                self._save(state)
+            if stop.received and step < config.steps:
+                self.checkpoints.wait()
+                raise Interrupted(f"{stop.received}: stopped at step {step} of {config.steps}; everything is saved")
+        return state
+
+    def _collect(self) -> None:
+        """Bring the steps' metrics from the device into the sums; raise at the first that is not finite."""
+        steps, on_device = [step for step, _ in self.pending], [values for _, values in self.pending]
+        self.pending = []
+        for step, values in zip(steps, jax.device_get(on_device), strict=True):
+            bad = [
+                name for name in ("mlm_loss", "nsp_loss", "ag_loss", "loss", "gradient_norm")
+                if name in values and not np.isfinite(values[name][0]).all()
+            ]
+            if bad:
+                self.checkpoints.wait()
+                saved = self.checkpoints.steps()
+                path = f"{self.job.workdir / 'checkpoints' / str(saved[-1])}" if saved else "none"
+                raise NonFiniteError(
+                    f"{bad[0]} is not finite at step {step}. The last good checkpoint: {path}. "
+                    "Lower optimizer.learning_rate, lengthen optimizer.warmup_steps or set optimizer.clip_norm, and start "
+                    "in another workdir"
+                )
+            self.progress.tokens += int(values["tokens"][0])
+            self.progress.interval = metric_sums.add(self.progress.interval, values)
+            self.progress.run = metric_sums.add(self.progress.run, {"mlm_loss": values["mlm_loss"]})
+
+    def _log(self, step: int) -> None:
+        self._collect()
+        now = time.perf_counter()
+        seconds, steps = now - self.clock, step - self.clock_step
+        values = metric_sums.divide(self.progress.interval)
+        self.progress.interval = {}
+        values.pop("tokens")
+        coefficients = self.job.objective.coefficients(np.float32(step - 1))
+        row = {
+            "step": step,
+            "split": "train",
+            "tokens_seen": self.progress.tokens,
+            "learning_rate": float(self.job.learning_rate(step - 1)),
+            **values,
+            **{f"coefficient/{term}": float(value) for term, value in coefficients.items()},
+            "seconds": seconds,
+            "tokens_per_second": (self.progress.tokens - self.clock_tokens) / seconds,
+        }
+        self.writer.write(row)
+        self.line.update(row, seconds / max(steps, 1) * (self.job.config.steps - step))
+        self.clock, self.clock_step, self.clock_tokens = now, step, self.progress.tokens
+
+    def _evaluate(self, state: TrainState, step: int) -> dict[str, Any]:
+        began = time.perf_counter()
+        values = evaluate(self.job, state.params, step, self.evaluation_step)
+        self.writer.write({"step": step, "split": "validation", "tokens_seen": self.progress.tokens, **values})
+        self.line.say(f"step {step}: validation MLM loss {values['mlm_loss']:.3f}")
+        self.clock += time.perf_counter() - began
+        return values
+
+    def _save(self, state: TrainState) -> None:
+        self._collect()
+        if int(state.step) != self.saved_step:
+            self.checkpoints.save(state, dataclasses.asdict(self.progress))
+            self.saved_step = int(state.step)
+
+    def _summary(self, state: TrainState) -> dict[str, Any]:
+        """Train, validation and average train MLM loss, as in Table 3 of the paper; saved as `summary.json`."""
+        job = self.job
+        rows = metric_sums.read_metrics(job.workdir)
+        validation = [row for row in rows if row["split"] == "validation" and row["step"] == job.config.steps]
+        validation = validation[0] if validation else self._evaluate(state, job.config.steps)
+        train = [row["mlm_loss"] for row in rows if row["split"] == "train"]
+        last = train[-max(1, math.ceil(len(train) / 20)) :]
+        return {
+            "steps": job.config.steps,
+            "tokens_seen": self.progress.tokens,
+            "train_loss": sum(last) / len(last),
+            "validation_loss": validation["mlm_loss"],
+            "average_train_loss": metric_sums.divide(self.progress.run)["mlm_loss"],
+            "validation": {name: value for name, value in validation.items() if name not in ("step", "split")},
+        }

@@ -1,0 +1,73 @@
+"""AdamW with warm-up and decay, as BERT-like models are trained."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import optax
+
+DECAYS = ("linear", "constant")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """Adam with decoupled weight decay; the defaults are those of the attention guidance code, without its clipping off.
+
+    learning_rate: the peak, reached after `warmup_steps`; `decay` then brings it to 0 at the last step (`linear`).
+    weight_decay: on matrices alone, never on biases or LayerNorm.
+    clip_norm: largest global norm of the gradient; 0 leaves it as it is.
+    """
+
+    learning_rate: float = 1e-4
+    warmup_steps: int = 0
+    decay: str = "linear"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+
+    def __post_init__(self):
+        for name in ("learning_rate", "epsilon"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"optimizer.{name} must be above 0, got {getattr(self, name)}")
+        for name in ("warmup_steps", "weight_decay", "clip_norm"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"optimizer.{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optimizer.{name} must be in [0, 1), got {getattr(self, name)}")
+        if self.decay not in DECAYS:
+            raise ValueError(f"optimizer.decay must be one of {', '.join(DECAYS)}, got {self.decay!r}")
+
+
+def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+    """Linear from 0 to the peak in `warmup_steps`, then linear to 0 at `total_steps` or constant."""
+    peak, warmup = config.learning_rate, config.warmup_steps
+    rise = optax.linear_schedule(0.0, peak, warmup)
+    end = 0.0 if config.decay == "linear" else peak
+    fall = optax.linear_schedule(peak, end, max(total_steps - warmup, 1))
+    return optax.join_schedules([rise, fall], [warmup]) if warmup else fall
+
+
+def decays(params: Any) -> Any:
+    """For every parameter, whether weight decay applies: to kernels and embeddings, not to biases and LayerNorm."""
+
+    def decayed(path, _) -> bool:
+        return path[-1].key in ("kernel", "embedding")
+
+    return jax.tree_util.tree_map_with_path(decayed, params)
+
+
+def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+    """The optax chain: clip, then AdamW with its schedule."""
+    adamw = optax.adamw(
+        learning_rate_schedule(config, total_steps),
+        b1=config.beta1,
+        b2=config.beta2,
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+        mask=decays,
+    )
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw) if config.clip_norm else adamw

@@ -1,0 +1,81 @@
+"""Which device holds what: one mesh, one table from the names of array axes to the axes of the mesh.
+
+The mesh has three axes. `data` and `fsdp` both split the batch; `fsdp` also splits the parameters along the model's
+width, `tensor` along heads, feed-forward features and vocabulary.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+RULES = {
+    "vocabulary": "tensor",
+    "heads": "tensor",
+    "feedforward": "tensor",
+    "embed": "fsdp",
+}
+BATCH = PartitionSpec(("data", "fsdp"))
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each axis of the mesh; `data=0` takes all that the others leave."""
+
+    data: int = 0
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self):
+        if self.data < 0:
+            raise ValueError(f"mesh.data must be at least 0 (0: all devices that are left), got {self.data}")
+        for name in ("fsdp", "tensor"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"mesh.{name} must be at least 1, got {getattr(self, name)}")
+
+
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+    """A mesh over `devices` (all by default). Raises ValueError if the axes do not multiply to their number."""
+    devices = jax.devices() if devices is None else devices
+    data = config.data or max(len(devices) // (config.fsdp * config.tensor), 1)
+    shape = (data, config.fsdp, config.tensor)
+    if math.prod(shape) != len(devices):
+        raise ValueError(
+            f"the mesh data={data} x fsdp={config.fsdp} x tensor={config.tensor} needs {math.prod(shape)} devices, but "
+            f"there are {len(devices)}; choose mesh.data, mesh.fsdp and mesh.tensor whose product is {len(devices)}"
+        )
+    types = (AxisType.Auto,) * 3
+    return jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=types, devices=devices)
+
+
+def parameter_shardings(abstract_params: Any, mesh: Mesh) -> Any:
+    """A sharding for every parameter, from the axis names it was born with (`nn.with_logical_partitioning`).
+
+    A dimension that its mesh axis does not divide, such as a vocabulary of 50,265 words by two, is not split.
+    """
+
+    def sharding(leaf) -> NamedSharding:
+        names = leaf.names if isinstance(leaf, nn.Partitioned) else ()
+        axes, taken = [], set()
+        for size, name in zip(nn.unbox(leaf).shape, names, strict=False):
+            axis = RULES.get(name)
+            split = axis is not None and axis not in taken and size % mesh.shape[axis] == 0
+            axes.append(axis if split else None)
+            taken.add(axes[-1])
+        return NamedSharding(mesh, PartitionSpec(*axes))
+
+    return jax.tree.map(sharding, abstract_params, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows of the batch over `data` and `fsdp`."""
+    return NamedSharding(mesh, BATCH)
+
+
+def place_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """The rows of this process as part of the global batch on the mesh's devices."""
+    return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)

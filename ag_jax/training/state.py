@@ -1,0 +1,55 @@
+"""What training changes from step to step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ag_jax.training import sharding
+
+Params = Any
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Number of steps done, parameters (a plain nested dict) and the optimizer's state. Random keys follow from the step."""
+
+    step: jax.Array
+    params: Params
+    opt_state: optax.OptState
+
+
+def state_shardings(init: Callable[[], Params], optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """A `TrainState` of shardings for parameters that `init()` makes, boxed with their axis names.
+
+    The optimizer's moments lie where their parameters lie; everything else is on all devices.
+    """
+    abstract_params = jax.eval_shape(init)
+    params = sharding.parameter_shardings(abstract_params, mesh)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    abstract_opt_state = jax.eval_shape(optimizer.init, nn.unbox(abstract_params))
+    opt_state = optax.tree_utils.tree_map_params(
+        optimizer,
+        lambda _, of_parameter: of_parameter,
+        abstract_opt_state,
+        params,
+        transform_non_params=lambda _: everywhere,
+    )
+    return TrainState(everywhere, params, opt_state)
+
+
+def create_state(
+    init: Callable[[], Params], optimizer: optax.GradientTransformation, shardings: TrainState
+) -> TrainState:
+    """Fresh parameters and optimizer state, each piece made on the device that keeps it."""
+
+    def create() -> TrainState:
+        params = nn.unbox(init())
+        return TrainState(jnp.int32(0), params, optimizer.init(params))
+
+    return jax.jit(create, out_shardings=shardings)()

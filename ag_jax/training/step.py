@@ -1,0 +1,130 @@
+"""One step of training: a pure function of state and batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ag_jax.objectives.losses import LossTerm, Objective
+from ag_jax.training import sharding
+from ag_jax.training.state import TrainState
+
+Array = jax.Array
+Batch = dict[str, Array]
+
+
+def split_microbatches(batch: Batch, microbatches: int) -> Batch:
+    """Every field `(B, ...)` as `(microbatches, B / microbatches, ...)`, without moving rows between devices."""
+
+    def split(field: Array) -> Array:
+        return field.reshape(-1, microbatches, *field.shape[1:]).swapaxes(0, 1)
+
+    return jax.tree.map(split, batch)
+
+
+def loss_and_gradient(
+    params: Any, batch: Batch, key: Array, step: Array, *, objective: Objective, microbatches: int
+) -> tuple[Array, dict[str, LossTerm], Any]:
+    """Loss, metrics and gradient of the whole batch, computed in `microbatches` equal parts.
+
+    loss = sum_terms c(step) * (sum_parts total) / weight, with the weight of the whole batch: the same value and gradient
+    for any number of parts, however uneven their weights.
+    """
+    weights, coefficients = objective.normalizers(batch), objective.coefficients(step)
+
+    def part_loss(params, part: Batch, key: Array):
+        outcome = objective(params, part, {"dropout": key}, step)
+        terms = {
+            term: coefficients[term] * total / jnp.maximum(weights[term], 1.0)
+            for term, total in outcome.totals.items()
+        }
+        return sum(terms.values()), outcome.metrics
+
+    gradient_of = jax.value_and_grad(part_loss, has_aux=True)
+    if microbatches == 1:
+        (loss, metrics), gradient = gradient_of(params, batch, key)
+        return loss, metrics, gradient
+
+    def accumulate(sums, part_and_key):
+        (loss, metrics), gradient = gradient_of(params, *part_and_key)
+        return jax.tree.map(jnp.add, sums, (loss, metrics, gradient)), None
+
+    parts = (split_microbatches(batch, microbatches), jax.random.split(key, microbatches))
+    shapes = jax.eval_shape(gradient_of, params, *jax.tree.map(lambda leaf: leaf[0], parts))
+    (loss, metrics), gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(accumulate, (loss, metrics, gradient), parts)[0]
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    key: Array,
+    *,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    microbatches: int = 1,
+) -> tuple[TrainState, dict[str, LossTerm]]:
+    """The state after one update, and the metrics of the step as (total, weight).
+
+    `key` is the run's; the step's own random numbers are `fold_in(key, step)`, so a resumed run draws the same ones.
+    """
+    step_key = jax.random.fold_in(key, state.step)
+    loss, metrics, gradient = loss_and_gradient(
+        state.params, batch, step_key, state.step, objective=objective, microbatches=microbatches
+    )
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    one = jnp.float32(1)
+    metrics |= {
+        "loss": (loss, one),
+        "gradient_norm": (optax.global_norm(gradient), one),
+        "tokens": (batch["valid"].sum().astype(jnp.float32), one),
+    }
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+
+def evaluation_step(params: Any, batch: Batch, step: Array, *, objective: Objective) -> dict[str, LossTerm]:
+    """Metrics of a batch as (total, weight), without dropout."""
+    return objective(params, batch, None, step).metrics
+
+
+def compile_train_step(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    microbatches: int,
+    mesh: Mesh,
+    shardings: TrainState,
+) -> Callable[[TrainState, Batch, Array], tuple[TrainState, dict[str, LossTerm]]]:
+    """`train_step`, jitted for a mesh; the old state's memory is reused for the new one."""
+
+    def step(state: TrainState, batch: Batch, key: Array):
+        return train_step(
+            state, batch, key, objective=objective, optimizer=optimizer, microbatches=microbatches
+        )
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(
+        step,
+        in_shardings=(shardings, sharding.batch_sharding(mesh), everywhere),
+        out_shardings=(shardings, everywhere),
+        donate_argnums=0,
+    )
+
+
+def compile_evaluation_step(
+    objective: Objective, mesh: Mesh, shardings: TrainState
+) -> Callable[[Any, Batch, Array], dict[str, LossTerm]]:
+    """`evaluation_step`, jitted for a mesh."""
+
+    def step(params: Any, batch: Batch, at: Array):
+        return evaluation_step(params, batch, at, objective=objective)
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(
+        step,
+        in_shardings=(shardings.params, sharding.batch_sharding(mesh), everywhere),
+        out_shardings=everywhere,
+    )
