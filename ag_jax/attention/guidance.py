@@ -90,7 +90,8 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
         if guided < 2:
             raise ValueError(
                 f"guidance.fraction={config.fraction} of {heads} heads guides {guided}: at least 2 are needed, one for "
-                f"Next and one for Prev. Use a fraction of at least {1.5 / heads:.3f}, or name the counts in guidance.heads"
+                f"Next and one for Prev. Use a fraction of at least {math.ceil(1500 / heads) / 1000}, or name the counts in "
+                "guidance.heads"
             )
         return tuple(item for item in (("next", 1), ("prev", 1), ("first", guided - 2)) if item[1])
     assignment = []
@@ -244,14 +245,15 @@ def guidance_loss(
         dropped = config.absent if isinstance(target, Columns) else config.boundary
         rows_BQ = hit_BQ if dropped == "ignore" else valid_BL
         wanted_BQ = hit_BQ if isinstance(target, Shift) and config.boundary == "zero" else jnp.ones_like(hit_BQ)
-        errors_NBHQ = squares_NBHQ - 2.0 * overlap_NBHQ * wanted_BQ[:, None, :] + square_BQ[:, None, :]
-        errors_B = jnp.where(rows_BQ[:, None, :], errors_NBHQ, 0.0).sum((0, 2, 3))
+        errors_NBHQ = squares_NBHQ - 2.0 * overlap_NBHQ * wanted_BQ[None, :, None, :] + square_BQ[None, :, None, :]
+        errors_B = jnp.where(rows_BQ[None, :, None, :], errors_NBHQ, 0.0).sum((0, 2, 3))
         if config.reduction != "frobenius":
             heads = count if config.reduction == "type_mean" else sum(guides.counts)
             errors_B = errors_B / (heads * jnp.square(jnp.maximum(tokens_B, 1)).astype(jnp.float32))
         total += errors_B.sum()
 
-        mass_NBHQ = jnp.where(hit_BQ[:, None, :], overlap_NBHQ / jnp.maximum(square_BQ, 1e-9)[:, None, :], 0.0)
+        covered_NBHQ = overlap_NBHQ / jnp.maximum(square_BQ, 1e-9)[None, :, None, :]
+        mass_NBHQ = jnp.where(hit_BQ[None, :, None, :], covered_NBHQ, 0.0)
         weight = count * hit_BQ.sum().astype(jnp.float32)
         masses.append((mass_NBHQ.sum((1, 2, 3)), jnp.full(mass_NBHQ.shape[:1], weight)))
     return total, masses
