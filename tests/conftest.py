@@ -1,0 +1,46 @@
+"""What every test relies on: eight CPU devices, no silent broadcasting over ranks, a cache of its own.
+
+These settings must be made before JAX is used for the first time, so they stand at the top.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import pathlib
+
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_directory(tmp_path_factory):
+    """Whatever a test caches goes to a directory of this session, also from a process that the test starts."""
+    directory = tmp_path_factory.mktemp("cache")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("AG_JAX_CACHE", str(directory))
+    yield directory
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def shared() -> pathlib.Path:
+    """The real data sets that lie beside the repository; tests that want them are skipped where they are missing."""
+    directory = REPOSITORY.parent / "shared"
+    if not directory.is_dir():
+        pytest.skip(f"needs the data sets of {directory}, which is not there")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def eight_devices() -> list[jax.Device]:
+    """Eight devices, real or pretended by the CPU."""
+    devices = jax.devices()
+    if len(devices) < 8:
+        pytest.skip(f"needs 8 devices, there are {len(devices)}; run with JAX_PLATFORMS=cpu")
+    return devices[:8]
