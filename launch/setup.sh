@@ -181,12 +181,14 @@ wait_for_other_setup() {
   if [ -e "$installing" ]; then remove_venv "an earlier set-up was cut short"; fi
 }
 
-# pip, with a dot for each package instead of three lines; its warnings and errors pass through.
+# pip, with a dot for each package instead of three lines, and its own words only where it fails.
 # --no-compile: Python compiles each module when it is first imported, in place of all of them now.
 pip_install() {
-  local line
-  PIP_USER=0 "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-compile "$@" </dev/null |
+  local line log=$venv/.ag_jax-pip.log
+  : >"$log"
+  PIP_USER=0 "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-compile "$@" 2>&1 </dev/null |
     while IFS= read -r line; do
+      printf '%s\n' "$line" >>"$log"
       case $line in
         Collecting*) printf '.' >&2 ;;
         Installing\ collected*)
@@ -195,7 +197,11 @@ pip_install() {
           ;;
       esac
     done
-  return "${PIPESTATUS[0]}"
+  if [ "${PIPESTATUS[0]}" -ne 0 ]; then
+    printf '\n' >&2
+    tail -n 20 "$log" >&2
+    return 1
+  fi
 }
 
 install() {
@@ -220,8 +226,8 @@ install() {
   # "jax[cuda13]" takes its version from the pinned jax, so every build is of the same release.
   set -- -r "$requirements"
   if [ "$accelerator" != cpu ]; then set -- "$@" "jax[$accelerator]"; fi
-  if ! { pip_install "$@" && pip_install --no-deps -e . &&
-    { [ "$extra" != parity ] || pip_install -c "$requirements" -e '.[parity]'; }; }; then
+  if ! pip_install "$@" || ! pip_install --no-deps -e . ||
+    { [ "$extra" = parity ] && ! pip_install -c "$requirements" -e '.[parity]'; }; then
     # A failed download leaves the environment as it was; a failed unpacking is cleared up by the next set-up.
     if ! grep unpacking "$installing" >/dev/null; then rm -f "$installing"; fi
     fail "pip failed (its message is above). When that is mended, run the same command again."
