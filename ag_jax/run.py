@@ -64,6 +64,11 @@ def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
     return SpecialTokens(tuple(tokenizer.delimiter_ids), tuple(tokenizer.period_ids))
 
 
+def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
+    """Patterns with their number of heads, from head 0 on; empty for a run without guidance."""
+    return guidance.assign_heads(config.guidance, config.model.heads)
+
+
 def make_objective(config: ExperimentConfig, tokenizer: Tokenizer) -> Objective:
     """Pre-training, guided if the config says so."""
     objective = Pretraining(make_model(config, tokenizer))
@@ -72,7 +77,7 @@ def make_objective(config: ExperimentConfig, tokenizer: Tokenizer) -> Objective:
     return Guided(
         inner=objective,
         config=config.guidance,
-        assignment=guidance.assign_heads(config.guidance, config.model.heads),
+        assignment=assignment(config),
         heads=config.model.heads,
         special=special_tokens(tokenizer),
         alpha=guidance.coefficient_schedule(config.guidance, config.training.steps),
@@ -194,7 +199,7 @@ class OpenRun:
     @property
     def assignment(self) -> tuple[tuple[str, int], ...]:
         """Patterns with their number of heads, from head 0 on; empty for a run without guidance."""
-        return guidance.assign_heads(self.config.guidance, self.config.model.heads)
+        return assignment(self.config)
 
 
 def open_run(workdir: epath.Path | str, step: int | None = None) -> OpenRun:

@@ -73,7 +73,8 @@ class Checkpoints:
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
-        return ocp.CheckpointManager(self._directory, options=self._options, item_names=("state", "progress"))
+        handlers = {"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()}
+        return ocp.CheckpointManager(self._directory, options=self._options, item_handlers=handlers)
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, in order."""
@@ -99,7 +100,8 @@ class Checkpoints:
         Raises ValueError if its arrays have other shapes, CorruptCheckpointError if it is damaged.
         """
         try:
-            saved = self._manager.item_metadata(step)["state"]
+            saved = dict(self._manager.item_metadata(step)["state"])
+            saved["params"], saved["opt_state"]
         except Exception as error:
             raise CorruptCheckpointError(step, error) from error
         _check_shapes(saved, like, self._directory / str(step))

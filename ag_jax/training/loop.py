@@ -27,6 +27,7 @@ from ag_jax.training.state import TrainState, create_state, state_shardings
 from ag_jax.training.step import compile_evaluation_step, compile_train_step
 
 Batch = dict[str, np.ndarray]
+_POSITION = ("step", "split", "tokens_seen")  # fields of a row that say where it stands, not what was measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,6 +264,7 @@ class Loop:
         self.clock, self.clock_step, self.clock_tokens = now, step, self.progress.tokens
 
     def _evaluate(self, state: TrainState, step: int) -> dict[str, Any]:
+        self._collect()
         began = time.perf_counter()
         values = evaluate(self.job, state.params, step, self.evaluation_step)
         self.writer.write({"step": step, "split": "validation", "tokens_seen": self.progress.tokens, **values})
@@ -290,5 +292,5 @@ class Loop:
             "train_loss": sum(last) / len(last),
             "validation_loss": validation["mlm_loss"],
             "average_train_loss": metric_sums.divide(self.progress.run)["mlm_loss"],
-            "validation": {name: value for name, value in validation.items() if name not in ("step", "split")},
+            "validation": {name: value for name, value in validation.items() if name not in _POSITION},
         }

@@ -83,7 +83,8 @@ def _scalars(row: dict[str, Any]) -> Iterable[tuple[str, float]]:
             continue
         if isinstance(value, list):
             for layer, of_layer in enumerate(value):
-                yield f"{row['split']}/{name}/layer_{layer + 1:02d}", of_layer
+                if of_layer is not None:
+                    yield f"{row['split']}/{name}/layer_{layer + 1:02d}", of_layer
         elif isinstance(value, (int, float)) and math.isfinite(value):
             yield f"{row['split']}/{name}", value
 

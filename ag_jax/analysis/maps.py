@@ -1,0 +1,197 @@
+"""Attention maps of a sentence, and how much of the attention falls on the targets of the patterns.
+
+The *mass* of a head on a pattern is the share of its attention that lies on the columns the pattern points at, averaged
+over the rows for which it points at any: 1 if the head follows the pattern, and in any case a number in [0, 1].
+
+Shape letters: N layers, H heads, L length, Q query position, K key position.
+"""
+
+import dataclasses
+import functools
+import io
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.console
+import rich.table
+
+from ag_jax.attention import patterns
+from ag_jax.attention.patterns import PATTERNS, SpecialTokens
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.models.pretraining import PretrainingModel
+
+Assignment = tuple[tuple[str, int], ...]  # patterns with their number of heads, from the first head on
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AttentionMaps:
+    """A sentence and the attention of every layer and head to it, without dropout.
+
+    tokens: readable pieces, with those that begin and end a row; ids_L: their ids, int32.
+    weights_NHQK: probabilities, float32; a row sums to 1.
+    left_out: how many tokens of the text did not fit and are not there.
+    """
+
+    tokens: tuple[str, ...]
+    ids_L: np.ndarray
+    weights_NHQK: np.ndarray
+    left_out: int = 0
+
+
+def attention_maps(
+    model: PretrainingModel, params: Any, tokenizer: Tokenizer, text: str, max_tokens: int
+) -> AttentionMaps:
+    """The maps of `text` between the tokens that begin and end a row.
+
+    A text of more than `max_tokens` tokens, these two included, is cut at its end and a warning logged. Raises
+    ValueError if there is no text, or no room for any.
+    """
+    words = list(tokenizer.encode(text)) if text.strip() else []
+    if not words:
+        raise ValueError(f"attention maps need a text with at least one token, got {text!r}")
+    room = min(max_tokens, model.config.max_length) - 2
+    if room < 1:
+        raise ValueError(f"attention maps need room for at least 3 tokens, got max_tokens={max_tokens}")
+    left_out = max(0, len(words) - room)
+    if left_out:
+        logging.getLogger(__name__).warning(
+            "the text has %d tokens, and %d fit between begin and end: the last %d are left out", len(words), room, left_out
+        )
+    ids = [tokenizer.specials.begin, *words[:room], tokenizer.specials.end]
+    ids_L = np.asarray(ids, np.int32)
+    weights_NHQK = np.asarray(_attention_weights(model, params, ids_L))
+    return AttentionMaps(tuple(tokenizer.tokens(ids)), ids_L, weights_NHQK, left_out)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _attention_weights(model: PretrainingModel, params: Any, ids_L: jax.Array) -> jax.Array:
+    tokens_BL = ids_L[None]
+    batch = {
+        "tokens": tokens_BL,
+        "valid": jnp.ones(tokens_BL.shape, bool),
+        "segments": jnp.zeros(tokens_BL.shape, jnp.int32),
+    }
+    _, collections = model.apply(
+        {"params": params},
+        batch,
+        method=lambda model, batch: model.encoder(batch, deterministic=True),
+        mutable=["intermediates"],
+    )
+    weights_NBHQK = collections["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0]
+    return weights_NBHQK[:, 0]
+
+
+def targets(maps: AttentionMaps, special: SpecialTokens, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """The target matrix `QK` of each named pattern on the sentence of `maps`, as the paper defines it."""
+    return {name: _target(maps, special, name)[0] for name in names}
+
+
+def _target(maps: AttentionMaps, special: SpecialTokens, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The target matrix `QK`, and the rows `Q` for which the pattern names a column."""
+    tokens_BL = jnp.asarray(maps.ids_L)[None]
+    valid_BL = jnp.ones(tokens_BL.shape, bool)
+    target = patterns.find_pattern(name)(tokens_BL, valid_BL, special)
+    return np.asarray(patterns.dense(target, valid_BL))[0], np.asarray(patterns.hits(target, valid_BL))[0]
+
+
+def head_patterns(assignment: Assignment, heads: int) -> tuple[str | None, ...]:
+    """The pattern of every head, None for the free ones. Raises ValueError if more are guided than there are."""
+    names = [name for name, count in assignment for _ in range(count)]
+    if len(names) > heads:
+        raise ValueError(f"the assignment {assignment} guides {len(names)} heads, but a layer has only {heads}")
+    return (*names, *[None] * (heads - len(names)))
+
+
+def title(name: str) -> str:
+    """A pattern's name as the paper writes it: `next` is [Next], `my_patterns.second` is [Second]."""
+    return f"[{name.rpartition('.')[2].capitalize()}]"
+
+
+def attention_mass(maps: AttentionMaps, special: SpecialTokens, assignment: Assignment) -> dict[str, np.ndarray]:
+    """Mass `NH` on every pattern: those of the package, then the others of `assignment`.
+
+    It is the sum of the weights where the target is not zero, averaged over the rows that have a target. NaN if the
+    pattern points at nothing in this sentence, as [Period] does where there is no full stop.
+    """
+    masses = {}
+    for name in _names(assignment):
+        target_QK, hit_Q = _target(maps, special, name)
+        rows, columns = np.nonzero((target_QK > 0) & hit_Q[:, None])
+        total_NH = maps.weights_NHQK[:, :, rows, columns].sum(-1, dtype=np.float64)
+        masses[name] = total_NH / hit_Q.sum() if hit_Q.any() else np.full_like(total_NH, np.nan)
+    return masses
+
+
+def uniform_mass(maps: AttentionMaps, special: SpecialTokens, assignment: Assignment) -> dict[str, float]:
+    """The mass on every pattern of a head that attends to all tokens alike: what is reached by chance."""
+    length = len(maps.ids_L)
+    uniform_NHQK = np.full((1, 1, length, length), 1.0 / length, np.float32)
+    uniform = dataclasses.replace(maps, weights_NHQK=uniform_NHQK)
+    return {name: float(mass_NH[0, 0]) for name, mass_NH in attention_mass(uniform, special, assignment).items()}
+
+
+def strongest_pattern(
+    maps: AttentionMaps, special: SpecialTokens, assignment: Assignment
+) -> tuple[np.ndarray, np.ndarray]:
+    """The name of the pattern that explains each head best, and the mass on it, both `NH`.
+
+    Best is the largest mass above chance: [Delim] holds all that [First] does, yet a head on the first token alone is
+    better explained by the smaller target.
+    """
+    masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
+    names = [name for name in masses if not np.isnan(chance[name])]
+    mass_PNH = np.stack([masses[name] for name in names])
+    best_NH = np.argmax(mass_PNH - np.array([chance[name] for name in names])[:, None, None], axis=0)
+    return np.array(names, object)[best_NH], np.take_along_axis(mass_PNH, best_NH[None], axis=0)[0]
+
+
+def _names(assignment: Assignment) -> list[str]:
+    return list(dict.fromkeys([*PATTERNS, *(name for name, _ in assignment)]))
+
+
+def mass_table(maps: AttentionMaps, special: SpecialTokens, assignment: Assignment) -> str:
+    """A table of `attention_mass` to be printed, one row a layer.
+
+    First the guided heads of each pattern, on their own target; then the free heads, on every pattern; both as means over
+    these heads. The last row is what attention to all tokens alike would give.
+    """
+    masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
+    layers, heads = maps.weights_NHQK.shape[:2]
+    owners = head_patterns(assignment, heads)
+    columns = [(name, [head for head in range(heads) if owners[head] == name], "guided") for name, _ in assignment]
+    free = [head for head in range(heads) if owners[head] is None]
+    columns += [(name, free, "free") for name in masses if free]
+
+    cut = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
+    table = rich.table.Table(
+        title=f"Attention mass on the patterns' targets, for {len(maps.tokens)} tokens{cut}",
+        caption="– : the pattern points at nothing in this text" if any(np.isnan(list(chance.values()))) else None,
+        title_style="",
+        caption_style="",
+    )
+    table.add_column("\nlayer", justify="right")
+    for at, (name, members, kind) in enumerate(columns):
+        first_of_kind = at == 0 or columns[at - 1][2] != kind
+        heading = f"{kind} heads" if first_of_kind else ""
+        text = rich.text.Text(f"{heading}\n{title(name)}\n{_span(members)}")
+        table.add_column(text, justify="right", no_wrap=True)
+    for layer in range(layers):
+        end = layer == layers - 1
+        table.add_row(str(layer + 1), *(_number(masses[name][layer, who].mean()) for name, who, _ in columns), end_section=end)
+    table.add_row("by chance", *(_number(chance[name]) for name, _, _ in columns))
+    console = rich.console.Console(file=io.StringIO(), width=24 + 13 * len(columns), color_system=None)
+    console.print(table)
+    return console.file.getvalue().rstrip()
+
+
+def _span(heads: list[int]) -> str:
+    """`2` or `3-6`: heads counted from 1."""
+    return str(heads[0] + 1) if len(heads) == 1 else f"{heads[0] + 1}-{heads[-1] + 1}"
+
+
+def _number(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.2f}"

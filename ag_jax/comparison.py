@@ -1,0 +1,119 @@
+"""`compare`: every arm and every seed of a config, and the report on them."""
+
+import json
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from ag_jax import experiment, run
+from ag_jax.analysis import maps, plots, report
+from ag_jax.analysis.report import ArmResults
+from ag_jax.data import pipeline
+from ag_jax.experiment import ExperimentConfig
+from ag_jax.training.metrics import read_metrics
+
+UNIGRAM_SAMPLE = 10_000_000  # tokens that are counted for the unigram loss
+
+
+def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int], ExperimentConfig]:
+    """The checked config of every (arm, seed): `source` with its argument `arm` replaced, settings on top."""
+    config = experiment.parse(experiment.load(source, overrides))
+    if not config.comparison.arms:
+        raise ValueError(f"{source} names no arms to compare; set comparison.arms, or use `ag-jax train` for one run")
+    configs = {}
+    for seed in config.comparison.seeds:
+        for arm in config.comparison.arms.split(","):
+            named = experiment.load(experiment.with_argument(source, "arm", arm), overrides)
+            named.update(name=f"{arm}-seed{seed}", seed=seed)
+            configs[arm, seed] = experiment.parse(named)
+    return configs
+
+
+def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epath.Path:
+    """Train what is not trained yet, arm by arm, then write `report.md`, `report.json` and `figures/`; returns the report.
+
+    Runs lie in `workdir/ARM-seedN`; a comparison that was stopped goes on where it was.
+    """
+    configs = arm_configs(source, overrides)
+    for config in configs.values():
+        run.claim_workdir(config, workdir / config.name)
+    summaries = {key: run.train(config, workdir / config.name) for key, config in configs.items()}
+
+    first = next(iter(configs.values()))
+    seeds, arms = first.comparison.seeds, first.comparison.arms.split(",")
+    results = [
+        ArmResults(
+            name=arm,
+            summaries=[summaries[arm, seed] for seed in seeds],
+            metrics=[read_metrics(workdir / configs[arm, seed].name) for seed in seeds],
+            settings=_settings(configs[arm, seeds[0]]),
+        )
+        for arm in arms
+    ]
+    corpus = pipeline.prepare(first.data)
+    numbers = report.numbers(results, seeds, unigram_loss(corpus.train))
+    title = experiment.load(source, overrides).name
+    settings = "".join(f" --config.{key}={value}" for key, value in overrides.items())
+    command = f"ag-jax compare --config={source}{settings}"
+    figures = _figures(workdir, {arm: configs[arm, seeds[0]] for arm in arms}, results, corpus)
+    (workdir / "report.json").write_text(json.dumps({"title": title, "command": command, **numbers}, indent=2) + "\n")
+    path = workdir / "report.md"
+    path.write_text(report.markdown(title, results, numbers, figures, command) + "\n")
+    return path
+
+
+def _settings(config: ExperimentConfig) -> dict[str, Any]:
+    flat = experiment.flat(experiment.to_dict(config))
+    return {key: value for key, value in flat.items() if key not in ("name", "seed")}
+
+
+def unigram_loss(rows: Any) -> float:
+    """Entropy in nats of the training tokens' frequencies: the loss of guessing without looking at the context."""
+    tokens = rows.tokens[:UNIGRAM_SAMPLE]
+    frequency = np.bincount(tokens) / len(tokens)
+    frequency = frequency[frequency > 0]
+    return float(-(frequency * np.log(frequency)).sum())
+
+
+def _figures(
+    workdir: epath.Path, configs: dict[str, ExperimentConfig], results: list[ArmResults], corpus: pipeline.Corpus
+) -> list[tuple[str, str]]:
+    """Draw the figures of the paper for the first seed's runs; (caption, path relative to the report) of each."""
+    directory = workdir / "figures"
+    directory.mkdir(exist_ok=True)
+    series = {arm.name: arm.metrics for arm in results}
+    drawn = [
+        ("Loss over steps", plots.loss_curves(series, directory / "loss_over_steps.png", x="step")),
+        ("Loss over tokens", plots.loss_curves(series, directory / "loss_over_tokens.png", x="tokens_seen")),
+    ]
+    guided = {arm.name: arm.metrics[0] for arm in results if configs[arm.name].guidance.mode != "none"}
+    if guided:
+        caption = "Attention mass on each pattern's target, by layer"
+        drawn.append((caption, plots.mass_curves(guided, directory / "attention_mass.png")))
+
+    columns = {arm: _maps_during_training(workdir / config.name, config) for arm, config in configs.items()}
+    assignment = max((run.assignment(config) for config in configs.values()), key=len)
+    special = run.special_tokens(corpus.tokenizer)
+    last = next(iter(columns.values()))[-1][1]
+    targets = maps.targets(last, special, [name for name, _ in assignment] or ["next", "prev", "first"])
+    drawn.append(("Patterns for the sentence", plots.pattern_figure(last.tokens, targets, directory / "patterns.png")))
+    layer, head = last.weights_NHQK.shape[0] // 2, 0
+    for name, count in [*assignment, ("free", 1)]:
+        if head < last.weights_NHQK.shape[1]:
+            caption = f"Layer {layer + 1}, head {head + 1} ({name}) during training"
+            path = directory / f"maps_layer{layer + 1}_head{head + 1}.png"
+            drawn.append((caption, plots.map_figure(columns, layer, head, path)))
+        head += count
+    return [(caption, f"figures/{path.name}") for caption, path in drawn]
+
+
+def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list[tuple[str, maps.AttentionMaps]]:
+    """(label, maps of the config's sentence) at every milestone of a run."""
+    labelled = []
+    for fraction in sorted(config.training.milestones):
+        opened = run.open_run(workdir, round(fraction * config.training.steps))
+        sentence, length = config.inspection.sentence, config.data.sequence_length
+        attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, sentence, length)
+        labelled.append((f"{fraction:.0%} of training", attention))
+    return labelled

@@ -1,0 +1,57 @@
+"""Rows to batches; the one place where the fields of a batch are listed.
+
+    tokens            int32 [B, L]    the encoder's input: corrupted, padded on the right
+    original          int32 [B, L]    the same before corruption
+    valid             bool  [B, L]    True where there is a token, False on padding
+    segments          int32 [B, L]    1 from the second segment of a pair on, else 0
+    masked_positions  int32 [B, M]    ascending; unused slots are 0
+    masked_labels     int32 [B, M]    the original tokens there; unused slots are 0
+    masked_weights    float32 [B, M]  1 for a used slot, 0 for an unused one
+    next_labels       int32 [B]       1 if the second segment is a random one; NSP formats only
+
+Shape letters: B batch, L length, M masked positions.
+"""
+
+import numpy as np
+
+from ag_jax.data import corruption
+from ag_jax.data.config import DataConfig
+from ag_jax.data.store import Rows
+from ag_jax.data.tokenizers import Tokenizer
+
+Batch = dict[str, np.ndarray]
+
+
+def make_batch(
+    config: DataConfig,
+    rows: Rows,
+    tokenizer: Tokenizer,
+    *,
+    example_B: np.ndarray,
+    epoch_B: np.ndarray,
+    seed: int,
+) -> Batch:
+    """The masked batch of the given rows; example -1 makes an empty row (all padding, weights 0)."""
+    present_B = example_B >= 0
+    row_B = np.maximum(example_B, 0)
+    tokens_BL, lengths_B = rows.gather(row_B, config.sequence_length, pad=tokenizer.specials.pad)
+    tokens_BL[~present_B] = tokenizer.specials.pad
+    lengths_B = np.where(present_B, lengths_B, 0)
+
+    masked = corruption.mask(config.masking, tokens_BL, lengths_B, row_B, epoch_B, seed, tokenizer)
+    position_L = np.arange(config.sequence_length)
+    valid_BL = position_L < lengths_B[:, None]
+    batch = {
+        "tokens": masked.tokens_BL,
+        "original": tokens_BL,
+        "valid": valid_BL,
+        "segments": np.zeros_like(tokens_BL),
+        "masked_positions": masked.positions_BM,
+        "masked_labels": masked.labels_BM,
+        "masked_weights": masked.weights_BM,
+    }
+    if rows.has_pairs:
+        second_B = rows.second_start[row_B]
+        batch["segments"] = ((position_L >= second_B[:, None]) & valid_BL).astype(np.int32)
+        batch["next_labels"] = np.where(present_B, rows.is_random_next[row_B], 0).astype(np.int32)
+    return batch

@@ -1,0 +1,230 @@
+"""From a config to batches: text is tokenised and packed once, and any batch of any step can be made directly.
+
+Shape letters: B batch.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+import grain
+import numpy as np
+
+from ag_jax.data import batching, formats, randomness, sources, store, tokenizers
+from ag_jax.data.batching import Batch
+from ag_jax.data.config import PAIR_FORMATS, DataConfig
+from ag_jax.data.sentences import split_sentences
+from ag_jax.data.store import Rows, TextStore, TextStoreWriter
+from ag_jax.data.tokenizers import Tokenizer
+
+CACHE_VERSION = 1  # raised whenever the same settings give other rows
+TOKENIZER_TEXT = 200_000_000  # characters of text that a tokenizer is trained on, at most
+ENCODED_TOGETHER = 2**21  # characters that are tokenised in one call, on all cores
+PREFETCH = 4  # batches made ahead
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A tokenizer, and the rows to train on and to validate with."""
+
+    tokenizer: Tokenizer
+    train: Rows
+    validation: Rows
+
+
+def prepare(config: DataConfig) -> Corpus:
+    """Tokenizer and rows of a config, from the cache if they were made before.
+
+    Raises ValueError or FileNotFoundError for text or tokenizers that cannot be used.
+    """
+    tokenizer = prepare_tokenizer(config)
+    key = _key(
+        sources.identity(config.source),
+        sources.identity(config.validation_source) if config.validation_source else config.validation_fraction,
+        tokenizer.fingerprint(),
+    )
+    text = _cache(config) / f"text-{key}"
+    store.build_once(text, lambda directory: _write_text(config, tokenizer, directory))
+    packed = _cache(config) / f"rows-{_key(key, config.format, config.sequence_length, config.duplicates)}"
+    store.build_once(packed, lambda directory: _write_rows(config, tokenizer, text, directory))
+    return Corpus(tokenizer, Rows(packed / "train"), Rows(packed / "validation"))
+
+
+def prepare_tokenizer(config: DataConfig) -> Tokenizer:
+    """The tokenizer at `config.tokenizer.path`, or one trained on the documents that are trained on."""
+    if config.tokenizer.path:
+        return tokenizers.load(config.tokenizer.path)
+    held_out = None if config.validation_source else config.validation_fraction
+    key = _key(sources.identity(config.source), dataclasses.asdict(config.tokenizer), held_out)
+    directory = _cache(config) / f"tokenizer-{key}"
+
+    def write(partial: pathlib.Path) -> None:
+        _say(f"training a {config.tokenizer.kind} tokenizer of {config.tokenizer.vocabulary_size} words")
+        tokenizers.train(config.tokenizer, _limited(_training_documents(config))).save(partial)
+
+    store.build_once(directory, write)
+    return tokenizers.load(directory)
+
+
+def _cache(config: DataConfig) -> pathlib.Path:
+    named = config.cache_dir or os.environ.get("AG_JAX_CACHE") or "~/.cache/ag_jax"
+    return pathlib.Path(named).expanduser()
+
+
+def _key(*parts) -> str:
+    return hashlib.sha256(json.dumps([CACHE_VERSION, *parts], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _say(message: str) -> None:
+    print(f"data: {message}", file=sys.stderr, flush=True)
+
+
+def _is_held_out(number: int, fraction: float) -> bool:
+    """Whether a document is for validation: the second one, and from there on evenly spread, `fraction` of them."""
+    phase = 1.0 - 2.0 * fraction + 1e-9
+    return int((number + 1) * fraction + phase) > int(number * fraction + phase)
+
+
+def _split_documents(config: DataConfig) -> Iterator[tuple[str, bool]]:
+    """(document, whether it is held out). A corpus that is a single document has its last sentences held out."""
+    if config.validation_source:
+        yield from ((document, False) for document in sources.documents(config.source))
+        yield from ((document, True) for document in sources.documents(config.validation_source))
+        return
+    documents = sources.documents(config.source)
+    first_two = list(itertools.islice(documents, 2))
+    if len(first_two) == 1:
+        sentences = split_sentences(first_two[0])
+        border = len(sentences) - max(1, round(config.validation_fraction * len(sentences)))
+        yield "\n".join(sentences[:border]), False
+        yield "\n".join(sentences[border:]), True
+        return
+    for number, document in enumerate(itertools.chain(first_two, documents)):
+        yield document, _is_held_out(number, config.validation_fraction)
+
+
+def _training_documents(config: DataConfig) -> Iterator[str]:
+    return (document for document, held_out in _split_documents(config) if not held_out)
+
+
+def _limited(documents: Iterable[str]) -> Iterator[str]:
+    characters = 0
+    for document in documents:
+        if characters >= TOKENIZER_TEXT:
+            return
+        characters += len(document)
+        yield document
+
+
+def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path) -> None:
+    """Tokenise both splits in one pass over the source, some documents at a time."""
+    writers = {
+        held_out: TextStoreWriter(directory / name, tokenizer.vocabulary_size)
+        for held_out, name in ((False, "train"), (True, "validation"))
+    }
+    said, waiting, characters, count = time.monotonic(), [], 0, 0
+
+    def flush() -> None:
+        encoded = iter(tokenizer.encode_batch([sentence for sentences, _ in waiting for sentence in sentences]))
+        for sentences, held_out in waiting:
+            writers[held_out].append(list(itertools.islice(encoded, len(sentences))))
+        waiting.clear()
+
+    _say(f"tokenising {config.source}")
+    for document, held_out in _split_documents(config):
+        waiting.append((split_sentences(document), held_out))
+        characters, count = characters + len(document), count + 1
+        if characters >= ENCODED_TOGETHER:
+            flush()
+            characters = 0
+            if time.monotonic() - said > 10:
+                said = time.monotonic()
+                _say(f"{count:,} documents, {sum(writer.tokens for writer in writers.values()):,} tokens so far")
+    flush()
+    for writer in writers.values():
+        writer.close()
+    total = sum(writer.tokens for writer in writers.values())
+    if not total:
+        raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
+    _say(f"{count:,} documents, {total:,} tokens")
+
+
+def _write_rows(config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path) -> None:
+    for split in ("train", "validation"):
+        rows = formats.make_rows(config, TextStore(text / split), tokenizer.specials)
+        has_pairs = config.format in PAIR_FORMATS
+        store.write_rows(directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs)
+        written = Rows(directory / split)
+        if not len(written):
+            raise ValueError(
+                f"the {split} text of data.source={config.source!r} is shorter than one row of {config.sequence_length} "
+                "tokens: give more text or lower data.sequence_length"
+            )
+        _say(f"{split}: {len(written):,} rows, {written.fill_rate(config.sequence_length):.1%} of their positions filled")
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """Training batches; row i of step s is a pure function of (seed, s, i).
+
+    Row i of step s is number g = s * batch_size + i of all rows ever drawn; in epoch g // N, of the N rows there are, they
+    come in the order permutation(seed, epoch). Masks depend on (seed, epoch, row of the corpus).
+    """
+
+    rows: Rows
+    tokenizer: Tokenizer
+    config: DataConfig
+    batch_size: int
+    seed: int
+
+    def __post_init__(self):
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if len(self.rows) < self.batch_size:
+            raise ValueError(
+                f"the corpus has {len(self.rows)} rows of training text, fewer than one batch of {self.batch_size}: lower "
+                "training.batch_size or data.sequence_length, or give more text"
+            )
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Steps of one pass over the rows."""
+        return len(self.rows) / self.batch_size
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch of the first row of a step."""
+        return step * self.batch_size // len(self.rows)
+
+    def at(self, step: int, rows: slice = slice(None)) -> Batch:
+        """The batch of a step, or those `rows` of it that this host feeds."""
+        number_B = (step * self.batch_size + np.arange(self.batch_size))[rows]
+        epoch_B, place_B = np.divmod(number_B, len(self.rows))
+        example_B = np.empty(len(number_B), np.int64)
+        for epoch in np.unique(epoch_B):
+            order = randomness.permutation(len(self.rows), self.seed, int(epoch))
+            example_B[epoch_B == epoch] = order[place_B[epoch_B == epoch]]
+        return batching.make_batch(
+            self.config, self.rows, self.tokenizer, example_B=example_B, epoch_B=epoch_B, seed=self.seed
+        )
+
+    def iterate(self, start: int, stop: int, rows: slice = slice(None), threads: int = 1) -> Iterator[Batch]:
+        """The batches of steps `start` to `stop` - 1, made ahead by other threads (grain)."""
+        steps = grain.MapDataset.range(start, stop).map(functools.partial(self.at, rows=rows))
+        return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=PREFETCH)))
+
+
+def validation_batches(corpus: Corpus, config: DataConfig, batch_size: int) -> Iterator[Batch]:
+    """Every held-out row once, always with the same masks; the last batch is filled up with empty rows."""
+    for start in range(0, len(corpus.validation), batch_size):
+        example_B = start + np.arange(batch_size)
+        example_B = np.where(example_B < len(corpus.validation), example_B, -1)
+        yield batching.make_batch(
+            config, corpus.validation, corpus.tokenizer, example_B=example_B, epoch_B=np.zeros_like(example_B), seed=0
+        )

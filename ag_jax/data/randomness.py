@@ -1,0 +1,77 @@
+"""Random numbers without state: a number is a hash of what it is for, so any of them can be had in any order.
+
+The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+generators"). Unlike those of `numpy.random.Generator`, these numbers can never change with a numpy release, so a
+cache or a resumed run means the same rows and masks for ever.
+"""
+
+import functools
+
+import numpy as np
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+_WORD = 2**64 - 1
+
+
+def words(*components) -> np.ndarray:
+    """64 random bits for each element of the broadcast integer components; each component has its own mixing round."""
+    state = np.uint64(0)
+    for component in components:
+        # Arrays of at least one dimension: numpy warns of overflow (wanted here) for scalars only.
+        component = np.atleast_1d(np.asarray(component).astype(np.uint64))
+        state = _mix((state ^ component) + np.uint64(_GOLDEN))
+    return state
+
+
+def units(*components) -> np.ndarray:
+    """A float64 uniform in [0, 1) for each element of the broadcast components."""
+    return (words(*components) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def below(limit: int, *components) -> np.ndarray:
+    """An integer uniform in 0..limit-1 (limit up to 2^32; the bias is below limit / 2^32) for each element."""
+    return ((words(*components) >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
+
+
+@functools.lru_cache(maxsize=4)  # an epoch's border inside a batch, for training and one more reader
+def permutation(count: int, *key: int) -> np.ndarray:
+    """A random order of 0..count-1, the same for the same key; read-only, because it is shared."""
+    # A stable sort makes the order exact even if two of the words should be equal.
+    order = np.argsort(words(*key, np.arange(count)), kind="stable")
+    order = order.astype(np.uint32 if count <= 2**32 else np.int64)
+    order.flags.writeable = False
+    return order
+
+
+class Draws:
+    """A sequence of random numbers that belongs to a key, for code that draws one number after the other."""
+
+    def __init__(self, *key: int):
+        self._state = int(words(*key)[0])
+
+    def unit(self) -> float:
+        """A float uniform in [0, 1)."""
+        return (self._word() >> 11) * 2.0**-53
+
+    def integer(self, low: int, high: int) -> int:
+        """An integer uniform in low..high, both included."""
+        return low + (self._word() * (high - low + 1) >> 64)
+
+    def _word(self) -> int:
+        self._state = (self._state + _GOLDEN) & _WORD
+        mixed = self._state
+        mixed = ((mixed ^ (mixed >> 30)) * _FIRST) & _WORD
+        mixed = ((mixed ^ (mixed >> 27)) * _SECOND) & _WORD
+        return mixed ^ (mixed >> 31)
+
+
+def _mix(state: np.ndarray) -> np.ndarray:
+    """Bijective; written in place, since this is the inner loop of masking. `state` must be the caller's own."""
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(_FIRST)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(_SECOND)
+    state ^= state >> np.uint64(31)
+    return state

@@ -1,0 +1,166 @@
+"""Tokens on disk, memory-mapped: sentences in documents (`TextStore`) and the rows that are made of them (`Rows`).
+
+A store is a directory that is written once, under another name, and renamed when it is complete; one that a dying process
+left behind is never taken for whole. Nothing is held in memory but what is being written.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+WRITE_BUFFER = 2**20  # bytes
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype:
+    """The smallest type that holds every token id."""
+    return np.dtype(np.uint16 if vocabulary_size <= 2**16 else np.uint32)
+
+
+def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
+    """Have `write` fill `directory`, unless it is there. Several processes may try; the first to finish wins."""
+    if directory.exists():
+        return
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = pathlib.Path(tempfile.mkdtemp(prefix=directory.name + ".partial-", dir=directory.parent))
+    try:
+        write(partial)
+        with contextlib.suppress(OSError):  # another process was faster: its directory is as good
+            partial.rename(directory)
+        if not directory.exists():
+            raise OSError(f"could not write the cache {directory}")
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+class ArrayWriter:
+    """Numbers of one type, appended to a file."""
+
+    def __init__(self, path: pathlib.Path, dtype: np.dtype | type):
+        self._file, self._dtype = path.open("wb", buffering=WRITE_BUFFER), np.dtype(dtype)
+
+    def append(self, values: Iterable[int]) -> None:
+        """Write numbers at the end."""
+        self._file.write(np.asarray(values, self._dtype).tobytes())
+
+    def close(self) -> None:
+        """Write what is left, and be sure that it is on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def _read(path: pathlib.Path, dtype: np.dtype | type) -> np.ndarray:
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype, mode="r")
+
+
+class TextStoreWriter:
+    """Writes the files of a `TextStore` into a directory."""
+
+    def __init__(self, directory: pathlib.Path, vocabulary_size: int):
+        dtype = token_dtype(vocabulary_size)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "store.json").write_text(json.dumps({"tokens": dtype.name}))
+        self._tokens = ArrayWriter(directory / "tokens.bin", dtype)
+        self._sentence_ends = ArrayWriter(directory / "sentence_ends.bin", np.int64)
+        self._document_ends = ArrayWriter(directory / "document_ends.bin", np.int64)
+        self.tokens = self._sentences = 0
+
+    def append(self, sentences: list[list[int]]) -> None:
+        """Add a document; sentences without tokens, and documents without sentences, leave no trace."""
+        sentences = [sentence for sentence in sentences if sentence]
+        if not sentences:
+            return
+        ends = self.tokens + np.cumsum([len(sentence) for sentence in sentences])
+        self._tokens.append(np.concatenate(sentences))
+        self._sentence_ends.append(ends)
+        self.tokens, self._sentences = int(ends[-1]), self._sentences + len(sentences)
+        self._document_ends.append([self._sentences])
+
+    def close(self) -> None:
+        """Finish the files."""
+        for writer in (self._tokens, self._sentence_ends, self._document_ends):
+            writer.close()
+
+
+class TextStore:
+    """Tokens of a text, and where its sentences and documents end."""
+
+    def __init__(self, directory: pathlib.Path):
+        meta = json.loads((directory / "store.json").read_text())
+        self.tokens = _read(directory / "tokens.bin", meta["tokens"])
+        self.sentence_ends = _read(directory / "sentence_ends.bin", np.int64)
+        self.document_ends = _read(directory / "document_ends.bin", np.int64)
+
+    def __len__(self) -> int:
+        return len(self.document_ends)
+
+    def document(self, number: int) -> list[np.ndarray]:
+        """The sentences of a document."""
+        first = int(self.document_ends[number - 1]) if number else 0
+        ends = np.asarray(self.sentence_ends[first : self.document_ends[number]])
+        start = int(self.sentence_ends[first - 1]) if first else 0
+        tokens = np.asarray(self.tokens[start : ends[-1]])
+        return np.split(tokens, ends[:-1] - start)
+
+
+class Rows:
+    """Rows of token ids with their special tokens, of different lengths.
+
+    tokens: of all rows, one after the other; ends: where each row ends; second_start, is_random_next: for formats with
+    pairs, the index in the row where the second segment begins, and whether it is a random one.
+    """
+
+    def __init__(self, directory: pathlib.Path):
+        meta = json.loads((directory / "rows.json").read_text())
+        self.tokens = _read(directory / "tokens.bin", meta["tokens"])
+        self.ends = _read(directory / "ends.bin", np.int64)
+        self.has_pairs: bool = meta["has_pairs"]
+        if self.has_pairs:
+            self.second_start = _read(directory / "second_start.bin", np.int32)
+            self.is_random_next = _read(directory / "is_random_next.bin", np.int8)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def gather(self, row_B: np.ndarray, length: int, *, pad: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows as int32 `tokens_BL`, padded on the right, and their `lengths_B`."""
+        end_B = self.ends[row_B]
+        start_B = np.where(row_B > 0, self.ends[np.maximum(row_B - 1, 0)], 0)
+        lengths_B = end_B - start_B
+        position_L = np.arange(length)
+        inside_BL = position_L < lengths_B[:, None]
+        index_BL = np.minimum(start_B[:, None] + position_L, len(self.tokens) - 1)
+        return np.where(inside_BL, self.tokens[index_BL], pad).astype(np.int32), lengths_B
+
+    def fill_rate(self, length: int) -> float:
+        """The share of `length` positions that hold a token, on average."""
+        return len(self.tokens) / max(len(self) * length, 1)
+
+
+def write_rows(directory: pathlib.Path, rows: Iterable, vocabulary_size: int, *, has_pairs: bool) -> None:
+    """Write `formats.Row`s into the files of a `Rows`."""
+    dtype = token_dtype(vocabulary_size)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "rows.json").write_text(json.dumps({"tokens": dtype.name, "has_pairs": has_pairs}))
+    names = {"tokens": dtype, "ends": np.int64}
+    if has_pairs:
+        names |= {"second_start": np.int32, "is_random_next": np.int8}
+    writers = {name: ArrayWriter(directory / f"{name}.bin", kind) for name, kind in names.items()}
+    end = 0
+    for row in rows:
+        end += len(row.tokens)
+        writers["tokens"].append(row.tokens)
+        writers["ends"].append([end])
+        if has_pairs:
+            writers["second_start"].append([row.second_start])
+            writers["is_random_next"].append([row.is_random_next])
+    for writer in writers.values():
+        writer.close()

@@ -1,0 +1,326 @@
+"""One `Tokenizer` over two libraries: `tokenizers` (byte-level BPE, WordPiece) and `sentencepiece` (BPE, unigram).
+
+Text is data: a literal "</s>" in a document is tokenised as these four characters, never as the special token.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import io
+import itertools
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+
+import sentencepiece
+import tokenizers as huggingface
+
+from ag_jax.data.config import TokenizerConfig
+
+ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_ROLES = {
+    "begin": ("<s>", "[CLS]"),
+    "pad": ("<pad>", "[PAD]"),
+    "end": ("</s>", "[SEP]"),
+    "unknown": ("<unk>", "[UNK]"),
+    "mask": ("<mask>", "[MASK]"),
+}
+# sentencepiece holds its training text in memory and skips longer lines without a word.
+_SENTENCEPIECE_LINES = 2_000_000
+_SENTENCEPIECE_LINE_CHARACTERS = 1000
+# Its result depends on the number of threads, so the number does not follow the machine.
+_SENTENCEPIECE_TRAINING_THREADS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of the special tokens, and how many `end` separate a pair: 2 in RoBERTa, 1 in BERT."""
+
+    begin: int
+    pad: int
+    end: int
+    unknown: int
+    mask: int
+    pair_separators: int
+
+
+class Tokenizer:
+    """Text to ids and back; made by `train` or `load`."""
+
+    def __init__(self, backend: "_HuggingFace | _SentencePiece", origin: str):
+        self._backend = backend
+        self.vocabulary_size: int = backend.vocabulary_size
+        self.specials: SpecialTokens = _find_specials(backend, origin)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of one text; no special token is added."""
+        return self._backend.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of many texts, on all cores; no special token is added."""
+        return self._backend.encode_batch(texts)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids; special tokens are left out."""
+        special = set(self.special_ids)
+        return self._backend.decode([int(id) for id in ids if int(id) not in special])
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """A readable piece for each id, for plots; "▁" stands for a space before the piece."""
+        return [self._backend.readable(int(id)) for id in ids]
+
+    @functools.cached_property
+    def special_ids(self) -> tuple[int, ...]:
+        """Ids of the five special tokens, ascending."""
+        specials = self.specials
+        return tuple(sorted((specials.begin, specials.pad, specials.end, specials.unknown, specials.mask)))
+
+    @functools.cached_property
+    def delimiter_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens that delimit a row: begin and end."""
+        return (self.specials.begin, self.specials.end)
+
+    @functools.cached_property
+    def period_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens that are a full stop, with or without a space before it."""
+        ids = (self._backend.id(piece) for piece in (".", "Ġ.", "▁."))
+        return tuple(sorted(id for id in ids if id is not None))
+
+    def save(self, directory: str | os.PathLike):
+        """Write one file into `directory`, from which `load` makes the same tokenizer."""
+        directory = pathlib.Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / self._backend.file_name).write_bytes(self._backend.serialized())
+
+    def fingerprint(self) -> str:
+        """A hash of the content: equal for tokenizers that give equal ids."""
+        return hashlib.sha256(self._backend.serialized()).hexdigest()
+
+
+def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """Train on the texts, read once; the same texts give the same tokenizer.
+
+    Byte-level BPE and WordPiece may end with fewer than `vocabulary_size` tokens when the text is small;
+    sentencepiece cannot, and raises ValueError with the largest size that it can make.
+    """
+    if config.kind.startswith("sentencepiece"):
+        backend = _train_sentencepiece(config, texts)
+    else:
+        backend = _train_huggingface(config, texts)
+    return Tokenizer(backend, origin=f"the trained {config.kind}")
+
+
+def load(path: str | os.PathLike) -> Tokenizer:
+    """Load a directory or file: tokenizer.json, vocab.json with merges.txt, vocab.txt, or a sentencepiece model.
+
+    vocab.json with merges.txt is RoBERTa's byte-level BPE, without a space added in front of the text. vocab.txt is
+    BERT's WordPiece, lower-cased unless `do_lower_case` in a tokenizer_config.json beside it says otherwise.
+    """
+    given = pathlib.Path(path)
+    if not given.exists():
+        raise FileNotFoundError(
+            f"no tokenizer at {given}; give a directory or file that exists, or leave tokenizer.path empty to train one."
+        )
+    directory, names = (given, _names(given)) if given.is_dir() else (given.parent, [given.name])
+    for name in names:
+        if name == "tokenizer.json":
+            backend = _HuggingFace(_read_file(directory / name, huggingface.Tokenizer.from_file))
+        elif name in ("vocab.json", "merges.txt"):
+            backend = _load_byte_bpe(directory)
+        elif name == "vocab.txt":
+            backend = _load_wordpiece(directory / name)
+        elif name.endswith(".model"):
+            backend = _SentencePiece(_read_file(directory / name, lambda file: pathlib.Path(file).read_bytes()))
+        else:
+            continue
+        return Tokenizer(backend, origin=str(given))
+    raise ValueError(
+        f"{given} holds no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a *.model "
+        f"file of sentencepiece, got {', '.join(names[:8]) or 'an empty directory'}."
+    )
+
+
+class _HuggingFace:
+    file_name = "tokenizer.json"
+
+    def __init__(self, tokenizer: huggingface.Tokenizer):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+        vocabulary = tokenizer.get_vocab()
+        self.vocabulary_size = max(vocabulary.values(), default=-1) + 1
+        self._is_byte_level = isinstance(tokenizer.decoder, huggingface.decoders.ByteLevel)
+
+    def encode_batch(self, texts):
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids):
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def readable(self, id):
+        piece = self._tokenizer.id_to_token(id)
+        if piece is None:
+            return f"[{id}]"
+        if not self._is_byte_level or piece in ROBERTA_SPECIALS:
+            return piece
+        text = self._tokenizer.decoder.decode([piece])
+        # A piece may be a part of one character's bytes; then its byte letters are the best that can be shown.
+        text = piece if "\ufffd" in text else text
+        return text.replace(" ", "▁").replace("Ġ", "▁").replace("\n", "\\n")
+
+    def id(self, piece):
+        return self._tokenizer.token_to_id(piece)
+
+    def serialized(self):
+        return self._tokenizer.to_str().encode()
+
+
+class _SentencePiece:
+    file_name = "spiece.model"
+
+    def __init__(self, model: bytes):
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError(
+                f"expected a sentencepiece model, got a file that it cannot read ({error}); train or copy it anew."
+            ) from error
+        self._model = model
+        self.vocabulary_size = self._processor.get_piece_size()
+
+    def encode_batch(self, texts):
+        return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
+
+    def decode(self, ids):
+        return self._processor.decode(ids)
+
+    def readable(self, id):
+        return self._processor.id_to_piece(id)
+
+    def id(self, piece):
+        id = self._processor.piece_to_id(piece)
+        return id if self._processor.id_to_piece(id) == piece else None
+
+    def serialized(self):
+        return self._model
+
+
+def _find_specials(backend, origin: str) -> SpecialTokens:
+    found = {}
+    for role, names in _ROLES.items():
+        ids = [id for id in map(backend.id, names) if id is not None]
+        if not ids:
+            raise ValueError(
+                f"the tokenizer {origin} lacks the {role} token: expected {' or '.join(names)} in its vocabulary; "
+                f"add it to the vocabulary (and a row to the model's embeddings), or train a tokenizer here."
+            )
+        found[role] = ids[0]
+    is_roberta = backend.id("<s>") is not None
+    return SpecialTokens(**found, pair_separators=2 if is_roberta else 1)
+
+
+def _train_huggingface(config: TokenizerConfig, texts: Iterable[str]) -> _HuggingFace:
+    common = {"vocab_size": config.vocabulary_size, "min_frequency": 2, "show_progress": False}
+    if config.kind == "byte_bpe":
+        tokenizer = _byte_bpe(huggingface.models.BPE())
+        trainer = huggingface.trainers.BpeTrainer(
+            special_tokens=list(ROBERTA_SPECIALS),
+            initial_alphabet=huggingface.pre_tokenizers.ByteLevel.alphabet(),
+            **common,
+        )
+    else:
+        tokenizer = _wordpiece(huggingface.models.WordPiece(unk_token="[UNK]"), lowercase=config.lowercase)
+        trainer = huggingface.trainers.WordPieceTrainer(special_tokens=list(BERT_SPECIALS), **common)
+    tokenizer.train_from_iterator(texts, trainer)
+    return _HuggingFace(tokenizer)
+
+
+def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> _SentencePiece:
+    size = _SENTENCEPIECE_LINE_CHARACTERS
+    lines = (line[at : at + size] for text in texts for line in text.splitlines() for at in range(0, len(line), size))
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=itertools.islice(lines, _SENTENCEPIECE_LINES),
+            model_writer=model,
+            model_type=config.kind.removeprefix("sentencepiece_"),
+            vocab_size=config.vocabulary_size,
+            bos_id=0,
+            pad_id=1,
+            eos_id=2,
+            unk_id=3,
+            control_symbols=[ROBERTA_SPECIALS[4]],
+            num_threads=_SENTENCEPIECE_TRAINING_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(_explain_size(config.vocabulary_size, str(error))) from error
+    return _SentencePiece(model.getvalue())
+
+
+def _explain_size(asked: int, message: str) -> str:
+    if largest := re.search(r"value <= (\d+)", message):
+        return (
+            f"the source text supports a sentencepiece vocabulary of at most {largest[1]} pieces, got "
+            f"tokenizer.vocabulary_size={asked}; lower it or give more text."
+        )
+    if smallest := re.search(r"\d+ vs (\d+)", message):
+        return (
+            f"the characters of the source text need a sentencepiece vocabulary of at least {smallest[1]} pieces, got "
+            f"tokenizer.vocabulary_size={asked}; raise it."
+        )
+    return f"sentencepiece could not train a vocabulary of {asked} pieces: {message}"
+
+
+def _byte_bpe(model: huggingface.models.BPE) -> huggingface.Tokenizer:
+    tokenizer = huggingface.Tokenizer(model)
+    tokenizer.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = huggingface.decoders.ByteLevel()
+    return tokenizer
+
+
+def _wordpiece(model: huggingface.models.WordPiece, *, lowercase: bool) -> huggingface.Tokenizer:
+    tokenizer = huggingface.Tokenizer(model)
+    tokenizer.normalizer = huggingface.normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = huggingface.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = huggingface.decoders.WordPiece()
+    return tokenizer
+
+
+def _load_byte_bpe(directory: pathlib.Path) -> _HuggingFace:
+    vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
+    for file in (vocabulary, merges):
+        if not file.exists():
+            raise FileNotFoundError(f"a byte-level BPE needs vocab.json and merges.txt, but {file} is missing; add it.")
+    tokenizer = _byte_bpe(_read_file(vocabulary, lambda file: huggingface.models.BPE.from_file(file, str(merges))))
+    # Only those that the vocabulary has: adding a missing one would give it an id without an embedding.
+    tokenizer.add_special_tokens([name for name in ROBERTA_SPECIALS if tokenizer.token_to_id(name) is not None])
+    return _HuggingFace(tokenizer)
+
+
+def _load_wordpiece(vocabulary: pathlib.Path) -> _HuggingFace:
+    settings = vocabulary.parent / "tokenizer_config.json"
+    lowercase = json.loads(settings.read_text()).get("do_lower_case", True) if settings.exists() else True
+    read = functools.partial(huggingface.models.WordPiece.from_file, unk_token="[UNK]")
+    tokenizer = _wordpiece(_read_file(vocabulary, read), lowercase=lowercase)
+    tokenizer.add_special_tokens([name for name in BERT_SPECIALS if tokenizer.token_to_id(name) is not None])
+    return _HuggingFace(tokenizer)
+
+
+def _names(directory: pathlib.Path) -> list[str]:
+    """File names, the self-contained tokenizer.json first, vocab.json before vocab.txt before *.model."""
+    order = ("tokenizer.json", "vocab.json", "vocab.txt")
+    names = sorted(file.name for file in directory.iterdir())
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _read_file(file: pathlib.Path, read):
+    try:
+        return read(str(file))
+    except Exception as error:  # the Rust library raises bare Exception
+        raise ValueError(f"{file} could not be read as a tokenizer ({error}); copy it anew.") from error

@@ -1,0 +1,38 @@
+"""Spread over seeds, and whether two arms differ."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.stats
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation (n - 1; None for a single value) of one number over seeds."""
+
+    mean: float
+    deviation: float | None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" if self.deviation is None else f"{self.mean:.3f} ± {self.deviation:.3f}"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The spread of at least one value."""
+    if not len(values):
+        raise ValueError("a spread needs at least one value, got none")
+    return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
+
+
+def paired_t_test(baseline: Sequence[float], other: Sequence[float]) -> float | None:
+    """Two-sided p-value of `the mean difference of the pairs is 0` (Student's paired t-test).
+
+    Pairs share a seed. None if there are fewer than two pairs, or if all differences are equal, where t is undefined.
+    """
+    if len(baseline) != len(other):
+        raise ValueError(f"pairs are needed: got {len(baseline)} and {len(other)} values")
+    differences = np.asarray(other, np.float64) - np.asarray(baseline, np.float64)
+    if len(differences) < 2 or np.ptp(differences) == 0:
+        return None
+    return float(scipy.stats.ttest_rel(other, baseline).pvalue)

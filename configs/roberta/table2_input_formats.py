@@ -1,0 +1,39 @@
+"""Four formats of the input: pairs of segments or sentences with next-sentence prediction, and full or document sentences.
+
+Liu et al. 2019 (RoBERTa), table 2 (section 4.2).
+
+    ag-jax compare --config=configs/roberta/table2_input_formats.py --workdir=DIR
+    ag-jax compare --config=configs/roberta/table2_input_formats.py:scale=small --workdir=DIR
+
+Hardware and time: 1M steps of 256 rows each. scale=small: about four minutes an arm on 2 CPU cores.
+
+Expected: the paper reports downstream scores (MNLI-m 84.0, 82.9, 84.7, 84.7 in the order of `arm`); here it is the
+losses, which are those of different inputs and so are not to be ranked. Nobody has run scale=paper with this program yet.
+
+Deviations: Wikipedia alone. Rows of sentence pairs and of document sentences are shorter; the paper enlarges their
+batches so that a step sees about as many tokens, by how much it does not say: here 4 times for sentence pairs and 1.25
+times for document sentences at scale=paper.
+"""
+
+from ag_jax import experiment, presets
+
+BATCH_FACTORS = {"segment_pair_nsp": 1.0, "sentence_pair_nsp": 4.0, "full_sentences": 1.0, "doc_sentences": 1.25}
+
+
+def get_config(argument: str = ""):
+    """`arm`: segment_pair_nsp, sentence_pair_nsp, full_sentences or doc_sentences; `scale`: paper or small."""
+    chosen = experiment.arguments(argument, arm=tuple(BATCH_FACTORS), scale=("paper", "small"))
+    config = experiment.default_config()
+    config.name = "Input formats and next-sentence prediction"
+    presets.bert_base(config)
+    config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
+    config.model.dtype = "bfloat16"
+    config.training.batch_size = round(config.training.batch_size * BATCH_FACTORS[chosen.arm])
+    if chosen.scale == "small":
+        presets.small(config)
+        config.model.layers = 4
+    config.data.format = chosen.arm
+    if chosen.arm.endswith("_nsp"):
+        config.model.segments = 2
+    config.comparison.arms = ",".join(BATCH_FACTORS)
+    return config

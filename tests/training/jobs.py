@@ -1,0 +1,70 @@
+"""A tiny job on made-up batches that are a pure function of the step, for tests of the loop and its checkpoints."""
+
+import jax
+import numpy as np
+from etils import epath
+
+from ag_jax.attention import guidance
+from ag_jax.attention.patterns import SpecialTokens
+from ag_jax.models.config import EncoderConfig
+from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.objectives.guided import Guided
+from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.training import loop, sharding
+from ag_jax.training.loop import TrainingConfig
+from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+
+ROWS, LENGTH, MASKED, WORDS = 4, 11, 3, 37
+
+
+def batch(seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    tokens = random.integers(5, WORDS, (ROWS, LENGTH), dtype=np.int32)
+    lengths = random.integers(5, LENGTH + 1, ROWS)
+    weights = (random.random((ROWS, MASKED)) < 0.7).astype(np.float32)
+    weights[0, 0] = 1
+    return {
+        "tokens": tokens,
+        "original": tokens,
+        "valid": np.arange(LENGTH)[None, :] < lengths[:, None],
+        "segments": np.zeros((ROWS, LENGTH), np.int32),
+        "masked_positions": random.integers(0, 5, (ROWS, MASKED), dtype=np.int32),
+        "masked_labels": random.integers(5, WORDS, (ROWS, MASKED), dtype=np.int32),
+        "masked_weights": weights,
+    }
+
+
+def tiny_job(
+    workdir,
+    *,
+    width: int = 12,
+    batches=lambda start, stop: (batch(step) for step in range(start, stop)),
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-2),
+    **training,
+) -> loop.Job:
+    """A guided two-layer model with dropout; `training` changes fields of its `TrainingConfig`."""
+    settings = dict(steps=12, batch_size=ROWS, log_every=5, evaluate_every=6, checkpoint_every=4, tensorboard=False)
+    config = TrainingConfig(**(settings | training))
+    model = PretrainingModel(EncoderConfig(vocabulary_size=WORDS, layers=2, heads=3, width=width, max_length=LENGTH))
+    guided = guidance.GuidanceConfig(mode="loss", fraction=1.0)
+    objective = Guided(
+        Pretraining(model),
+        guided,
+        guidance.assign_heads(guided, 3),
+        3,
+        SpecialTokens((0, 2), (5,)),
+        guidance.coefficient_schedule(guided, config.steps),
+    )
+    return loop.Job(
+        name="tiny",
+        config=config,
+        workdir=epath.Path(workdir),
+        objective=objective,
+        optimizer=make_optimizer(optimizer, config.steps),
+        learning_rate=learning_rate_schedule(optimizer, config.steps),
+        init=lambda: model.init(jax.random.key(3), batch(0), deterministic=True)["params"],
+        key=jax.random.key(5),
+        mesh=sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1]),
+        batches=batches,
+        validation=lambda: [batch(1000), batch(1001)],
+    )

@@ -1,0 +1,163 @@
+"""The loop: resumed runs equal uninterrupted ones, and nothing ends without a word."""
+
+import dataclasses
+import errno
+import itertools
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+import ag_jax.training.metrics as metrics_module
+from ag_jax.training import loop
+from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training.loop import Interrupted, NonFiniteError, TrainingConfig
+from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
+from ag_jax.training.optimizer import OptimizerConfig
+from tests.training.jobs import batch, tiny_job
+
+
+def final_state(job):
+    checkpoints = Checkpoints(job.workdir / "checkpoints", read_only=True)
+    return checkpoints.restore(job.config.steps, loop.abstract_state(job, loop.job_shardings(job)))
+
+
+def rows_without_clock(job):
+    return [{key: value for key, value in row.items() if key not in CLOCK_FIELDS} for row in read_metrics(job.workdir)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    job = tiny_job(tmp_path_factory.mktemp("uninterrupted"))
+    return job, loop.Loop(job).run()
+
+
+def signalled_at(step: int, number: int):
+    """Batches that send this process a signal while those of `step` are made."""
+
+    def batches(start, stop):
+        for at in range(start, stop):
+            if at == step:
+                os.kill(os.getpid(), number)
+            yield batch(at)
+
+    return batches
+
+
+def test_summary(uninterrupted):
+    job, summary = uninterrupted
+    rows = read_metrics(job.workdir)
+    train = [row for row in rows if row["split"] == "train"]
+    assert [row["step"] for row in train] == [5, 10, 12]
+    assert [row["step"] for row in rows if row["split"] == "validation"] == [6, 12]
+    assert summary["train_loss"] == train[-1]["mlm_loss"]
+    assert summary["validation_loss"] == rows[-1]["mlm_loss"]
+    totals = [batch(step)["masked_weights"].sum() for step in range(12)]
+    by_interval = [sum(totals[:5]), sum(totals[5:10]), sum(totals[10:])]
+    expected = np.average([row["mlm_loss"] for row in train], weights=by_interval)
+    assert summary["average_train_loss"] == pytest.approx(expected, rel=1e-6)
+    assert summary["tokens_seen"] == sum(int(batch(step)["valid"].sum()) for step in range(12))
+
+
+def test_rows_hold_coefficients_and_masses(uninterrupted):
+    job, _ = uninterrupted
+    row = read_metrics(job.workdir)[0]
+    assert row["coefficient/ag"] == pytest.approx(10.0 * (12 - 4) / (12 - 2))
+    assert row["learning_rate"] == pytest.approx(1e-2 * (1 - 4 / 12))
+    assert all(len(row[f"mass/{name}"]) == 2 for name in ("next", "prev", "first"))
+
+
+@pytest.mark.parametrize(("step", "number"), [(2, signal.SIGTERM), (6, signal.SIGINT), (9, signal.SIGTERM)])
+def test_a_signal_saves_and_the_next_run_ends_as_if_nothing_had_happened(uninterrupted, tmp_path, step, number):
+    whole, summary = uninterrupted
+    with pytest.raises(Interrupted, match=f"stopped at step {step + 1} of 12"):
+        loop.Loop(tiny_job(tmp_path, batches=signalled_at(step, number))).run()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    job = tiny_job(tmp_path)
+    assert loop.Loop(job).run() == summary
+    assert rows_without_clock(job) == rows_without_clock(whole)
+    jax.tree.map(np.testing.assert_array_equal, final_state(job).state, final_state(whole).state)
+    assert final_state(job).progress == final_state(whole).progress
+
+
+def test_a_finished_run_stays_as_it_is(uninterrupted):
+    job, summary = uninterrupted
+    before = rows_without_clock(job)
+    assert loop.Loop(job).run() == summary
+    assert rows_without_clock(job) == before
+
+
+def poisoned_at(step: int):
+    def batches(start, stop):
+        for at in range(start, stop):
+            poisoned = batch(at)
+            if at == step:
+                poisoned["masked_weights"] = np.full_like(poisoned["masked_weights"], np.nan)
+            yield poisoned
+
+    return batches
+
+
+def test_a_loss_that_is_no_number_stops_the_run_with_the_last_good_checkpoint(tmp_path):
+    job = tiny_job(tmp_path, batches=poisoned_at(6), log_every=12)
+    with pytest.raises(NonFiniteError, match=r"mlm_loss is not finite at step 7\. The last good checkpoint: .*/checkpoints/4"):
+        loop.Loop(job).run()
+    assert Checkpoints(job.workdir / "checkpoints", read_only=True).steps() == [0, 4]
+
+
+def test_a_diverging_run_is_stopped_too(tmp_path):
+    job = tiny_job(tmp_path, optimizer=OptimizerConfig(learning_rate=1e30, clip_norm=0.0))
+    with pytest.raises(NonFiniteError, match="not finite at step"):
+        loop.Loop(job).run()
+
+
+def test_a_full_disk_loses_nothing_that_was_saved(uninterrupted, tmp_path, monkeypatch):
+    whole, summary = uninterrupted
+    write = metrics_module.MetricWriter.write
+
+    def full_after_step_5(self, row):
+        if row["step"] > 5:
+            raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+        write(self, row)
+
+    monkeypatch.setattr(metrics_module.MetricWriter, "write", full_after_step_5)
+    with pytest.raises(OSError, match="No space left on device"):
+        loop.Loop(tiny_job(tmp_path)).run()
+    monkeypatch.undo()
+    job = tiny_job(tmp_path)
+    assert loop.Loop(job).run() == summary
+    assert rows_without_clock(job) == rows_without_clock(whole)
+
+
+def test_the_key_of_the_run_matters(uninterrupted, tmp_path):
+    whole, _ = uninterrupted
+    job = dataclasses.replace(tiny_job(tmp_path), key=jax.random.key(6))
+    loop.Loop(job).run()
+    assert rows_without_clock(job) != rows_without_clock(whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "training.steps must be at least 1"),
+        ({"batch_size": 10, "microbatches": 3}, "training.microbatches=3 must divide"),
+        ({"milestones": (2.0,)}, r"fractions of the run in \[0, 1\]"),
+        ({"keep_every": -1}, "training.keep_every must be at least 0"),
+    ],
+)
+def test_impossible_settings(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig(**changes)
+
+
+def test_milestones_are_steps():
+    assert TrainingConfig(steps=1000).milestone_steps() == (0, 10, 1000)
+
+
+def test_progress_is_json(uninterrupted):
+    job, _ = uninterrupted
+    assert json.loads(json.dumps(final_state(job).progress)) == final_state(job).progress
+    assert list(itertools.islice(job.batches(0, 2), 2))[1]["tokens"].shape == (4, 11)
