@@ -1,0 +1,105 @@
+"""A model and batches small enough to compile in a second, with sizes that no two axes share."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ag_jax.attention import guidance
+from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.patterns import PATTERNS, SpecialTokens
+from ag_jax.models.config import EncoderConfig
+from ag_jax.models.encoder import Ports
+from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.objectives.guided import Guided
+from ag_jax.objectives.pretraining import Pretraining
+from tests import reference
+
+LENGTHS = (11, 7, 3, 0)
+LENGTH, MASKED, VOCABULARY = 11, 5, 37
+SPECIAL = SpecialTokens(reference.DELIMITERS, reference.PERIODS)
+ASSIGNMENT = (("next", 1), ("period", 1))
+CONFIG = EncoderConfig(
+    vocabulary_size=VOCABULARY,
+    layers=2,
+    heads=3,
+    width=12,
+    feedforward=22,
+    max_length=13,
+    segments=2,
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+
+
+def config(**settings) -> EncoderConfig:
+    return EncoderConfig(**{**vars(CONFIG), **settings})
+
+
+def model(**settings) -> PretrainingModel:
+    return PretrainingModel(config(**settings), next_sentence=True)
+
+
+def batch(lengths=LENGTHS, length=LENGTH, masked=MASKED, vocabulary=VOCABULARY, seed=0) -> dict[str, np.ndarray]:
+    """Rows of the given lengths with very different numbers of masked positions: none, then one, then more."""
+    rng = np.random.default_rng(seed)
+    original_BL, valid_BL = reference.ragged(lengths, length, vocabulary=vocabulary, seed=seed)
+    tokens_BL = original_BL.copy()
+    positions_BM = np.zeros((len(lengths), masked), np.int32)
+    labels_BM, weights_BM = positions_BM.copy(), positions_BM.astype(np.float32)
+    for row, n in enumerate(lengths):
+        number = min(row % (masked + 1), max(n - 2, 0))
+        places = np.sort(rng.choice(np.arange(1, max(n - 1, 2)), number, replace=False)) if number else []
+        positions_BM[row, :number], weights_BM[row, :number] = places, 1
+        labels_BM[row, :number] = original_BL[row, places] if number else 0
+        tokens_BL[row, places] = 3
+    half_B = np.asarray(lengths)[:, None] // 2
+    segments_BL = ((np.arange(length) >= half_B) & valid_BL).astype(np.int32)
+    return {
+        "tokens": tokens_BL,
+        "original": original_BL,
+        "valid": valid_BL,
+        "segments": segments_BL,
+        "masked_positions": positions_BM,
+        "masked_labels": labels_BM,
+        "masked_weights": weights_BM,
+        "next_labels": (np.arange(len(lengths)) % 2).astype(np.int32),
+    }
+
+
+def params(of: PretrainingModel, example: dict, seed=0):
+    """Random values everywhere, also where the initial values are all 0 or 1, large enough for uneven attention."""
+    shapes = jax.eval_shape(lambda: nn.unbox(of.init(jax.random.key(0), example, deterministic=True))["params"])
+    rng = np.random.default_rng(seed)
+
+    def value(path, leaf):
+        drawn = 0.3 * rng.standard_normal(leaf.shape)
+        return jnp.asarray(1 + drawn if path[-1].key == "scale" else drawn, jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(value, shapes)
+
+
+def float64(tree):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+
+
+def guides(of_batch, assignment=ASSIGNMENT, after_dropout=False) -> guidance.Guides:
+    targets = (PATTERNS[name](jnp.asarray(of_batch["original"]), jnp.asarray(of_batch["valid"]), SPECIAL) for name, _ in assignment)
+    return guidance.Guides(tuple(targets), tuple(count for _, count in assignment), after_dropout)
+
+
+def ports(of_batch, **settings) -> Ports:
+    return Ports(guides=guides(of_batch, **settings))
+
+
+def guided(of: PretrainingModel, assignment=ASSIGNMENT, total_steps=10, **settings) -> Guided:
+    """The guided objective of a model; `settings` are those of `GuidanceConfig`."""
+    chosen = GuidanceConfig(**{"mode": "loss", "alpha": 3.0, **settings})
+    return Guided(
+        inner=Pretraining(of),
+        config=chosen,
+        assignment=assignment,
+        heads=of.config.heads,
+        special=SPECIAL,
+        alpha=guidance.coefficient_schedule(chosen, total_steps),
+    )
