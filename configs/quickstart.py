@@ -19,7 +19,7 @@ def get_config(argument: str = ""):
     config.data.sequence_length = 64
     config.data.tokenizer.vocabulary_size = 4096
     config.data.masking.count = "bernoulli"
-    config.model.update(layers=8, heads=12, width=96, max_length=64)
+    config.model.update(layers=8, heads=6, width=96, max_length=64)
     config.training.update(
         steps=1200, batch_size=32, log_every=20, evaluate_every=300, checkpoint_every=200, milestones=(0.0, 0.01, 1.0)
     )
