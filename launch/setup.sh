@@ -169,14 +169,17 @@ remove_venv() {
   fi
 }
 
+# A killed process keeps its number, as a zombie, until its parent looks; in a container that may be never.
+is_running() { kill -0 "$1" 2>/dev/null && ! grep '^State:.*Z' "/proc/$1/status" >/dev/null 2>&1; }
+
 # Let another set-up of the same environment end, and clear up after one that was killed.
 wait_for_other_setup() {
   local owner
   [ -e "$installing" ] || return 0
   owner=$(head -n 1 "$installing")
-  if [ "$owner" != $$ ] && kill -0 "${owner:-none}" 2>/dev/null; then
+  if [ "$owner" != $$ ] && is_running "${owner:-none}"; then
     say "process $owner is setting up $venv; waiting for it (if it is not, delete $installing)"
-    while [ -e "$installing" ] && kill -0 "$owner" 2>/dev/null; do sleep 1; done
+    while [ -e "$installing" ] && is_running "$owner"; do sleep 1; done
   fi
   if [ -e "$installing" ]; then remove_venv "an earlier set-up was cut short"; fi
 }

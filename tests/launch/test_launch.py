@@ -113,6 +113,13 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
 def installed_jax(machine: Machine, **environment: str) -> tuple[str, str]:
     """The jax build asked of pip ("cpu" where none is named), and the line that says so."""
     result = machine.run("local.sh", "train", **environment)
@@ -322,16 +329,25 @@ def test_environment_whose_python_has_gone_is_made_anew(machine):
 def test_killed_set_up_is_begun_again(machine):
     process = machine.start("local.sh", "x", FAKE_PIP_HANGS="yes")
     marker = machine.repository / ".venv" / ".ag_jax-installing"
-    deadline = time.monotonic() + 20
-    while not (marker.exists() and "unpacking" in marker.read_text()):
-        assert time.monotonic() < deadline, "pip was never reached"
-        time.sleep(0.02)
+    wait_until(lambda: marker.exists() and "unpacking" in marker.read_text())
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
     machine.done()
     result = machine.run("local.sh", "x")
+    process.communicate()  # only now, so that the killed process was a zombie during the second run
     assert result.returncode == 0 and "cut short" in result.stderr
     assert machine.done()[0].startswith("venv ")
+
+
+def test_a_set_up_that_is_at_work_is_waited_for(machine):
+    first = machine.start("local.sh", "x", FAKE_PIP_HANGS="yes")
+    marker = machine.repository / ".venv" / ".ag_jax-installing"
+    wait_until(lambda: marker.exists() and "unpacking" in marker.read_text())
+    second = machine.start("local.sh", "x")
+    assert f"process {first.pid} is setting up" in second.stderr.readline()
+    assert second.poll() is None
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert second.communicate(timeout=30)[0].startswith("ag-jax x\n")
 
 
 def test_failed_download_shows_pips_error_and_keeps_the_environment(machine):
