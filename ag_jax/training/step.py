@@ -80,7 +80,7 @@ def train_step(
     one = jnp.float32(1)
     metrics |= {
         "loss": (loss, one),
-        "gradient_norm": (optax.global_norm(gradient), one),
+        "gradient_norm": (optax.tree.norm(gradient), one),
         "tokens": (batch["valid"].sum().astype(jnp.float32), one),
     }
     return TrainState(state.step + 1, params, opt_state), metrics
