@@ -25,7 +25,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
     for seed in config.comparison.seeds:
         for arm in config.comparison.arms.split(","):
             named = experiment.load(experiment.with_argument(source, "arm", arm), overrides)
-            named.update(name=f"{arm}-seed{seed}", seed=seed)
+            named.seed = seed
             configs[arm, seed] = experiment.parse(named)
     return configs
 
@@ -36,9 +36,10 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epat
     Runs lie in `workdir/ARM-seedN`; a comparison that was stopped goes on where it was.
     """
     configs = arm_configs(source, overrides)
-    for config in configs.values():
-        run.claim_workdir(config, workdir / config.name)
-    summaries = {key: run.train(config, workdir / config.name) for key, config in configs.items()}
+    directories = {(arm, seed): workdir / f"{arm}-seed{seed}" for arm, seed in configs}
+    for key, config in configs.items():  # before the first is trained: a clash is worth nothing an hour later
+        run.claim_workdir(config, directories[key])
+    summaries = {key: run.train(config, directories[key]) for key, config in configs.items()}
 
     first = next(iter(configs.values()))
     seeds, arms = first.comparison.seeds, first.comparison.arms.split(",")
@@ -46,26 +47,27 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epat
         ArmResults(
             name=arm,
             summaries=[summaries[arm, seed] for seed in seeds],
-            metrics=[read_metrics(workdir / configs[arm, seed].name) for seed in seeds],
+            metrics=[read_metrics(directories[arm, seed]) for seed in seeds],
             settings=_settings(configs[arm, seeds[0]]),
         )
         for arm in arms
     ]
     corpus = pipeline.prepare(first.data)
     numbers = report.numbers(results, seeds, unigram_loss(corpus.train))
-    title = experiment.load(source, overrides).name
     settings = "".join(f" --config.{key}={value}" for key, value in overrides.items())
     command = f"ag-jax compare --config={source}{settings}"
-    figures = _figures(workdir, {arm: configs[arm, seeds[0]] for arm in arms}, results, corpus)
-    (workdir / "report.json").write_text(json.dumps({"title": title, "command": command, **numbers}, indent=2) + "\n")
+    opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in arms}
+    figures = _figures(workdir, opened, results, corpus)
+    content = {"title": first.title, "command": command, **numbers}
+    (workdir / "report.json").write_text(json.dumps(content, indent=2) + "\n")
     path = workdir / "report.md"
-    path.write_text(report.markdown(title, results, numbers, figures, command) + "\n")
+    path.write_text(report.markdown(first.title, results, numbers, figures, command) + "\n")
     return path
 
 
 def _settings(config: ExperimentConfig) -> dict[str, Any]:
     flat = experiment.flat(experiment.to_dict(config))
-    return {key: value for key, value in flat.items() if key not in ("name", "seed")}
+    return {key: value for key, value in flat.items() if key not in ("title", "seed")}
 
 
 def unigram_loss(rows: Any) -> float:
@@ -77,9 +79,12 @@ def unigram_loss(rows: Any) -> float:
 
 
 def _figures(
-    workdir: epath.Path, configs: dict[str, ExperimentConfig], results: list[ArmResults], corpus: pipeline.Corpus
+    workdir: epath.Path,
+    runs: dict[str, tuple[epath.Path, ExperimentConfig]],
+    results: list[ArmResults],
+    corpus: pipeline.Corpus,
 ) -> list[tuple[str, str]]:
-    """Draw the figures of the paper for the first seed's runs; (caption, path relative to the report) of each."""
+    """Draw the figures of the paper, with the maps of `runs`; (caption, path relative to the report) of each."""
     directory = workdir / "figures"
     directory.mkdir(exist_ok=True)
     series = {arm.name: arm.metrics for arm in results}
@@ -87,13 +92,13 @@ def _figures(
         ("Loss over steps", plots.loss_curves(series, directory / "loss_over_steps.png", x="step")),
         ("Loss over tokens", plots.loss_curves(series, directory / "loss_over_tokens.png", x="tokens_seen")),
     ]
-    guided = {arm.name: arm.metrics[0] for arm in results if configs[arm.name].guidance.mode != "none"}
+    guided = {arm.name: arm.metrics[0] for arm in results if runs[arm.name][1].guidance.mode != "none"}
     if guided:
         caption = "Attention mass on each pattern's target, by layer"
         drawn.append((caption, plots.mass_curves(guided, directory / "attention_mass.png")))
 
-    columns = {arm: _maps_during_training(workdir / config.name, config) for arm, config in configs.items()}
-    assignment = max((run.assignment(config) for config in configs.values()), key=len)
+    columns = {arm: _maps_during_training(directory, config) for arm, (directory, config) in runs.items()}
+    assignment = max((run.assignment(config) for _, config in runs.values()), key=len)
     special = run.special_tokens(corpus.tokenizer)
     last = next(iter(columns.values()))[-1][1]
     targets = maps.targets(last, special, [name for name, _ in assignment] or ["next", "prev", "first"])

@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
@@ -47,9 +48,9 @@ class InspectionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-    """One run: name and seed, and a section for each room of the program."""
+    """One run: title of the experiment, seed, and a section for each room of the program."""
 
-    name: str = "experiment"
+    title: str = "Pre-training"
     seed: int = 0
     data: DataConfig = DataConfig()
     model: EncoderConfig = EncoderConfig()
@@ -137,7 +138,8 @@ def _to_type(kind: Any, value: Any, path: str) -> Any:
 def unknown_key(key: str, known: list[str]) -> str:
     """A message for a misspelt key, with the nearest one that exists."""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"unknown setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else f". Known: {', '.join(known)}")
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+    return f"unknown setting {key!r}{hint}"
 
 
 def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
@@ -146,6 +148,15 @@ def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
     for key, value in config.items():
         leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
     return leaves
+
+
+def check_overrides(items: Iterable[str]) -> None:
+    """Raise ValueError if one of `config.section.key=value` names a setting that does not exist."""
+    known = [*flat(default_config().to_dict())]
+    for item in items:
+        key = item.partition("=")[0].removeprefix("config.")
+        if key not in known:
+            raise ValueError(unknown_key(key, known))
 
 
 def arguments(text: str, **choices: tuple) -> SimpleNamespace:
@@ -166,14 +177,14 @@ def arguments(text: str, **choices: tuple) -> SimpleNamespace:
     return SimpleNamespace(**values)
 
 
-def load(path_and_argument: str, overrides: dict[str, Any]) -> ml_collections.ConfigDict:
+def load(path_and_argument: str, overrides: dict[str, Any] | None = None) -> ml_collections.ConfigDict:
     """The config of `path.py:argument`, with settings of the command line on top."""
     path, _, argument = path_and_argument.partition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     config = module.get_config(argument)
-    config.update_from_flattened_dict(overrides)
+    config.update_from_flattened_dict(overrides or {})
     return config
 
 

@@ -30,15 +30,17 @@ def main(argv: list[str]) -> int:
     if any(argument in ("--help", "-h", "help") for argument in argv[1:]) or len(argv) == 1:
         print(USAGE)
         return 0 if len(argv) > 1 else 2
+    from ag_jax import experiment, verbs  # not at the top: --help need not wait for JAX
+
     try:
+        experiment.check_overrides(argument[2:] for argument in argv if argument.startswith("--config."))
         positional = flags.FLAGS(argv)[1:]
         if len(positional) != 1 or positional[0] not in VERBS:
             raise ValueError(f"expected one verb of {', '.join(VERBS)}, got {' '.join(positional) or 'none'}; see --help")
-    except (flags.Error, ValueError, AttributeError, KeyError, TypeError, OSError) as error:
-        print(f"ag-jax: {str(error.args[0] if error.args else error).strip()}", file=sys.stderr)
+    except (flags.Error, ValueError, OSError) as error:
+        # An error of the config file itself comes wrapped in its whole traceback, of which the last line says it all.
+        print(f"ag-jax: {str(error).strip().splitlines()[-1].removeprefix('ValueError: ')}", file=sys.stderr)
         return 2
-
-    from ag_jax import verbs  # after the flags: a wrong command need not wait for JAX
 
     source = config_flags.get_config_filename(flags.FLAGS["config"]) if _CONFIG.value else None
     overrides = config_flags.get_override_values(flags.FLAGS["config"]) if _CONFIG.value else {}

@@ -33,6 +33,7 @@ from ag_jax.training.optimizer import learning_rate_schedule, make_optimizer
 MAY_DIFFER = (
     "data.cache_dir",
     "mesh.",
+    "title",
     "training.checkpoint_every",
     "training.keep_",
     "training.milestones",
@@ -104,7 +105,7 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
     batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, config.training.batch_size, config.seed)
     return loop.Job(
-        name=config.name,
+        name=workdir.name,
         config=config.training,
         workdir=workdir,
         objective=objective,

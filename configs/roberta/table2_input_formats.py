@@ -24,7 +24,7 @@ def get_config(argument: str = ""):
     """`arm`: segment_pair_nsp, sentence_pair_nsp, full_sentences or doc_sentences; `scale`: paper or small."""
     chosen = experiment.arguments(argument, arm=tuple(BATCH_FACTORS), scale=("paper", "small"))
     config = experiment.default_config()
-    config.name = "Input formats and next-sentence prediction"
+    config.title = "Input formats and next-sentence prediction"
     presets.bert_base(config)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"

@@ -29,7 +29,7 @@ def get_config(argument: str = ""):
     """`arm`: 256, 2k or 8k; `scale`: paper or small."""
     chosen = experiment.arguments(argument, arm=tuple(PAPER), scale=("paper", "small"))
     config = experiment.default_config()
-    config.name = "Batch size at equal passes over the text"
+    config.title = "Batch size at equal passes over the text"
     presets.bert_base(config)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"

@@ -1,0 +1,205 @@
+"""The command as a user types it: killed, stopped, resumed, and given nonsense."""
+
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+STEPS = 120
+WORDS = "the house of our union is strong and we will build roads . they said no ; he went home early .".split()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A file of a few hundred sentences: two epochs are 120 steps of 4 rows."""
+    chosen = random.Random(1)
+    lines = [" ".join(chosen.choices(WORDS, k=9)).capitalize() + "." for _ in range(330)]
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def command(verb: str, text: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
+    settings = {
+        "data.source": text,
+        "data.sequence_length": 16,
+        "data.tokenizer.vocabulary_size": 300,
+        "model.layers": 2,
+        "model.width": 12,
+        "model.heads": 3,
+        "training.steps": STEPS,
+        "training.batch_size": 4,
+        "training.log_every": 1,
+        "training.evaluate_every": 50,
+        "training.checkpoint_every": 7,
+        "guidance.fraction": 1.0,
+    }
+    flags = [f"--config.{key}={value}" for key, value in settings.items()]
+    config = f"--config={REPOSITORY / 'configs' / 'quickstart.py'}"
+    return [sys.executable, "-m", "ag_jax.main", verb, config, *flags, f"--workdir={workdir}", *more]
+
+
+def run(arguments: list[str], **options) -> subprocess.CompletedProcess:
+    return subprocess.run(arguments, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, **options)
+
+
+def signalled(arguments: list[str], workdir: pathlib.Path, step: int, number: int) -> subprocess.Popen:
+    """The command, sent a signal as soon as its metrics show the step; waited for."""
+    process = subprocess.Popen(arguments, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics, deadline = workdir / "metrics.jsonl", time.monotonic() + 240
+    while time.monotonic() < deadline and process.poll() is None:
+        if metrics.exists() and f'"step": {step},' in metrics.read_text():
+            process.send_signal(number)
+            break
+        time.sleep(0.002)
+    process.output = process.communicate(timeout=120)
+    return process
+
+
+def content(workdir: pathlib.Path):
+    """Final arrays, what was saved beside them, and the rows of metrics without their clock."""
+    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+    metadata = checkpoints._manager.item_metadata(STEPS)["state"]
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), dict(metadata))
+    restored = checkpoints.restore(STEPS, like)
+    rows = [{key: value for key, value in row.items() if key not in CLOCK_FIELDS} for row in read_metrics(workdir)]
+    return restored.state, restored.progress, rows
+
+
+def assert_same_run(left: pathlib.Path, right: pathlib.Path) -> None:
+    (state, progress, rows), (other_state, other_progress, other_rows) = content(left), content(right)
+    assert jax.tree.structure(state) == jax.tree.structure(other_state)
+    jax.tree.map(np.testing.assert_array_equal, state, other_state)
+    assert progress == other_progress
+    assert rows == other_rows
+    assert (left / "summary.json").read_text() == (right / "summary.json").read_text()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(text, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("uninterrupted") / "run"
+    done = run(command("train", text, workdir))
+    assert done.returncode == 0, done.stderr
+    assert "MLM loss" in done.stdout
+    rows = len((workdir / "metrics.jsonl").read_text().splitlines())
+    assert rows == STEPS + 3
+    return workdir
+
+
+def test_killed_in_both_epochs_and_restarted_is_bit_identical(text, uninterrupted, tmp_path):
+    """`kill -9` at a random step of the first epoch, then of the second; dropout and guidance are on."""
+    workdir = tmp_path / "run"
+    steps = random.SystemRandom().randint(8, 50), random.SystemRandom().randint(64, 100)
+    for step in steps:
+        killed = signalled(command("train", text, workdir), workdir, step, signal.SIGKILL)
+        assert killed.returncode == -signal.SIGKILL, f"kill at {step}: {killed.output}"
+        assert not (workdir / "summary.json").exists()
+    done = run(command("train", text, workdir))
+    assert done.returncode == 0 and "resumed from the checkpoint of step" in done.stderr, (steps, done.stderr)
+    assert_same_run(workdir, uninterrupted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_says_how_to_go_on_and_exits_0(text, uninterrupted, tmp_path, number):
+    workdir = tmp_path / "run"
+    stopped = signalled(command("train", text, workdir), workdir, 30, number)
+    assert stopped.returncode == 0, stopped.output
+    assert "To go on, run the same command again" in stopped.output[1]
+    saved = max(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
+    assert saved >= 30
+    done = run(command("train", text, workdir))
+    assert f"resumed from the checkpoint of step {saved}" in done.stderr
+    assert_same_run(workdir, uninterrupted)
+
+
+def test_evaluate_finds_the_summarys_loss(uninterrupted):
+    done = run([sys.executable, "-m", "ag_jax.main", "evaluate", f"--workdir={uninterrupted}"])
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((uninterrupted / "summary.json").read_text())
+    assert json.loads(done.stdout)["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
+
+
+def test_inspect_draws(uninterrupted):
+    done = run([sys.executable, "-m", "ag_jax.main", "inspect", f"--workdir={uninterrupted}", "--text=The house is strong."])
+    assert done.returncode == 0, done.stderr
+    drawn = [line.removeprefix("drawn: ") for line in done.stdout.splitlines() if line.startswith("drawn: ")]
+    assert drawn and all(pathlib.Path(path).read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+def test_tokenizer_is_trained_and_can_be_used(text, tmp_path):
+    done = run(command("tokenizer", text, tmp_path / "tokenizer", "--text=the house"))
+    assert done.returncode == 0, done.stderr
+    assert "300 tokens" in done.stdout and "the ▁house" in done.stdout
+    again = run(
+        command("train", text, tmp_path / "run", f"--config.data.tokenizer.path={tmp_path / 'tokenizer'}", "--print_config")
+    )
+    assert json.loads(again.stdout)["data"]["tokenizer"]["path"] == str(tmp_path / "tokenizer")
+
+
+def test_another_config_is_refused_and_nothing_is_lost(text, uninterrupted):
+    before = (uninterrupted / "metrics.jsonl").read_bytes()
+    done = run(command("train", text, uninterrupted, "--config.model.layers=3"))
+    assert done.returncode == 1
+    assert "model.layers: there 2, now 3" in done.stderr
+    assert (uninterrupted / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--config.training.stpes=3"], "unknown setting 'training.stpes'; did you mean 'training.steps'?"),
+        (["--config.training.steps=many"], "flag --config.training.steps=many"),
+        (["--wrokdir=x"], "Did you mean: workdir"),
+        (["--config.model.heads=5"], "model.heads must divide model.width=12, got 5; the nearest that do: [4, 6"),
+        (["--config.guidance.fraction=0.3"], "at least 2 are needed"),
+        (["--config.guidance.heads=nxt:1"], "did you mean 'next'?"),
+        (["--config.data.sequence_length=65"], "is longer than the model's"),
+        (["--config.data.source=/not/there.txt"], "does not exist"),
+        (["--config.training.batch_size=4000"], "fewer than one batch of 4000"),
+        (["--config.mesh.tensor=3"], "the mesh data=1 x fsdp=1 x tensor=3 needs 3 devices"),
+        (["--config.model.vocabulary_size=7"], "smaller than the tokenizer's 300 tokens"),
+        (["--config.optimizer.warmup_steps=500"], "optimizer.warmup_steps must be below training.steps=120"),
+        (["--config.data.masking.rate=1.5"], "rate must lie strictly between 0 and 1"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(text, tmp_path, more, message):
+    done = run(command("train", text, tmp_path / "run", *more))
+    assert done.returncode in (1, 2)
+    assert message in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_an_unwritable_workdir_is_named(text, tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    done = run(command("train", text, tmp_path / "file"))
+    assert done.returncode == 1 and "cannot write to --workdir" in done.stderr
+
+
+def test_a_full_disk_is_named_and_loses_nothing(text, tmp_path):
+    """A file size limit stands in for a full disk: checkpoints of this size no longer fit."""
+    workdir = tmp_path / "run"
+    limited = f"ulimit -f 60; exec {' '.join(map(str, command('train', text, workdir)))}"
+    done = run(["bash", "-c", f"trap '' XFSZ; {limited}"])
+    assert done.returncode == 1, done.stderr
+    assert "File too large" in done.stderr or "No space" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_and_no_verb():
+    done = run([sys.executable, "-m", "ag_jax.main", "--help"])
+    assert done.returncode == 0 and "ag-jax train" in done.stdout
+    done = run([sys.executable, "-m", "ag_jax.main", "trian"])
+    assert done.returncode == 2 and "expected one verb of" in done.stderr
