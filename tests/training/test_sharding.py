@@ -1,0 +1,133 @@
+"""Which device holds what."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from ag_jax.training import sharding
+from ag_jax.training.sharding import MeshConfig, make_mesh
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def boxed():
+    """Shapes of a model's parameters with their axis names."""
+    model, batch = tiny.model(heads=4, width=16), tiny.batch()
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), batch, deterministic=True))["params"]
+
+
+def specs(boxed, mesh):
+    found = sharding.parameter_shardings(boxed, mesh)
+    return {
+        jax.tree_util.keystr(path).replace("']['", "/").strip("[]'"): leaf.spec
+        for path, leaf in jax.tree_util.tree_leaves_with_path(found)
+    }
+
+
+def is_split(spec):
+    return any(axis is not None for axis in spec)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape"),
+    [
+        ({}, (8, 1, 1)),
+        ({"fsdp": 4}, (2, 4, 1)),
+        ({"tensor": 8}, (1, 1, 8)),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 2)),
+    ],
+)
+def test_data_takes_the_devices_that_are_left(eight_devices, settings, shape):
+    mesh = make_mesh(MeshConfig(**settings), eight_devices)
+    assert mesh.axis_names == ("data", "fsdp", "tensor") and mesh.devices.shape == shape
+    assert set(mesh.devices.flat) == set(eight_devices)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": 3}, "data=3 x fsdp=1 x tensor=1 needs 3 devices, but there are 8; choose"),
+        ({"fsdp": 3}, "data=2 x fsdp=3 x tensor=1 needs 6 devices, but there are 8"),
+        ({"tensor": 16}, "data=1 x fsdp=1 x tensor=16 needs 16 devices, but there are 8"),
+    ],
+)
+def test_a_mesh_that_does_not_fit(eight_devices, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_mesh(MeshConfig(**settings), eight_devices)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": -1}, "mesh.data must be at least 0"),
+        ({"fsdp": 0}, "mesh.fsdp must be at least 1, got 0"),
+        ({"tensor": 0}, "mesh.tensor must be at least 1, got 0"),
+    ],
+)
+def test_impossible_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MeshConfig(**settings)
+
+
+def test_parameters_are_split_by_the_names_of_their_axes(eight_devices, boxed):
+    found = specs(boxed, make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), eight_devices))
+    P = PartitionSpec
+    layers = "encoder/layers/"
+    expected = {
+        layers + "attention/query/kernel": P(None, "fsdp", "tensor", None),
+        layers + "attention/query/bias": P(None, "tensor", None),
+        layers + "attention/output/kernel": P(None, "tensor", None, "fsdp"),
+        layers + "attention/output/bias": P(None, "fsdp"),
+        layers + "feedforward_in/kernel": P(None, "fsdp", "tensor"),
+        layers + "feedforward_in/bias": P(None, "tensor"),
+        layers + "feedforward_out/kernel": P(None, "tensor", "fsdp"),
+        layers + "feedforward_norm/scale": P(None, "fsdp"),
+        # 37 words are not even; the width is.
+        "encoder/embeddings/word/embedding": P(None, "fsdp"),
+        "encoder/embeddings/position/embedding": P(None, "fsdp"),
+        "word_head/bias": P(None),
+        "word_head/dense/kernel": P("fsdp", None),
+        "next_head/classifier/kernel": P("fsdp", None),
+    }
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_an_even_vocabulary_is_split(eight_devices):
+    model, batch = tiny.model(vocabulary_size=38, heads=4, width=16), tiny.batch()
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), batch, deterministic=True))["params"]
+    found = specs(boxed, make_mesh(MeshConfig(tensor=2), eight_devices))
+    assert found["encoder/embeddings/word/embedding"] == PartitionSpec("tensor", "fsdp")
+    assert found["word_head/bias"] == PartitionSpec("tensor")
+
+
+def test_an_axis_that_does_not_divide_is_not_split(eight_devices, boxed):
+    found = specs(boxed, make_mesh(MeshConfig(tensor=8), eight_devices))  # 4 heads, 22 features
+    assert found["encoder/layers/attention/query/kernel"] == PartitionSpec(None, "fsdp", None, None)
+    assert found["encoder/layers/feedforward_in/kernel"] == PartitionSpec(None, "fsdp", None)
+
+
+def test_every_matrix_of_every_layer_is_split_over_fsdp(eight_devices, boxed):
+    """Nothing large is forgotten: what is whole on every device are tables and heads that the rules leave whole."""
+    found = specs(boxed, make_mesh(MeshConfig(fsdp=8), eight_devices))
+    whole = {name for name, spec in found.items() if "fsdp" not in spec}
+    assert whole == {
+        "encoder/layers/attention/query/bias",
+        "encoder/layers/attention/key/bias",
+        "encoder/layers/attention/value/bias",
+        "encoder/layers/feedforward_in/bias",
+        "word_head/bias",
+        "word_head/dense/bias",
+        "next_head/pooler/bias",
+        "next_head/classifier/bias",
+    }
+
+
+def test_rows_go_over_data_and_fsdp(eight_devices):
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), eight_devices)
+    batch = tiny.batch((11, 7, 5, 3))
+    placed = sharding.place_batch(batch, mesh)
+    for name, field in batch.items():
+        np.testing.assert_array_equal(placed[name], field)
+        assert placed[name].sharding.spec == PartitionSpec(("data", "fsdp"))
+        assert {shard.data.shape for shard in placed[name].addressable_shards} == {(1, *field.shape[1:])}
