@@ -14,17 +14,16 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
-import grain
 import numpy as np
 
-from ag_jax.data import batching, formats, randomness, sources, store, tokenizers
+from ag_jax.data import batching, cache, formats, randomness, sources, store, tokenizers
 from ag_jax.data.batching import Batch
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
-from ag_jax.data.sentences import split_sentences
+from ag_jax.data.sentences import join_sentences, split_sentences
 from ag_jax.data.store import Rows, TextStore, TextStoreWriter
 from ag_jax.data.tokenizers import Tokenizer
 
-CACHE_VERSION = 1  # raised whenever the same settings give other rows
+CACHE_VERSION = 2  # raised whenever the same settings give other rows
 TOKENIZER_TEXT = 200_000_000  # characters of text that a tokenizer is trained on, at most
 ENCODED_TOGETHER = 2**21  # characters that are tokenised in one call, on all cores
 PREFETCH = 4  # batches made ahead
@@ -50,10 +49,10 @@ def prepare(config: DataConfig) -> Corpus:
         sources.identity(config.validation_source) if config.validation_source else config.validation_fraction,
         tokenizer.fingerprint(),
     )
-    text = _cache(config) / f"text-{key}"
-    store.build_once(text, lambda directory: _write_text(config, tokenizer, directory))
-    packed = _cache(config) / f"rows-{_key(key, config.format, config.sequence_length, config.duplicates)}"
-    store.build_once(packed, lambda directory: _write_rows(config, tokenizer, text, directory))
+    text = _cache_root(config) / f"text-{key}"
+    cache.build_once(text, lambda directory: _write_text(config, tokenizer, directory))
+    packed = _cache_root(config) / f"rows-{_key(key, config.format, config.sequence_length, config.duplicates)}"
+    cache.build_once(packed, lambda directory: _write_rows(config, tokenizer, text, directory))
     return Corpus(tokenizer, Rows(packed / "train"), Rows(packed / "validation"))
 
 
@@ -63,17 +62,17 @@ def prepare_tokenizer(config: DataConfig) -> Tokenizer:
         return tokenizers.load(config.tokenizer.path)
     held_out = None if config.validation_source else config.validation_fraction
     key = _key(sources.identity(config.source), dataclasses.asdict(config.tokenizer), held_out)
-    directory = _cache(config) / f"tokenizer-{key}"
+    directory = _cache_root(config) / f"tokenizer-{key}"
 
     def write(partial: pathlib.Path) -> None:
         _say(f"training a {config.tokenizer.kind} tokenizer of {config.tokenizer.vocabulary_size} words")
         tokenizers.train(config.tokenizer, _limited(_training_documents(config))).save(partial)
 
-    store.build_once(directory, write)
+    cache.build_once(directory, write)
     return tokenizers.load(directory)
 
 
-def _cache(config: DataConfig) -> pathlib.Path:
+def _cache_root(config: DataConfig) -> pathlib.Path:
     named = config.cache_dir or os.environ.get("AG_JAX_CACHE") or "~/.cache/ag_jax"
     return pathlib.Path(named).expanduser()
 
@@ -102,9 +101,14 @@ def _split_documents(config: DataConfig) -> Iterator[tuple[str, bool]]:
     first_two = list(itertools.islice(documents, 2))
     if len(first_two) == 1:
         sentences = split_sentences(first_two[0])
+        if len(sentences) < 2:
+            raise ValueError(
+                f"data.source={config.source!r} is a single sentence, of which none can be held out: expected at least two; "
+                "give more text, or set data.validation_source"
+            )
         border = len(sentences) - max(1, round(config.validation_fraction * len(sentences)))
-        yield "\n".join(sentences[:border]), False
-        yield "\n".join(sentences[border:]), True
+        yield join_sentences(sentences[:border]), False
+        yield join_sentences(sentences[border:]), True
         return
     for number, document in enumerate(itertools.chain(first_two, documents)):
         yield document, _is_held_out(number, config.validation_fraction)
@@ -216,6 +220,8 @@ class Batches:
 
     def iterate(self, start: int, stop: int, rows: slice = slice(None), threads: int = 1) -> Iterator[Batch]:
         """The batches of steps `start` to `stop` - 1, made ahead by other threads (grain)."""
+        import grain  # takes a second, and brings JAX with it, which the rest of this room can do without
+
         steps = grain.MapDataset.range(start, stop).map(functools.partial(self.at, rows=rows))
         return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=PREFETCH)))
 

@@ -30,6 +30,11 @@ def split_sentences(text: str) -> list[str]:
     return sentences
 
 
+def join_sentences(sentences: list[str]) -> str:
+    """A text that `split_sentences` would split into these sentences."""
+    return "".join(sentence if sentence[0].isspace() else f"\n{sentence}" for sentence in sentences).lstrip("\n")
+
+
 def _is_abbreviation(until_stop: str) -> bool:
     word = _LAST_WORD.search(until_stop)
     return bool(word) and (word[1].lower() in ABBREVIATIONS or (len(word[1]) == 1 and word[1].isupper()))

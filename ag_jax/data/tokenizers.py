@@ -18,9 +18,15 @@ import sentencepiece
 import tokenizers as huggingface
 
 from ag_jax.data.config import TokenizerConfig
+from ag_jax.data.tokenizer_backends import (
+    BERT_SPECIALS,
+    ROBERTA_SPECIALS,
+    HuggingFace,
+    SentencePiece,
+    byte_bpe,
+    wordpiece,
+)
 
-ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _ROLES = {
     "begin": ("<s>", "[CLS]"),
     "pad": ("<pad>", "[PAD]"),
@@ -50,7 +56,7 @@ class SpecialTokens:
 class Tokenizer:
     """Text to ids and back; made by `train` or `load`."""
 
-    def __init__(self, backend: "_HuggingFace | _SentencePiece", origin: str):
+    def __init__(self, backend: HuggingFace | SentencePiece, origin: str):
         self._backend = backend
         self.vocabulary_size: int = backend.vocabulary_size
         self.specials: SpecialTokens = _find_specials(backend, origin)
@@ -127,13 +133,13 @@ def load(path: str | os.PathLike) -> Tokenizer:
     directory, names = (given, _names(given)) if given.is_dir() else (given.parent, [given.name])
     for name in names:
         if name == "tokenizer.json":
-            backend = _HuggingFace(_read_file(directory / name, huggingface.Tokenizer.from_file))
+            backend = HuggingFace(_read_file(directory / name, huggingface.Tokenizer.from_file))
         elif name in ("vocab.json", "merges.txt"):
             backend = _load_byte_bpe(directory)
         elif name == "vocab.txt":
             backend = _load_wordpiece(directory / name)
         elif name.endswith(".model"):
-            backend = _SentencePiece(_read_file(directory / name, lambda file: pathlib.Path(file).read_bytes()))
+            backend = SentencePiece(_read_file(directory / name, lambda file: pathlib.Path(file).read_bytes()))
         else:
             continue
         return Tokenizer(backend, origin=str(given))
@@ -141,73 +147,6 @@ def load(path: str | os.PathLike) -> Tokenizer:
         f"{given} holds no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a *.model "
         f"file of sentencepiece, got {', '.join(names[:8]) or 'an empty directory'}."
     )
-
-
-class _HuggingFace:
-    file_name = "tokenizer.json"
-
-    def __init__(self, tokenizer: huggingface.Tokenizer):
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        tokenizer.encode_special_tokens = True
-        self._tokenizer = tokenizer
-        vocabulary = tokenizer.get_vocab()
-        self.vocabulary_size = max(vocabulary.values(), default=-1) + 1
-        self._is_byte_level = isinstance(tokenizer.decoder, huggingface.decoders.ByteLevel)
-
-    def encode_batch(self, texts):
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
-
-    def decode(self, ids):
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
-
-    def readable(self, id):
-        piece = self._tokenizer.id_to_token(id)
-        if piece is None:
-            return f"[{id}]"
-        if not self._is_byte_level or piece in ROBERTA_SPECIALS:
-            return piece
-        text = self._tokenizer.decoder.decode([piece])
-        # A piece may be a part of one character's bytes; then its byte letters are the best that can be shown.
-        text = piece if "\ufffd" in text else text
-        return text.replace(" ", "▁").replace("Ġ", "▁").replace("\n", "\\n")
-
-    def id(self, piece):
-        return self._tokenizer.token_to_id(piece)
-
-    def serialized(self):
-        return self._tokenizer.to_str().encode()
-
-
-class _SentencePiece:
-    file_name = "spiece.model"
-
-    def __init__(self, model: bytes):
-        try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise ValueError(
-                f"expected a sentencepiece model, got a file that it cannot read ({error}); train or copy it anew."
-            ) from error
-        self._model = model
-        self.vocabulary_size = self._processor.get_piece_size()
-
-    def encode_batch(self, texts):
-        return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
-
-    def decode(self, ids):
-        return self._processor.decode(ids)
-
-    def readable(self, id):
-        return self._processor.id_to_piece(id)
-
-    def id(self, piece):
-        id = self._processor.piece_to_id(piece)
-        return id if self._processor.id_to_piece(id) == piece else None
-
-    def serialized(self):
-        return self._model
 
 
 def _find_specials(backend, origin: str) -> SpecialTokens:
@@ -224,23 +163,23 @@ def _find_specials(backend, origin: str) -> SpecialTokens:
     return SpecialTokens(**found, pair_separators=2 if is_roberta else 1)
 
 
-def _train_huggingface(config: TokenizerConfig, texts: Iterable[str]) -> _HuggingFace:
+def _train_huggingface(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFace:
     common = {"vocab_size": config.vocabulary_size, "min_frequency": 2, "show_progress": False}
     if config.kind == "byte_bpe":
-        tokenizer = _byte_bpe(huggingface.models.BPE())
+        tokenizer = byte_bpe(huggingface.models.BPE())
         trainer = huggingface.trainers.BpeTrainer(
             special_tokens=list(ROBERTA_SPECIALS),
             initial_alphabet=huggingface.pre_tokenizers.ByteLevel.alphabet(),
             **common,
         )
     else:
-        tokenizer = _wordpiece(huggingface.models.WordPiece(unk_token="[UNK]"), lowercase=config.lowercase)
+        tokenizer = wordpiece(huggingface.models.WordPiece(unk_token="[UNK]"), lowercase=config.lowercase)
         trainer = huggingface.trainers.WordPieceTrainer(special_tokens=list(BERT_SPECIALS), **common)
     tokenizer.train_from_iterator(texts, trainer)
-    return _HuggingFace(tokenizer)
+    return HuggingFace(tokenizer)
 
 
-def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> _SentencePiece:
+def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> SentencePiece:
     size = _SENTENCEPIECE_LINE_CHARACTERS
     lines = (line[at : at + size] for text in texts for line in text.splitlines() for at in range(0, len(line), size))
     model = io.BytesIO()
@@ -260,7 +199,7 @@ def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> _Sent
         )
     except RuntimeError as error:
         raise ValueError(_explain_size(config.vocabulary_size, str(error))) from error
-    return _SentencePiece(model.getvalue())
+    return SentencePiece(model.getvalue())
 
 
 def _explain_size(asked: int, message: str) -> str:
@@ -277,39 +216,24 @@ def _explain_size(asked: int, message: str) -> str:
     return f"sentencepiece could not train a vocabulary of {asked} pieces: {message}"
 
 
-def _byte_bpe(model: huggingface.models.BPE) -> huggingface.Tokenizer:
-    tokenizer = huggingface.Tokenizer(model)
-    tokenizer.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = huggingface.decoders.ByteLevel()
-    return tokenizer
-
-
-def _wordpiece(model: huggingface.models.WordPiece, *, lowercase: bool) -> huggingface.Tokenizer:
-    tokenizer = huggingface.Tokenizer(model)
-    tokenizer.normalizer = huggingface.normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = huggingface.pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = huggingface.decoders.WordPiece()
-    return tokenizer
-
-
-def _load_byte_bpe(directory: pathlib.Path) -> _HuggingFace:
+def _load_byte_bpe(directory: pathlib.Path) -> HuggingFace:
     vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
     for file in (vocabulary, merges):
         if not file.exists():
             raise FileNotFoundError(f"a byte-level BPE needs vocab.json and merges.txt, but {file} is missing; add it.")
-    tokenizer = _byte_bpe(_read_file(vocabulary, lambda file: huggingface.models.BPE.from_file(file, str(merges))))
+    tokenizer = byte_bpe(_read_file(vocabulary, lambda file: huggingface.models.BPE.from_file(file, str(merges))))
     # Only those that the vocabulary has: adding a missing one would give it an id without an embedding.
     tokenizer.add_special_tokens([name for name in ROBERTA_SPECIALS if tokenizer.token_to_id(name) is not None])
-    return _HuggingFace(tokenizer)
+    return HuggingFace(tokenizer)
 
 
-def _load_wordpiece(vocabulary: pathlib.Path) -> _HuggingFace:
+def _load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
     settings = vocabulary.parent / "tokenizer_config.json"
     lowercase = json.loads(settings.read_text()).get("do_lower_case", True) if settings.exists() else True
     read = functools.partial(huggingface.models.WordPiece.from_file, unk_token="[UNK]")
-    tokenizer = _wordpiece(_read_file(vocabulary, read), lowercase=lowercase)
+    tokenizer = wordpiece(_read_file(vocabulary, read), lowercase=lowercase)
     tokenizer.add_special_tokens([name for name in BERT_SPECIALS if tokenizer.token_to_id(name) is not None])
-    return _HuggingFace(tokenizer)
+    return HuggingFace(tokenizer)
 
 
 def _names(directory: pathlib.Path) -> list[str]:

@@ -1,0 +1,108 @@
+"""The two libraries behind `Tokenizer`, made to look alike: the same methods on either."""
+
+import os
+from collections.abc import Sequence
+
+import sentencepiece
+import tokenizers as huggingface
+
+ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class HuggingFace:
+    """A tokenizer of the library `tokenizers`."""
+
+    file_name = "tokenizer.json"
+
+    def __init__(self, tokenizer: huggingface.Tokenizer):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+        vocabulary = tokenizer.get_vocab()
+        self.vocabulary_size = max(vocabulary.values(), default=-1) + 1
+        self._is_byte_level = isinstance(tokenizer.decoder, huggingface.decoders.ByteLevel)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of many texts, on all cores."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of ids, none of them special."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def readable(self, id: int) -> str:
+        """A piece as a reader wants to see it."""
+        piece = self._tokenizer.id_to_token(id)
+        if piece is None:
+            return f"[{id}]"
+        if not self._is_byte_level or piece in ROBERTA_SPECIALS:
+            return piece
+        text = self._tokenizer.decoder.decode([piece])
+        # A piece may be a part of one character's bytes; then its byte letters are the best that can be shown.
+        text = piece if "\ufffd" in text else text
+        return text.replace(" ", "▁").replace("Ġ", "▁").replace("\n", "\\n")
+
+    def id(self, piece: str) -> int | None:
+        """The id of a piece, None if the vocabulary lacks it."""
+        return self._tokenizer.token_to_id(piece)
+
+    def serialized(self) -> bytes:
+        """All of it, as the bytes of a file."""
+        return self._tokenizer.to_str().encode()
+
+
+class SentencePiece:
+    """A model of sentencepiece."""
+
+    file_name = "spiece.model"
+
+    def __init__(self, model: bytes):
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError(
+                f"expected a sentencepiece model, got a file that it cannot read ({error}); train or copy it anew."
+            ) from error
+        self._model = model
+        self.vocabulary_size = self._processor.get_piece_size()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of many texts, on all cores."""
+        return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of ids, none of them special."""
+        return self._processor.decode(ids)
+
+    def readable(self, id: int) -> str:
+        """A piece as a reader wants to see it."""
+        return self._processor.id_to_piece(id)
+
+    def id(self, piece: str) -> int | None:
+        """The id of a piece, None if the vocabulary lacks it."""
+        id = self._processor.piece_to_id(piece)
+        return id if self._processor.id_to_piece(id) == piece else None
+
+    def serialized(self) -> bytes:
+        """All of it, as the bytes of a file."""
+        return self._model
+
+
+def byte_bpe(model: huggingface.models.BPE) -> huggingface.Tokenizer:
+    """RoBERTa's pipeline around a BPE model: bytes as letters, no space added in front of the text."""
+    tokenizer = huggingface.Tokenizer(model)
+    tokenizer.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = huggingface.decoders.ByteLevel()
+    return tokenizer
+
+
+def wordpiece(model: huggingface.models.WordPiece, *, lowercase: bool) -> huggingface.Tokenizer:
+    """BERT's pipeline around a WordPiece model."""
+    tokenizer = huggingface.Tokenizer(model)
+    tokenizer.normalizer = huggingface.normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = huggingface.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = huggingface.decoders.WordPiece()
+    return tokenizer

