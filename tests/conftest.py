@@ -46,3 +46,11 @@ def eight_devices() -> list[jax.Device]:
     if len(devices) < 8:
         pytest.skip(f"needs 8 devices, there are {len(devices)}; run with JAX_PLATFORMS=cpu")
     return devices[:8]
+
+
+@pytest.fixture
+def one_device(monkeypatch) -> jax.Device:
+    """Runs that the test starts see one device: what they train does not depend on it, and compiles in half the time."""
+    device = jax.devices()[0]
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    return device

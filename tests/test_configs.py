@@ -1,0 +1,137 @@
+"""Every config file: its docstring says what a reader needs, every variant parses, and each takes a step."""
+
+import importlib.util
+import itertools
+import json
+import pathlib
+
+import pytest
+from etils import epath
+
+from ag_jax import experiment, presets, run
+
+CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.py"))
+ARGUMENTS = {
+    "quickstart.py": {"arm": ("mlm", "ag")},
+    "ag/table3_language_modeling.py": {
+        "language": ("english", "filipino", "oromo"),
+        "layers": (8, 12, 16),
+        "arm": ("mlm", "ag"),
+        "scale": ("paper", "small"),
+    },
+    "ag/table5_pattern_ablation.py": {
+        "arm": ("all", "no_next_prev", "no_first", "no_period", "no_delim"),
+        "scale": ("paper", "small"),
+    },
+    "ag/table9_tpu_gpu.py": {"hardware": ("tpu", "gpu"), "arm": ("mlm", "ag"), "scale": ("paper", "small")},
+    "roberta/table1_masking.py": {"arm": ("static", "dynamic"), "scale": ("paper", "small")},
+    "roberta/table2_input_formats.py": {
+        "arm": ("segment_pair_nsp", "sentence_pair_nsp", "full_sentences", "doc_sentences"),
+        "scale": ("paper", "small"),
+    },
+    "roberta/table3_batch_size.py": {"arm": ("256", "2k", "8k"), "scale": ("paper", "small")},
+}
+TINY = {
+    "model.layers": 1,
+    "model.width": 12,
+    "model.heads": 12,
+    "data.tokenizer.vocabulary_size": 300,
+    "training.steps": 1,
+    "training.batch_size": 8,
+    "training.microbatches": 1,
+    "training.tensorboard": False,
+    "training.milestones": (),
+    "optimizer.warmup_steps": 0,
+}
+TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. " * 3
+
+
+def variants(name):
+    choices = ARGUMENTS[name]
+    for values in itertools.product(*choices.values()):
+        yield ",".join(f"{key}={value}" for key, value in zip(choices, values, strict=True))
+
+
+def parsed(name: str, argument: str = "", **overrides) -> experiment.ExperimentConfig:
+    return experiment.parse(experiment.load(f"{CONFIGS / name}:{argument}", overrides))
+
+
+def test_no_config_is_forgotten():
+    assert FILES == sorted(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_docstring_is_a_lab_note(name):
+    spec = importlib.util.spec_from_file_location("config", CONFIGS / name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert "ag-jax" in module.__doc__ and f"configs/{name}" in module.__doc__
+    assert "et al." in module.__doc__ or "Deshpande & Narasimhan 2020" in module.__doc__
+    for heading in ("Hardware and time:", "Expected", "Deviations:"):
+        assert heading in module.__doc__, f"{name} lacks {heading!r}"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_variant_parses(name):
+    for argument in variants(name):
+        config = parsed(name, argument)
+        assert set(config.comparison.arms.split(",")) == set(ARGUMENTS[name]["arm"])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_arms_differ(name):
+    arms = ARGUMENTS[name]["arm"]
+    configs = [json.dumps(experiment.to_dict(parsed(name, f"arm={arm}"))) for arm in arms]
+    assert len(set(configs)) == len(arms)
+
+
+@pytest.mark.parametrize(
+    ("name", "arm"), [(name, arm) for name in FILES for arm in (ARGUMENTS[name]["arm"][0], ARGUMENTS[name]["arm"][-1])]
+)
+def test_one_tiny_step(name, arm, tmp_path, one_device):
+    for number in range(12):
+        (tmp_path / f"{number}.txt").write_text(TEXT)
+    scale = ",scale=small" if "scale" in ARGUMENTS[name] else ""
+    config = parsed(name, f"arm={arm}{scale}", **TINY, **{"data.source": str(tmp_path / "*.txt")})
+    summary = run.train(config, epath.Path(tmp_path / "run"))
+    assert 0 < summary["validation_loss"] < 20
+
+
+@pytest.mark.parametrize("layers", [8, 12, 16])
+@pytest.mark.parametrize("language", ["english", "filipino", "oromo"])
+@pytest.mark.parametrize("arm", ["mlm", "ag"])
+def test_table_11(layers, language, arm):
+    config = parsed("ag/table3_language_modeling.py", f"language={language},layers={layers},arm={arm}")
+    learning_rate, warmup, alpha, batch = presets.TABLE_11[language, layers, arm]
+    assert config.optimizer.learning_rate == learning_rate
+    assert config.optimizer.warmup_steps == warmup
+    assert config.training.batch_size == batch
+    assert (config.model.layers, config.model.heads, config.model.width) == (layers, 16 if layers == 16 else 12, 768)
+    assert config.guidance.mode == ("loss" if arm == "ag" else "none")
+    if arm == "ag":
+        assert (config.guidance.alpha, config.guidance.fraction) == (alpha, 0.5)
+        assert alpha == (100.0 if layers == 8 else 10.0) and learning_rate == 1e-4 and warmup == 0
+        expected = (("next", 1), ("prev", 1), ("first", 6 if layers == 16 else 4))
+        assert run.assignment(config) == expected
+
+
+def test_the_english_run_is_ten_epochs():
+    config = parsed("ag/table3_language_modeling.py", "layers=12")
+    tokens = config.training.steps * config.training.batch_size * 510
+    assert tokens == pytest.approx(10 * 2116e6, rel=1e-4)
+
+
+def test_roberta_table_9():
+    config = experiment.default_config()
+    presets.roberta_table_9(config)
+    optimizer, training = experiment.parse(config).optimizer, experiment.parse(config).training
+    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.weight_decay) == (6e-4, 24_000, 0.01)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon, optimizer.clip_norm) == (0.9, 0.98, 1e-6, 0.0)
+    assert (training.steps, training.batch_size) == (500_000, 8192)
+
+
+def test_small_has_the_arms_own_alpha():
+    guided = parsed("ag/table3_language_modeling.py", "layers=12,arm=ag,scale=small")
+    assert guided.guidance.alpha == 10.0 / 8
+    assert guided.model.layers == 12 and guided.training.steps <= 1000

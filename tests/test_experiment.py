@@ -1,0 +1,98 @@
+"""Configs: refused when wrong, the same when written and read back."""
+
+import json
+
+import pytest
+
+from ag_jax import experiment
+from ag_jax.experiment import ExperimentConfig, arguments, default_config, flat, load, parse, with_argument
+
+
+def test_defaults_are_the_dataclasses():
+    assert parse(default_config()) == ExperimentConfig()
+
+
+def test_config_survives_json():
+    config = default_config()
+    config.update(seed=3)
+    config.guidance.update(mode="loss", heads="next:1,prev:2")
+    config.training.milestones = (0.0, 0.5)
+    config.comparison.seeds = (4, 5)
+    parsed = parse(config)
+    assert parse(json.loads(json.dumps(experiment.to_dict(parsed)))) == parsed
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("training.stpes", 3, "unknown setting 'training.stpes'; did you mean 'training.steps'"),
+        ("trainig", {"steps": 1}, "unknown setting 'trainig'; did you mean 'training'"),
+        ("training.steps", 3.5, "training.steps must be of type int, got 3.5"),
+        ("training.steps", True, "training.steps must be of type int, got True"),
+        ("training.tensorboard", 1, "training.tensorboard must be of type bool, got 1"),
+        ("training.milestones", 0.5, "training.milestones must be a list"),
+        ("comparison.seeds", (1, "a"), "comparison.seeds must be of type int, got 'a'"),
+        ("comparison.seeds", (1, 1), "must be different integers"),
+        ("optimizer.learning_rate", "fast", "optimizer.learning_rate must be of type float"),
+        ("optimizer.learning_rate", -1, "optimizer.learning_rate must be above 0"),
+        ("optimizer.decay", "cosine", "optimizer.decay must be one of linear, constant"),
+        ("model", 3, "model is a section of settings"),
+        ("model.remat", "all", "model.remat must be one of none, layer, dots"),
+        ("model.dropout", 1.0, r"model.dropout must be in \[0, 1\)"),
+        ("guidance.mode", "lose", "guidance.mode must be one of none, loss, bias"),
+        ("guidance.alpha", -1.0, "guidance.alpha must be a finite number of at least 0"),
+        ("mesh.fsdp", 0, "mesh.fsdp must be at least 1"),
+        ("mesh.tensor", 5, "mesh.tensor=5 must divide model.heads=12"),
+        ("seed", -1, "seed must be in 0"),
+        ("data.sequence_length", 1024, "longer than the model's model.max_length=512"),
+        ("data.format", "segment_pair_nsp", "model.segments=1: set it to 2"),
+        ("data.format", "full_sentence", "did you mean 'full_sentences'"),
+    ],
+)
+def test_what_is_wrong_is_named(key, value, message):
+    config = experiment.to_dict(ExperimentConfig())
+    *sections, last = key.split(".")
+    section = config
+    for name in sections:
+        section = section[name]
+    section[last] = value
+    with pytest.raises(ValueError, match=message):
+        parse(config)
+
+
+def test_integers_are_numbers():
+    config = default_config()
+    config.guidance.alpha = 3
+    assert parse(config).guidance.alpha == 3.0
+
+
+def test_arguments():
+    choices = {"layers": (12, 8, 16), "arm": ("ag", "mlm")}
+    assert vars(arguments("", **choices)) == {"layers": 12, "arm": "ag"}
+    assert vars(arguments("arm=mlm,layers=8", **choices)) == {"layers": 8, "arm": "mlm"}
+    with pytest.raises(ValueError, match="layers must be one of 12, 8, 16, got '9'"):
+        arguments("layers=9", **choices)
+    with pytest.raises(ValueError, match="unknown setting 'layer'; did you mean 'layers'"):
+        arguments("layer=8", **choices)
+
+
+def test_one_argument_is_replaced():
+    assert with_argument("a/b.py", "arm", "mlm") == "a/b.py:arm=mlm"
+    assert with_argument("a/b.py:layers=8,arm=ag,scale=small", "arm", "mlm") == "a/b.py:layers=8,scale=small,arm=mlm"
+
+
+def test_overrides_are_checked_and_win(tmp_path):
+    path = tmp_path / "c.py"
+    path.write_text(
+        "from ag_jax import experiment\ndef get_config(argument=''):\n    c = experiment.default_config()\n"
+        "    c.training.steps = 7\n    c.title = argument\n    return c\n"
+    )
+    config = parse(load(f"{path}:arm=x", {"training.batch_size": 12}))
+    assert (config.training.steps, config.training.batch_size, config.title) == (7, 12, "arm=x")
+    experiment.check_overrides(["config.training.steps=3", "config.seed=1"])
+    with pytest.raises(ValueError, match="did you mean 'training.steps'"):
+        experiment.check_overrides(["config.training.stepz=3"])
+
+
+def test_flat():
+    assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
