@@ -12,11 +12,11 @@ other ending: it is read as text. Empty files in a directory or archive are pass
 an error.
 """
 
+import codecs
 import glob
 import gzip
 import importlib.metadata
 import importlib.util
-import io
 import itertools
 import json
 import logging
@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from ag_jax.data.wikipedia import clean_wikipedia
 
-LARGEST_DOCUMENT = 2**22  # characters
+LARGEST_DOCUMENT = 2**22  # bytes
 _TEXT = (".txt", ".txt.gz", ".txt.xz")
 _JSON = (".jsonl", ".jsonl.gz")
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.xz")
@@ -154,16 +154,16 @@ def _archive_documents(file: pathlib.Path) -> Iterator[str]:
 
 def _text_documents(opened: IO[bytes], name: Any) -> Iterator[str]:
     """The text of a file; a long one in parts, cut at the ends of lines that are not themselves as long."""
-    # Whoever opened the file closes it: text layers over a stream, of which an archive has but one.
-    text = io.TextIOWrapper(opened, encoding="utf-8-sig")
     remedy = "expected plain text in UTF-8; convert it or leave it out"
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # a part may end inside a character
     try:
-        while part := text.read(LARGEST_DOCUMENT):
+        while part := opened.read(LARGEST_DOCUMENT):
             if len(part) == LARGEST_DOCUMENT:
-                part += text.readline(LARGEST_DOCUMENT)
-            if "\0" in part:
+                part += opened.readline(LARGEST_DOCUMENT)
+            if b"\0" in part:
                 raise ValueError(f"{name} is a binary file: {remedy}")
-            yield part
+            yield decoder.decode(part)
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is not UTF-8 text ({error.reason}): {remedy}") from error
 

@@ -1,0 +1,51 @@
+"""Small texts, a small tokenizer and stores of given sentences, for the tests of the data room."""
+
+import pathlib
+
+import pytest
+
+from ag_jax.data import tokenizers
+from ag_jax.data.config import TokenizerConfig
+from ag_jax.data.store import TextStore, TextStoreWriter
+
+WORDS = "the cat sat on a mat and dog ran to old house of red brick by river where it rained all day".split()
+
+
+def sentence(number: int) -> str:
+    """A sentence of 5 to 11 words that differs from number to number."""
+    words = [WORDS[(number * 7 + 3 * i) % len(WORDS)] for i in range(5 + number % 7)]
+    return f"{' '.join(words)} {number}.".capitalize()
+
+
+def text(first: int, last: int) -> str:
+    """Sentences `first` to `last` - 1, three to a line."""
+    sentences = [sentence(number) for number in range(first, last)]
+    return "\n".join(" ".join(sentences[at : at + 3]) for at in range(0, len(sentences), 3))
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> tokenizers.Tokenizer:
+    return tokenizers.train(TokenizerConfig(vocabulary_size=320), [text(0, 200)])
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory) -> pathlib.Path:
+    """A directory of eleven documents."""
+    directory = tmp_path_factory.mktemp("library")
+    for number in range(11):
+        (directory / f"{number:02}.txt").write_text(text(40 * number, 40 * number + 30 + number))
+    return directory
+
+
+@pytest.fixture
+def make_store(tmp_path):
+    """A function that stores documents, each a list of sentences, each a list of ids."""
+
+    def make(documents: list[list[list[int]]]) -> TextStore:
+        writer = TextStoreWriter(tmp_path / "store", vocabulary_size=60_000)
+        for document in documents:
+            writer.append(document)
+        writer.close()
+        return TextStore(tmp_path / "store")
+
+    return make

@@ -1,0 +1,45 @@
+"""What is written is read back: sentences, documents and rows."""
+
+import numpy as np
+
+from ag_jax.data import store
+from ag_jax.data.formats import Row
+from ag_jax.data.store import Rows, TextStore, TextStoreWriter
+
+
+def test_sentences_and_documents_come_back(make_store):
+    documents = [[[5, 6, 7], [8]], [[59_999]], [[1, 2], [3], [4, 5, 6]]]
+    text = make_store([documents[0], [[], []], documents[1], [], [[], *documents[2]]])
+    assert len(text) == 3
+    assert [[sentence.tolist() for sentence in text.document(number)] for number in range(3)] == documents
+    assert text.bounds(2) == (3, 6)
+    assert [sentence.tolist() for sentence in text.sentences(1, 4)] == [[8], [59_999], [1, 2]]
+    assert text.tokens.read(2, 6).tolist() == [7, 8, 59_999, 1]
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path):
+    assert store.token_dtype(65_536) == np.uint16
+    assert store.token_dtype(65_537) == np.uint32
+    writer = TextStoreWriter(tmp_path, vocabulary_size=70_000)
+    writer.append([[69_999]])
+    writer.close()
+    assert TextStore(tmp_path).document(0)[0].tolist() == [69_999]
+
+
+def test_rows_come_back_padded(tmp_path):
+    rows = [Row(np.array([0, 7, 8, 9, 2]), 3, True), Row(np.array([0, 2]), 1, False), Row(np.array([0, 7, 2]), 2, True)]
+    store.write_rows(tmp_path, rows, 300, has_pairs=True)
+    read = Rows(tmp_path)
+    assert len(read) == 3 and read.has_pairs
+    assert read.lengths.tolist() == [5, 2, 3]
+    assert [read.row(number).tolist() for number in range(3)] == [row.tokens.tolist() for row in rows]
+    assert read.second_start.tolist() == [3, 1, 2] and read.is_random_next.tolist() == [1, 0, 1]
+    tokens_BL, lengths_B = read.gather(np.array([2, 0, 2]), 6, pad=1)
+    assert tokens_BL.tolist() == [[0, 7, 2, 1, 1, 1], [0, 7, 8, 9, 2, 1], [0, 7, 2, 1, 1, 1]]
+    assert tokens_BL.dtype == np.int32 and lengths_B.tolist() == [3, 5, 3]
+    assert read.fill_rate(5) == 10 / 15
+
+
+def test_no_rows_at_all(tmp_path):
+    store.write_rows(tmp_path, [], 300, has_pairs=False)
+    assert len(Rows(tmp_path)) == 0 and not Rows(tmp_path).has_pairs
