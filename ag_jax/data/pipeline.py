@@ -12,7 +12,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -65,8 +65,8 @@ def prepare_tokenizer(config: DataConfig) -> Tokenizer:
     directory = _cache_root(config) / f"tokenizer-{key}"
 
     def write(partial: pathlib.Path) -> None:
-        _say(f"training a {config.tokenizer.kind} tokenizer of {config.tokenizer.vocabulary_size} words")
-        tokenizers.train(config.tokenizer, _limited(_training_documents(config))).save(partial)
+        _say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
+        tokenizers.train(config.tokenizer, _TokenizerText(config)).save(partial)
 
     cache.build_once(directory, write)
     return tokenizers.load(directory)
@@ -114,17 +114,20 @@ def _split_documents(config: DataConfig) -> Iterator[tuple[str, bool]]:
         yield document, _is_held_out(number, config.validation_fraction)
 
 
-def _training_documents(config: DataConfig) -> Iterator[str]:
-    return (document for document, held_out in _split_documents(config) if not held_out)
+@dataclasses.dataclass(frozen=True)
+class _TokenizerText:
+    """The first documents to train on, as often as one iterates over them."""
 
+    config: DataConfig
 
-def _limited(documents: Iterable[str]) -> Iterator[str]:
-    characters = 0
-    for document in documents:
-        if characters >= TOKENIZER_TEXT:
-            return
-        characters += len(document)
-        yield document
+    def __iter__(self) -> Iterator[str]:
+        characters = 0
+        for document, held_out in _split_documents(self.config):
+            if characters >= TOKENIZER_TEXT:
+                return
+            if not held_out:
+                characters += len(document)
+                yield document
 
 
 def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path) -> None:

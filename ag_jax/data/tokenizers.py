@@ -12,7 +12,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import sentencepiece
 import tokenizers as huggingface
@@ -107,15 +107,17 @@ class Tokenizer:
 
 
 def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Train on the texts, read once; the same texts give the same tokenizer.
+    """Train on the texts; the same texts give the same tokenizer. WordPiece reads them twice, and so keeps an iterator's.
 
     Byte-level BPE and WordPiece may end with fewer than `vocabulary_size` tokens when the text is small;
     sentencepiece cannot, and raises ValueError with the largest size that it can make.
     """
-    if config.kind.startswith("sentencepiece"):
-        backend = _train_sentencepiece(config, texts)
+    if config.kind == "byte_bpe":
+        backend = _train_byte_bpe(config, texts)
+    elif config.kind == "wordpiece":
+        backend = _train_wordpiece(config, texts)
     else:
-        backend = _train_huggingface(config, texts)
+        backend = _train_sentencepiece(config, texts)
     return Tokenizer(backend, origin=f"the trained {config.kind}")
 
 
@@ -163,20 +165,42 @@ def _find_specials(backend, origin: str) -> SpecialTokens:
     return SpecialTokens(**found, pair_separators=2 if is_roberta else 1)
 
 
-def _train_huggingface(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFace:
-    common = {"vocab_size": config.vocabulary_size, "min_frequency": 2, "show_progress": False}
-    if config.kind == "byte_bpe":
-        tokenizer = byte_bpe(huggingface.models.BPE())
-        trainer = huggingface.trainers.BpeTrainer(
-            special_tokens=list(ROBERTA_SPECIALS),
-            initial_alphabet=huggingface.pre_tokenizers.ByteLevel.alphabet(),
-            **common,
-        )
-    else:
-        tokenizer = wordpiece(huggingface.models.WordPiece(unk_token="[UNK]"), lowercase=config.lowercase)
-        trainer = huggingface.trainers.WordPieceTrainer(special_tokens=list(BERT_SPECIALS), **common)
+def _train_byte_bpe(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFace:
+    tokenizer = byte_bpe(huggingface.models.BPE())
+    trainer = huggingface.trainers.BpeTrainer(
+        vocab_size=config.vocabulary_size,
+        min_frequency=2,
+        special_tokens=list(ROBERTA_SPECIALS),
+        initial_alphabet=huggingface.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return HuggingFace(tokenizer)
+
+
+def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFace:
+    texts = list(texts) if isinstance(texts, Iterator) else texts
+    learner = wordpiece(huggingface.models.WordPiece(unk_token="[UNK]"), lowercase=config.lowercase)
+    # The trainer numbers the pieces "##a" as it meets them in a hash table, in another order in every process, and
+    # breaks ties by number. Announced as special tokens, in a fixed order, they have fixed numbers.
+    letters = sorted(set().union(*(set(learner.normalizer.normalize_str(text)) for text in texts)))
+    inner = [f"##{letter}" for letter in letters if _is_inside_words(learner, letter)]
+    trainer = huggingface.trainers.WordPieceTrainer(
+        vocab_size=config.vocabulary_size,
+        min_frequency=2,
+        special_tokens=[*BERT_SPECIALS, *inner],
+        show_progress=False,
+    )
+    learner.train_from_iterator(texts, trainer)
+    model = huggingface.models.WordPiece(learner.get_vocab(), unk_token="[UNK]")
+    tokenizer = wordpiece(model, lowercase=config.lowercase)
+    tokenizer.add_special_tokens(list(BERT_SPECIALS))
+    return HuggingFace(tokenizer)
+
+
+def _is_inside_words(tokenizer: huggingface.Tokenizer, letter: str) -> bool:
+    word = tokenizer.normalizer.normalize_str(f"a{letter}a")
+    return len(tokenizer.pre_tokenizer.pre_tokenize_str(word)) == 1
 
 
 def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> SentencePiece:

@@ -153,9 +153,9 @@ class Wikipedia(tfds.core.GeneratorBasedBuilder):
         return self.dataset_info_from_configs(features=features)
 
     def _split_generators(self, dl_manager):
-        return {"train": self._articles("first", "second"), "test": self._articles("third")}
+        return {"train": self._generate_examples("first", "second"), "test": self._generate_examples("third")}
 
-    def _articles(self, *names):
+    def _generate_examples(self, *names):
         for name in names:
             yield name, {"title": name, "text": f"Heading\n{'Prose about it. ' * 60}\nReferences\n{name}"}
 

