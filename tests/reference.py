@@ -1,7 +1,7 @@
 """Second formulations to test against: explicit loops and float64 numpy, written from the papers alone.
 
-Nothing here imports from `ag_jax`. Shape letters as there: N layers, B batch, H head, Q query, K key, L length, D width,
-M masked positions, V vocabulary.
+Nothing here imports from `ag_jax`. Shape letters as there: N layers, B batch, H head, Q query, K key, L length,
+D width, M masked positions, V vocabulary.
 """
 
 import numpy as np
@@ -61,7 +61,7 @@ def dense_pattern(name, tokens_L, valid_L, boundary="uniform"):
 
 
 def names_a_column(name, tokens_L, valid_L, row):
-    """Whether the pattern names a column for this (valid) row, so that neither the boundary nor the absent rule applies."""
+    """Whether the pattern names a column for this valid row: then neither boundary nor absent rule applies."""
     places = list(np.flatnonzero(valid_L))
     if name == "next":
         return row != places[-1]
@@ -86,17 +86,20 @@ def guidance_loss(attention_NBHQK, assignment, tokens_BL, valid_BL, reduction, b
                         if rule == "ignore" and not names_a_column(name, tokens_L, valid_L, row):
                             continue
                         error = ((attention_NBHQK[layer, b, head, row] - P_QK[row]) ** 2).sum()
-                        total += error * {
-                            "type_mean": 1 / (count * n * n),
-                            "head_mean": 1 / (guided * n * n),
-                            "frobenius": 1.0,
-                        }[reduction]
+                        total += (
+                            error
+                            * {
+                                "type_mean": 1 / (count * n * n),
+                                "head_mean": 1 / (guided * n * n),
+                                "frobenius": 1.0,
+                            }[reduction]
+                        )
                 head += 1
     return total
 
 
 def masses(attention_NBHQK, assignment, tokens_BL, valid_BL):
-    """For each pattern, the attention on its target per layer, summed over heads and rows that have one, and their number."""
+    """For each pattern, attention on target per layer, summed over heads and rows that have one, and their number."""
     results, head = [], 0
     for name, count in assignment:
         total_N, rows = np.zeros(len(attention_NBHQK)), 0

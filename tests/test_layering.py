@@ -142,7 +142,9 @@ def test_config_dicts_are_read_in_one_file():
 def test_no_hidden_defaults_of_configs_and_no_asserts(path):
     for node in ast.walk(tree(path)):
         at = f"{name_of(path)}:{getattr(node, 'lineno', '')}"
-        assert not isinstance(node, ast.Assert), f"{at}: user input is checked with ValueError; assert vanishes under -O"
+        assert not isinstance(node, ast.Assert), (
+            f"{at}: user input is checked with ValueError; assert vanishes under -O"
+        )
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
             hidden = len(node.args) == 2 and "config" in ast.unparse(node.func.value)
             assert not hidden, f"{at}: a default belongs to its dataclass"

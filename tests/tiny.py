@@ -84,8 +84,9 @@ def float64(tree):
 
 
 def guides(of_batch, assignment=ASSIGNMENT, after_dropout=False) -> guidance.Guides:
-    targets = (PATTERNS[name](jnp.asarray(of_batch["original"]), jnp.asarray(of_batch["valid"]), SPECIAL) for name, _ in assignment)
-    return guidance.Guides(tuple(targets), tuple(count for _, count in assignment), after_dropout)
+    tokens_BL, valid_BL = jnp.asarray(of_batch["original"]), jnp.asarray(of_batch["valid"])
+    targets = tuple(PATTERNS[name](tokens_BL, valid_BL, SPECIAL) for name, _ in assignment)
+    return guidance.Guides(targets, tuple(count for _, count in assignment), after_dropout)
 
 
 def ports(of_batch, **settings) -> Ports:

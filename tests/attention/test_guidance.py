@@ -293,7 +293,11 @@ def test_impossible_settings(setting, message):
 @pytest.mark.parametrize(
     ("schedule", "total_steps", "expected"),
     [
-        ("hold_then_linear", 100_000, {0: 1, 19_999: 1, 20_000: 1, 60_000: 0.5, 99_999: 1 / 80_000, 100_000: 0, 100_001: 0}),
+        (
+            "hold_then_linear",
+            100_000,
+            {0: 1, 19_999: 1, 20_000: 1, 60_000: 0.5, 99_999: 1 / 80_000, 100_000: 0, 100_001: 0},
+        ),
         ("hold_then_linear", 1_000, {0: 1, 199: 1, 200: 1, 600: 0.5, 1_000: 0}),  # held for a fifth of a short run
         ("linear", 1_000, {0: 1, 1: 0.999, 500: 0.5, 1_000: 0, 2_000: 0}),
         ("constant", 1_000, {0: 1, 500: 1, 5_000: 1}),

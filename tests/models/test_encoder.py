@@ -93,7 +93,9 @@ def test_content_of_padding_does_not_matter(apply, params, batch):
 def test_a_row_is_the_same_alone_and_without_its_padding(apply, params, batch, expected):
     for row, n in [(1, tiny.LENGTHS[1])]:
         alone = {
-            name: field[row : row + 1, :n] if name in ("tokens", "original", "valid", "segments") else field[row : row + 1]
+            name: field[row : row + 1, :n]
+            if name in ("tokens", "original", "valid", "segments")
+            else field[row : row + 1]
             for name, field in batch.items()
         }
         predictions, _ = apply(params, alone)
@@ -171,7 +173,9 @@ def test_statistics_after_dropout_are_of_the_mask_that_mixes(params, batch):
     @jax.jit
     def run(key):
         wanted = ["statistics"]
-        return module.apply({"params": one}, hidden, valid_BL, guides, None, False, rngs={"dropout": key}, mutable=wanted)
+        return module.apply(
+            {"params": one}, hidden, valid_BL, guides, None, False, rngs={"dropout": key}, mutable=wanted
+        )
 
     output, sown = run(jax.random.key(1))
     found = sown["statistics"]["guided_heads"][0]
@@ -229,7 +233,11 @@ def test_bfloat16_is_close_and_keeps_what_must_be_exact(params, batch, expected)
     model = tiny.model(dtype="bfloat16")
     predictions, sown = jax.jit(
         lambda params: model.apply(
-            {"params": params}, batch, ports=tiny.ports(batch), deterministic=True, mutable=["intermediates", "statistics"]
+            {"params": params},
+            batch,
+            ports=tiny.ports(batch),
+            deterministic=True,
+            mutable=["intermediates", "statistics"],
         )
     )(params)
     assert {leaf.dtype for leaf in jax.tree.leaves((predictions, sown))} == {jnp.dtype("float32")}
@@ -304,7 +312,9 @@ def test_two_calls_draw_the_same_dropout_and_two_layers_do_not(params, batch):
 
 def array_sizes(text):
     """Numbers of elements of the arrays that a compiled program mentions."""
-    return {int(np.prod([int(size) for size in shape.split(",")])) for shape in re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", text)}
+    return {
+        int(np.prod([int(size) for size in shape.split(",")])) for shape in re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", text)
+    }
 
 
 def test_no_array_of_batch_times_length_times_vocabulary():

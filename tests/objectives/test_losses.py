@@ -32,7 +32,9 @@ def test_equals_scipy(example):
 
 def test_by_hand():
     # Probabilities 3/4 and 1/4; then even ones over four classes.
-    loss, correct = cross_entropy(jnp.log(jnp.array([[3.0, 1.0], [1.0, 3.0]])), jnp.array([0, 0]), jnp.array([1.0, 2.0]))
+    loss, correct = cross_entropy(
+        jnp.log(jnp.array([[3.0, 1.0], [1.0, 3.0]])), jnp.array([0, 0]), jnp.array([1.0, 2.0])
+    )
     np.testing.assert_allclose(loss, -np.log(0.75) - 2 * np.log(0.25), rtol=1e-6)
     assert float(correct) == 1
     np.testing.assert_allclose(cross_entropy(jnp.zeros((1, 4)), jnp.array([2]), jnp.ones(1))[0], np.log(4), rtol=1e-6)
@@ -50,12 +52,16 @@ def test_weight_zero_is_the_same_as_not_there(example):
     apart = cross_entropy(jnp.asarray(logits[kept]), jnp.asarray(labels[kept]), jnp.asarray(weights[kept]))
     np.testing.assert_allclose(together, apart, rtol=1e-6)
     changed = np.where(kept[..., None], logits, 1e4).astype(np.float32)
-    np.testing.assert_array_equal(cross_entropy(jnp.asarray(changed), jnp.asarray(labels), jnp.asarray(weights)), together)
+    np.testing.assert_array_equal(
+        cross_entropy(jnp.asarray(changed), jnp.asarray(labels), jnp.asarray(weights)), together
+    )
 
 
 def test_rows_of_weight_zero_have_no_gradient(example):
     logits, labels, weights = example
-    gradient = jax.grad(lambda logits: cross_entropy(logits, jnp.asarray(labels), jnp.asarray(weights))[0])(jnp.asarray(logits))
+    gradient = jax.grad(lambda logits: cross_entropy(logits, jnp.asarray(labels), jnp.asarray(weights))[0])(
+        jnp.asarray(logits)
+    )
     expected = (functions.softmax(logits, axis=-1) - np.eye(7)[labels]) * weights[..., None]
     np.testing.assert_allclose(gradient, expected, atol=1e-6)
     assert not np.asarray(gradient)[weights == 0].any()

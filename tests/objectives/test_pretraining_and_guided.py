@@ -65,7 +65,10 @@ def test_pretraining_terms_and_metrics(params, batch, expected):
     assert set(outcome.metrics) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
     np.testing.assert_allclose(outcome.metrics["mlm_loss"], (mlm, number), rtol=1e-5)
     np.testing.assert_allclose(outcome.metrics["nsp_loss"], (nsp, 5), rtol=1e-5)
-    right = ((words.argmax(-1) == labels) * weights).sum(), ((following.argmax(-1) == batch["next_labels"]) * present).sum()
+    right = (
+        ((words.argmax(-1) == labels) * weights).sum(),
+        ((following.argmax(-1) == batch["next_labels"]) * present).sum(),
+    )
     np.testing.assert_allclose(outcome.metrics["mlm_accuracy"], (right[0], number))
     np.testing.assert_allclose(outcome.metrics["nsp_accuracy"], (right[1], 5))
 
@@ -95,7 +98,9 @@ def test_normalizers_and_totals_of_parts_add_up_to_those_of_the_whole(params, ba
 def test_coefficients():
     assert {k: float(v) for k, v in Pretraining(MODEL).coefficients(STEP).items()} == {"mlm": 1, "nsp": 1}
     guided = tiny.guided(MODEL, total_steps=10).coefficients
-    np.testing.assert_allclose([guided(jnp.int32(t))["ag"] for t in (0, 2, 5, 6, 10)], [3, 3, 15 / 8, 1.5, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        [guided(jnp.int32(t))["ag"] for t in (0, 2, 5, 6, 10)], [3, 3, 15 / 8, 1.5, 0], rtol=1e-6
+    )
     assert {float(guided(STEP)[term]) for term in ("mlm", "nsp")} == {1}
     assert set(tiny.guided(MODEL, mode="bias").coefficients(STEP)) == {"mlm", "nsp"}
 

@@ -27,9 +27,7 @@ def test_learning_rate(settings, expected):
 def test_only_kernels_and_embeddings_decay():
     model = tiny.model()
     params = tiny.params(model, tiny.batch())
-    decayed = {
-        jax.tree_util.keystr(path): flag for path, flag in jax.tree_util.tree_leaves_with_path(decays(params))
-    }
+    decayed = {jax.tree_util.keystr(path): flag for path, flag in jax.tree_util.tree_leaves_with_path(decays(params))}
     leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     assert decayed.keys() == leaves.keys() and len(leaves) > 20
     for name, flag in decayed.items():
@@ -86,7 +84,8 @@ def numpy_adamw(config, total_steps, gradients):
 def test_three_steps_equal_numpy(settings):
     config = OptimizerConfig(learning_rate=0.05, **settings)
     rng = np.random.default_rng(0)
-    gradients = [jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape) * scale, PARAMS) for scale in (0.1, 3.0, 1.0)]
+    draws = [jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), PARAMS) for _ in range(3)]
+    gradients = [optax.tree.scale(scale, draw) for scale, draw in zip((0.1, 3.0, 1.0), draws, strict=True)]
     optimizer = make_optimizer(config, 7)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), PARAMS)
     state = optimizer.init(params)

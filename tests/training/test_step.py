@@ -135,9 +135,16 @@ def trained(eight_devices):
                 state, metrics = step(state, sharding.place_batch(batch, mesh), jax.random.key(1))
                 losses.append(float(metrics["loss"][0]))
             done[name] = {
-                "before": before, "state": state, "losses": losses, "metrics": metrics, "step": step, "shardings": shardings,
-                "mesh": mesh, "objective": objective, "batch": batches[-1],
-            }  # fmt: skip
+                "before": before,
+                "state": state,
+                "losses": losses,
+                "metrics": metrics,
+                "step": step,
+                "shardings": shardings,
+                "mesh": mesh,
+                "objective": objective,
+                "batch": batches[-1],
+            }
         return done[name]
 
     return run
