@@ -16,8 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rich.console
-import rich.table
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ag_jax.attention import patterns
 from ag_jax.attention.patterns import PATTERNS, SpecialTokens
@@ -59,7 +61,10 @@ def attention_maps(
     left_out = max(0, len(words) - room)
     if left_out:
         logging.getLogger(__name__).warning(
-            "the text has %d tokens, and %d fit between begin and end: the last %d are left out", len(words), room, left_out
+            "the text has %d tokens, and %d fit between begin and end: the last %d are left out",
+            len(words),
+            room,
+            left_out,
         )
     ids = [tokenizer.specials.begin, *words[:room], tokenizer.specials.end]
     ids_L = np.asarray(ids, np.int32)
@@ -167,30 +172,29 @@ def mass_table(maps: AttentionMaps, special: SpecialTokens, assignment: Assignme
     columns += [(name, free, "free") for name in masses if free]
 
     cut = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
-    table = rich.table.Table(
+    table = Table(
         title=f"Attention mass on the patterns' targets, for {len(maps.tokens)} tokens{cut}",
-        caption="– : the pattern points at nothing in this text" if any(np.isnan(list(chance.values()))) else None,
-        title_style="",
-        caption_style="",
+        caption="– : the pattern points at nothing in this text" if np.isnan(list(chance.values())).any() else None,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
-    table.add_column("\nlayer", justify="right")
-    for at, (name, members, kind) in enumerate(columns):
-        first_of_kind = at == 0 or columns[at - 1][2] != kind
-        heading = f"{kind} heads" if first_of_kind else ""
-        text = rich.text.Text(f"{heading}\n{title(name)}\n{_span(members)}")
-        table.add_column(text, justify="right", no_wrap=True)
+    table.add_column("\n\nlayer", justify="right", no_wrap=True)
+    for name, members, kind in columns:
+        table.add_column(Text(f"{kind}\n{title(name)}\n{_span(members)}"), justify="right", no_wrap=True)
     for layer in range(layers):
-        end = layer == layers - 1
-        table.add_row(str(layer + 1), *(_number(masses[name][layer, who].mean()) for name, who, _ in columns), end_section=end)
+        cells = [_number(masses[name][layer, members].mean()) for name, members, _ in columns]
+        table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
     table.add_row("by chance", *(_number(chance[name]) for name, _, _ in columns))
-    console = rich.console.Console(file=io.StringIO(), width=24 + 13 * len(columns), color_system=None)
+    console = Console(file=io.StringIO(), width=1000, color_system=None)
     console.print(table)
-    return console.file.getvalue().rstrip()
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip("\n")
 
 
 def _span(heads: list[int]) -> str:
-    """`2` or `3-6`: heads counted from 1."""
-    return str(heads[0] + 1) if len(heads) == 1 else f"{heads[0] + 1}-{heads[-1] + 1}"
+    """`head 2` or `heads 3-6`, counted from 1."""
+    return f"head {heads[0] + 1}" if len(heads) == 1 else f"heads {heads[0] + 1}-{heads[-1] + 1}"
 
 
 def _number(value: float) -> str:
