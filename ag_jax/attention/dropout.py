@@ -20,7 +20,7 @@ def _mix(x: Array) -> Array:
 
 
 def element_index(shape: tuple[int, ...]) -> Array:
-    """Each element's number, counted along the last axis first, as uint32 of the shape."""
+    """Each element's number, counted along the last axis first, as uint32 of the shape; beyond 2^32 it starts again."""
     index = jnp.zeros((1,) * len(shape), jnp.uint32)
     for axis, size in enumerate(shape):
         index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
@@ -38,7 +38,7 @@ def random_bits(seeds: Array, shape: tuple[int, ...]) -> Array:
 def keep_mask(key: Array, rate: float, shape: tuple[int, ...]) -> Array:
     """Booleans of a shape, each true with probability 1 - rate, determined by `key`."""
     bits = random_bits(jax.random.bits(key, (2,), jnp.uint32), shape)
-    return bits >= jnp.uint32(round(rate * 2**32))
+    return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
 def dropout(x: Array, key: Array, rate: float) -> Array:

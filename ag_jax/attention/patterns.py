@@ -4,7 +4,7 @@ A *pattern* is a function `(tokens_BL, valid_BL, special) -> Target`; the five o
 `same` are in `PATTERNS`. A pattern of one's own is any function of that type, named in a config by its import path:
 
     def second(tokens_BL, valid_BL, special):           # my_patterns.py
-        return columns(jnp.arange(tokens_BL.shape[1]) == 1, valid_BL)
+        return columns(jnp.arange(tokens_BL.shape[1])[None, :] == 1, valid_BL)
 
     --config.guidance.heads=next:1,prev:1,my_patterns.second:2
 
@@ -87,7 +87,7 @@ def same_token(tokens_BL: Array, valid_BL: Array, special: SpecialTokens) -> Shi
 
 
 def first_token(tokens_BL: Array, valid_BL: Array, special: SpecialTokens) -> Columns:
-    """[First]: P[p, 1] = 1."""
+    """[First]: P[p, 1] = 1, for rows that begin at column 0."""
     del special
     return columns(jnp.arange(tokens_BL.shape[1])[None, :] == 0, valid_BL)
 
@@ -122,11 +122,14 @@ def find_pattern(name: str) -> Pattern:
     module_name, _, function_name = name.rpartition(".")
     if module_name:
         try:
-            return getattr(importlib.import_module(module_name), function_name)
+            pattern = getattr(importlib.import_module(module_name), function_name)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"cannot import the attention pattern {name!r}: {error}") from error
+        if not callable(pattern):
+            raise ValueError(f"the attention pattern {name!r} must be a function, got {pattern!r}")
+        return pattern
     near = difflib.get_close_matches(name, PATTERNS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ValueError(f"unknown attention pattern {name!r}{hint} Known: {', '.join(PATTERNS)}, or module.function")
 
 
