@@ -11,7 +11,11 @@ import time
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
+from ag_jax import run as run_room
+from ag_jax.data import pipeline
+from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 
@@ -69,11 +73,11 @@ def signalled(arguments: list[str], workdir: pathlib.Path, step: int, number: in
 
 def content(workdir: pathlib.Path):
     """Final arrays, what was saved beside them, and the rows of metrics without their clock."""
-    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
-    metadata = checkpoints._manager.item_metadata(STEPS)["state"]
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), dict(metadata))
-    restored = checkpoints.restore(STEPS, like)
+    config = run_room.read_config(workdir)
+    job = run_room.make_job(config, epath.Path(workdir), pipeline.prepare(config.data))
+    checkpoints = Checkpoints(job.workdir / "checkpoints", read_only=True)
+    restored = checkpoints.restore(STEPS, loop.abstract_state(job, loop.job_shardings(job)))
+    checkpoints.close()
     rows = [{key: value for key, value in row.items() if key not in CLOCK_FIELDS} for row in read_metrics(workdir)]
     return restored.state, restored.progress, rows
 
@@ -98,7 +102,7 @@ def uninterrupted(text, tmp_path_factory):
     return workdir
 
 
-def test_killed_in_both_epochs_and_restarted_is_bit_identical(text, uninterrupted, tmp_path):
+def test_killed_in_both_epochs_and_restarted_is_bit_identical(text, uninterrupted, tmp_path, one_device):
     """`kill -9` at a random step of the first epoch, then of the second; dropout and guidance are on."""
     workdir = tmp_path / "run"
     steps = random.SystemRandom().randint(8, 50), random.SystemRandom().randint(64, 100)
@@ -112,7 +116,7 @@ def test_killed_in_both_epochs_and_restarted_is_bit_identical(text, uninterrupte
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_says_how_to_go_on_and_exits_0(text, uninterrupted, tmp_path, number):
+def test_a_signal_saves_says_how_to_go_on_and_exits_0(text, uninterrupted, tmp_path, one_device, number):
     workdir = tmp_path / "run"
     stopped = signalled(command("train", text, workdir), workdir, 30, number)
     assert stopped.returncode == 0, stopped.output
@@ -141,7 +145,7 @@ def test_inspect_draws(uninterrupted):
 def test_tokenizer_is_trained_and_can_be_used(text, tmp_path):
     done = run(command("tokenizer", text, tmp_path / "tokenizer", "--text=the house"))
     assert done.returncode == 0, done.stderr
-    assert "300 tokens" in done.stdout and "the ▁house" in done.stdout
+    assert "tokens, saved in" in done.stdout and "▁house" in done.stdout
     again = run(
         command("train", text, tmp_path / "run", f"--config.data.tokenizer.path={tmp_path / 'tokenizer'}", "--print_config")
     )
@@ -162,7 +166,7 @@ def test_another_config_is_refused_and_nothing_is_lost(text, uninterrupted):
         (["--config.training.stpes=3"], "unknown setting 'training.stpes'; did you mean 'training.steps'?"),
         (["--config.training.steps=many"], "flag --config.training.steps=many"),
         (["--wrokdir=x"], "Did you mean: workdir"),
-        (["--config.model.heads=5"], "model.heads must divide model.width=12, got 5; the nearest that do: [4, 6"),
+        (["--config.model.heads=5"], "model.heads must divide model.width=12, got 5; the nearest that do: [3, 4, 6]"),
         (["--config.guidance.fraction=0.3"], "at least 2 are needed"),
         (["--config.guidance.heads=nxt:1"], "did you mean 'next'?"),
         (["--config.data.sequence_length=65"], "is longer than the model's"),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import shutil
 import sys
 from typing import Any
 
@@ -66,7 +65,8 @@ class Checkpoints:
         if keep_every:
             kept.append(policy.EveryNSteps(keep_every))
         self._directory = directory
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        # Orbax raises its failures here; its own log of them, with tracebacks, would come on top.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._options = ocp.CheckpointManagerOptions(
             preservation_policy=policy.AnyPreservationPolicy(kept), read_only=read_only
         )
@@ -146,7 +146,7 @@ class Checkpoints:
         if aside.exists():
             aside.rmtree()
         self._manager.close()
-        shutil.move(self._directory / str(step), aside)
+        (self._directory / str(step)).rename(aside)
         self._manager = self._open()
         return aside
 
