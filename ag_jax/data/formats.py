@@ -7,7 +7,9 @@
     sentence_pair_nsp   the same with A and B one sentence each
 
 BERT-like tokenizers have [CLS] and [SEP], and a single [SEP] between A and B. In all but the first format a sentence that
-is longer than a row is cut into pieces. What is random depends on (pass over the corpus, document) alone.
+is longer than a row is cut into pieces. Ends of lines are no tokens, here as in fairseq; the attention guidance code has them
+in its stream. Between documents there is one </s>, as section 4.2 says, and none after each sentence, where fairseq ends every
+line of its input with one. What is random depends on (pass over the corpus, document) alone.
 """
 
 from collections.abc import Iterator

@@ -33,6 +33,10 @@ def test_fixed_blocks_ignore_borders_and_drop_the_rest(make_store):
     assert tokens(store, "fixed_blocks", 8) == [[0, *A, *B, 30, 2], [0, 31, 32, *D, 50, 51, 52, 2]]
 
 
+def test_a_last_block_that_is_full_is_kept(make_store):
+    assert tokens(make_store([[A, C], [E[:6]]]), "fixed_blocks", 8) == [[0, *A, *C, 2], [0, *E[:6], 2]]
+
+
 def test_full_sentences_cross_documents_with_a_separator(make_store):
     assert tokens(make_store([[A, B], [C], [D]]), "full_sentences", 12) == [[0, *A, *B, 2, *C, 2], [0, *D, 2]]
 

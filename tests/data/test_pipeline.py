@@ -110,6 +110,15 @@ def test_the_second_time_nothing_is_made(config, corpus, monkeypatch, tmp_path):
             pipeline.prepare(dataclasses.replace(config, **other))
 
 
+def test_the_cache_follows_the_tokenizer(config, corpus, library, tmp_path):
+    corpus.tokenizer.save(tmp_path / "a")
+    fewer = dataclasses.replace(config, tokenizer=TokenizerConfig(vocabulary_size=280))
+    pipeline.prepare_tokenizer(fewer).save(tmp_path / "b")
+    for name, equal in (("a", True), ("b", False)):
+        loaded = pipeline.prepare(dataclasses.replace(config, tokenizer=TokenizerConfig(path=str(tmp_path / name))))
+        assert np.array_equal(loaded.train.tokens, corpus.train.tokens) == equal
+
+
 def test_the_cache_follows_the_text(library, tmp_path):
     (tmp_path / "text").mkdir()
     for file in sorted(library.iterdir())[:3]:
