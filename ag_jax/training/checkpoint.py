@@ -1,8 +1,10 @@
 """Checkpoints that are what they were when they were written, or are not used."""
 
+import contextlib
 import dataclasses
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -84,15 +86,29 @@ class Checkpoints:
         """Write a state and its progress (anything JSON can hold), in the background; errors surface at `wait` or `save`."""
         progress = progress | {"fingerprint": fingerprint(state)}
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress))
-        self._manager.save(int(state.step), args=items, force=True)
+        with self._explained():
+            self._manager.save(int(state.step), args=items, force=True)
 
     def wait(self) -> None:
         """Return when everything is on disk."""
-        self._manager.wait_until_finished()
+        with self._explained():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Finish writing and let go of the directory."""
-        self._manager.close()
+        with self._explained():
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            whole = ", ".join(map(str, sorted(self._manager.all_steps(read=True)))) or "none"
+            raise OSError(
+                f"cannot write a checkpoint to {self._directory}: {str(error).strip().splitlines()[0]}\n"
+                f"Whole are those of the steps: {whole}. Free some disk space and run the same command again"
+            ) from error
 
     def restore(self, step: int, like: TrainState) -> Checkpoint:
         """The checkpoint of `step`, with the shapes and shardings of `like`.

@@ -76,6 +76,10 @@ def test_fingerprint_does_not_depend_on_the_devices():
     assert fingerprint([value]) == fingerprint([split])
 
 
+# Orbax abandons coroutines when a read fails; their warnings surface whenever they are collected.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
 def files_of(step_directory: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path for path in step_directory.rglob("*") if path.is_file() and path.stat().st_size)
 
