@@ -23,7 +23,7 @@ from ag_jax.data.sentences import join_sentences, split_sentences
 from ag_jax.data.store import Rows, TextStore, TextStoreWriter
 from ag_jax.data.tokenizers import Tokenizer
 
-CACHE_VERSION = 2  # raised whenever the same settings give other rows
+CACHE_VERSION = 3  # raised whenever the same settings give other rows
 TOKENIZER_TEXT = 200_000_000  # characters of text that a tokenizer is trained on, at most
 ENCODED_TOGETHER = 2**21  # characters that are tokenised in one call, on all cores
 PREFETCH = 4  # batches made ahead
