@@ -79,11 +79,16 @@ def peak_memory() -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // 1024
 
 
-def fill_cache(source: str, cache: str) -> None:
+def fill_cache(source: str, cache: str, tokenizer: str) -> None:
     """Child process: fill a cache, print what it took."""
-    config = DataConfig(source=source, cache_dir=cache, format="full_sentences", sequence_length=512)
-    tokenizer = pipeline.prepare_tokenizer(config)
-    tokenizer_peak = peak_memory()
+    config = DataConfig(
+        source=source,
+        cache_dir=cache,
+        format="full_sentences",
+        sequence_length=512,
+        tokenizer=TokenizerConfig(path=tokenizer),
+    )
+    before = peak_memory()
     started = time.perf_counter()
     corpus = pipeline.prepare(config)
     seconds = time.perf_counter() - started
@@ -92,9 +97,8 @@ def fill_cache(source: str, cache: str) -> None:
         json.dumps(
             {
                 "tokens": tokens,
-                "vocabulary": tokenizer.vocabulary_size,
                 "tokens_per_second": round(tokens / seconds),
-                "peak_MiB_after_training_the_tokenizer": tokenizer_peak,
+                "peak_MiB_before": before,
                 "peak_MiB": peak_memory(),
             }
         )
@@ -102,14 +106,18 @@ def fill_cache(source: str, cache: str) -> None:
 
 
 def memory() -> list[dict[str, float]]:
-    """Peak memory of filling a cache, for growing corpora."""
+    """Peak memory of filling a cache, for growing corpora, with a tokenizer that was trained before."""
     results = []
-    for words in CORPUS_WORDS:
-        with tempfile.TemporaryDirectory() as directory:
-            source = pathlib.Path(directory) / "text"
+    with tempfile.TemporaryDirectory() as directory:
+        root = pathlib.Path(directory)
+        for words in CORPUS_WORDS:
+            source, tokenizer = root / f"text-{words}", root / "tokenizer"
             write_synthetic(source, words)
-            command = [sys.executable, __file__, "--fill", str(source), "--cache", str(pathlib.Path(directory) / "cache")]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            if not tokenizer.exists():
+                few = sorted(source.iterdir())[:5]
+                tokenizers.train(TokenizerConfig(), (file.read_text() for file in few)).save(tokenizer)
+            child = ["--fill", str(source), "--cache", str(root / f"cache-{words}"), "--tokenizer", str(tokenizer)]
+            done = subprocess.run([sys.executable, __file__, *child], check=True, stdout=subprocess.PIPE, text=True)
             results.append(json.loads(done.stdout.splitlines()[-1]))
     return results
 
@@ -117,11 +125,11 @@ def memory() -> list[dict[str, float]]:
 def main() -> None:
     """Measure, and write the record."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--fill", help=argparse.SUPPRESS)
-    arguments.add_argument("--cache", help=argparse.SUPPRESS)
+    for name in ("--fill", "--cache", "--tokenizer"):
+        arguments.add_argument(name, help=argparse.SUPPRESS)
     given = arguments.parse_args()
     if given.fill:
-        fill_cache(given.fill, given.cache)
+        fill_cache(given.fill, given.cache, given.tokenizer)
         return
     tokenizer = pipeline.prepare_tokenizer(DataConfig(tokenizer=TokenizerConfig(vocabulary_size=8192)))
     figures = {
