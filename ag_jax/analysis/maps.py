@@ -171,15 +171,7 @@ def mass_table(maps: AttentionMaps, special: SpecialTokens, assignment: Assignme
     free = [head for head in range(heads) if owners[head] is None]
     columns += [(name, free, "free") for name in masses if free]
 
-    cut = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
-    table = Table(
-        title=f"Attention mass on the patterns' targets, for {len(maps.tokens)} tokens{cut}",
-        caption="– : the pattern points at nothing in this text" if np.isnan(list(chance.values())).any() else None,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("\n\nlayer", justify="right", no_wrap=True)
     for name, members, kind in columns:
         table.add_column(Text(f"{kind}\n{title(name)}\n{_span(members)}"), justify="right", no_wrap=True)
@@ -187,9 +179,14 @@ def mass_table(maps: AttentionMaps, special: SpecialTokens, assignment: Assignme
         cells = [_number(masses[name][layer, members].mean()) for name, members, _ in columns]
         table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
     table.add_row("by chance", *(_number(chance[name]) for name, _, _ in columns))
-    console = Console(file=io.StringIO(), width=1000, color_system=None)
+    console = Console(file=io.StringIO(), width=1000, color_system=None, force_jupyter=False)
     console.print(table)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip("\n")
+    cut = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
+    lines = [f"Attention mass on the patterns' targets, for {len(maps.tokens)} tokens{cut}"]
+    lines += [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()]
+    if np.isnan(list(chance.values())).any():
+        lines += ["", "– : the pattern points at nothing in this text"]
+    return "\n".join(lines)
 
 
 def _span(heads: list[int]) -> str:

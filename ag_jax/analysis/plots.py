@@ -41,6 +41,7 @@ __all__ = [
     "map_figure",
     "mass_curves",
     "pattern_figure",
+    "save",
     "save_inspection",
 ]
 
@@ -93,7 +94,7 @@ def draw_heads(
     wanted = targets(maps, special, [name for name, _ in assignment])
 
     columns = len(layers) + bool(assignment)  # the targets come last; a run without guidance has none
-    inches = max(1.5, min(2.75, WIDTH / columns))
+    inches = max(1.5, min(3.4, WIDTH / columns, 2 * WIDTH / len(shown)))
     figure = Figure((columns * inches + 1.8, len(shown) * (inches + 0.25) + 1.1), layout="compressed")
     axes = figure.subplots(len(shown), columns, squeeze=False)
     for row, head in enumerate(shown):
@@ -120,7 +121,7 @@ def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray
     """The target matrix of each pattern for a sentence (Deshpande & Narasimhan 2020, figures 2 and 4)."""
     if not target_by_name:
         raise ValueError("there is no pattern to draw: give at least one target matrix")
-    inches = max(1.9, min(2.8, len(tokens) * 0.11))
+    inches = max(1.9, min(3.4, len(tokens) * 0.105))  # room for every token, if that is possible
     columns = min(int(WIDTH / inches), len(target_by_name))
     rows = math.ceil(len(target_by_name) / columns)
     figure = Figure((columns * inches + 1.8, rows * (inches + 0.25) + 1.0), layout="compressed")
@@ -149,7 +150,7 @@ def draw_maps(
     if not rows:
         raise ValueError("there is no attention map to draw: give at least one arm with one map")
     wide = len(chosen) * len(columns)
-    inches = max(1.6, min(2.75, WIDTH / wide))
+    inches = max(1.6, min(3.4, WIDTH / wide))
     figure = Figure((wide * inches + 1.8, rows * (inches + 0.15) + 1.4), layout="compressed")
     axes = figure.subplots(rows, wide, squeeze=False)
     for panel in axes.ravel():

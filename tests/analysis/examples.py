@@ -1,0 +1,47 @@
+"""Sentences with made-up attention, and a tokenizer of words, for the tests of maps and pictures."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+
+from ag_jax.analysis.maps import AttentionMaps
+from ag_jax.attention import patterns
+from tests import reference
+
+# Ids that `reference.DELIMITERS` and `reference.PERIODS` know: 0 and 2 are delimiters, 5 is a full stop.
+WORDS = ("<s>", "<pad>", "</s>", "<mask>", "<unk>", ".", "roads", "we", "build", "$5_$")
+SENTENCE = "we build roads . we build ."
+
+
+class WordTokenizer:
+    """Ids of words that are separated by spaces."""
+
+    specials = SimpleNamespace(begin=0, pad=1, end=2)
+
+    def encode(self, text):
+        return [WORDS.index(word) for word in text.split()]
+
+    def tokens(self, ids):
+        return [WORDS[id] for id in ids]
+
+
+def second(tokens_BL, valid_BL, special):
+    """A pattern from outside the package: every row wants the second token."""
+    return patterns.columns(jnp.arange(tokens_BL.shape[1])[None, :] == 1, valid_BL)
+
+
+SECOND = f"{__name__}.second"
+
+
+def made_up(ids, layers=2, heads=3, seed=0) -> AttentionMaps:
+    """Random attention to the tokens `ids`."""
+    ids_L = np.asarray(ids, np.int32)
+    valid_BL = np.ones((1, len(ids_L)), bool)
+    weights_NHQK = reference.random_attention(valid_BL, layers, heads, seed)[:, 0].astype(np.float32)
+    return AttentionMaps(tuple(WORDS[id % len(WORDS)] for id in ids), ids_L, weights_NHQK)
+
+
+def sentence(text=SENTENCE, **settings) -> AttentionMaps:
+    """Random attention to the words of `text`."""
+    return made_up([0, *WordTokenizer().encode(text), 2], **settings)

@@ -1,0 +1,137 @@
+"""Curves of training go through the numbers of the rows, and through their means over the seeds."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from ag_jax.analysis import plots
+from tests.analysis.test_plots import picture
+
+
+def row(step, loss, split="train", **values):
+    return {"step": step, "split": split, "tokens_seen": 100 * step + 7, "mlm_loss": loss, **values}
+
+
+MLM = [row(10, 8.0), row(20, 6.0), row(20, 6.5, "validation"), row(30, 5.0)]
+GUIDED = [
+    [
+        row(10, 7.0, ag_loss=0.5),
+        row(20, 4.0, ag_loss=0.25),
+        row(20, 5.0, "validation", ag_loss=0.2),
+        row(30, 3.0, ag_loss=0.0),
+    ],
+    [row(10, 9.0, ag_loss=0.7), row(20, 5.0, ag_loss=0.35), row(20, 6.0, "validation", ag_loss=0.2)],
+]
+
+
+def lines(axes):
+    """(x, y, is the thick line of an arm) of each line; dots are left out."""
+    return [
+        (line.get_xdata().tolist(), line.get_ydata().tolist(), line.get_linewidth() > 1)
+        for line in axes.lines
+        if line.get_linestyle() != "None"
+    ]
+
+
+def dots(axes):
+    return [
+        (*line.get_xdata(), *line.get_ydata(), line.get_color())
+        for line in axes.lines
+        if line.get_linestyle() == "None"
+    ]
+
+
+def test_one_seed_is_one_line():
+    figure = plots.draw_losses({"mlm": [MLM]})
+    (axes,) = figure.axes
+    assert lines(axes) == [([10, 20, 30], [8.0, 6.0, 5.0], True)]
+    assert [dot[:2] for dot in dots(axes)] == [(20, 6.5)]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["mlm", "validation"]
+
+
+def test_seeds_and_their_mean_where_all_of_them_are():
+    figure = plots.draw_losses({"mlm": [MLM], "ag": GUIDED})
+    loss, guidance = figure.axes
+    assert lines(loss) == [
+        ([10, 20, 30], [8.0, 6.0, 5.0], True),
+        ([10, 20, 30], [7.0, 4.0, 3.0], False),
+        ([10, 20], [9.0, 5.0], False),
+        ([10, 20], [8.0, 4.5], True),
+    ]
+    thick = [line.get_color() for line in loss.lines if line.get_linewidth() > 1 and line.get_linestyle() != "None"]
+    assert dots(loss) == [(20, 6.5, thick[0]), (20, 5.5, thick[1])] and thick[0] != thick[1]
+    (mean,) = [(x, y) for x, y, is_thick in lines(guidance) if is_thick and x]
+    assert mean[0] == [10, 20]
+    np.testing.assert_allclose(mean[1], [0.6, 0.3])
+    names = [text.get_text() for text in loss.get_legend().get_texts()]
+    assert names == ["mlm", "ag (mean of 2 seeds)", "validation"]
+    assert guidance.get_ylim()[0] == 0
+
+
+def test_over_tokens_seeds_meet_at_their_steps():
+    other = [{**one, "tokens_seen": one["tokens_seen"] + 10} for one in MLM]
+    figure = plots.draw_losses({"mlm": [MLM, other]}, x="tokens_seen")
+    (axes,) = figure.axes
+    assert lines(axes)[-1] == ([1012, 2012, 3012], [8.0, 6.0, 5.0], True)
+    assert axes.get_xlabel() == "training tokens seen"
+
+
+def test_rows_without_a_value_are_left_out():
+    rows = [row(1, None), row(2, 3.0), {"step": 3, "split": "train", "tokens_seen": 1}]
+    assert lines(plots.draw_losses({"mlm": [rows]}).axes[0]) == [([2], [3.0], True)]
+
+
+def test_what_cannot_be_drawn():
+    with pytest.raises(ValueError, match="no train row"):
+        plots.draw_losses({"mlm": [[row(1, 2.0, "validation")]], "ag": []})
+    with pytest.raises(ValueError, match="step or tokens_seen, got 'hours'"):
+        plots.draw_losses({"mlm": [MLM]}, x="hours")
+    with pytest.raises(ValueError, match="guided runs"):
+        plots.draw_masses({"mlm": MLM})
+
+
+def masses(steps, layers, patterns=("next", "my.second")):
+    return [
+        row(step, 1.0, **{f"mass/{name}": [step / 100 + layer / 10 for layer in range(layers)] for name in patterns})
+        for step in steps
+    ]
+
+
+def drawn(figure):
+    """(title, mesh) of each panel but the colour bar."""
+    return {axes.get_title(): axes.collections[0] for axes in figure.axes if axes.get_title()}
+
+
+def test_masses_over_layers_and_steps():
+    rows = masses((5, 10, 30), 3)
+    rows.insert(1, {**rows[0], "split": "validation", "step": 7})
+    rows[2]["mass/next"] = [None, 0.5, None]
+    panels = drawn(plots.draw_masses({"mlm": MLM, "ag": rows}))
+    assert list(panels) == ["[Next]", "[Second]"]
+    expected = np.array([[0.05, 0.15, 0.25], [math.nan, 0.5, math.nan], [0.3, 0.4, 0.5]]).T
+    np.testing.assert_allclose(np.ma.filled(panels["[Next]"].get_array(), np.nan), expected)
+    edges = panels["[Next]"].get_coordinates()
+    np.testing.assert_allclose(edges[0, :, 0], [2.5, 5, 10, 30])
+    np.testing.assert_allclose(edges[:, 0, 1], [0.5, 1.5, 2.5, 3.5])
+
+
+def test_masses_of_several_arms_of_different_depth_and_patterns(tmp_path):
+    arms = {"ag $": masses((1,), 16), "other_": masses((2, 4), 2, ("prev",))}
+    figure = plots.draw_masses(arms)
+    assert list(drawn(figure)) == ["ag $: [Next]", "ag $: [Second]", "other_: [Prev]"]
+    picture(plots.mass_curves(arms, tmp_path / "mass.png"))
+
+
+def test_curves_are_written(tmp_path):
+    series = json.loads(json.dumps({"_mlm": [MLM], "ag $x$": GUIDED}))
+    texts = plots.draw_losses(series).axes[0].get_legend().get_texts()
+    assert [text.get_text() for text in texts] == ["_mlm", "ag $x$ (mean of 2 seeds)", "validation"]
+    path = plots.loss_curves(series, tmp_path / "figures" / "loss.png", x="tokens_seen")
+    assert path == tmp_path / "figures" / "loss.png"
+    picture(path)
+
+
+def test_more_arms_than_colours(tmp_path):
+    picture(plots.loss_curves({f"arm {at}": [MLM] for at in range(11)}, tmp_path / "many.png"))

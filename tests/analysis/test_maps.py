@@ -1,0 +1,222 @@
+"""Attention maps are what the model computes, and masses what a loop over rows adds up."""
+
+import dataclasses
+import logging
+
+import jax
+import numpy as np
+import pytest
+
+from ag_jax.analysis import maps
+from ag_jax.analysis.maps import AttentionMaps
+from ag_jax.attention import guidance
+from ag_jax.attention.patterns import PATTERNS
+from tests import reference, tiny
+from tests.analysis import examples
+from tests.analysis.examples import SECOND, SENTENCE, WordTokenizer
+
+NAMES = ("next", "prev", "first", "delim", "period", "same")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.model()
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    return tiny.params(model, tiny.batch())
+
+
+def test_maps_are_the_weights_that_the_model_sows(model, params):
+    attention = maps.attention_maps(model, params, WordTokenizer(), SENTENCE, max_tokens=13)
+    assert attention.tokens == ("<s>", "we", "build", "roads", ".", "we", "build", ".", "</s>")
+    assert attention.ids_L.tolist() == [0, 7, 8, 6, 5, 7, 8, 5, 2]
+    assert attention.left_out == 0
+    assert attention.weights_NHQK.shape == (2, 3, 9, 9) and attention.weights_NHQK.dtype == np.float32
+    np.testing.assert_allclose(attention.weights_NHQK.sum(-1), 1.0, atol=1e-6)
+
+    # The whole model, on the sentence with padding behind it and another row below it.
+    batch = tiny.batch(lengths=(9, 11))
+    batch["tokens"][0, :9], batch["segments"] = attention.ids_L, np.zeros_like(batch["segments"])
+    _, sown = model.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
+    weights_NBHQK = sown["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0]
+    np.testing.assert_allclose(attention.weights_NHQK, weights_NBHQK[:, 0, :, :9, :9], atol=1e-6)
+    assert np.ptp(attention.weights_NHQK) > 0.1
+
+
+def test_dropout_is_off(model, params):
+    thinned = tiny.model(dropout=0.4, attention_dropout=0.4)
+    plain = maps.attention_maps(model, params, WordTokenizer(), SENTENCE, 13).weights_NHQK
+    np.testing.assert_array_equal(
+        maps.attention_maps(thinned, params, WordTokenizer(), SENTENCE, 13).weights_NHQK, plain
+    )
+
+
+def test_maps_of_half_precision_are_float32(params):
+    half = tiny.model(dtype="bfloat16")
+    weights_NHQK = maps.attention_maps(half, params, WordTokenizer(), SENTENCE, 13).weights_NHQK
+    assert weights_NHQK.dtype == np.float32
+    np.testing.assert_allclose(weights_NHQK.sum(-1), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("most", "kept"), [(5, 3), (3, 1), (13, 11), (1000, 11)])
+def test_a_long_text_is_cut_and_says_so(model, params, caplog, most, kept):
+    text = "we build roads . " * 4
+    with caplog.at_level(logging.WARNING):
+        attention = maps.attention_maps(model, params, WordTokenizer(), text, most)
+    assert attention.ids_L.tolist() == [0, *([7, 8, 6, 5] * 4)[:kept], 2]
+    assert attention.left_out == 16 - kept
+    assert f"the last {16 - kept} are left out" in caplog.text
+    assert f"{16 - kept} more were cut off" in maps.mass_table(attention, tiny.SPECIAL, ())
+
+
+def test_a_text_that_fits_exactly_is_whole(model, params, caplog):
+    attention = maps.attention_maps(model, params, WordTokenizer(), SENTENCE, 9)
+    assert len(attention.tokens) == 9 and attention.left_out == 0 and not caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "  \n "])
+def test_no_text(model, params, text):
+    with pytest.raises(ValueError, match="at least one token"):
+        maps.attention_maps(model, params, WordTokenizer(), text, 13)
+
+
+def test_no_room(model, params):
+    with pytest.raises(ValueError, match="at least 3 tokens, got max_tokens=2"):
+        maps.attention_maps(model, params, WordTokenizer(), "we", 2)
+
+
+def test_targets_are_those_of_the_paper():
+    attention = examples.sentence()
+    found = maps.targets(attention, tiny.SPECIAL, NAMES)
+    assert tuple(found) == NAMES
+    valid_L = np.ones(len(attention.ids_L), bool)
+    for name in NAMES:
+        np.testing.assert_allclose(found[name], reference.dense_pattern(name, attention.ids_L, valid_L), atol=1e-7)
+
+
+def test_a_target_from_outside_and_an_unknown_one():
+    found = maps.targets(examples.sentence(), tiny.SPECIAL, [SECOND])
+    np.testing.assert_array_equal(found[SECOND], np.tile(np.eye(9)[1], (9, 1)))
+    with pytest.raises(ValueError, match="did you mean 'next'"):
+        maps.targets(examples.sentence(), tiny.SPECIAL, ["nxt"])
+
+
+def test_mass_by_hand():
+    """<s> . </s>: three rows, of which [Next] and [Prev] have two each."""
+    weights_QK = np.array([[0.5, 0.25, 0.25], [0.125, 0.0, 0.875], [0.0, 1.0, 0.0]], np.float32)
+    attention = AttentionMaps(("<s>", ".", "</s>"), np.array([0, 5, 2], np.int32), weights_QK[None, None])
+    expected = {
+        "next": (0.25 + 0.875) / 2,
+        "prev": (0.125 + 1.0) / 2,
+        "first": (0.5 + 0.125 + 0.0) / 3,
+        "delim": (0.75 + 1.0 + 0.0) / 3,
+        "period": (0.25 + 0.0 + 1.0) / 3,
+        "same": (0.5 + 0.0 + 0.0) / 3,
+    }
+    masses = maps.attention_mass(attention, tiny.SPECIAL, ())
+    assert {name: mass.item() for name, mass in masses.items()} == pytest.approx(expected)
+    chance = {"next": 1 / 3, "prev": 1 / 3, "first": 1 / 3, "delim": 2 / 3, "period": 1 / 3, "same": 1 / 3}
+    assert maps.uniform_mass(attention, tiny.SPECIAL, ()) == pytest.approx(chance)
+
+
+def test_mass_row_by_row():
+    attention = examples.sentence(layers=3, heads=5)
+    tokens_L, valid_L = attention.ids_L, np.ones(len(attention.ids_L), bool)
+    masses = maps.attention_mass(attention, tiny.SPECIAL, ((SECOND, 2), ("next", 1)))
+    assert tuple(masses) == (*PATTERNS, SECOND)
+    np.testing.assert_allclose(masses[SECOND], attention.weights_NHQK[:, :, :, 1].mean(-1), rtol=1e-6)
+    for name in NAMES:
+        P_QK = reference.dense_pattern(name, tokens_L, valid_L)
+        rows = [row for row in range(len(tokens_L)) if reference.names_a_column(name, tokens_L, valid_L, row)]
+        on_target = [attention.weights_NHQK[:, :, row, P_QK[row] > 0].sum(-1) for row in rows]
+        np.testing.assert_allclose(masses[name], np.mean(on_target, axis=0), rtol=1e-6)
+        assert masses[name].shape == (3, 5)
+
+
+def test_mass_is_the_one_that_training_reports():
+    attention = examples.sentence()
+    assignment = (("next", 1), ("delim", 2))
+    batch = {"original": attention.ids_L[None], "valid": np.ones((1, 9), bool)}
+    guides = tiny.guides(batch, assignment)
+    statistics = jax.vmap(guidance.statistics, in_axes=(0, None, None))(
+        attention.weights_NHQK[:, None], guides, batch["valid"]
+    )
+    config = guidance.GuidanceConfig(mode="loss")
+    _, reported = guidance.guidance_loss(statistics, guides, batch["valid"], config)
+    masses = maps.attention_mass(attention, tiny.SPECIAL, assignment)
+    for (name, heads), (total, weight) in zip((("next", slice(0, 1)), ("delim", slice(1, 3))), reported, strict=True):
+        np.testing.assert_allclose(masses[name][:, heads].mean(-1), total / weight, rtol=1e-5)
+
+
+def test_a_pattern_without_a_token_has_no_mass():
+    attention = examples.sentence("we build")
+    assert np.isnan(maps.attention_mass(attention, tiny.SPECIAL, ())["period"]).all()
+    assert np.isnan(maps.uniform_mass(attention, tiny.SPECIAL, ())["period"])
+    names, masses = maps.strongest_pattern(attention, tiny.SPECIAL, ())
+    assert "period" not in names and not np.isnan(masses).any()
+
+
+def test_the_strongest_pattern():
+    """A head that equals a target is that pattern's, though [Delim] holds what [First] points at."""
+    attention = examples.sentence()
+    found = maps.targets(attention, tiny.SPECIAL, [*NAMES, SECOND])
+    weights_NHQK = np.stack([*found.values()])[None].astype(np.float32)
+    exact = dataclasses.replace(attention, weights_NHQK=weights_NHQK)
+    names, masses = maps.strongest_pattern(exact, tiny.SPECIAL, ((SECOND, 1),))
+    assert names.tolist() == [[*NAMES, SECOND]]
+    np.testing.assert_allclose(masses, 1.0)
+
+
+def test_heads_and_their_patterns():
+    assert maps.head_patterns((("next", 1), ("first", 2)), 4) == ("next", "first", "first", None)
+    assert maps.head_patterns((), 2) == (None, None)
+    with pytest.raises(ValueError, match="guides 3 heads, but a layer has only 2"):
+        maps.head_patterns((("next", 1), ("first", 2)), 2)
+    assert maps.title("next") == "[Next]" and maps.title("my_patterns.second") == "[Second]"
+
+
+def cells(table):
+    """Columns of a printed table: (kind, pattern, heads) -> numbers."""
+    lines = [line for line in table.splitlines() if line.strip() and "─" not in line]
+    kinds, names, members = (
+        lines[1].split(),
+        lines[2].split(),
+        lines[3].replace("heads ", "").replace("head ", "").split(),
+    )
+    rows = [line.replace("by chance", "chance").split() for line in lines[4:] if "–" not in line[:1]]
+    keys = list(zip(kinds, names, members[1:], strict=True))
+    return [row[0] for row in rows], {key: [row[at + 1] for row in rows] for at, key in enumerate(keys)}
+
+
+def test_the_table():
+    attention = examples.sentence(heads=5)
+    masses = maps.attention_mass(attention, tiny.SPECIAL, ())
+    layers, columns = cells(maps.mass_table(attention, tiny.SPECIAL, (("period", 2), ("next", 1))))
+    assert layers == ["1", "2", "chance"]
+    assert list(columns)[:3] == [("guided", "[Period]", "1-2"), ("guided", "[Next]", "3"), ("free", "[Next]", "4-5")]
+    assert columns["guided", "[Period]", "1-2"] == [*(f"{x:.2f}" for x in masses["period"][:, :2].mean(-1)), "0.22"]
+    assert columns["guided", "[Next]", "3"] == [*(f"{x:.2f}" for x in masses["next"][:, 2]), "0.11"]
+    assert columns["free", "[Same]", "4-5"][:2] == [f"{x:.2f}" for x in masses["same"][:, 3:].mean(-1)]
+    assert len(columns) == 2 + 6
+
+
+def test_the_table_without_free_or_without_guided_heads():
+    attention = examples.sentence()
+    _, all_guided = cells(maps.mass_table(attention, tiny.SPECIAL, (("next", 1), (SECOND, 2))))
+    assert list(all_guided) == [("guided", "[Next]", "1"), ("guided", "[Second]", "2-3")]
+    _, none_guided = cells(maps.mass_table(attention, tiny.SPECIAL, ()))
+    assert [key[1] for key in none_guided] == [maps.title(name) for name in NAMES]
+    assert {key[0] for key in none_guided} == {"free"}
+
+
+def test_the_table_of_a_text_without_full_stop():
+    table = maps.mass_table(examples.sentence("we build"), tiny.SPECIAL, ())
+    assert "– : the pattern points at nothing in this text" in table
+    assert cells(table)[1]["free", "[Period]", "1-3"] == ["–", "–", "–"]
+
+
+def test_the_table_is_returned_not_shown_in_a_notebook(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "by chance" in maps.mass_table(examples.sentence(), tiny.SPECIAL, ())

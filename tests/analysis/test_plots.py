@@ -1,0 +1,226 @@
+"""Pictures of maps hold the numbers that they were given, for any number of layers, heads and tokens."""
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from ag_jax.analysis import canvas, maps, plots
+from ag_jax.attention.patterns import PATTERNS
+from tests import tiny
+from tests.analysis import examples
+from tests.analysis.examples import SECOND
+
+ASSIGNMENT = (("next", 1), ("period", 1))
+
+
+def shown(axes):
+    """The numbers of the only image of a panel."""
+    assert len(axes.images) == 1
+    return np.asarray(axes.images[0].get_array())
+
+
+def panels(figure):
+    """Panels with an image, in the order of drawing; the colour bar is none."""
+    return [axes for axes in figure.axes if axes.images]
+
+
+def picture(path, wide=(300, 2600), high=(200, 4000)):
+    """The size of a PNG that is not one colour."""
+    assert path.suffix == ".png" and path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    pixels = matplotlib.image.imread(str(path))
+    assert np.ptp(pixels[..., :3]) > 0.5
+    assert wide[0] <= pixels.shape[1] <= wide[1] and high[0] <= pixels.shape[0] <= high[1], pixels.shape
+    return pixels.shape[:2]
+
+
+def test_overview_holds_every_map():
+    attention = examples.sentence(layers=3, heads=5)
+    figure = plots.draw_overview(attention, ASSIGNMENT)
+    (axes,) = panels(figure)
+    mosaic = shown(axes)
+    pitch = (mosaic.shape[0] + 2) // 3
+    for (layer, head), _ in np.ndenumerate(np.empty((3, 5))):
+        top, left = layer * pitch, head * pitch
+        tile = mosaic[top : top + 9, left : left + 9]
+        np.testing.assert_array_equal(tile, attention.weights_NHQK[layer, head])
+    assert np.isnan(np.ma.filled(axes.images[0].get_array(), np.nan)).sum() == mosaic.size - 15 * 81
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert names == ["1\n[Next]", "2\n[Period]", "3\nfree", "4\nfree", "5\nfree"]
+    frames = {patch.get_edgecolor() for patch in axes.patches}
+    assert len(axes.patches) == 15 and len(frames) == 3
+
+
+def test_thin_lines_of_a_long_sentence_survive():
+    weights_QK = np.eye(23, k=1)
+    cells = canvas.largest(weights_QK, 5)
+    assert cells.shape == (5, 5)
+    np.testing.assert_array_equal(np.diag(cells), [1, 1, 1, 1, 1])
+    by_hand = [[weights_QK[5 * i : 5 * i + 5, 5 * j : 5 * j + 5].max() for j in range(5)] for i in range(5)]
+    np.testing.assert_array_equal(cells, by_hand)
+    np.testing.assert_array_equal(canvas.largest(weights_QK, 1), weights_QK)
+
+
+def test_heads_beside_their_targets():
+    attention = examples.sentence(layers=5, heads=7)
+    figure = plots.draw_heads(attention, ASSIGNMENT, tiny.SPECIAL)
+    drawn = panels(figure)
+    assert len(drawn) == 2 * 4 + 2 * 3
+    wanted = maps.targets(attention, tiny.SPECIAL, ["next", "period"])
+    masses = maps.attention_mass(attention, tiny.SPECIAL, ASSIGNMENT)
+    for row, (head, name) in enumerate(((0, "next"), (1, "period"))):
+        for column, layer in enumerate((0, 2, 4)):
+            panel = drawn[4 * row + column]
+            np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
+            expected = f"layer {layer + 1}: {masses[name][layer, head]:.2f} on {maps.title(name)}"
+            assert panel.get_title() == expected
+        np.testing.assert_array_equal(shown(drawn[4 * row + 3]), wanted[name])
+        assert drawn[4 * row + 3].get_title() == f"target {maps.title(name)}"
+        assert drawn[4 * row].get_ylabel() == f"head {head + 1}"
+        assert [label.get_text() for label in drawn[4 * row].get_yticklabels()] == list(attention.tokens)
+    for row, head in enumerate((2, 3)):
+        for column, layer in enumerate((0, 2, 4)):
+            panel = drawn[8 + 3 * row + column]
+            np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
+        assert drawn[8 + 3 * row].get_ylabel() == f"head {head + 1} (free)"
+
+
+def test_heads_of_chosen_layers():
+    attention = examples.sentence(layers=5)
+    drawn = panels(plots.draw_heads(attention, (), tiny.SPECIAL, layers=(3, 1)))
+    assert len(drawn) == 4
+    np.testing.assert_array_equal(shown(drawn[0]), attention.weights_NHQK[3, 0])
+    np.testing.assert_array_equal(shown(drawn[3]), attention.weights_NHQK[1, 1])
+
+
+def test_mass_and_the_strongest_pattern():
+    attention = examples.sentence(layers=4, heads=3)
+    figure = plots.draw_mass(attention, ASSIGNMENT, tiny.SPECIAL)
+    drawn = panels(figure)
+    masses = maps.attention_mass(attention, tiny.SPECIAL, ASSIGNMENT)
+    assert [axes.get_title() for axes in drawn] == [*(maps.title(name) for name in PATTERNS), "strongest pattern"]
+    for axes, (name, mass_NH) in zip(drawn, masses.items(), strict=False):
+        np.testing.assert_allclose(shown(axes), mass_NH)
+        numbers = [text.get_text() for text in axes.texts]
+        assert numbers == [f"{100 * mass:.0f}" for mass in mass_NH.ravel()]
+        frames = [(patch.get_x(), patch.get_width(), patch.get_height()) for patch in axes.patches]
+        assert frames == {"next": [(-0.5, 1, 4)], "period": [(0.5, 1, 4)]}.get(name, [])
+
+    names_NH, best_NH = maps.strongest_pattern(attention, tiny.SPECIAL, ASSIGNMENT)
+    colour = dict(zip(PATTERNS, canvas.PALETTE, strict=False))
+    full = np.array([[matplotlib.colors.to_rgb(colour[name]) for name in names] for names in names_NH])
+    np.testing.assert_allclose(shown(drawn[-1]), 1 - best_NH[..., None] * (1 - full), atol=1e-6)
+
+
+def test_mass_of_an_absent_pattern_says_so():
+    drawn = panels(plots.draw_mass(examples.sentence("we build"), (), tiny.SPECIAL))
+    (period,) = [axes for axes in drawn if axes.get_title() == "[Period]"]
+    assert [text.get_text() for text in period.texts] == ["points at nothing\nin this text"]
+
+
+def test_patterns_are_the_targets():
+    attention = examples.sentence()
+    wanted = maps.targets(attention, tiny.SPECIAL, ["next", "prev", "first", "delim", "period", SECOND])
+    drawn = panels(plots.draw_patterns(attention.tokens, wanted))
+    titles = ["[Next]", "[Prev]", "[First]", "[Delim]", "[Period]", "[Second]"]
+    assert [axes.get_title() for axes in drawn] == titles
+    for axes, target_QK in zip(drawn, wanted.values(), strict=True):
+        np.testing.assert_array_equal(shown(axes), target_QK)
+    with pytest.raises(ValueError, match="no pattern to draw"):
+        plots.draw_patterns(attention.tokens, {})
+
+
+def stages(count, **settings):
+    return [(f"{stage} %", examples.sentence(seed=stage, **settings)) for stage in range(count)]
+
+
+def test_maps_of_arms_during_training():
+    columns = {"mlm": stages(3), "ag": stages(2, layers=4)}
+    drawn = panels(plots.draw_maps(columns, 1, 2))
+    by_title = {}
+    for at, axes in enumerate(drawn):
+        by_title.setdefault(axes.get_subplotspec().colspan.start, []).append((at, axes))
+    assert [len(by_title[column]) for column in (0, 1)] == [3, 2]
+    for column, arm in enumerate(columns):
+        for (_, axes), (_, of_stage) in zip(by_title[column], columns[arm], strict=True):
+            np.testing.assert_array_equal(shown(axes), of_stage.weights_NHQK[1, 2])
+        assert by_title[column][0][1].get_title() == f"{arm}\nlayer 2, head 3"
+    assert [axes.get_ylabel() for _, axes in by_title[0]] == ["0 %", "1 %", "2 %"]
+
+
+def test_maps_of_several_heads_stand_side_by_side():
+    columns = {"mlm": stages(1), "ag": stages(1)}
+    drawn = panels(plots.draw_maps(columns, (0, 1), (2, 0)))
+    where = ["layer 1, head 3"] * 2 + ["layer 2, head 1"] * 2
+    assert [axes.get_title() for axes in drawn] == [
+        f"{arm}\n{place}" for arm, place in zip(("mlm", "ag", "mlm", "ag"), where, strict=True)
+    ]
+    np.testing.assert_array_equal(shown(drawn[3]), columns["ag"][0][1].weights_NHQK[1, 0])
+
+
+def test_an_arm_without_the_head_is_left_blank_but_not_all_arms():
+    columns = {"deep": stages(2, layers=7), "flat": stages(2, layers=2)}
+    assert len(panels(plots.draw_maps(columns, 5, 0))) == 2
+    with pytest.raises(ValueError, match="no arm has the heads"):
+        plots.draw_maps(columns, 7, 0)
+    with pytest.raises(ValueError, match="no attention map"):
+        plots.draw_maps({"deep": []}, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "assignment"),
+    [
+        (1, 1, ()),
+        (4, 3, ()),
+        (4, 2, (("next", 1), ("prev", 1))),
+        (16, 16, (("next", 1), ("prev", 1), ("first", 6))),
+        (3, 7, (("delim", 1), ("same", 2), (SECOND, 1))),
+        (2, 8, tuple((name, 1) for name in (*PATTERNS, SECOND))),
+    ],
+    ids=["one", "unguided", "all guided", "large", "outside", "many"],
+)
+def test_inspection_of_any_model(tmp_path, layers, heads, assignment):
+    attention = examples.sentence(layers=layers, heads=heads)
+    written = plots.save_inspection(attention, assignment, tiny.SPECIAL, tmp_path / "new" / "figures", 120)
+    names = [f"attention_{name}_step120.png" for name in ("overview", "heads", "mass")]
+    assert [path.name for path in written] == names
+    assert sorted(path.name for path in (tmp_path / "new" / "figures").iterdir()) == sorted(names)
+    for path in written:
+        picture(path)
+
+
+def test_a_long_sentence_keeps_its_size_and_thins_its_labels(tmp_path):
+    rng = np.random.default_rng(0)
+    attention = examples.made_up([0, *rng.integers(4, 10, 509), 2], layers=2, heads=3)
+    assert len(attention.tokens) == 511
+    for path in plots.save_inspection(attention, ASSIGNMENT, tiny.SPECIAL, tmp_path, 1):
+        picture(path)
+    first = panels(plots.draw_heads(attention, ASSIGNMENT, tiny.SPECIAL))[0]
+    labels = [label.get_text() for label in first.get_yticklabels()]
+    assert 5 < len(labels) < 40
+    assert labels[0] == "<s>  1" and all(
+        int(label.split()[-1]) == 1 + at for label, at in zip(labels, first.get_yticks())
+    )
+    image = first.images[0]
+    assert image.get_array().shape[0] < 300 and image.get_extent()[1] >= 510.5
+    assert first.get_xlim() == (-0.5, 510.5) and first.get_ylim() == (510.5, -0.5)
+
+
+def test_labels_that_are_hard_to_draw(tmp_path):
+    odd = ("<s>", "$a_1$", "$", "_x_", "▁état", "中文", "🥁", "a\nb\t", "\x00", "", " ", "\\frac{", "x" * 60, "</s>")
+    attention = examples.made_up(range(len(odd)))
+    target = maps.targets(attention, tiny.SPECIAL, ["next"])
+    figure = plots.draw_patterns(odd, target)
+    labels = [label.get_text() for label in panels(figure)[0].get_yticklabels()]
+    expected = ["<s>", "$a_1$", "$", "_x_", "▁état", "□□", "□", "a□b□", "□", "", " ", "\\frac{", "x" * 13 + "…", "</s>"]
+    assert labels == expected
+    picture(plots.save(figure, tmp_path / "odd.png"))
+
+
+def test_functions_write_what_they_draw(tmp_path):
+    attention = examples.sentence()
+    target = maps.targets(attention, tiny.SPECIAL, ["next", "prev"])
+    assert plots.pattern_figure(attention.tokens, target, tmp_path / "a" / "p.png") == tmp_path / "a" / "p.png"
+    picture(tmp_path / "a" / "p.png")
+    path = plots.map_figure({"mlm $": stages(3), "ag_": stages(3)}, 0, 0, str(tmp_path / "m.png"))
+    assert path.name == "m.png"
+    picture(path)
