@@ -34,10 +34,7 @@ class Row(NamedTuple):
 
 
 def make_rows(config: DataConfig, store: TextStore, special: SpecialTokens) -> Iterator[Row]:
-    """The rows of `config.format`, at most `config.sequence_length` long.
-
-    Raises ValueError for a format with random pairs and a text of one document.
-    """
+    """The rows of `config.format`, at most `config.sequence_length` long."""
     length = config.sequence_length
     if config.format == "fixed_blocks":
         yield from fixed_blocks(store, special, length)
@@ -46,12 +43,6 @@ def make_rows(config: DataConfig, store: TextStore, special: SpecialTokens) -> I
     elif config.format == "doc_sentences":
         yield from packed_sentences(store, special, length, across_documents=False)
     else:
-        if len(store) < 2:
-            raise ValueError(
-                f"data.format={config.format!r} draws second segments from other documents: expected at least 2 documents to "
-                f"train on and 2 to validate on, got {len(store)}; give more files, raise data.validation_fraction, or "
-                "choose a format without NSP"
-            )
         pairs = segment_pairs if config.format == "segment_pair_nsp" else sentence_pairs
         for repetition in range(config.duplicates):
             for number in range(len(store)):
@@ -138,9 +129,11 @@ def _pieces(sentences: list[np.ndarray], room: int) -> Iterator[np.ndarray]:
 
 
 def _random_run(store: TextStore, other_than: int, target: int, room: int, draws: Draws) -> np.ndarray:
-    """Sentences from a random place of another document, up to `target` tokens."""
-    number = draws.integer(0, len(store) - 2)
-    number += number >= other_than
+    """Sentences from a random place of another document (of the same one, if there is no other), up to `target` tokens."""
+    number = other_than
+    if len(store) > 1:
+        number = draws.integer(0, len(store) - 2)
+        number += number >= other_than
     first, last = store.bounds(number)
     start = draws.integer(first, last - 1)
     # A sentence has at least one token, so `target` of them are enough.

@@ -164,9 +164,12 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
 
 
 def _write_rows(config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path) -> None:
+    has_pairs = config.format in PAIR_FORMATS
     for split in ("train", "validation"):
-        rows = formats.make_rows(config, TextStore(text / split), tokenizer.specials)
-        has_pairs = config.format in PAIR_FORMATS
+        stored = TextStore(text / split)
+        if has_pairs and len(stored) == 1:
+            _say(f"{split}: a single document, so that random second segments come from the same one; better give more")
+        rows = formats.make_rows(config, stored, tokenizer.specials)
         store.write_rows(directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs)
         written = Rows(directory / split)
         if not len(written):

@@ -206,9 +206,10 @@ def test_a_pair_that_is_too_long_is_cut_at_the_longer_side(make_store):
 
 
 @pytest.mark.parametrize("name", ["segment_pair_nsp", "sentence_pair_nsp"])
-def test_pairs_need_two_documents(make_store, name):
-    with pytest.raises(ValueError, match="expected at least 2 documents to train on and 2 to validate on, got 1"):
-        rows(make_store([[A, B, C]]), name, 20)
+def test_random_segments_of_a_single_document_are_its_own(make_store, name):
+    made = rows(make_store([[A, B, C, D, E]]), name, 20, duplicates=10)
+    assert any(is_random for _, _, is_random in made)
+    assert all(set(row) <= {0, 2, *A, *B, *C, *D, *E} for row, _, _ in made)
 
 
 def test_the_same_text_gives_the_same_rows(make_store, tmp_path):
