@@ -29,7 +29,7 @@ def get_config(argument: str = ""):
     config.data.masking.count = "bernoulli"
     config.model.update(layers=8, heads=6, width=96, max_length=64)
     config.training.update(
-        steps=1200, batch_size=32, log_every=20, evaluate_every=300, checkpoint_every=200, milestones=(0.0, 0.01, 1.0)
+        steps=1100, batch_size=32, log_every=20, evaluate_every=550, checkpoint_every=200, milestones=(0.0, 0.01, 1.0)
     )
     config.optimizer.learning_rate = 1e-3
     if chosen.arm == "ag":
