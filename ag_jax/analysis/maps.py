@@ -49,6 +49,7 @@ def attention_maps(
 ) -> AttentionMaps:
     """The maps of `text` between the tokens that begin and end a row.
 
+    They are the model's own: without dropout, and without the scores that `guidance.mode=bias` adds while it trains.
     A text of more than `max_tokens` tokens, these two included, is cut at its end and a warning logged. Raises
     ValueError if there is no text, or no room for any.
     """
