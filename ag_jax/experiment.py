@@ -75,7 +75,7 @@ class ExperimentConfig:
             )
         if self.optimizer.warmup_steps >= self.training.steps:
             raise ValueError(
-                f"optimizer.warmup_steps must be below training.steps={self.training.steps}, got "
+                f"optimizer.warmup_steps must be below training.steps={self.training.steps}; set it lower: got "
                 f"{self.optimizer.warmup_steps}"
             )
         if self.model.heads % self.mesh.tensor:

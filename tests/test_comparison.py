@@ -32,6 +32,7 @@ def overrides(tmp_path_factory):
         "model.width": 12,
         "model.heads": 6,
         "training.steps": 6,
+        "optimizer.warmup_steps": 0,
         "training.batch_size": 4,
         "training.log_every": 2,
         "training.evaluate_every": 0,
