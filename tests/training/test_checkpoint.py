@@ -1,5 +1,6 @@
 """Checkpoints: exact, checked, and never mistaken for another model's."""
 
+import gc
 import pathlib
 
 import jax
@@ -78,6 +79,13 @@ def test_fingerprint_does_not_depend_on_the_devices():
 
 # Orbax abandons coroutines when a read fails; their warnings surface whenever they are collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def collect_what_orbax_abandons():
+    """Here, where it is expected, and not in the middle of another module's test."""
+    yield
+    gc.collect()
 
 
 def files_of(step_directory: pathlib.Path) -> list[pathlib.Path]:
