@@ -5,10 +5,10 @@ Deshpande & Narasimhan 2020, figure 3 and table 3, at a size that two CPU cores 
     bash launch/local.sh
     ag-jax compare --config=configs/quickstart.py --workdir=runs/quickstart
 
-Hardware and time: 2 CPU cores, about ten minutes for both arms.
+Hardware and time: 2 CPU cores, about 12 minutes for both arms.
 
-Expected: see README.md, which holds the numbers of a recorded run, and benchmarks/results/quickstart_search.json, the
-search that these settings come from.
+Expected: validation loss 6.21 (mlm) and 5.17 (ag), seed 0 (benchmarks/results/quickstart.json). Settings are the best of
+each arm's search (benchmarks/results/quickstart_search.json).
 
 Deviations: everything is about a tenth of the paper's size. alpha_0 = 1 at 64 tokens is worth what 8 is at 512, as the
 guidance loss is a mean over n x n that shrinks as 1/n.
@@ -29,7 +29,7 @@ def get_config(argument: str = ""):
     config.data.masking.count = "bernoulli"
     config.model.update(layers=8, heads=6, width=96, max_length=64)
     config.training.update(
-        steps=1100, batch_size=32, log_every=20, evaluate_every=550, checkpoint_every=200, milestones=(0.0, 0.01, 1.0)
+        steps=1100, batch_size=32, log_every=10, evaluate_every=550, checkpoint_every=200, milestones=(0.0, 0.01, 1.0)
     )
     # The best of each arm's search: 7 runs for mlm, 3 for ag (benchmarks/results/quickstart_search.json).
     config.optimizer.learning_rate = 2e-3
