@@ -8,7 +8,6 @@ import dataclasses
 import json
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 from etils import epath
@@ -219,8 +218,3 @@ def open_run(workdir: epath.Path | str, step: int | None = None) -> OpenRun:
     params = checkpoints.restore_params(step)
     checkpoints.close()
     return OpenRun(workdir, config, tokenizer, model, params, step, tuple(steps))
-
-
-def parameter_count(params: Any) -> int:
-    """Number of trained numbers."""
-    return sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(params)))
