@@ -13,6 +13,7 @@ from ag_jax.data import pipeline
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.training.metrics import read_metrics
 
+PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # figure 4
 UNIGRAM_SAMPLE = 10_000_000  # tokens that are counted for the unigram loss
 
 
@@ -101,7 +102,8 @@ def _figures(
     assignment = max((run.assignment(config) for _, config in runs.values()), key=len)
     special = run.special_tokens(corpus.tokenizer)
     last = next(iter(columns.values()))[-1][1]
-    targets = maps.targets(last, special, [name for name, _ in assignment] or ["next", "prev", "first"])
+    shown = dict.fromkeys([*PAPERS_PATTERNS, *(name for name, _ in assignment)])
+    targets = maps.targets(last, special, shown)
     drawn.append(("Patterns for the sentence", plots.pattern_figure(last.tokens, targets, directory / "patterns.png")))
     layer, head = last.weights_NHQK.shape[0] // 2, 0
     for name, count in [*assignment, ("free", 1)]:
