@@ -19,7 +19,7 @@ Start with:  ag-jax compare --config=configs/quickstart.py --workdir=runs/quicks
 VERBS = ("train", "compare", "evaluate", "inspect", "tokenizer")
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, and after a colon its arguments.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; local or gs://.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
 _STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint to use; the newest by default.")
 _TEXT = flags.DEFINE_string("text", None, "A sentence to look at.")
 _PRINT_CONFIG = flags.DEFINE_bool("print_config", False, "Print the resolved config as JSON and stop.")

@@ -2,7 +2,7 @@
 
 Deshpande & Narasimhan 2020, table 9 (appendix A.4).
 
-    ag-jax compare --config=configs/ag/table9_tpu_gpu.py:hardware=tpu --workdir=gs://BUCKET/table9
+    ag-jax compare --config=configs/ag/table9_tpu_gpu.py:hardware=tpu --workdir=DIR
     ag-jax compare --config=configs/ag/table9_tpu_gpu.py:hardware=gpu --workdir=DIR
     ag-jax compare --config=configs/ag/table9_tpu_gpu.py:scale=small --workdir=DIR
 
