@@ -54,7 +54,7 @@ class Fused:
 
         def on_device(query, key, value, sequences, bias, shifts, weights, seeds):
             rows, length, local_heads, width = query.shape
-            shape = Shape(local_heads, heads, length, rate, guides is not None)
+            shape = Shape(local_heads, heads, width, length, rate, guides is not None)
             first = (self._position(self.rows) * rows, self._position((self.heads,)) * local_heads)
             numbers = jnp.concatenate([jax.lax.bitcast_convert_type(seeds, jnp.int32), jnp.stack(first)])
             flat = (array.reshape(rows, length, local_heads * width) for array in (query, key, value))

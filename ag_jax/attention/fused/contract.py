@@ -86,12 +86,13 @@ class Kernel(Protocol):
 class Shape:
     """What a kernel is compiled for, besides the shapes of its arrays.
 
-    heads: of this device, of `all_heads` of the layer; length: of the rows, before they are padded for the kernel.
-    rate: of dropout; guided: whether statistics are wanted.
+    heads: of this device, of `all_heads` of the layer; width: of a head; length: of the rows; both before a kernel pads
+    them. rate: of dropout; guided: whether statistics are wanted.
     """
 
     heads: int
     all_heads: int
+    width: int
     length: int
     rate: float
     guided: bool

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ag_jax.attention.fused.contract import Shape
-from ag_jax.attention.fused.tpu_grid import Grid, block_length
+from ag_jax.attention.fused.tpu_grid import Grid, block_length, lane_width
 from ag_jax.attention.fused.tpu_tiles import Tile, product
 
 Array = jax.Array
@@ -86,7 +86,7 @@ def _products(tile: Tile, head: int) -> tuple[Array, Array, Array]:
     """dQ, dK and dV of a tile."""
     dS_KQ, thinned_KQ = tile.gradient(head)
     query, key, g_output = (tile.of(ref, head) for ref in (tile.operands.query, tile.operands.key, tile.operands.g_output))
-    dS_KQ, scale = dS_KQ.astype(query.dtype), tile.width**-0.5
+    dS_KQ, scale = dS_KQ.astype(query.dtype), tile.shape.width**-0.5
     g_value = product(thinned_KQ.astype(g_output.dtype), g_output, 1, 0)
     return product(dS_KQ, key, 0, 0) * scale, product(dS_KQ, query, 1, 0) * scale, g_value
 
@@ -260,8 +260,8 @@ def attend(
     interpret: bool = False,
 ) -> tuple[Array, Array | None, Array | None]:
     """Output `BLN`, and of all heads `sum_of_squares_BHQ` and `overlap_BHQ` if `shape.guided` (`contract.Kernel`)."""
-    examples, length, widths = query_BLN.shape
-    extra = -length % block_length(length)
+    examples, length, _ = query_BLN.shape
+    extra, width = -length % block_length(length), lane_width(shape.heads, shape.width, length)
 
     def padded(array: Array | None, *axes: int, value: int = 0) -> Array | None:
         if array is None or not extra:
@@ -269,10 +269,17 @@ def attend(
         widths = [(0, extra) if axis in axes else (0, 0) for axis in range(array.ndim)]
         return jnp.pad(array, widths, constant_values=value)
 
-    grid = Grid(shape, examples, length + extra, widths // shape.heads, interpret)
+    def heads_resized(array: Array, old: int, new: int) -> Array:
+        if old == new:
+            return array
+        by_head = array.reshape(*array.shape[:2], shape.heads, old)[..., :new]
+        by_head = jnp.pad(by_head, [(0, 0)] * 3 + [(0, max(new - old, 0))])
+        return by_head.reshape(*array.shape[:2], shape.heads * new)
+
+    grid = Grid(shape, examples, length + extra, width, interpret)
     bias_KQ = None if bias is None else padded(bias.swapaxes(2, 3), 2, 3)
-    rows = (padded(array, 1) for array in (query_BLN, key_BLN, value_BLN))
+    rows = (padded(heads_resized(array, shape.width, width), 1) for array in (query_BLN, key_BLN, value_BLN))
     arrays = (*rows, padded(sequences_BL, 1, value=-1), bias_KQ, padded(weights_BHK, 2))
     mixed_BLN, statistics = _attention(grid, arrays, (shifts_H, numbers))
     squares, overlap = (row[:, :, 0, :length] for row in statistics) if shape.guided else (None, None)
-    return mixed_BLN[:, :length], squares, overlap
+    return heads_resized(mixed_BLN[:, :length], width, shape.width), squares, overlap

@@ -28,6 +28,16 @@ def head_group(heads: int, head_width: int) -> int:
     return next(fitting, heads)
 
 
+def lane_width(heads: int, head_width: int, length: int) -> int:
+    """Lanes that a head takes: its width, or the next that lets few heads fill whole lanes where rows are long.
+
+    A row of several blocks has the dQ of its whole group of heads in on-chip memory, of which a TPU v4 has 16 MiB.
+    """
+    if length <= BLOCK or head_group(heads, head_width) * head_width <= _LANES:
+        return head_width
+    return next((width for width in (8, 16, 32, 64) if width >= head_width), -(-head_width // _LANES) * _LANES)
+
+
 def block_length(length: int) -> int:
     """Rows of a block: all of them up to `BLOCK`, beyond that the multiple of 128 that needs the least padding."""
     if length <= BLOCK:

@@ -56,7 +56,7 @@ class Operands:
 class Tile:
     """The tile of a grid step: which elements it holds, and what each of its heads makes of them.
 
-    corner: example, first head, first query and first key, in numbers of this device; width: of a head.
+    corner: example, first head, first query and first key, in numbers of this device; width: of a head's lanes.
     """
 
     def __init__(self, shape: Shape, corner: tuple[Array, ...], width: int, shifts: Ref, numbers: Ref, operands: Operands):
@@ -78,7 +78,7 @@ class Tile:
     def scores(self, head: int) -> Array:
         """Q K^T / sqrt(d) + bias where query and key belong together, float32."""
         scores_KQ = product(self.of(self.operands.key, head), self.of(self.operands.query, head), 1, 1)
-        scores_KQ = scores_KQ * (1.0 / math.sqrt(self.width))
+        scores_KQ = scores_KQ * self.shape.width**-0.5
         if self.operands.bias is not None:
             of_head = head if self.operands.bias.shape[1] > 1 else 0
             scores_KQ = scores_KQ + self.operands.bias[0, of_head].astype(jnp.float32)
