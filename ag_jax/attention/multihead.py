@@ -8,10 +8,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from ag_jax.attention import guidance
 from ag_jax.attention.fused import reference
-from ag_jax.attention.fused.contract import Attend
+from ag_jax.attention.fused.contract import KEPT, Attend
 
 Array = jax.Array
 
@@ -67,6 +68,8 @@ class MultiHeadAttention(nn.Module):
             mixed_BLHV, statistics = self.attend(
                 query_BLHV, key_BLHV, value_BLHV, sequences_BL, bias=attention_bias, **options
             )
+        # Kept where a remat policy drops what is cheap to make again: attention is not.
+        mixed_BLHV, statistics = checkpoint_name((mixed_BLHV, statistics), KEPT)
         if statistics is not None:
             self.sow("statistics", "guided_heads", statistics)
         return nn.DenseGeneral(

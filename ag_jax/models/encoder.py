@@ -9,7 +9,7 @@ import jax
 
 from ag_jax.attention import guidance
 from ag_jax.attention.fused import reference
-from ag_jax.attention.fused.contract import Attend
+from ag_jax.attention.fused.contract import KEPT, Attend
 from ag_jax.models import embeddings, layers
 from ag_jax.models.config import EncoderConfig
 
@@ -18,7 +18,9 @@ Batch = dict[str, Array]
 
 REMAT_POLICIES = {
     "layer": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(KEPT)
+    ),
 }
 
 

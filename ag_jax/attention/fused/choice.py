@@ -17,6 +17,7 @@ from ag_jax.attention.guidance import Guides
 Array = jax.Array
 
 IMPLEMENTATIONS = ("auto", "reference", "tpu", "gpu")
+_CAPABILITY = 8.0  # of the GPUs that the kernel is for: A100 and later
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,3 +91,50 @@ class Fused:
             "in_specs": (qkv, qkv, qkv, PartitionSpec(rows), of_bias, shifts, weights, PartitionSpec()),
             "out_specs": (qkv, statistic, statistic),
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """An implementation, its name, and why it was taken, for the log."""
+
+    attend: Attend
+    name: str
+    reason: str
+
+
+def choose(
+    wanted: str,
+    mesh: Mesh,
+    *,
+    head_width: int,
+    length: int,
+    after_dropout: bool,
+    rows: tuple[str, ...],
+    heads: str,
+) -> Choice:
+    """The implementation for a config's `model.attention` on the devices of `mesh`.
+
+    `auto` takes the kernel for the devices, and the reference where there is none or where it cannot do what is asked.
+    Raises ValueError if `wanted` names a kernel that cannot.
+    """
+    device = mesh.devices.flat[0]
+    kernels = {"tpu": tpu.attend}
+    if wanted == "reference":
+        return Choice(reference.attend, "reference", "model.attention=reference")
+    name = device.platform if wanted == "auto" else wanted
+    if name not in kernels:
+        return Choice(reference.attend, "reference", f"there is no kernel for {device.platform} devices")
+    if device.platform != name:
+        refused = f"the devices are {device.platform}s"
+    elif after_dropout:
+        refused = "guidance.probabilities=after_dropout is not in the kernels"
+    elif name == "gpu" and float(getattr(device, "compute_capability", _CAPABILITY)) < _CAPABILITY:
+        refused = f"compute capability {device.compute_capability} is below {_CAPABILITY}"
+    elif name == "tpu" and length > tpu.longest(head_width):
+        refused = f"rows of {length} tokens are longer than the {tpu.longest(head_width)} that fit on the chip"
+    else:
+        reason = f"the devices are {name}s" if wanted == "auto" else f"model.attention={name}"
+        return Choice(Fused(kernels[name], mesh, rows, heads), name, reason)
+    if wanted != "auto":
+        raise ValueError(f"model.attention={wanted} cannot be used: {refused}. Take auto or reference")
+    return Choice(reference.attend, "reference", refused)

@@ -31,6 +31,8 @@ Mixed = tuple[Array, AttentionStatistics | None]
 
 # Score of a key that must not be seen. Finite, so that differences of masked scores are numbers.
 MASKED_SCORE = -1e30
+# What attention hands to its backward pass has this name for `jax.checkpoint` policies.
+KEPT = "attention"
 # Shift of a head that follows none: no key is so far from its query.
 NO_SHIFT = 1 << 30
 

@@ -13,10 +13,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from ag_jax.attention.fused.contract import Shape
+from ag_jax.attention.fused.contract import KEPT, Shape
 from ag_jax.attention.fused.tpu_grid import Grid, block_length, lane_width
 from ag_jax.attention.fused.tpu_tiles import Tile, product
 
@@ -224,7 +225,7 @@ def _attention(grid: Grid, arrays: tuple, scalars: tuple) -> tuple[Array, list[A
 
 def _attention_forward(grid: Grid, arrays: tuple, scalars: tuple):
     mixed, log_sums, rows = _forward(grid, arrays, scalars)
-    kept = None if log_sums is None else (mixed, log_sums, rows)
+    kept = None if log_sums is None else checkpoint_name((mixed, log_sums, rows), KEPT)
     return (mixed, rows), (arrays, scalars, kept)
 
 
