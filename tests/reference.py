@@ -137,8 +137,7 @@ def attention(x_BLD, params, valid_BL, bias_BHQK=0.0):
         for name in ("query", "key", "value")
     )
     scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1]) + bias_BHQK
-    scores = np.where(valid_BL[:, None, None, :], scores, -np.inf)
-    scores = np.where(valid_BL.any(-1)[:, None, None, None], scores, 0.0)
+    scores = np.where((valid_BL[:, :, None] == valid_BL[:, None, :])[:, None], scores, -np.inf)
     weights = functions.softmax(scores, axis=-1)
     mixed = np.einsum("bhqw,hwd->bqd", weights @ value, params["output"]["kernel"])
     return mixed + params["output"]["bias"], weights

@@ -1,7 +1,8 @@
 """Dropout whose mask is a hash of each element's index.
 
-`jax.random` spends about twenty rounds on an element, which a small model's step on a CPU feels. Two rounds of an integer hash are enough to decide what to drop; being elementwise, they fuse with the product that
-uses the mask, split over devices without changing a bit, and can be repeated inside an attention kernel.
+`jax.random` spends about twenty rounds on an element, which a small model's step on a CPU feels. Two rounds of an integer
+hash are enough to decide what to drop; being elementwise, they fuse with the product that uses the mask, split over
+devices without changing a bit, and are repeated inside the attention kernels.
 """
 
 import flax.linen as nn
@@ -26,24 +27,32 @@ def element_index(shape: tuple[int, ...]) -> Array:
     return index
 
 
-def random_bits(seeds: Array, shape: tuple[int, ...]) -> Array:
-    """Pseudo-random uint32 of a shape: mix(mix(index xor seeds[0]) xor seeds[1]).
+def random_bits(seeds: tuple[Array, Array] | Array, index: Array) -> Array:
+    """Pseudo-random uint32 for the elements of an `index`: mix(mix(index xor seeds[0]) xor seeds[1]).
 
     The second seed enters between the rounds: with one alone, two seeds would give shuffled copies of one another.
     """
-    return _mix(_mix(element_index(shape) ^ seeds[0]) ^ seeds[1])
+    return _mix(_mix(index ^ seeds[0]) ^ seeds[1])
+
+
+def seeds(key: Array) -> Array:
+    """The two uint32 that decide, with an element's index, whether it is kept."""
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def keep(seeds: tuple[Array, Array] | Array, index: Array, rate: float) -> Array:
+    """Booleans of the shape of `index`, each true with probability 1 - rate."""
+    return random_bits(seeds, index) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
 def keep_mask(key: Array, rate: float, shape: tuple[int, ...]) -> Array:
     """Booleans of a shape, each true with probability 1 - rate, determined by `key`."""
-    bits = random_bits(jax.random.bits(key, (2,), jnp.uint32), shape)
-    return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    return keep(seeds(key), element_index(shape), rate)
 
 
 def dropout(x: Array, key: Array, rate: float) -> Array:
     """x * keep / (1 - rate): zero with probability `rate`, unchanged in expectation (Srivastava et al. 2014)."""
-    keep = keep_mask(key, rate, x.shape)
-    return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype))
+    return jnp.where(keep_mask(key, rate, x.shape), x / (1.0 - rate), jnp.zeros((), x.dtype))
 
 
 class Dropout(nn.Module):

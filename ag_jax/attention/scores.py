@@ -13,5 +13,6 @@ Array = jax.Array
 
 def dot_product_scores(query_BQHD: Array, key_BKHD: Array) -> Array:
     """Scaled dot products `scores_BHQK` = q_p . k_q / sqrt(D) in float32 (Vaswani et al. 2017, equation 1)."""
-    query_BQHD = query_BQHD / math.sqrt(query_BQHD.shape[-1])
-    return jnp.einsum("bqhd,bkhd->bhqk", query_BQHD, key_BKHD, preferred_element_type=jnp.float32)
+    # Scaled afterwards: in bfloat16 a scaled query would be rounded once more.
+    scores_BHQK = jnp.einsum("bqhd,bkhd->bhqk", query_BQHD, key_BKHD, preferred_element_type=jnp.float32)
+    return scores_BHQK / math.sqrt(query_BQHD.shape[-1])

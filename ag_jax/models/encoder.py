@@ -8,6 +8,8 @@ import flax.struct
 import jax
 
 from ag_jax.attention import guidance
+from ag_jax.attention.fused import reference
+from ag_jax.attention.fused.contract import Attend
 from ag_jax.models import embeddings, layers
 from ag_jax.models.config import EncoderConfig
 
@@ -40,9 +42,12 @@ class Encoder(nn.Module):
     The layers are one scanned layer whose parameters have a leading axis of length `layers`, so compile time does not
     grow with depth. What attention sows has the same leading axis: with `mutable=["intermediates"]`,
     `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK` for all N layers.
+
+    attend: the implementation of attention (`attention.fused.choice`); it changes nothing but speed and memory.
     """
 
     config: EncoderConfig
+    attend: Attend = reference.attend
 
     def setup(self):
         config = self.config
@@ -57,7 +62,7 @@ class Encoder(nn.Module):
             in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast),
             length=config.layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
-        )(config)
+        )(config, self.attend)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
         """Hidden states `BLD` of the last layer for `batch["tokens"]`, where `batch["valid"]` marks what is no padding."""

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from ag_jax.attention import guidance, multihead
 from ag_jax.attention.dropout import Dropout
+from ag_jax.attention.fused import reference
+from ag_jax.attention.fused.contract import Attend
 from ag_jax.models.config import EncoderConfig
 
 Array = jax.Array
@@ -45,6 +47,7 @@ class EncoderLayer(nn.Module):
     """x <- LayerNorm(x + Attention(x)); x <- LayerNorm(x + W2 gelu(W1 x)) (Vaswani et al. 2017, section 3)."""
 
     config: EncoderConfig
+    attend: Attend = reference.attend
 
     @nn.compact
     def __call__(
@@ -64,6 +67,7 @@ class EncoderLayer(nn.Module):
             dropout=config.attention_dropout,
             dtype=jnp.dtype(config.dtype),
             kernel_init=nn.initializers.normal(config.initializer_range),
+            attend=self.attend,
             name="attention",
         )(hidden_BLD, valid_BL, guides, attention_bias, deterministic)
         mixed_BLD = dropout(mixed_BLD, deterministic=deterministic)

@@ -8,6 +8,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from ag_jax.attention.fused import reference
+from ag_jax.attention.fused.contract import Attend
 from ag_jax.models import encoder, layers
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
@@ -57,9 +59,10 @@ class PretrainingModel(nn.Module):
 
     config: EncoderConfig
     next_sentence: bool = False
+    attend: Attend = reference.attend
 
     def setup(self):
-        self.encoder = encoder.Encoder(self.config)
+        self.encoder = encoder.Encoder(self.config, self.attend)
         self.word_head = MaskedLanguageHead(self.config)
         if self.next_sentence:
             self.next_head = NextSentenceHead(self.config)

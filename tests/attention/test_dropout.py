@@ -51,7 +51,7 @@ def test_keeps_the_right_share_of_every_row_and_column(mask):
 
 
 def test_every_bit_is_fair_and_all_bytes_are_equally_frequent():
-    bits = np.asarray(random_bits(jnp.array([17, 18], jnp.uint32), SHAPE)).ravel()
+    bits = np.asarray(random_bits(jnp.array([17, 18], jnp.uint32), element_index(SHAPE))).ravel()
     for place in range(32):
         share = ((bits >> place) & 1).mean()
         assert abs(share - 0.5) < 4.5 * 0.5 / np.sqrt(bits.size)
@@ -97,13 +97,13 @@ def test_hash_seeds_that_differ_a_little_are_not_correlated(place, difference):
     other = one.copy()
     other[place] += np.uint32(difference)
     threshold = np.uint32(round(RATE * 2**32))
-    masks = [np.asarray(random_bits(jnp.asarray(seeds), SHAPE)) >= threshold for seeds in (one, other)]
+    masks = [np.asarray(random_bits(jnp.asarray(seeds), element_index(SHAPE))) >= threshold for seeds in (one, other)]
     assert abs(correlation(*masks)) < 4
 
 
 def test_second_seed_makes_more_than_a_shuffle():
     """The values themselves differ, not only their order; so no two masks are permutations of each other."""
-    one, other = (np.asarray(random_bits(jnp.array([1, second], jnp.uint32), (997,))) for second in (2, 3))
+    one, other = (np.asarray(random_bits(jnp.array([1, second], jnp.uint32), element_index((997,)))) for second in (2, 3))
     assert len(np.intersect1d(one, other)) < 5
 
 
