@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Callable
 
 from ag_jax.planning.hlo import Array, Computation, Instruction, Program
 
@@ -34,12 +35,15 @@ class Collective:
 class Costs:
     """Of one run on one device. once_flops counts loops once, as the compiler's own analysis does.
 
+    hbm_bytes: read from and written to main memory; bytes: the same with memories on the chip, as that analysis counts.
+
     unknown_loops: loops whose number of trips could not be found; their bodies are counted once.
     """
 
     flops: float
     once_flops: float
     hbm_bytes: float
+    bytes: float
     collectives: tuple[Collective, ...]
     unknown_loops: tuple[str, ...]
 
@@ -57,6 +61,7 @@ def costs(program: Program, devices: int) -> Costs:
         counter.flops,
         counter.once_flops,
         counter.hbm_bytes,
+        counter.bytes,
         tuple(
             Collective(kind, group, *counter.collectives[kind, group]) for kind, group in sorted(counter.collectives)
         ),
@@ -67,7 +72,7 @@ def costs(program: Program, devices: int) -> Costs:
 class _Counter:
     def __init__(self, program: Program, devices: int):
         self.program, self.devices = program, devices
-        self.flops = self.once_flops = self.hbm_bytes = 0.0
+        self.flops = self.once_flops = self.hbm_bytes = self.bytes = 0.0
         self.collectives: dict[tuple[str, int], list[float]] = {}
         self.unknown_loops: list[str] = []
 
@@ -88,7 +93,8 @@ class _Counter:
             elif called and one.opcode != "fusion":
                 self.walk(called, times)
             else:
-                self.hbm_bytes += times * hbm_bytes(one, computation, self.program)
+                self.hbm_bytes += times * moved_bytes(one, computation, self.program, lambda array: array.in_hbm)
+                self.bytes += times * moved_bytes(one, computation, self.program, lambda array: True)
                 self.arithmetic(one, computation, times)
 
     def arithmetic(self, one: Instruction, computation: Computation, times: int) -> None:
@@ -129,36 +135,39 @@ def _group_size(one: Instruction, devices: int) -> int:
     return devices
 
 
-def hbm_bytes(one: Instruction, inside: Computation, program: Program) -> float:
-    """Bytes that an instruction reads from and writes to HBM; slices read what they take, updates write what they change."""
+def moved_bytes(one: Instruction, inside: Computation, program: Program, counts: Callable[[Array], bool]) -> float:
+    """Bytes that an instruction reads and writes of arrays that `counts`.
+
+    Slices read what they take, and updates in place write what they change.
+    """
     opcode = one.opcode
     if opcode in _FREE or opcode.endswith("-done") or any(name in one.attributes for name in _FREE_CUSTOM):
         return 0.0
     if opcode in ("copy-start", "slice-start"):  # the arrays of the result are source and destination
         source, destination = one.arrays[:2]
-        return min(source.physical_bytes, destination.physical_bytes) * (source.in_hbm + destination.in_hbm)
+        return min(source.physical_bytes, destination.physical_bytes) * (counts(source) + counts(destination))
     if opcode == "fusion":
         called = program.called(one)
         roots = [called.of[name] for name in called.root.operands] if called.root.opcode == "tuple" else [called.root]
         written = sum(
-            _written(root, called, program, array) for root, array in zip(roots, one.arrays, strict=False) if array.in_hbm
+            _written(root, called, program, array) for root, array in zip(roots, one.arrays, strict=False) if counts(array)
         )
         read = sum(
             _touched(called.parameters[place].name, called, program, array)
             for place, name in enumerate(one.operands)
             for array in inside.arrays(name)
-            if array.in_hbm
+            if counts(array)
         )
         return read + written
     if opcode in _SLICES:
         sources = inside.arrays(one.operands[0])
-        return sum(array.physical_bytes * (array.in_hbm + all(s.in_hbm for s in sources)) for array in one.arrays)
+        return sum(array.physical_bytes * (counts(array) + all(map(counts, sources))) for array in one.arrays)
     if opcode == "dynamic-update-slice":
         update = inside.arrays(one.operands[1])[0]
-        return update.physical_bytes * (one.arrays[0].in_hbm + update.in_hbm)
+        return update.physical_bytes * (counts(one.arrays[0]) + counts(update))
     operands = [array for name in one.operands for array in inside.arrays(name)]
     results = one.arrays[: len(one.arrays) // 2] if opcode.endswith("-start") else one.arrays
-    return sum(array.physical_bytes for array in (*operands, *results) if array.in_hbm)
+    return sum(array.physical_bytes for array in (*operands, *results) if counts(array))
 
 
 def _written(root: Instruction, inside: Computation, program: Program, whole: Array) -> float:
