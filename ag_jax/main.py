@@ -12,16 +12,19 @@ USAGE = """ag-jax: pre-train Transformer encoders with guided attention, and loo
   ag-jax evaluate  --workdir=DIR [--step=N]                   loss of a run's checkpoint on held-out text
   ag-jax inspect   --workdir=DIR [--text=...] [--step=N]      draw the attention maps of a sentence
   ag-jax tokenizer --config=FILE[:ARGUMENTS] --workdir=DIR    train the config's tokenizer, try it on --text
+  ag-jax plan      --config=FILE[:ARGUMENTS] --topology=SLICE    memory and speed on a TPU slice, without having it
 
 Settings are changed with --config.SECTION.KEY=VALUE; --print_config shows them all and stops.
 Start with:  ag-jax compare --config=configs/quickstart.py --workdir=runs/quickstart
 """
-VERBS = ("train", "compare", "evaluate", "inspect", "tokenizer")
+VERBS = ("train", "compare", "evaluate", "inspect", "tokenizer", "plan")
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, and after a colon its arguments.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
 _STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint to use; the newest by default.")
 _TEXT = flags.DEFINE_string("text", None, "A sentence to look at.")
+_TOPOLOGY = flags.DEFINE_string("topology", None, "TPU slice to plan for, such as v5e:4x4 or v4-8.")
+_SEARCH_BATCH = flags.DEFINE_bool("search_batch", True, "Whether to search for the largest batch that fits.")
 _PRINT_CONFIG = flags.DEFINE_bool("print_config", False, "Print the resolved config as JSON and stop.")
 
 
@@ -44,10 +47,8 @@ def main(argv: list[str]) -> int:
 
     source = config_flags.get_config_filename(flags.FLAGS["config"]) if _CONFIG.value else None
     overrides = config_flags.get_override_values(flags.FLAGS["config"]) if _CONFIG.value else {}
-    return verbs.run_safely(
-        positional[0],
-        verbs.Request(source, overrides, _WORKDIR.value, _STEP.value, _TEXT.value, _PRINT_CONFIG.value),
-    )
+    values = (flag.value for flag in (_WORKDIR, _STEP, _TEXT, _PRINT_CONFIG, _TOPOLOGY, _SEARCH_BATCH))
+    return verbs.run_safely(positional[0], verbs.Request(source, overrides, *values))
 
 
 def console() -> None:

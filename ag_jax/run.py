@@ -6,17 +6,18 @@ the run is done, `summary.json`.
 
 import dataclasses
 import json
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import jax
-import numpy as np
+import optax
 from etils import epath
+from jax.sharding import Mesh
 
 from ag_jax import experiment
 from ag_jax.attention import guidance
 from ag_jax.attention.patterns import SpecialTokens
-from ag_jax.data import pipeline, tokenizers
-from ag_jax.data.corruption import max_masked
+from ag_jax.data import batching, pipeline, tokenizers
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.models.config import EncoderConfig
@@ -43,25 +44,33 @@ MAY_DIFFER = (
 )
 
 
-def model_config(config: ExperimentConfig, tokenizer: Tokenizer) -> EncoderConfig:
+class Vocabulary(Protocol):
+    """What a model needs to know of a tokenizer."""
+
+    vocabulary_size: int
+    delimiter_ids: Sequence[int]
+    period_ids: Sequence[int]
+
+
+def model_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderConfig:
     """The encoder's config with the vocabulary filled in. Raises ValueError if it is smaller than the tokenizer's."""
-    size = config.model.vocabulary_size or tokenizer.vocabulary_size
-    if size < tokenizer.vocabulary_size:
+    size = config.model.vocabulary_size or vocabulary.vocabulary_size
+    if size < vocabulary.vocabulary_size:
         raise ValueError(
-            f"model.vocabulary_size={size} is smaller than the tokenizer's {tokenizer.vocabulary_size} tokens; "
+            f"model.vocabulary_size={size} is smaller than the tokenizer's {vocabulary.vocabulary_size} tokens; "
             "set it to 0 to take the tokenizer's"
         )
     return dataclasses.replace(config.model, vocabulary_size=size)
 
 
-def make_model(config: ExperimentConfig, tokenizer: Tokenizer) -> PretrainingModel:
+def make_model(config: ExperimentConfig, vocabulary: Vocabulary) -> PretrainingModel:
     """The model of a run."""
-    return PretrainingModel(model_config(config, tokenizer), config.next_sentence)
+    return PretrainingModel(model_config(config, vocabulary), config.next_sentence)
 
 
-def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
+def special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
     """What patterns look for, in this tokenizer's ids."""
-    return SpecialTokens(tuple(tokenizer.delimiter_ids), tuple(tokenizer.period_ids))
+    return SpecialTokens(tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))
 
 
 def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
@@ -69,9 +78,9 @@ def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
     return guidance.assign_heads(config.guidance, config.model.heads)
 
 
-def make_objective(config: ExperimentConfig, tokenizer: Tokenizer) -> Objective:
+def make_objective(config: ExperimentConfig, vocabulary: Vocabulary) -> Objective:
     """Pre-training, guided if the config says so."""
-    objective = Pretraining(make_model(config, tokenizer))
+    objective = Pretraining(make_model(config, vocabulary))
     if config.guidance.mode == "none":
         return objective
     return Guided(
@@ -79,42 +88,54 @@ def make_objective(config: ExperimentConfig, tokenizer: Tokenizer) -> Objective:
         config=config.guidance,
         assignment=assignment(config),
         heads=config.model.heads,
-        special=special_tokens(tokenizer),
+        special=special_tokens(vocabulary),
         alpha=guidance.coefficient_schedule(config.guidance, config.training.steps),
     )
 
 
-def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> loop.Job:
-    """Everything that the loop needs to train `config` in `workdir`."""
-    mesh = sharding.make_mesh(config.mesh)
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """What a step of training needs apart from its batch; the fields are those of `loop.Job`."""
+
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    learning_rate: Callable[[int], float]
+    init: Callable[[], Any]
+    key: jax.Array
+    mesh: Mesh
+
+
+def make_learner(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -> Learner:
+    """Model, objective and optimizer of a run on the devices of `mesh`, which may be some to compile for alone."""
     rows, parts = config.training.batch_size // config.training.microbatches, mesh.shape["data"] * mesh.shape["fsdp"]
     if rows % parts:
         raise ValueError(
             f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose a multiple"
         )
-    objective = make_objective(config, corpus.tokenizer)
-    model = make_model(config, corpus.tokenizer)
-    shape = (1, config.data.sequence_length)
-    example = {
-        "tokens": np.zeros(shape, np.int32),
-        "segments": np.zeros(shape, np.int32),
-        "valid": np.ones(shape, bool),
-        "masked_positions": np.zeros((1, max_masked(config.data.masking, shape[1])), np.int32),
-    }
+    model = make_model(config, vocabulary)
+    example = batching.empty_batch(config.data, rows=1)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
-    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, config.training.batch_size, config.seed)
-    return loop.Job(
-        name=workdir.name,
-        config=config.training,
-        workdir=workdir,
-        objective=objective,
+    return Learner(
+        objective=make_objective(config, vocabulary),
         optimizer=make_optimizer(config.optimizer, config.training.steps),
         learning_rate=learning_rate_schedule(config.optimizer, config.training.steps),
         init=lambda: model.init(init_key, example, deterministic=True)["params"],
         key=dropout_key,
         mesh=mesh,
+    )
+
+
+def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> loop.Job:
+    """Everything that the loop needs to train `config` in `workdir`."""
+    learner = make_learner(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
+    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, config.training.batch_size, config.seed)
+    return loop.Job(
+        name=workdir.name,
+        config=config.training,
+        workdir=workdir,
         batches=batches.iterate,
         validation=lambda: pipeline.validation_batches(corpus, config.data, config.training.batch_size),
+        **vars(learner),
     )
 
 

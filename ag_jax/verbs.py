@@ -10,6 +10,7 @@ from etils import epath
 from ag_jax import comparison, experiment, run
 from ag_jax.analysis import maps, plots
 from ag_jax.data import pipeline
+from ag_jax.planning import plan, text, topology
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
 
@@ -24,6 +25,8 @@ class Request:
     step: int | None
     text: str | None
     print_config: bool
+    topology: str | None
+    search_batch: bool
 
     def experiment(self) -> experiment.ExperimentConfig:
         """The checked config."""
@@ -43,9 +46,7 @@ def run_verb(verb: str, request: Request) -> None:
     if request.print_config:
         print(json.dumps(experiment.to_dict(request.experiment()), indent=2))
         return
-    {"train": _train, "compare": _compare, "evaluate": _evaluate, "inspect": _inspect, "tokenizer": _tokenizer}[verb](
-        request
-    )
+    VERBS[verb](request)
 
 
 def _train(request: Request) -> None:
@@ -87,6 +88,28 @@ def _tokenizer(request: Request) -> None:
     text = request.text or config.inspection.sentence
     print(f"{tokenizer.vocabulary_size} tokens, saved in {workdir}; use it with --config.data.tokenizer.path={workdir}")
     print(" ".join(tokenizer.tokens(tokenizer.encode(text))))
+
+
+def _plan(request: Request) -> None:
+    config = request.experiment()
+    if not request.topology:
+        raise ValueError("this verb needs --topology=SLICE, such as --topology=v5e:4x4 or --topology=v4-8")
+    directory = request.directory() if request.workdir else None
+    found = plan.make_plan(config, topology.parse(request.topology), request.search_batch)
+    print(text.report(found))
+    if directory:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "plan.json").write_text(json.dumps(text.as_json(found), indent=2) + "\n")
+
+
+VERBS = {
+    "train": _train,
+    "compare": _compare,
+    "evaluate": _evaluate,
+    "inspect": _inspect,
+    "tokenizer": _tokenizer,
+    "plan": _plan,
+}
 
 
 def run_safely(verb: str, request: Request) -> int:

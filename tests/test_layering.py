@@ -24,8 +24,9 @@ MAY_IMPORT = {
     "run": BELOW_RUN,
     "evaluation": BELOW_RUN | {"run"},
     "analysis": BELOW_RUN | {"run", "evaluation"},
+    "planning": BELOW_RUN | {"run"},
     "comparison": BELOW_RUN | LEAVES | {"run"},
-    "verbs": BELOW_RUN | LEAVES | {"run", "comparison"},
+    "verbs": BELOW_RUN | LEAVES | {"run", "planning", "comparison"},
     "main": {"verbs", "experiment"},
     "presets": {"experiment"},  # for config files; nothing in the package imports it
 }

@@ -15,11 +15,28 @@ Shape letters: B batch, L length, M masked positions.
 import numpy as np
 
 from ag_jax.data import corruption
-from ag_jax.data.config import DataConfig
+from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.store import Rows
 from ag_jax.data.tokenizers import Tokenizer
 
 Batch = dict[str, np.ndarray]
+
+
+def empty_batch(config: DataConfig, rows: int) -> Batch:
+    """Zeros with the fields, shapes and types of a batch; they take no memory, for every field is one zero broadcast."""
+    row, slots = (rows, config.sequence_length), (rows, corruption.max_masked(config.masking, config.sequence_length))
+    fields = {
+        "tokens": (row, np.int32),
+        "original": (row, np.int32),
+        "valid": (row, np.bool_),
+        "segments": (row, np.int32),
+        "masked_positions": (slots, np.int32),
+        "masked_labels": (slots, np.int32),
+        "masked_weights": (slots, np.float32),
+    }
+    if config.format in PAIR_FORMATS:
+        fields["next_labels"] = ((rows,), np.int32)
+    return {name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in fields.items()}
 
 
 def make_batch(

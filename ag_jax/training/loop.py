@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from ag_jax.objectives.losses import Objective
 from ag_jax.training import metrics as metric_sums
 from ag_jax.training import sharding
+from ag_jax.training import state as train_state
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import MetricWriter, Sums
 from ag_jax.training.progress import ProgressLine
@@ -128,10 +129,7 @@ def job_shardings(job: Job) -> TrainState:
 
 def abstract_state(job: Job, shardings: TrainState) -> TrainState:
     """Shapes and shardings of the job's state, without making it: what a checkpoint is restored into."""
-    shapes = jax.eval_shape(lambda: create_state(job.init, job.optimizer, None))
-    return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, shardings
-    )
+    return train_state.abstract_state(job.init, job.optimizer, shardings)
 
 
 def evaluate(job: Job, params: Any, step: int, evaluation_step: Callable) -> dict[str, Any]:

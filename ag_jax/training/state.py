@@ -53,3 +53,13 @@ def create_state(
         return TrainState(jnp.int32(0), params, optimizer.init(params))
 
     return jax.jit(create, out_shardings=shardings)()
+
+
+def abstract_state(
+    init: Callable[[], Params], optimizer: optax.GradientTransformation, shardings: TrainState
+) -> TrainState:
+    """Shapes, types and shardings of the state, without making it: what a checkpoint or a compiler wants to know."""
+    shapes = jax.eval_shape(lambda: create_state(init, optimizer, None))
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, shardings
+    )

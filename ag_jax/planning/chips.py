@@ -1,0 +1,86 @@
+"""Accelerators as their makers describe them.
+
+Sources: TPUs v3 to v6e, the "key specifications" tables of cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e}; TPU v2 and the
+links of v2 and v3, Jouppi et al. 2020, "A domain-specific supercomputer for training deep neural networks"; GPUs, NVIDIA's
+data sheets of the SXM modules, dense figures. `usable_bytes` is what libtpu 0.0.51's compiler says it has ("exceeds
+available HBM (15.75G)"); the rest of a TPU's memory belongs to the system.
+"""
+
+import dataclasses
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One chip; figures are of the whole chip, `per_device` gives those of what JAX calls a device.
+
+    flops: peak matrix products in bfloat16, dense, FLOP/s; memory_bytes and memory_bandwidth: of its HBM, bytes and bytes/s.
+    usable_bytes: HBM that a program may fill. link_bandwidth: bytes/s that a chip can send over all its links to other
+    chips, which is half of a bandwidth that is given as bidirectional.
+    devices: how many JAX devices it is: on v2 and v3 each of the two cores is one. kinds: what `device_kind` says.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    flops: float
+    memory_bytes: float
+    usable_bytes: float
+    memory_bandwidth: float
+    link_bandwidth: float
+    chips_per_host: int
+    cores: int = 1
+    devices: int = 1
+
+    def per_device(self) -> "Chip":
+        """The share of one JAX device."""
+        names = ("flops", "memory_bytes", "usable_bytes", "memory_bandwidth", "link_bandwidth")
+        return dataclasses.replace(
+            self, cores=self.cores // self.devices, devices=1, **{name: getattr(self, name) / self.devices for name in names}
+        )
+
+
+def _tpu(name: str, kinds: tuple[str, ...], teraflops, gibibytes, usable, gigabytes_s, link_gigabytes_s, **more) -> Chip:
+    return Chip(
+        name, kinds, teraflops * 1e12, gibibytes * GIB, usable * GIB, gigabytes_s * 1e9, link_gigabytes_s * 1e9, **more
+    )
+
+
+TPUS = (
+    # Links: 4 x 496 Gbit/s and 4 x 656 Gbit/s each way.
+    _tpu("v2", ("TPU v2",), 46, 16, 14.96, 700, 248, chips_per_host=4, cores=2, devices=2),
+    _tpu("v3", ("TPU v3",), 123, 32, 30.96, 900, 328, chips_per_host=4, cores=2, devices=2),
+    # Both cores of a v4 or v5p chip are one device ("megacore"), the way Cloud TPU machines run them.
+    _tpu("v4", ("TPU v4",), 275, 32, 30.75, 1200, 300, chips_per_host=4, cores=2),
+    _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 197, 16, 15.75, 819, 200, chips_per_host=8),
+    _tpu("v5p", ("TPU v5", "TPU v5p"), 459, 95.74, 95.73, 2765, 600, chips_per_host=4, cores=2),
+    _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 918, 32, 31.24, 1638, 400, chips_per_host=8),
+)
+
+
+def _gpu(name: str, kinds: tuple[str, ...], teraflops, gigabytes, gigabytes_s, link_gigabytes_s) -> Chip:
+    # A driver and a CUDA context take about 1 GB; JAX then preallocates three quarters unless told otherwise.
+    return Chip(
+        name, kinds, teraflops * 1e12, gigabytes * 1e9, (gigabytes - 1) * 1e9, gigabytes_s * 1e9, link_gigabytes_s * 1e9, 8
+    )
+
+
+GPUS = (
+    _gpu("A100-40GB", ("NVIDIA A100-SXM4-40GB",), 312, 40, 1555, 300),
+    _gpu("A100-80GB", ("NVIDIA A100-SXM4-80GB",), 312, 80, 2039, 300),
+    _gpu("H100", ("NVIDIA H100 80GB HBM3",), 989, 80, 3350, 450),
+    _gpu("H200", ("NVIDIA H200",), 989, 141, 4800, 450),
+)
+
+
+def of_kind(device_kind: str) -> Chip | None:
+    """The chip whose `jax.Device.device_kind` this is, or None: a utilisation of an unknown peak is not given."""
+    return next((chip for chip in TPUS + GPUS if device_kind in chip.kinds), None)
+
+
+def tpu(generation: str) -> Chip:
+    """The TPU of a generation, such as v5e. Raises ValueError with those there are."""
+    found = next((chip for chip in TPUS if chip.name == generation), None)
+    if found is None:
+        raise ValueError(f"there is no TPU {generation!r} here; known are {', '.join(chip.name for chip in TPUS)}")
+    return found

@@ -1,0 +1,163 @@
+"""A plan as text to read and as JSON to keep."""
+
+import dataclasses
+from typing import Any
+
+from ag_jax import experiment
+from ag_jax.planning.compilation import Compiled
+from ag_jax.planning.plan import Bounds, Plan, Trial, bounds
+from ag_jax.planning.search import needed
+from ag_jax.planning.topology import Topology
+
+GIB = 2**30
+_BINDS = {
+    "products": "the matrix products bind",
+    "memory": "HBM binds: the step moves more than it computes",
+    "messages": "the links between chips bind",
+}
+
+
+def report(plan: Plan) -> str:
+    """The plan, to be printed."""
+    blocks = [_heading(plan), _fit(plan)]
+    if plan.chosen:
+        blocks += [_step(plan.chosen, plan.topology), _limits(plan.chosen, plan.topology)]
+    blocks.append(_largest(plan))
+    return "\n\n".join(filter(None, blocks))
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Everything in the plan, for `plan.json`."""
+    chosen = plan.chosen
+    return {
+        "topology": plan.topology.name,
+        "accelerator": plan.topology.accelerator,
+        "chips": plan.topology.chips,
+        "devices": plan.topology.devices,
+        "hosts": plan.topology.hosts,
+        "mesh": plan.mesh,
+        "fits": plan.own.fits,
+        "own": _trial_json(plan.own),
+        "suggestion": _trial_json(plan.suggestion),
+        "largest": _trial_json(plan.largest),
+        "bounds_of": chosen and chosen.settings,
+        "bounds": chosen and _bounds_json(_bounds(chosen, plan.topology)),
+        "chip": dataclasses.asdict(plan.topology.chip),
+        "config": experiment.to_dict(plan.own.config),
+    }
+
+
+def _bounds(trial: Trial, topology: Topology) -> Bounds:
+    return bounds(trial.config, topology, trial.outcome)
+
+
+def _bounds_json(found: Bounds) -> dict[str, Any]:
+    limits = {"seconds": found.roofline.seconds, "binds": found.roofline.binds}
+    totals = {"task_flops": found.task.total, "computed_flops": found.computed.total}
+    return dataclasses.asdict(found) | limits | totals
+
+
+def _trial_json(trial: Trial | None) -> dict[str, Any] | None:
+    if trial is None:
+        return None
+    outcome = dataclasses.asdict(trial.outcome) | {"needed": needed(trial.outcome)}
+    return {"settings": trial.settings, "batch_size": trial.config.training.batch_size, "fits": trial.fits, **outcome}
+
+
+def _heading(plan: Plan) -> str:
+    topology, config = plan.topology, plan.own.config
+    training = config.training
+    rows = training.batch_size // training.microbatches // (plan.mesh["data"] * plan.mesh["fsdp"])
+    axes = " x ".join(f"{name}={size}" for name, size in plan.mesh.items())
+    split = f"in each of {training.microbatches} microbatches" if training.microbatches > 1 else "at once"
+    slice_ = f"{_plural(topology.chips, 'chip')}, {_plural(topology.devices, 'device')}, {_plural(topology.hosts, 'host')}"
+    batch = f"{training.batch_size:,} rows of {config.data.sequence_length} tokens a step"
+    return (
+        f"{config.title}, planned for {topology.name} ({topology.accelerator}): {slice_}, mesh {axes}\n"
+        f"{batch}, {_plural(rows, 'row')} on a device {split}"
+    )
+
+
+def _fit(plan: Plan) -> str:
+    own, usable = plan.own, plan.topology.chip.per_device().usable_bytes
+    if own.fits:
+        return "It fits.\n" + _memory(own.outcome, usable)
+    lines = [f"IT DOES NOT FIT: a device needs {_gib(own.outcome.needed)} and has {_gib(own.outcome.available)}."]
+    if plan.suggestion:
+        flags = " ".join(f"--config.{name}={value}" for name, value in plan.suggestion.settings.items())
+        lines += [f"With {flags} it does; everything below is about that.", _memory(plan.suggestion.outcome, usable)]
+    elif plan.chosen:
+        size = plan.chosen.config.training.batch_size
+        lines += [
+            f"With --config.training.batch_size={size} it does; everything below is about that.",
+            _memory(plan.chosen.outcome, usable),
+        ]
+    else:
+        lines.append("Neither do microbatches, rematerialisation or split parameters help: take more or larger chips.")
+    return "\n".join(lines)
+
+
+def _memory(step: Compiled, usable: float) -> str:
+    memory = step.memory
+    parts = (("arguments", memory.arguments), ("output", memory.output), ("temporary", memory.temporary), ("code", memory.code))
+    named = ", ".join(f"{name} {_gib(size)}" for name, size in parts)
+    return f"  memory of a device    {_gib(memory.total)} of {_gib(usable)}: {named}"
+
+
+def _step(trial: Trial, topology: Topology) -> str:
+    costs, found = trial.outcome.costs, _bounds(trial, topology)
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {value / topology.devices / 1e12:.3g}"
+        for name, value in dataclasses.asdict(found.computed).items()
+        if value
+    )
+    reported = ", ".join(f"{name} {value:.3g}" for name, value in trial.outcome.reported.items()) or "nothing"
+    lines = [
+        "A step, on one device",
+        f"  model                 {found.computed.total / topology.devices / 1e12:.4g} TFLOP ({parts})",
+        f"  program               {costs.flops / 1e12:.4g} TFLOP of products, {costs.hbm_bytes / 1e9:.4g} GB of HBM traffic",
+        f"  compiler's own sum    {reported} (it counts the body of a loop once)",
+    ]
+    for message in costs.collectives:
+        lines.append(
+            f"  {message.kind:<21} {message.count:,.0f} over {message.devices} devices, {message.bytes / 1e6:,.4g} MB, of "
+            f"which a device sends {message.sent / 1e6:,.4g} MB"
+        )
+    if costs.unknown_loops:
+        lines.append(f"  counted once, for their trips are not known: {', '.join(costs.unknown_loops)}")
+    return "\n".join(lines)
+
+
+def _limits(trial: Trial, topology: Topology) -> str:
+    found, steps = _bounds(trial, topology), trial.config.training.steps
+    limits, speed = found.roofline, found.tokens_per_second
+    lines = [
+        "What this program cannot beat",
+        f"  a step                {limits.seconds * 1e3:.4g} ms or more: products {limits.products * 1e3:.4g}, HBM "
+        + f"{limits.memory * 1e3:.4g}, messages {limits.messages * 1e3:.4g}; {_BINDS[limits.binds]}",
+        f"  speed                 {speed:,.0f} tokens/s at most, {speed / topology.chips:,.0f} a chip, MFU {found.mfu:.1%}",
+        f"  {steps:,} steps".ljust(24)
+        + f"{found.run_seconds / 3600:,.1f} h or more, {found.chip_hours:,.1f} chip-hours",
+    ]
+    return "\n".join(lines)
+
+
+def _largest(plan: Plan) -> str:
+    if not plan.searched:
+        return ""
+    if plan.largest is None:
+        return "Largest batch: not even one row on a device fits."
+    training = plan.largest.config.training
+    rows = training.batch_size // training.microbatches // (plan.mesh["data"] * plan.mesh["fsdp"])
+    return (
+        f"Largest batch that was found to fit, all else as it is: {training.batch_size:,} rows, {_plural(rows, 'row')} on a "
+        f"device in a microbatch, {_gib(needed(plan.largest.outcome))}"
+    )
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

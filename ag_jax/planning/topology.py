@@ -1,0 +1,119 @@
+"""TPU slices that are not there: their names, and devices to compile for."""
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+
+import jax
+from jax.experimental import topologies
+
+from ag_jax.planning import chips
+from ag_jax.planning.chips import Chip
+
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
+# Chips along each axis of the slices that Cloud TPU rents.
+SHAPES = {
+    "v2": ("2x2", "4x4", "8x8", "8x16", "16x16"),
+    "v3": ("2x2", "4x4", "8x8", "8x16", "16x16", "16x32", "32x32"),
+    "v4": _CUBES,
+    "v5e": _FLAT,
+    "v5p": _CUBES,
+    "v6e": _FLAT,
+}
+_COUNTED_IN_CORES = ("v2", "v3", "v4", "v5p")  # v4-8 has 8 cores on 4 chips, v5e-8 has 8 chips
+_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6": "v6e", "trillium": "v6e"}
+# Compiling needs no machine: do not look for one, nor for others that use libtpu.
+_ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A slice: its generation's chip, and chips along each axis."""
+
+    chip: Chip
+    shape: str
+
+    @property
+    def name(self) -> str:
+        """As `parse` reads it, such as v5e:4x4."""
+        return f"{self.chip.name}:{self.shape}"
+
+    @property
+    def accelerator(self) -> str:
+        """As Cloud TPU calls it, such as v5litepod-16."""
+        return f"{'v5litepod' if self.chip.name == 'v5e' else self.chip.name}-{_size(self.chip, self.shape)}"
+
+    @property
+    def chips(self) -> int:
+        """Chips of the slice."""
+        return _chips(self.shape)
+
+    @property
+    def devices(self) -> int:
+        """What JAX will count."""
+        return self.chips * self.chip.devices
+
+    @property
+    def hosts(self) -> int:
+        """Machines that the chips belong to."""
+        return -(-self.chips // self.chip.chips_per_host)
+
+    def compile_only_devices(self) -> list[jax.Device]:
+        """Devices that programs can be compiled for and not run on. Needs libtpu; several processes may do so at once.
+
+        Raises ValueError if libtpu is missing.
+        """
+        if not (importlib.util.find_spec("libtpu") or os.environ.get("TPU_LIBRARY_PATH")):
+            raise ValueError(
+                "compiling for TPUs needs libtpu, which is not installed (no TPU is needed): pip install 'ag_jax[tpu]'"
+            )
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        # A v4 or v5p chip is one device of two cores on Cloud TPU machines; libtpu's default for v4 is two devices.
+        one_device = {"chip_config_name": "megacore"} if self.chip.cores > self.chip.devices else {}
+        devices = topologies.get_topology_desc(self.name, platform="tpu", **one_device).devices
+        if len(devices) != self.devices:
+            raise ValueError(f"libtpu gives {len(devices)} devices for {self.name}, expected {self.devices}: update libtpu")
+        return list(devices)
+
+
+def _chips(shape: str) -> int:
+    return math.prod(map(int, shape.split("x")))
+
+
+def _size(chip: Chip, shape: str) -> int:
+    """The number in an accelerator's name."""
+    return _chips(shape) * (chip.cores if chip.name in _COUNTED_IN_CORES else 1)
+
+
+def parse(text: str) -> Topology:
+    """`GENERATION:SHAPE` such as v5e:4x4, or an accelerator's name such as v5litepod-16 or v4-8, as a topology.
+
+    Raises ValueError that lists the slices nearest in size if there is none like it.
+    """
+    match = re.fullmatch(r"(v\d\w*|trillium)[:-](\d+(?:x\d+)*)", text.strip().lower())
+    if not match:
+        raise ValueError(f"--topology is GENERATION:SHAPE such as v5e:4x4, or a name such as v5litepod-16; got {text!r}")
+    chip = chips.tpu(_ALIASES.get(match[1], match[1]))
+    asked, shapes = match[2], SHAPES[chip.name]
+    if "x" not in asked:
+        found = [shape for shape in shapes if _size(chip, shape) == int(asked)]
+        size = int(asked) / (chip.cores if chip.name in _COUNTED_IN_CORES else 1)
+    else:
+        found = [shape for shape in shapes if shape == asked]
+        size = _chips(asked)
+    if not found:
+        near = sorted(shapes, key=lambda shape: abs(math.log(_chips(shape) / max(size, 0.5))))[:4]
+        listed = ", ".join(f"{chip.name}:{shape} ({Topology(chip, shape).accelerator})" for shape in sorted(near, key=_chips))
+        raise ValueError(f"there is no {chip.name} slice {asked!r}; the nearest in size are {listed}")
+    return Topology(chip, found[0])

@@ -1,0 +1,155 @@
+"""Costs read from HLO: by hand, against the compiler's own sums, and loops against the same without loops."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ag_jax.planning import costs, topology
+from ag_jax.planning.hlo import Array, Program
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'ag_jax[tpu]'"
+)
+
+TEXT = """HloModule by_hand, is_scheduled=true
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[]{:T(128)} parameter(0)
+  %b = f32[]{:T(128)} parameter(1)
+  ROOT %add = f32[]{:T(128)} add(%a, %b)
+}
+
+%one_layer (stack: f32[5,8,128], number: s32[]) -> f32[8,128] {
+  %stack = f32[5,8,128]{2,1,0:T(8,128)} parameter(0)
+  %number = s32[]{:T(128)} parameter(1)
+  %zero = s32[]{:T(128)} constant(0)
+  %slice = f32[1,8,128]{2,1,0:T(8,128)} dynamic-slice(%stack, %number, %zero, %zero), dynamic_slice_sizes={1,8,128}
+  ROOT %row = f32[8,128]{1,0:T(8,128)} bitcast(%slice)
+}
+
+%body (carry: (s32[], f32[8,128], f32[5,8,128])) -> (s32[], f32[8,128], f32[5,8,128]) {
+  %carry = (s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)}, /*index=2*/f32[5,8,128]{2,1,0:T(8,128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%carry), index=0
+  %x = f32[8,128]{1,0:T(8,128)} get-tuple-element(%carry), index=1
+  %w = f32[5,8,128]{2,1,0:T(8,128)} get-tuple-element(%carry), index=2
+  %layer = f32[8,128]{1,0:T(8,128)S(1)} fusion(%w, %i), kind=kLoop, calls=%one_layer
+  %product = f32[8,8]{1,0:T(8,128)S(1)} convolution(%x, %layer), dim_labels=bf_oi->bf
+  %summed = f32[8,8]{1,0:T(8,128)S(1)} all-reduce(%product), replica_groups={{0,1,2,3}}, to_apply=%sum
+  %back = f32[8,128]{1,0:T(8,128)} dot(%summed, %layer), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %next = (s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)}, f32[5,8,128]{2,1,0:T(8,128)}) tuple(%i, %back, %w)
+}
+
+%condition (carry.1: (s32[], f32[8,128], f32[5,8,128])) -> pred[] {
+  %carry.1 = (s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)}, f32[5,8,128]{2,1,0:T(8,128)}) parameter(0)
+  %limit = s32[]{:T(128)} constant(5)
+  %at = s32[]{:T(128)} get-tuple-element(%carry.1), index=0
+  ROOT %less = pred[]{:T(512)} compare(%at, %limit), direction=LT
+}
+
+ENTRY %main (w.1: f32[5,8,128], x.1: f32[8,128]) -> f32[32,128] {
+  %w.1 = f32[5,8,128]{2,1,0:T(8,128)} parameter(0)
+  %x.1 = f32[8,128]{1,0:T(8,128)} parameter(1)
+  %start = s32[]{:T(128)} constant(0)
+  %init = (s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)}, f32[5,8,128]{2,1,0:T(8,128)}) tuple(%start, %x.1, %w.1)
+  %loop = (s32[], f32[8,128]{1,0:T(8,128)}, f32[5,8,128]{2,1,0}) while(%init), condition=%condition, body=%body
+  %out = f32[8,128]{1,0:T(8,128)} get-tuple-element(%loop), index=1
+  ROOT %gathered = f32[32,128]{1,0:T(8,128)} all-gather(%out), replica_groups=[2,4]<=[8], dimensions={0}
+}
+"""
+
+
+def test_by_hand():
+    found = costs.costs(Program(TEXT), devices=8)
+    product = 2 * 8 * 8 * 128
+    assert found.flops == 5 * 2 * product and found.once_flops == 2 * product
+    tile = 8 * 128 * 4
+    # A turn reads one layer and its number, reads x, and writes back; what lies in S(1) is on the chip.
+    assert found.hbm_bytes == 5 * (tile + 4 + tile + tile) + (tile + 4 * tile)
+    of = {one.kind: one for one in found.collectives}
+    assert of["all-reduce"] == costs.Collective("all-reduce", 4, 5, 5 * 256, 5 * 256 * 2 * 3 / 4)
+    assert of["all-gather"] == costs.Collective("all-gather", 4, 1, tile, 3 * tile)
+    assert found.sent == 5 * 384 + 3 * tile and not found.unknown_loops
+
+
+def test_a_loop_of_unknown_length_is_named():
+    found = costs.costs(Program(TEXT.replace("constant(5)", "parameter(1)")), devices=8)
+    assert found.unknown_loops == ("loop",) and found.flops == found.once_flops
+
+
+@pytest.mark.parametrize(
+    ("groups", "devices"),
+    [("{{0,2},{1,3}}", 2), ("[4,2]<=[8]", 2), ("mesh['a'=2,'b'=4] {'b'}", 4), ("mesh['a'=2,'b'=4] {'a','b'}", 8), ("{}", 8)],
+)
+def test_groups(groups, devices):
+    found = costs.costs(Program(TEXT.replace("{{0,1,2,3}}", groups)), devices=8)
+    assert {one.devices for one in found.collectives if one.kind == "all-reduce"} == {devices}
+
+
+def test_padding_of_tiles():
+    assert Array("f32", (3, 5), "1,0:T(8,128)").physical_bytes == 8 * 128 * 4
+    assert Array("f32", (3, 5), "0,1:T(8,128)").physical_bytes == 8 * 128 * 4
+    assert Array("bf16", (2, 9, 130), "2,1,0:T(8,128)(2,1)").physical_bytes == 2 * 16 * 256 * 2
+    assert Array("f32", (3, 5), "1,0").physical_bytes == 60 == Array("f32", (3, 5), "").bytes
+    assert not Array("f32", (3, 5), "1,0:T(8,128)S(1)").in_hbm and Array("f32", (), ":T(128)").in_hbm
+
+
+def test_no_module():
+    with pytest.raises(ValueError, match="no ENTRY computation"):
+        Program("nothing")
+
+
+def stack(layers, width, rows, unrolled):
+    """Loss and gradient of `layers` equal layers, as a loop or one after the other."""
+
+    def loss(weights_NDD, x_RD):
+        def layer(x_RD, weight_DD):
+            return jnp.tanh(x_RD @ weight_DD), None
+
+        return jax.lax.scan(layer, x_RD, weights_NDD, unroll=unrolled)[0].sum()
+
+    shapes = jax.ShapeDtypeStruct((layers, width, width), jnp.float32), jax.ShapeDtypeStruct((rows, width), jnp.float32)
+    return jax.grad(loss), shapes
+
+
+def test_a_loop_on_the_cpu_counts_its_turns():
+    gradient, shapes = stack(7, 64, 48, unrolled=1)
+    compiled = jax.jit(gradient).lower(*shapes).compile()
+    found = costs.costs(Program(compiled.as_text()), devices=1)
+    assert found.flops == pytest.approx(3 * 7 * 2 * 48 * 64 * 64, rel=0.1)  # the first layer's input needs no gradient
+    assert not found.unknown_loops and found.once_flops < found.flops / 3
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_loops_cost_what_the_same_layers_cost_one_after_the_other():
+    """On a TPU, whose compiler counts a loop's body once: 3 turns that it reports as one."""
+    device = topology.parse("v5e:1x1").compile_only_devices()[0]
+    place = NamedSharding(Mesh([device], ("x",)), PartitionSpec())
+    found, reported, product = {}, {}, 2 * 1024 * 512 * 512
+    for unrolled in (1, 3):
+        gradient, shapes = stack(3, 512, 1024, unrolled)
+        compiled = jax.jit(gradient, in_shardings=(place, place), out_shardings=place).lower(*shapes).compile()
+        found[unrolled], reported[unrolled] = costs.costs(Program(compiled.as_text()), 1), compiled.cost_analysis()
+    loop, flat = found[1], found[3]
+    # Without a loop the compiler sees that the first layer's input needs no gradient.
+    assert (loop.flops, flat.flops, flat.once_flops) == (9 * product, 8 * product, 8 * product)
+    assert reported[1]["flops"] == pytest.approx(3 * product, rel=0.02)
+    assert reported[3]["flops"] == pytest.approx(8 * product, rel=0.02)
+    assert reported[3]["bytes accessed"] == pytest.approx(flat.bytes, rel=0.25)
+    assert loop.bytes == pytest.approx(flat.bytes, rel=0.4)
+    assert reported[1]["bytes accessed"] < 0.6 * loop.bytes
+
+
+@needs_libtpu
+def test_messages_between_four_devices():
+    devices = topology.parse("v5e:2x2").compile_only_devices()
+    mesh = Mesh(devices, ("x",))
+    rows, everywhere = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec())
+    step = jax.jit(lambda x, w: x.T @ (x @ w), in_shardings=(rows, everywhere), out_shardings=everywhere)
+    shapes = jax.ShapeDtypeStruct((4096, 256), jnp.float32), jax.ShapeDtypeStruct((256, 512), jnp.float32)
+    (message,) = costs.costs(Program(step.lower(*shapes).compile().as_text()), 4).collectives
+    assert (message.kind, message.devices, message.bytes) == ("all-reduce", 4, 256 * 512 * 4)
+    assert message.sent == 2 * 3 / 4 * message.bytes

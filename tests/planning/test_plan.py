@@ -1,0 +1,234 @@
+"""The plan of a config: refusals, the search, arithmetic, and real compilations for TPUs."""
+
+import dataclasses
+import importlib.util
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from ag_jax import experiment, verbs
+from ag_jax.data import batching
+from ag_jax.planning import chips, plan, search, text, topology
+from ag_jax.planning.compilation import Compiled, Memory, TooLarge, too_large, vocabulary
+from ag_jax.planning.costs import Collective, Costs
+from ag_jax.planning.roofline import roofline
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'ag_jax[tpu]'"
+)
+GIB = 2**30
+SETTINGS = {
+    "data.sequence_length": 128,
+    "data.tokenizer.vocabulary_size": 512,
+    "model.layers": 2,
+    "model.heads": 2,
+    "model.width": 128,
+    "training.batch_size": 16,
+    "training.steps": 1000,
+}
+
+
+def config(**more) -> experiment.ExperimentConfig:
+    flat = experiment.default_config()
+    flat.update_from_flattened_dict(SETTINGS | more)
+    return experiment.parse(flat)
+
+
+def compiled(gibibytes: float, **costs) -> Compiled:
+    zero = {"flops": 0.0, "once_flops": 0.0, "hbm_bytes": 0.0, "bytes": 0.0, "collectives": (), "unknown_loops": ()}
+    return Compiled(Memory(gibibytes * GIB, 0.0, 0.0, 0.0), Costs(**(zero | costs)), {}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("message", "needed", "available"),
+    [
+        ("the total memory required for HLO temporaries (22.19G) exceeds available HBM (15.75G). HLO", 22.19, 15.75),
+        ("Ran out of memory in memory space hbm. Used 512.5M of 15.48G hbm. Exceeded", 512.5 / 1024, 15.48),
+    ],
+)
+def test_what_a_compiler_without_memory_says(message, needed, available):
+    assert too_large(message) == TooLarge(needed * GIB, available * GIB)
+
+
+def test_other_errors_are_not_taken_for_it():
+    assert too_large("INVALID_ARGUMENT: something else (12G)") is None
+
+
+@pytest.mark.parametrize("bend", [0.0, 0.01, -0.01])
+@pytest.mark.parametrize("first", [1, 5, 32, 400])
+@pytest.mark.parametrize(("fixed", "a_row"), [(1.4, 0.65), (0.1, 0.031), (12.0, 0.5)])
+def test_the_search_finds_the_largest(first, fixed, a_row, bend):
+    """Memory as a line, a little bent; from a start that fits and from one that does not."""
+    tried = []
+
+    def outcome(rows):
+        size = fixed + a_row * rows ** (1 + bend)
+        return compiled(size) if size <= 15.75 else TooLarge(size * GIB, 15.75 * GIB)
+
+    def probe(rows):
+        tried.append(rows)
+        return outcome(rows)
+
+    best, found = search.largest(probe, {first: outcome(first)}, fixed * GIB * 0.95, 15.75 * GIB)
+    truth = max(rows for rows in range(1, 2000) if isinstance(outcome(rows), Compiled))
+    assert len(tried) <= search.MOST_PROBES and first not in tried
+    assert sum(isinstance(outcome(rows), Compiled) for rows in tried) <= search.MOST_FITTING
+    assert isinstance(found, Compiled) and best <= truth and best >= 0.97 * truth
+
+
+def test_the_search_gives_up_where_nothing_fits():
+    refused = TooLarge(40 * GIB, 15.75 * GIB)
+    assert search.largest(lambda rows: refused, {4: refused}, 20 * GIB, 15.75 * GIB) == (0, None)
+
+
+def test_roofline_by_hand():
+    """A core of v3: 61.5 TFLOP/s, 450 GB/s of HBM, 164 GB/s of links."""
+    limits = roofline(chips.tpu("v3").per_device(), flops=6.15e12, hbm_bytes=90e9, sent_bytes=16.4e9)
+    assert (limits.products, limits.memory, limits.messages) == (0.1, 0.2, 0.1)
+    assert limits.seconds == 0.2 and limits.binds == "memory"
+
+
+def test_bounds_by_hand():
+    """A million FLOPs are nothing here: HBM binds with 819 GB, a second; 16 rows of 128 tokens in it."""
+    step = compiled(1.0, flops=1e6, hbm_bytes=819e9, collectives=(Collective("all-reduce", 8, 1, 1e9, 1.75e9),))
+    found = plan.bounds(config(), topology.parse("v5e-8"), step)
+    assert found.roofline.seconds == 1.0 and found.roofline.messages == 1.75e9 / 200e9
+    # The program's own count misses the model's products: the model's own are taken.
+    assert found.roofline.products == found.computed.total / 8 / 197e12
+    assert found.tokens_per_second == 16 * 128 and found.mfu == pytest.approx(found.task.total / (8 * 197e12))
+    assert found.run_seconds == 1000.0 and found.chip_hours == pytest.approx(1000 / 3600 * 8)
+    assert found.task.head / found.computed.head == pytest.approx(0.15 * 128 / 20)
+
+
+def test_an_empty_batch_is_like_a_real_one(tmp_path):
+    from ag_jax.data import pipeline
+
+    (tmp_path / "text.txt").write_text("The house is strong. We will build roads, and they said no. " * 200)
+    for settings in ({"format": "fixed_blocks"}, {"format": "sentence_pair_nsp"}):
+        data = dataclasses.replace(
+            config().data, source=str(tmp_path / "text.txt"), cache_dir=str(tmp_path), sequence_length=16, **settings
+        )
+        corpus = pipeline.prepare(data)
+        real, empty = pipeline.Batches(corpus.train, corpus.tokenizer, data, 3, 0).at(0), batching.empty_batch(data, 3)
+        assert {name: (field.shape, field.dtype) for name, field in real.items()} == {
+            name: (field.shape, field.dtype) for name, field in empty.items()
+        }
+        assert not any(np.any(field) for field in empty.values())
+
+
+def test_vocabulary_without_text():
+    found = vocabulary(config())
+    assert found.vocabulary_size == 512 and max(*found.delimiter_ids, *found.period_ids) < 261
+
+
+def test_settings_are_checked_again():
+    changed = plan.with_settings(config(), {"training.batch_size": 32, "model.remat": "dots"})
+    assert (changed.training.batch_size, changed.model.remat, changed.model.width) == (32, "dots", 128)
+    with pytest.raises(ValueError, match="must divide training.batch_size=16"):
+        plan.with_settings(config(), {"training.microbatches": 3})
+
+
+def request(**flags) -> verbs.Request:
+    given = {field.name: None for field in dataclasses.fields(verbs.Request)}
+    source = "configs/ag/table9_tpu_gpu.py:scale=small"
+    overrides = flags.pop("overrides", {})
+    return verbs.Request(**(given | {"config": source, "overrides": overrides, "search_batch": False} | flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({}, "this verb needs --topology=SLICE"),
+        ({"topology": "v5e:5x5"}, "there is no v5e slice '5x5'; the nearest in size are"),
+        ({"topology": "v5e:2x2", "config": None}, "this verb needs --config=FILE"),
+        ({"topology": "v5e:2x2", "overrides": {"mesh.fsdp": 8}}, "needs 8 devices, but there are 4"),
+        ({"topology": "v5e:16x16"}, "32 rows of a microbatch cannot be split over mesh.data * mesh.fsdp = 256 devices"),
+    ],
+)
+def test_refusals(flags, message, capsys, request_libtpu):
+    assert verbs.run_safely("plan", request(**flags)) == 1
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+@pytest.fixture
+def request_libtpu(request):
+    """Two refusals come after the devices are made."""
+    flags = request.node.callspec.params["flags"]
+    if ("overrides" in flags or flags.get("topology") == "v5e:16x16") and not importlib.util.find_spec("libtpu"):
+        pytest.skip("needs libtpu: pip install 'ag_jax[tpu]'")
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize(("name", "fsdp"), [("v5e:2x2", 2), ("v4-8", 1)])
+def test_a_tiny_run_fits(name, fsdp):
+    guided = {"guidance.mode": "loss", "guidance.fraction": 1.0}
+    found = plan.make_plan(config(**guided, **{"mesh.fsdp": fsdp}), topology.parse(name), search_batch=False)
+    assert found.own.fits and found.chosen is found.own and found.mesh == {"data": 4 // fsdp, "fsdp": fsdp, "tensor": 1}
+    step = found.own.outcome
+    assert step.memory.total < 0.3 * GIB and not step.costs.unknown_loops
+    kinds = {collective.kind for collective in step.costs.collectives}
+    assert "all-reduce" in kinds and ("all-gather" in kinds) == (fsdp > 1)
+    # The loop's body was counted twice: all products of the model are there, and nothing is computed again.
+    limits = plan.bounds(found.own.config, found.topology, step)
+    assert step.costs.flops * 4 == pytest.approx(limits.computed.total, rel=0.02)
+    said = text.report(found)
+    assert "It fits." in said and "MFU" in said and "chip-hours" in said
+    kept = json.loads(json.dumps(text.as_json(found)))
+    assert kept["fits"] and kept["own"]["costs"]["flops"] == step.costs.flops and kept["bounds"]["binds"] in said
+
+
+def pretend(monkeypatch, gibibytes_of):
+    """Compilations that take a given memory and no time, for devices of the CPU."""
+    tried = []
+
+    def compile_step(config, slice_, devices):
+        tried.append(config)
+        size = gibibytes_of(config)
+        return compiled(size) if size <= 15.75 else TooLarge(size * GIB, 15.75 * GIB)
+
+    monkeypatch.setattr(plan, "compile_step", compile_step)
+    monkeypatch.setattr(topology.Topology, "compile_only_devices", lambda self: jax.devices()[: self.devices])
+    return tried
+
+
+def rows_of(config):
+    """On a device in a microbatch, of a slice of 8."""
+    return config.training.batch_size / config.training.microbatches / 8
+
+
+def test_a_batch_that_is_too_large_gets_microbatches(monkeypatch):
+    pretend(monkeypatch, lambda config: 0.2 + 0.6 * rows_of(config))
+    found = plan.make_plan(config(**{"training.batch_size": 60 * 8}), topology.parse("v5e-8"))
+    assert not found.own.fits and found.chosen is found.suggestion
+    assert found.suggestion.settings == {"training.microbatches": 3}  # 20 rows: 30 would need 18 GiB
+    assert found.largest.config.training.batch_size == 25 * 8 and found.largest.outcome.memory.total == 15.2 * GIB
+    said = text.report(found)
+    assert "IT DOES NOT FIT: a device needs 36.20 GiB and has 15.75 GiB." in said
+    assert "--config.training.microbatches=3 it does" in said
+    assert "Largest batch that was found to fit, all else as it is: 200 rows, 25 rows on a device" in said
+
+
+def test_one_row_that_is_too_large_gets_rematerialisation(monkeypatch):
+    sizes = {"none": 40, "dots": 17, "layer": 5}
+    tried = pretend(monkeypatch, lambda config: sizes[config.model.remat])
+    found = plan.make_plan(config(**{"training.batch_size": 8}), topology.parse("v5e-8"))
+    assert found.suggestion.settings == {"model.remat": "layer"} and found.largest is None
+    assert [config.model.remat for config in tried if config.training.batch_size == 8][1:] == ["dots", "layer"]
+    assert "not even one row" in text.report(found)
+
+
+def test_parameters_that_are_too_large_are_split(monkeypatch):
+    pretend(monkeypatch, lambda config: 30 / config.mesh.fsdp)
+    found = plan.make_plan(config(), topology.parse("v5e-8"), search_batch=False)
+    assert found.suggestion.settings["mesh.fsdp"] == 8 and found.largest is None
+
+
+def test_nothing_helps(monkeypatch):
+    pretend(monkeypatch, lambda config: 99)
+    found = plan.make_plan(config(), topology.parse("v5e-8"))
+    assert found.chosen is None and "take more or larger chips" in text.report(found)
+    assert text.as_json(found)["bounds"] is None

@@ -1,0 +1,71 @@
+"""Names of TPU slices, and the devices that libtpu makes of them."""
+
+import importlib.util
+
+import pytest
+
+from ag_jax.planning import chips, topology
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'ag_jax[tpu]'"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "accelerator", "chips_", "devices", "hosts"),
+    [
+        ("v5e:4x4", "v5e:4x4", "v5litepod-16", 16, 16, 2),
+        ("v5litepod-8", "v5e:2x4", "v5litepod-8", 8, 8, 1),
+        ("v5e-256", "v5e:16x16", "v5litepod-256", 256, 256, 32),
+        ("V6E-8", "v6e:2x4", "v6e-8", 8, 8, 1),
+        ("v4-8", "v4:2x2x1", "v4-8", 4, 4, 1),
+        ("v5p-8", "v5p:2x2x1", "v5p-8", 4, 4, 1),
+        ("v3-8", "v3:2x2", "v3-8", 4, 8, 1),
+        ("v2-32", "v2:4x4", "v2-32", 16, 32, 4),
+        ("v3:32x32", "v3:32x32", "v3-2048", 1024, 2048, 256),
+    ],
+)
+def test_names(text, name, accelerator, chips_, devices, hosts):
+    found = topology.parse(text)
+    assert (found.name, found.accelerator) == (name, accelerator)
+    assert (found.chips, found.devices, found.hosts) == (chips_, devices, hosts)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("v5e:3x3", r"no v5e slice '3x3'; the nearest in size are v5e:2x2 \(v5litepod-4\), v5e:2x4 .*, v5e:4x4 "),
+        ("v4-12", r"no v4 slice '12'; the nearest in size are .*v4:2x2x1 \(v4-8\), v4:2x2x2 \(v4-16\)"),
+        ("v5e-100000", r"the nearest in size are .*v5e:16x16 \(v5litepod-256\)$"),
+        ("v5e:0x4", "no v5e slice '0x4'"),
+        ("v9:2x2", "no TPU 'v9' here; known are v2, v3, v4, v5e, v5p, v6e"),
+        ("two chips", "GENERATION:SHAPE such as v5e:4x4, or a name such as v5litepod-16; got 'two chips'"),
+        ("", "GENERATION:SHAPE"),
+    ],
+)
+def test_what_does_not_exist(text, message):
+    with pytest.raises(ValueError, match=message):
+        topology.parse(text)
+
+
+def test_every_slice_can_be_named_both_ways():
+    for generation, shapes in topology.SHAPES.items():
+        for shape in shapes:
+            found = topology.Topology(chips.tpu(generation), shape)
+            assert topology.parse(found.name) == topology.parse(found.accelerator) == found
+
+
+def test_without_libtpu(monkeypatch):
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'ag_jax\[tpu\]'"):
+        topology.parse("v5e:2x2").compile_only_devices()
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", ["v2:2x2", "v3:4x4", "v4:2x2x2", "v5e:1x1", "v5e:16x16", "v5p:8x8x16", "v6e:2x4"])
+def test_devices(name):
+    found = topology.parse(name)
+    devices = found.compile_only_devices()
+    assert len(set(devices)) == found.devices
+    assert chips.of_kind(devices[0].device_kind) == found.chip
