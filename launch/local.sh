@@ -29,7 +29,7 @@ if [ $# -eq 1 ] && { [ "$1" = -h ] || [ "$1" = --help ]; }; then
   exit 0
 fi
 
-set_up
+set_up base
 if [ $# -eq 0 ]; then
   set -- compare --config=configs/quickstart.py --workdir=runs/quickstart
 fi
