@@ -61,13 +61,14 @@ main() {
   done
   if [ $count -eq 0 ]; then fail "--gpus=$wanted names no GPU"; fi
 
-  if [ -z "${AG_JAX_ACCELERATOR:-}" ]; then
-    choose_accelerator
-    case $accelerator in
-      cuda*) export AG_JAX_ACCELERATOR=$accelerator ;;
-      *) fail "jax cannot use these GPUs: $because" ;;
-    esac
-  fi
+  choose_accelerator
+  case $accelerator in
+    cuda*) export AG_JAX_ACCELERATOR=$accelerator ;;
+    *)
+      if [ -n "${AG_JAX_ACCELERATOR:-}" ]; then fail "AG_JAX_ACCELERATOR=$AG_JAX_ACCELERATOR is no GPU build of jax: expected cuda12 or cuda13"; fi
+      fail "jax cannot use these GPUs: $because"
+      ;;
+  esac
   # CUDA counts the fastest GPU first unless told otherwise, and nvidia-smi by the bus.
   export CUDA_VISIBLE_DEVICES=$wanted CUDA_DEVICE_ORDER=PCI_BUS_ID JAX_PLATFORMS=cuda,cpu
   if [ $dry_run = yes ]; then

@@ -21,15 +21,15 @@ command follows it again. But the TPU is watched only as long as tpu_run.sh runs
 preempted meanwhile is deleted, made again as tpu_create.sh made it, and the same command started there: it
 goes on from the last checkpoint in its --workdir.
 
-  --retries=2        start a command that failed (exit status not 0) again, at most so often
-  --preemptions=100  make a preempted TPU again, at most so often
+  --retries=2        start a command that failed (exit status not 0, nor 75) again, at most so often
+  --preemptions=100  make a preempted TPU again, and start an interrupted command (exit status 75) again, at most so often
   --before=COMMAND   a line of shell for each worker, in the checkout, after the installation: to fetch data, say
   --stop             let the command save and end on all workers; the TPU stays
   --zone=ZONE, --project=PROJECT   of a TPU that tpu_create.sh did not make here
   --dry_run          print the commands, run none
 
 A slice that is spot or has several workers needs a --workdir=gs://...: elsewhere, checkpoints go with the machine.
-On several workers the flag --distributed=auto is added, with which ag-jax finds the other workers.
+On several workers the flag --hosts=auto is added, with which ag-jax finds the other workers.
 END_OF_USAGE
 }
 
@@ -165,23 +165,29 @@ get_going() {
 
 # --- The whole ---------------------------------------------------------------------------------------------
 
-add_distributed() {
+# On several workers, tell ag-jax to find the others. It would do so by itself on a TPU; with the flag, it is an error if
+# there are none to be found.
+add_hosts() {
   local word
   if ! several_hosts; then return; fi
+  case ${command[0]} in
+    train | compare | evaluate) ;;
+    *) fail "ag-jax ${command[0]} runs on one machine, and $name has several workers: run it where you are, on the same --workdir" ;;
+  esac
   for word in "${command[@]}"; do
     case $word in
-      --distributed | --distributed=*) return ;;
+      --hosts | --hosts=*) return ;;
     esac
   done
   set -- "${command[@]}"
   word=$1
   shift
-  command=("$word" --distributed=auto "$@")
+  command=("$word" --hosts=auto "$@")
 }
 
 print_plan() {
   check_workdir
-  add_distributed
+  add_hosts
   note "is the TPU there?"
   tpus queued-resources describe "$name" --format='value(state.state)'
   note "copy the checkout, install"
@@ -312,7 +318,7 @@ main() {
     fi
   fi
   check_workdir
-  add_distributed
+  add_hosts
   pack
   exec 3>&2 # the trap may come while standard error goes to a file
   trap 'leave 2>&3' INT

@@ -6,6 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/tpu.sh"
 
 STATUS='if [ -e ag_jax/launch/tpu_worker.sh ]; then bash ag_jax/launch/tpu_worker.sh status; else echo ag_jax-worker new none; fi'
 GRACE=5     # looks at a spot TPU whose command has failed, before that counts as the command's own failure
+AGAIN=75    # the exit status of a worker that has lost another one: start again, it was no fault of the command's
 PATIENCE=10 # looks at a command that was told to end, before it is killed
 
 command=()                    # the words after ag-jax
@@ -22,12 +23,12 @@ count() { grep -c "^ag_jax-worker [^ ]* $1" "$scratch/status" || true; }
 # judge: from what the workers say, set `outcome`, or leave it empty while the command runs.
 judge() {
   local failed
-  failed=$(sed -n 's/^ag_jax-worker [^ ]* exited \([1-9][0-9]*\) .*/\1/p' "$scratch/status" | head -n 1)
+  failed=$(sed -n 's/^ag_jax-worker [^ ]* exited \([1-9][0-9]*\) .*/\1/p' "$scratch/status" | grep -vx $AGAIN | head -n 1) || true
   if [ "$(count stopped)" -gt 0 ]; then
     outcome=stopped
   elif [ -n "$failed" ]; then
     outcome=failed code=$failed
-  elif [ "$(count interrupted)" -gt 0 ] || [ "$(count lost)" -gt 0 ]; then
+  elif [ "$(count interrupted)" -gt 0 ] || [ "$(count lost)" -gt 0 ] || [ "$(count "exited $AGAIN")" -gt 0 ]; then
     outcome=interrupted
   elif [ "$(count 'exited 0')" -ge "$workers" ]; then
     outcome='done'

@@ -124,6 +124,12 @@ def wait_until(condition):
         time.sleep(0.02)
 
 
+def words_of(command, line):
+    """What `command` gets when a shell reads the line."""
+    shell = f"{command}() {{ printf '%s\\n' \"$@\"; }}\n{line}"
+    return subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 # --- create ---
 
 
@@ -254,7 +260,7 @@ def test_several_workers_get_the_same_command(cloud):
     assert cloud.run("tpu_create.sh", "one", "--accelerator=v4-24", "--zone=z", "--project=p").returncode == 0
     result = cloud.train()
     assert result.returncode == 0, result.stderr
-    wanted = ["train --distributed=auto " + " ".join(TRAIN[1:])]
+    wanted = ["train --hosts=auto " + " ".join(TRAIN[1:])]
     assert cloud.ran(0) == cloud.ran(1) == cloud.ran(2) == wanted
     assert "worker 1, call" not in result.stdout  # the log is worker 0's
     ssh = [words for words in cloud.calls() if words[1] == "ssh"]
@@ -262,11 +268,18 @@ def test_several_workers_get_the_same_command(cloud):
     assert all(word == "--worker=all" for words in ssh[3:] for word in words if word == "--worker=1")
 
 
-def test_distributed_is_left_as_given(cloud):
+def test_hosts_are_left_as_given(cloud):
     cloud.plan(workers=2)
     cloud.run("tpu_create.sh", "one", "--accelerator=v4-16", "--zone=z", "--project=p")
-    cloud.run("tpu_run.sh", "one", "--", *TRAIN, "--distributed=off")
-    assert cloud.ran() == [" ".join(TRAIN) + " --distributed=off"]
+    cloud.run("tpu_run.sh", "one", "--", *TRAIN, "--hosts=1")
+    assert cloud.ran() == [" ".join(TRAIN) + " --hosts=1"]
+
+
+def test_a_verb_of_one_machine_is_refused_on_several(cloud):
+    cloud.plan(workers=2)
+    cloud.run("tpu_create.sh", "one", "--accelerator=v4-16", "--zone=z", "--project=p")
+    result = cloud.run("tpu_run.sh", "one", "--", "inspect", "--workdir=gs://bucket/x")
+    assert result.returncode == 1 and "ag-jax inspect runs on one machine" in result.stderr
 
 
 def test_preempted_tpu_is_made_again_and_the_command_goes_on(cloud):
@@ -329,6 +342,20 @@ def test_a_command_that_fails_is_tried_again_and_then_given_up(cloud):
     assert "queued-resources create" not in cloud.verbs()
 
 
+def test_a_worker_that_lost_another_is_no_failure(cloud):
+    cloud.fates("exit 75", "done")
+    cloud.create()
+    result = cloud.train("--retries=0")
+    assert result.returncode == 0 and "was interrupted on one" in result.stderr
+
+
+def test_of_several_exit_statuses_the_failure_counts(cloud):
+    cloud.plan(workers=2)
+    cloud.fates("75-but-9-of-worker-1")
+    cloud.run("tpu_create.sh", "one", "--accelerator=v4-16", "--zone=z", "--project=p")
+    assert cloud.train("--retries=0").returncode == 9
+
+
 def test_a_failure_that_passes(cloud):
     cloud.fates("exit 1", "done")
     cloud.create()
@@ -378,7 +405,7 @@ def test_a_second_watcher_follows_and_stop_ends_it(cloud):
     second = cloud.start("tpu_run.sh", "one", "--", *TRAIN)
     wait_until(lambda: "runs already; following it" in second.stderr.readline())
     assert cloud.run("tpu_run.sh", "one", "--stop").returncode == 0
-    out, err = second.communicate(timeout=30)
+    _, err = second.communicate(timeout=30)
     assert second.returncode == 130 and "stopped; the same command goes on" in err
     assert len(cloud.ran()) == 1
 
@@ -479,7 +506,7 @@ def test_a_network_that_fails_for_a_moment_is_waited_for(cloud):
     cloud.plan(refuses=[["one --worker=all", "ERROR: timed out"], ["describe", "ERROR: timed out"]] * 3)
     wait_until(lambda: not json.loads((cloud.folder / "plan.json").read_text())["refuses"])
     (cloud.folder / "go").touch()
-    out, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=30)
     assert process.returncode == 0 and "0 failure(s) and 0 preemption(s)" in err
 
 
@@ -540,14 +567,9 @@ def test_dry_run_prints_and_runs_nothing(cloud, script, arguments, wanted):
 def test_dry_run_is_quoted_so_that_a_shell_reads_the_same_words(cloud):
     result = cloud.run("tpu_run.sh", "one", "--zone=z", "--project=p", "--dry_run", "--", *TRAIN)
     line = next(line for line in result.stdout.splitlines() if "start\\ ATTEMPT" in line)
-    read = subprocess.run(
-        ["bash", "-c", 'gcloud() { printf "%s\\n" "$@"; }\n' + line], capture_output=True, text=True
-    ).stdout.splitlines()
+    read = words_of("gcloud", line)
     command = next(word for word in read if word.startswith("--command=")).partition("=")[2]
-    words = subprocess.run(
-        ["bash", "-c", 'bash() { printf "%s\\n" "$@"; }\n' + command], capture_output=True, text=True
-    ).stdout.splitlines()
-    assert words == ["ag_jax/launch/tpu_worker.sh", "start", "ATTEMPT", *TRAIN]
+    assert words_of("bash", command) == ["ag_jax/launch/tpu_worker.sh", "start", "ATTEMPT", *TRAIN]
 
 
 def test_dry_run_of_a_remembered_spot_tpu_shows_what_a_preemption_does(cloud):
