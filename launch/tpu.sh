@@ -16,7 +16,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 POLL=${AG_JAX_TPU_POLL:-30}
-UNANSWERED=20 # so many looks in a row that gcloud does not answer, and we give up
+UNANSWERED=20 # so many looks in a row without the answer that is needed, and we give up
 
 dry_run=no name="" project="" zone="" place=() # what the command line says
 state="" accelerator="" spot="" workers=""     # what is known of the TPU; set by `look` and `recall`
@@ -117,7 +117,7 @@ several_hosts() {
 # is NONE then), and where gcloud itself fails (answer is UNKNOWN, and `trouble` has its last words).
 ask() {
   if answer=$(gcloud compute tpus "$@" ${place[@]+"${place[@]}"} --quiet 2>"$scratch/said"); then return 0; fi
-  trouble=$(tail -n 1 "$scratch/said")
+  trouble=$(grep -m 1 '^ERROR' "$scratch/said" || tail -n 1 "$scratch/said")
   if grep -i -e 'NOT_FOUND' -e 'was not found' -e 'could not be found' "$scratch/said" >/dev/null; then
     answer=NONE
   else
@@ -169,18 +169,11 @@ first_look() {
 
 # wait_until_active: return when `state` is ACTIVE, or is one that waiting does not change.
 wait_until_active() {
-  local before="" unanswered=0 looks=0
+  local before="" looks=0
   while :; do
     look
     case $state in
-      UNKNOWN)
-        unanswered=$((unanswered + 1))
-        if [ $unanswered -ge $UNANSWERED ]; then
-          fail "gcloud has not answered for a long time: $trouble"
-        fi
-        ;;
       ACTIVE | FAILED | SUSPENDED | NONE) return ;;
-      *) unanswered=0 ;;
     esac
     if [ "$state" != "$before" ] || [ $((looks % 20)) -eq 0 ]; then
       case $state in
@@ -245,9 +238,10 @@ recall() {
 }
 
 create() {
-  run gcloud "${creation[@]}" ||
-    fail "gcloud did not create $name (its message is above). Common reasons: no quota for this accelerator in this zone" \
-      "(IAM & Admin > Quotas), the Cloud TPU API is off (gcloud services enable tpu.googleapis.com), or billing is off"
+  if run gcloud "${creation[@]}"; then return; fi
+  say "gcloud did not create $name (its message is above). Common reasons: no quota for this accelerator in this zone" \
+    "(IAM & Admin > Quotas), the Cloud TPU API is off (gcloud services enable tpu.googleapis.com), or billing is off"
+  return 1
 }
 
 # delete: also where it is half gone already. --force deletes the node with the queued resource.
@@ -264,7 +258,7 @@ delete() {
       if ! ask tpu-vm describe "$name" --format='value(state)' && [ "$answer" = NONE ]; then return; fi
       tpus tpu-vm delete "$name" >"$scratch/delete" 2>&1 || trouble=$(tail -n 1 "$scratch/delete")
     fi
-    tries=$((tries + 1))
+    if [ "$answer" != UNKNOWN ]; then tries=$((tries + 1)); fi
     if [ $tries -ge $UNANSWERED ]; then fail "cannot delete $name: $trouble"; fi
     sleep "$POLL"
   done

@@ -74,7 +74,7 @@ main() {
   first_look
   if [ "$state" = NONE ]; then
     say "asking for $wanted in $zone ($version)"
-    create
+    create || exit 1
     remember
   elif [ "$before" != "$after" ]; then
     fail "there is a TPU $name already ($state), made with other settings; delete it with bash launch/tpu_delete.sh $name," \

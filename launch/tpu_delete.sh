@@ -53,11 +53,13 @@ main() {
           *) fail "not deleted" ;;
         esac
       fi
-      delete
-      say "$name is deleted"
       ;;
   esac
-  if [ ${#creation[@]} -gt 0 ]; then rm -f "$(record)/create"; fi
+  if [ ${#creation[@]} -gt 0 ]; then rm -f "$(record)/create"; fi # first, so that a tpu_run.sh does not make it again
+  if [ "$state" != NONE ]; then
+    delete
+    say "$name is deleted"
+  fi
 }
 
 main "$@"

@@ -74,26 +74,33 @@ check_workdir() {
 
 # Make the TPU anew, as it was made before, until it is ACTIVE.
 make_again() {
-  local failed=no
+  local failed=0
   if [ ${#creation[@]} -eq 0 ]; then
     advise
     fail "it was not made with launch/tpu_create.sh from this checkout, so it cannot be made again from here"
   fi
+  if [ $begun -gt 0 ] && { [ "$state" = NONE ] || [ "$state" = DELETING ] || [ ! -e "$(record)/create" ]; }; then gone_for_good; fi
   while :; do
     preempted=$((preempted + 1))
-    if [ $preempted -gt "$preemptions" ]; then fail "$name was lost $preempted times; --preemptions=$preemptions is reached"; fi
+    if [ $preempted -gt "$preemptions" ]; then fail "$name was lost too often; --preemptions=$preemptions is reached"; fi
     say "making $name again ($preempted of at most $preemptions times)"
     delete
-    create
-    wait_until_active
-    if [ "$state" = ACTIVE ]; then return; fi
-    if [ $failed = yes ] && [ "$state" = FAILED ]; then # twice in a row, so it is not the moment that was wrong
+    if create; then wait_until_active; else state=FAILED; fi
+    case $state in
+      ACTIVE) return ;;
+      FAILED) failed=$((failed + 1)) ;;
+    esac
+    if [ $failed -ge 2 ]; then # twice in a row, so it is not the moment that was wrong
       advise
       exit 1
     fi
-    if [ "$state" = FAILED ]; then failed=yes; fi
     sleep "$POLL"
   done
+}
+
+# A preempted TPU is SUSPENDED. One that is not there any more was deleted by somebody, and must not come back to cost money.
+gone_for_good() {
+  fail "$name was deleted, not preempted, so it is not made again; the same command makes it again if you want that"
 }
 
 # Pack what git would commit if everything were added; of a checkout without git, all but the environment and runs.
@@ -190,8 +197,9 @@ print_plan() {
   add_hosts
   note "is the TPU there?"
   tpus queued-resources describe "$name" --format='value(state.state)'
-  note "copy the checkout, install"
-  quoted tar -czf ag_jax.tar.gz -C "$REPOSITORY" .
+  note "copy the checkout (FILES: what git lists and is there), install"
+  quoted git -C "$REPOSITORY" ls-files -z --cached --others --exclude-standard
+  quoted tar -czf ag_jax.tar.gz -C "$REPOSITORY" --null -T FILES
   note "for each worker, one after another:"
   on_worker 0 true
   note "then on all:"
@@ -238,17 +246,17 @@ supervise() {
         prepared=no
         say "$name was preempted"
         ;;
+      deleted) gone_for_good ;;
       interrupted)
         preempted=$((preempted + 1))
         say "the command was interrupted on $name, which is still there ($preempted of at most $preemptions)"
         if [ $preempted -gt "$preemptions" ]; then fail "--preemptions=$preemptions is reached"; fi
-        stop_all
         prepared=no # the machine may have been set up anew
         ;;
       failed)
         failures=$((failures + 1))
         say "the command failed with exit status $code; the log is in $(record)/$attempt.log"
-        stop_all # the other workers would wait for the one that failed
+        stop_all || true # the other workers would wait for the one that failed
         if [ "$code" = 2 ]; then say "that is a wrong command line; see its message" && exit 2; fi
         if [ $failures -gt "$retries" ]; then
           say "failed $failures time(s), and --retries=$retries is reached. $name still costs money: bash launch/tpu_delete.sh $name"
@@ -296,7 +304,9 @@ main() {
       return
     fi
     first_look
-    if [ "$state" = ACTIVE ]; then stop_all; fi
+    if [ "$state" = ACTIVE ] && ! stop_all; then
+      fail "the command has not ended on all workers of $name; see bash launch/tpu_logs.sh $name"
+    fi
     say "nothing runs on $name any more"
     return
   fi

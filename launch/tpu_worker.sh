@@ -45,10 +45,10 @@ newest() { cat "$ATTEMPTS/newest" 2>/dev/null; }
 # Print the state of an attempt. A process number means nothing after a restart of the machine, hence the boot.
 state_of() {
   local pid booted
-  if [ -e "$ATTEMPTS/$1/status" ]; then
-    cat "$ATTEMPTS/$1/status"
-  elif read -r pid booted <"$ATTEMPTS/$1/pid" && [ "$booted" = "$(boot)" ] && is_running "$pid"; then
+  if [ ! -e "$ATTEMPTS/$1/status" ] && read -r pid booted <"$ATTEMPTS/$1/pid" && [ "$booted" = "$(boot)" ] && is_running "$pid"; then
     echo running
+  elif [ -e "$ATTEMPTS/$1/status" ]; then # looked for again: it may have ended between the two
+    cat "$ATTEMPTS/$1/status"
   elif [ -e "$ATTEMPTS/$1/stopped" ]; then
     echo stopped
   else

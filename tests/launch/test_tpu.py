@@ -54,7 +54,8 @@ class Cloud:
 
     def plan(self, queue=(), workers=1, refuses=(), **defaults):
         plan = {"queue": queue, "workers": workers, "refuses": refuses, "defaults": defaults}
-        (self.folder / "plan.json").write_text(json.dumps(plan))
+        (self.folder / "plan").write_text(json.dumps(plan))
+        (self.folder / "plan").replace(self.folder / "plan.json")
 
     def fates(self, *lines):
         (self.folder / "fates").write_text("\n".join(lines) + "\n")
@@ -227,7 +228,7 @@ def test_creation_that_is_refused_is_not_remembered(cloud):
 
 
 def test_gcloud_that_is_not_logged_in(cloud):
-    cloud.plan(refuses=[["describe", "ERROR: you have no credentials"]])
+    cloud.plan(refuses=[["describe", "WARNING: x\nERROR: you have no credentials\nPlease run: ...\nto select an account."]])
     result = cloud.run("tpu_create.sh", *CREATE)
     assert result.returncode == 1 and "no credentials (log in with gcloud auth login" in result.stderr
 
@@ -313,6 +314,31 @@ def test_preemptions_have_a_limit(cloud):
     result = cloud.train("--preemptions=1")
     assert result.returncode == 1 and "--preemptions=1 is reached" in result.stderr
     assert cloud.verbs().count("queued-resources create") == 1
+
+
+@pytest.mark.parametrize("script", ["tpu_delete.sh", None])
+def test_a_tpu_that_somebody_deletes_is_not_made_again(cloud, script):
+    cloud.fates("waits")
+    cloud.create("--spot")
+    watcher = cloud.start("tpu_run.sh", "one", "--", *TRAIN)
+    wait_until(cloud.ran)
+    if script:
+        assert cloud.run(script, "one", "--yes").returncode == 0
+    else:
+        (cloud.folder / "tpu.json").rename(cloud.folder / "deleted.json")  # in the console, say
+    err = watcher.communicate(timeout=30)[1]
+    assert watcher.returncode == 1 and "one was deleted, not preempted" in err
+    assert "queued-resources create" not in cloud.verbs()
+    if not script:
+        (cloud.folder / "deleted.json").rename(cloud.folder / "tpu.json")  # for the clearing up
+
+
+def test_creation_that_fails_once_after_a_preemption_is_tried_again(cloud):
+    cloud.fates("preempted", "done")
+    cloud.create("--spot")
+    cloud.plan(refuses=[["queued-resources create", "ERROR: internal"]])
+    result = cloud.train()
+    assert result.returncode == 0 and "2 preemption(s)" in result.stderr
 
 
 def test_no_capacity_twice_in_a_row_ends_it(cloud):
@@ -503,7 +529,7 @@ def test_a_network_that_fails_for_a_moment_is_waited_for(cloud):
     cloud.create()
     process = cloud.start("tpu_run.sh", "one", "--", *TRAIN)
     wait_until(cloud.ran)
-    cloud.plan(refuses=[["one --worker=all", "ERROR: timed out"], ["describe", "ERROR: timed out"]] * 3)
+    cloud.plan(refuses=[["one --worker=all", "ERROR: timed out"], ["describe", "ERROR: timed out"]] * 25)
     wait_until(lambda: not json.loads((cloud.folder / "plan.json").read_text())["refuses"])
     (cloud.folder / "go").touch()
     _, err = process.communicate(timeout=30)
