@@ -304,7 +304,7 @@ def test_preempted_tpu_is_made_again_and_the_command_goes_on(cloud):
 def test_a_failure_in_a_preemption_is_no_failure(cloud):
     cloud.fates("fails-in-preemption", "done")
     cloud.create("--spot")
-    result = cloud.train("--retries=0", AG_JAX_TPU_POLL="0.2")
+    result = cloud.train("--retries=0")
     assert result.returncode == 0 and "0 failure(s) and 1 preemption(s)" in result.stderr
 
 
@@ -531,9 +531,13 @@ def test_a_network_that_fails_for_a_moment_is_waited_for(cloud):
     wait_until(cloud.ran)
     cloud.plan(refuses=[["one --worker=all", "ERROR: timed out"], ["describe", "ERROR: timed out"]] * 25)
     wait_until(lambda: not json.loads((cloud.folder / "plan.json").read_text())["refuses"])
+    cloud.calls()
+    wait_until(lambda: (cloud.folder / "calls").exists() and (cloud.folder / "calls").read_text().count(" log ") > 2)
     (cloud.folder / "go").touch()
-    _, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=30)
     assert process.returncode == 0 and "0 failure(s) and 0 preemption(s)" in err
+    log = next((cloud.repository / "runs/tpu/one").glob("*.log")).read_text()
+    assert out == log and log.count("worker 0, call 1") == 1  # after many looks
 
 
 # --- logs, delete, dry runs ---
@@ -604,6 +608,8 @@ def test_dry_run_of_a_remembered_spot_tpu_shows_what_a_preemption_does(cloud):
     after = lines[lines.index("# after a preemption, before all of that again:") :]
     assert "queued-resources delete one" in after[1] and "queued-resources create one" in after[2]
     assert "--spot" in after[2]
+    refused = cloud.run("tpu_run.sh", "one", "--dry_run", "--", "train", "--workdir=runs/first")
+    assert refused.returncode == 1 and "is a spot TPU" in refused.stderr
 
 
 @pytest.mark.parametrize("script", ["tpu_create.sh", "tpu_run.sh", "tpu_logs.sh", "tpu_delete.sh"])
