@@ -6,6 +6,7 @@ the run is done, `summary.json`.
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from jax.sharding import Mesh
 
 from ag_jax import experiment
 from ag_jax.attention import guidance
+from ag_jax.attention.fused import choice, reference
+from ag_jax.attention.fused.contract import Attend
 from ag_jax.attention.patterns import SpecialTokens
 from ag_jax.data import batching, pipeline, tokenizers
 from ag_jax.data.tokenizers import Tokenizer
@@ -33,6 +36,8 @@ from ag_jax.training.optimizer import learning_rate_schedule, make_optimizer
 MAY_DIFFER = (
     "data.cache_dir",
     "mesh.",
+    "model.attention",
+    "model.remat",
     "title",
     "training.checkpoint_every",
     "training.keep_",
@@ -63,9 +68,24 @@ def model_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderCon
     return dataclasses.replace(config.model, vocabulary_size=size)
 
 
-def make_model(config: ExperimentConfig, vocabulary: Vocabulary) -> PretrainingModel:
-    """The model of a run."""
-    return PretrainingModel(model_config(config, vocabulary), config.next_sentence)
+def make_model(
+    config: ExperimentConfig, vocabulary: Vocabulary, attend: Attend = reference.attend
+) -> PretrainingModel:
+    """The model of a run; `attend` is the implementation of its attention."""
+    return PretrainingModel(model_config(config, vocabulary), config.next_sentence, attend)
+
+
+def choose_attention(config: ExperimentConfig, mesh: Mesh) -> choice.Choice:
+    """The implementation of attention that `model.attention` stands for on the devices of `mesh`."""
+    return choice.choose(
+        config.model.attention,
+        mesh,
+        head_width=config.model.width // config.model.heads,
+        length=config.data.sequence_length,
+        after_dropout=config.guidance.mode != "none" and config.guidance.probabilities == "after_dropout",
+        rows=sharding.ROWS,
+        heads=sharding.RULES["heads"],
+    )
 
 
 def special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
@@ -78,9 +98,11 @@ def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
     return guidance.assign_heads(config.guidance, config.model.heads)
 
 
-def make_objective(config: ExperimentConfig, vocabulary: Vocabulary) -> Objective:
+def make_objective(
+    config: ExperimentConfig, vocabulary: Vocabulary, attend: Attend = reference.attend
+) -> Objective:
     """Pre-training, guided if the config says so."""
-    objective = Pretraining(make_model(config, vocabulary))
+    objective = Pretraining(make_model(config, vocabulary, attend))
     if config.guidance.mode == "none":
         return objective
     return Guided(
@@ -116,7 +138,7 @@ def make_learner(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
     example = batching.empty_batch(config.data, rows=1)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
     return Learner(
-        objective=make_objective(config, vocabulary),
+        objective=make_objective(config, vocabulary, choose_attention(config, mesh).attend),
         optimizer=make_optimizer(config.optimizer, config.training.steps),
         learning_rate=learning_rate_schedule(config.optimizer, config.training.steps),
         init=lambda: model.init(init_key, example, deterministic=True)["params"],
@@ -178,7 +200,10 @@ def train(config: ExperimentConfig, workdir: epath.Path) -> dict[str, Any]:
         return json.loads(summary_path.read_text())
     corpus = pipeline.prepare(config.data)
     corpus.tokenizer.save(workdir / "tokenizer")
-    summary = loop.Loop(make_job(config, workdir, corpus)).run()
+    job = make_job(config, workdir, corpus)
+    chosen = choose_attention(config, job.mesh)
+    print(f"attention: {chosen.name} ({chosen.reason})", file=sys.stderr, flush=True)
+    summary = loop.Loop(job).run()
     partial = workdir / "summary.json.partial"
     partial.write_text(json.dumps(summary, indent=2) + "\n")
     partial.replace(summary_path)

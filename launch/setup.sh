@@ -229,6 +229,8 @@ install() {
   # "jax[cuda13]" takes its version from the pinned jax, so every build is of the same release.
   set -- -r "$requirements"
   if [ "$accelerator" != cpu ]; then set -- "$@" "jax[$accelerator]"; fi
+  # A TPU's runs live in gs:// buckets, which Python reads and writes with gcsfs.
+  if [ "$accelerator" = tpu ]; then set -- "$@" gcsfs; fi
   if ! pip_install "$@" || ! pip_install --no-deps -e . ||
     { [ "$extra" = parity ] && ! pip_install -c "$requirements" -e '.[parity]'; }; then
     # A failed download leaves the environment as it was; a failed unpacking is cleared up by the next set-up.

@@ -122,6 +122,31 @@ def test_the_english_run_is_ten_epochs():
     assert tokens == pytest.approx(10 * 2116e6, rel=1e-4)
 
 
+@pytest.mark.parametrize("arm", ["mlm", "ag"])
+def test_the_tpu_and_the_gpu_run_differ_in_batch_epochs_and_title_alone(arm):
+    tpu, gpu = (parsed("ag/table9_tpu_gpu.py", f"hardware={hardware},arm={arm}") for hardware in ("tpu", "gpu"))
+    theirs, ours = (experiment.flat(experiment.to_dict(config)) for config in (tpu, gpu))
+    assert theirs.keys() == ours.keys()
+    different = {key for key in ours if theirs[key] != ours[key]}
+    assert different == {"title", "training.batch_size", "training.steps"}
+    for config, epochs in ((tpu, 8), (gpu, 7)):  # appendix A.4
+        tokens = config.training.steps * config.training.batch_size * 510
+        assert tokens == pytest.approx(epochs * 2116e6, rel=1e-4)
+    docstring = (CONFIGS / "ag/table9_tpu_gpu.py").read_text()
+    assert f"{tpu.training.steps:,} steps of 256 rows on the TPU, {gpu.training.steps:,} of 84 on the GPUs" in docstring
+
+
+@pytest.mark.parametrize(
+    ("hardware", "devices", "tensor"),
+    [("tpu", 4, 1), ("tpu", 8, 1), ("tpu", 32, 1), ("tpu", 256, 1), ("gpu", 1, 1), ("gpu", 4, 1), ("gpu", 7, 1), ("gpu", 8, 2)],
+)
+def test_table9_fits_the_meshes_that_its_docstring_names(hardware, devices, tensor):
+    config = parsed("ag/table9_tpu_gpu.py", f"hardware={hardware}", **{"mesh.tensor": tensor})
+    assert config.mesh.data == 0, "0 is what takes all devices"
+    assert config.training.batch_size // config.training.microbatches % (devices // tensor * config.mesh.fsdp) == 0
+    assert config.model.heads % tensor == 0
+
+
 def test_roberta_table_9():
     config = experiment.default_config()
     presets.roberta_table_9(config)

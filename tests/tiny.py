@@ -29,6 +29,7 @@ CONFIG = EncoderConfig(
     segments=2,
     dropout=0.0,
     attention_dropout=0.0,
+    remat="none",
 )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 DTYPES = ("float32", "bfloat16")
 REMATS = ("none", "layer", "dots")
+IMPLEMENTATIONS = ("auto", "reference", "tpu", "gpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +18,9 @@ class EncoderConfig:
     feedforward: width of the feed-forward layer; 0 means 4 * width.
     dropout, attention_dropout: on embeddings and sub-layer outputs, and on attention probabilities.
     dtype: of the computation; parameters, softmax and losses stay float32.
-    remat: what the backward pass computes again: `none`, whole layers (`layer`), or all but matrix products (`dots`).
+    remat: what the backward pass computes again instead of keeping it: all but matrix products and attention (`dots`), whole
+        layers (`layer`), or nothing (`none`).
+    attention: how it is computed: `reference`, the kernels `tpu` or `gpu`, or what suits the devices (`auto`).
     """
 
     vocabulary_size: int = 0
@@ -33,7 +36,8 @@ class EncoderConfig:
     layer_norm_epsilon: float = 1e-5
     initializer_range: float = 0.02
     dtype: str = "float32"
-    remat: str = "none"
+    remat: str = "dots"
+    attention: str = "auto"
 
     def __post_init__(self):
         for name in ("layers", "heads", "width", "max_length", "segments"):
@@ -54,6 +58,6 @@ class EncoderConfig:
         for name in ("layer_norm_epsilon", "initializer_range"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"model.{name} must be above 0, got {getattr(self, name)}")
-        for name, choices in (("dtype", DTYPES), ("remat", REMATS)):
+        for name, choices in (("dtype", DTYPES), ("remat", REMATS), ("attention", IMPLEMENTATIONS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"model.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")

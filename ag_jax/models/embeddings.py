@@ -50,8 +50,3 @@ class Embeddings(nn.Module):
         summed_BLD = words_BLD + self.position(positions_BL)
         summed_BLD = summed_BLD + self.segment(segments_BL)
         return self.dropout(self.norm(summed_BLD), deterministic=deterministic)
-
-    def word_scores(self, hidden_BMD: Array) -> Array:
-        """Scores of every word `BMV` in float32: the output layer that is tied to the input."""
-        embedding_VD = self.word.embedding.astype(hidden_BMD.dtype)
-        return jnp.einsum("bmd,vd->bmv", hidden_BMD, embedding_VD, preferred_element_type=jnp.float32)

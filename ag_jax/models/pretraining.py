@@ -19,25 +19,43 @@ Array = jax.Array
 
 @flax.struct.dataclass
 class Predictions:
-    """Logits in float32: of the words at the masked positions, and of `is the second segment a random one` or None."""
+    """What the heads say of a batch.
 
-    words_BMV: Array
+    hidden_BMD, embedding_VD, bias_V: of the masked positions; their product is `words_BMV`, which training never needs in
+    one piece (`objectives.word_loss`).
+    next_B2: logits of `is the second segment a random one`, float32, or None.
+    """
+
+    hidden_BMD: Array
+    embedding_VD: Array
+    bias_V: Array
     next_B2: Array | None
+
+    @property
+    def words_BMV(self) -> Array:
+        """Logits of every word at the masked positions, float32."""
+        return word_scores(self.hidden_BMD, self.embedding_VD, self.bias_V)
+
+
+def word_scores(hidden_BMD: Array, embedding_VD: Array, bias_V: Array) -> Array:
+    """h E^T + b as `BMV`, float32: the output layer that is tied to the input."""
+    scores_BMV = jnp.einsum("bmd,vd->bmv", hidden_BMD, embedding_VD, preferred_element_type=jnp.float32)
+    return scores_BMV + bias_V[None, None, :]
 
 
 class MaskedLanguageHead(nn.Module):
-    """LayerNorm(gelu(W x + b)), whose product with the word embeddings, plus a bias, gives the logits."""
+    """LayerNorm(gelu(W x + b)) and the bias of the words: with the word embeddings they give the logits."""
 
     config: EncoderConfig
 
     @nn.compact
-    def __call__(self, hidden_BMD: Array, embeddings: nn.Module) -> Array:
+    def __call__(self, hidden_BMD: Array) -> tuple[Array, Array]:
         config = self.config
         hidden_BMD = layers.gelu(layers.dense(config, config.width, ("embed", "embed_out"), "dense")(hidden_BMD))
         hidden_BMD = layers.layer_norm(config, "norm")(hidden_BMD)
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocabulary",))
         bias_V = self.param("bias", bias_init, (config.vocabulary_size,))
-        return embeddings.word_scores(hidden_BMD) + bias_V[None, None, :]
+        return hidden_BMD, bias_V
 
 
 class NextSentenceHead(nn.Module):
@@ -71,6 +89,7 @@ class PretrainingModel(nn.Module):
         """Predictions for a batch with the fields of `ag_jax.data.batching`."""
         hidden_BLD = self.encoder(batch, ports=ports, deterministic=deterministic)
         hidden_BMD = jnp.take_along_axis(hidden_BLD, batch["masked_positions"][:, :, None], axis=1)
-        words_BMV = self.word_head(hidden_BMD, self.encoder.embeddings)
+        hidden_BMD, bias_V = self.word_head(hidden_BMD)
+        embedding_VD = self.encoder.embeddings.word.embedding.astype(hidden_BMD.dtype)
         next_B2 = self.next_head(hidden_BLD[:, 0]) if self.next_sentence else None
-        return Predictions(words_BMV, next_B2)
+        return Predictions(hidden_BMD, embedding_VD, bias_V, next_B2)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.objectives.losses import Array, Outcome, Params, cross_entropy
+from ag_jax.objectives.word_loss import word_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,13 @@ class Pretraining:
             {"params": params}, batch, ports=ports, deterministic=rngs is None, rngs=rngs, mutable=wanted
         )
         weights = self.normalizers(batch)
-        loss, correct = cross_entropy(predictions.words_BMV, batch["masked_labels"], batch["masked_weights"])
+        loss, correct = word_loss(
+            predictions.hidden_BMD,
+            predictions.embedding_VD,
+            predictions.bias_V,
+            batch["masked_labels"],
+            batch["masked_weights"],
+        )
         totals = {"mlm": loss}
         metrics = {"mlm_loss": (loss, weights["mlm"]), "mlm_accuracy": (correct, weights["mlm"])}
         if self.model.next_sentence:

@@ -19,7 +19,8 @@ RULES = {
     "feedforward": "tensor",
     "embed": "fsdp",
 }
-BATCH = PartitionSpec(("data", "fsdp"))
+ROWS = ("data", "fsdp")  # axes that the batch is split over
+BATCH = PartitionSpec(ROWS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,18 +2,30 @@
 
 Deshpande & Narasimhan 2020, table 9 (appendix A.4).
 
-    ag-jax compare --config=configs/ag/table9_tpu_gpu.py:hardware=tpu --workdir=DIR
-    ag-jax compare --config=configs/ag/table9_tpu_gpu.py:hardware=gpu --workdir=DIR
-    ag-jax compare --config=configs/ag/table9_tpu_gpu.py:scale=small --workdir=DIR
+Both arms, MLM and AG, one after the other:
 
-Hardware and time: 8 epochs on a TPU (kind not given) and on 8 P40 GPUs in the paper. scale=small: about four minutes an
-arm on 2 CPU cores.
+    bash launch/tpu_create.sh table9 --accelerator=v5litepod-8 --zone=ZONE --spot
+    bash launch/tpu_run.sh table9 -- compare --config=configs/ag/table9_tpu_gpu.py:hardware=tpu \
+      --workdir=gs://BUCKET/table9_tpu
+    bash launch/gpu.sh compare --config=configs/ag/table9_tpu_gpu.py:hardware=gpu --workdir=runs/table9_gpu
+    bash launch/local.sh compare --config=configs/ag/table9_tpu_gpu.py:scale=small --workdir=runs/table9_small
+
+docs/tpu.md goes through it step by step, with the data. One arm alone is `ag-jax train` with `...,arm=mlm` or `...,arm=ag`.
+
+Hardware and time: the paper trained for 8 epochs on TPUs (which ones is not said) and 7 on GPUs (8 NVIDIA Tesla P40 for its
+English models, section 4.5). 129,657 steps of 256 rows on the TPU, 345,752 of 84 on the GPUs; hours, memory and cost on a
+given machine: `ag-jax plan --config=configs/ag/table9_tpu_gpu.py:hardware=tpu,arm=ag --topology=v5e:2x4`. scale=small: about
+four minutes an arm on 2 CPU cores.
+
+What `hardware` changes, and nothing else: rows a step, epochs and so the number of steps, and the title of the report. The
+mesh is all devices for data parallelism in both, so one command serves any number of them that divides the rows: 256 rows
+go on 4, 8, 32 or 256 chips, 84 on 1, 2, 3, 4, 6 or 7 GPUs, and on 8 with --config.mesh.tensor=2 (4 x 2).
 
 Expected: the paper gives downstream scores alone (MNLI-m 78.9/79.0 on GPU, 80.3/81.2 on TPU for MLM/AG); the losses are
 those of table 3's RoBERTa-12 or a little lower. Nobody has run scale=paper with this program yet.
 
 Deviations: batch and mesh on the TPU are not given in the paper. Here a TPU slice takes 256 rows a step over all its
-chips, with the hyperparameters of table 11 otherwise; GPUs take table 11's 84.
+chips, with the hyperparameters of table 11 otherwise; GPUs take table 11's 84. Compute is in bfloat16 on both.
 """
 
 from ag_jax import experiment, presets

@@ -217,7 +217,9 @@ def test_nvidia_gpu(machine, cuda, capability, build, reason):
 @pytest.mark.parametrize("device", ["dev/accel0", "dev/vfio/0"])
 def test_tpu_vm(machine, device):
     machine.file(device)
-    assert installed_jax(machine, TPU_WORKER_ID="0")[0] == "tpu"
+    result = machine.run("local.sh", "train", TPU_WORKER_ID="0")
+    assert result.returncode == 0 and "this is a TPU VM" in result.stderr
+    assert machine.done()[1].endswith("-r requirements.txt jax[tpu] gcsfs")
 
 
 def test_tpu_vm_known_by_its_pci_device(machine):
@@ -389,8 +391,10 @@ def test_scripts_pass_shellcheck():
     if shellcheck is None:
         pytest.skip("shellcheck is not installed")
     scripts = [*sorted(REPOSITORY.glob("launch/*.sh")), REPOSITORY / ".ci" / "run"]
+    scripts += [path for path in sorted((REPOSITORY / "tests/launch/stand_ins").iterdir()) if path.name != "gcloud"]
+    assert {"tpu.sh", "tpu_run.sh", "tpu_worker.sh", "gpu.sh"} <= {path.name for path in scripts}
     result = subprocess.run(
-        [shellcheck, "-x", "-P", str(REPOSITORY), *map(str, scripts)], capture_output=True, text=True
+        [shellcheck, "-x", "-P", str(REPOSITORY), *map(str, scripts)], check=False, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stdout
 

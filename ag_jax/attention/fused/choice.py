@@ -10,13 +10,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from ag_jax.attention import dropout
-from ag_jax.attention.fused import reference, tpu
+from ag_jax.attention.fused import reference, tpu, tpu_grid
 from ag_jax.attention.fused.contract import Attend, Kernel, Mixed, Shape, guided_statistics, sparse_targets
 from ag_jax.attention.guidance import Guides
 
 Array = jax.Array
 
-IMPLEMENTATIONS = ("auto", "reference", "tpu", "gpu")
 _CAPABILITY = 8.0  # of the GPUs that the kernel is for: A100 and later
 
 
@@ -130,8 +129,8 @@ def choose(
         refused = "guidance.probabilities=after_dropout is not in the kernels"
     elif name == "gpu" and float(getattr(device, "compute_capability", _CAPABILITY)) < _CAPABILITY:
         refused = f"compute capability {device.compute_capability} is below {_CAPABILITY}"
-    elif name == "tpu" and length > tpu.longest(head_width):
-        refused = f"rows of {length} tokens are longer than the {tpu.longest(head_width)} that fit on the chip"
+    elif name == "tpu" and length > tpu_grid.longest(head_width):
+        refused = f"rows of {length} tokens are longer than the {tpu_grid.longest(head_width)} that fit on the chip"
     else:
         reason = f"the devices are {name}s" if wanted == "auto" else f"model.attention={name}"
         return Choice(Fused(kernels[name], mesh, rows, heads), name, reason)

@@ -46,6 +46,12 @@ def block_length(length: int) -> int:
     return -(-length // (blocks * _LANES)) * _LANES
 
 
+def longest(head_width: int) -> int:
+    """Tokens of the longest row whose dQ, float32, and its two copies on the way out fit half of the on-chip memory."""
+    lanes = max(_LANES, head_width)
+    return _VMEM // 2 // (lanes * 8)
+
+
 @dataclasses.dataclass(frozen=True)
 class Grid:
     """The grid of a call whose arrays are `(examples, length, heads * width)`, with `length` in whole blocks.

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Ask Google Cloud for a TPU and wait until it is there. See usage below.
+set -euo pipefail
+# shellcheck source=launch/tpu.sh
+source "$(dirname "${BASH_SOURCE[0]}")/tpu.sh"
+
+usage() {
+  cat <<'END_OF_USAGE'
+Usage: bash launch/tpu_create.sh NAME --accelerator=TYPE [OPTIONS] [-- GCLOUD_FLAGS]
+
+Makes a queued resource with one TPU, both called NAME, and waits until it is ACTIVE. The same command again
+goes on waiting. What was asked for is remembered in runs/tpu/NAME, so the other tpu_*.sh need the name alone.
+
+  bash launch/tpu_create.sh roberta --accelerator=v5litepod-8 --zone=us-west4-a --spot
+  bash launch/tpu_create.sh roberta --accelerator=v4-8 --zone=us-central2-b -- --network=mine --labels=who=me
+
+  --accelerator=TYPE         v2-N, v3-N, v4-N, v5litepod-N (v5e), v5p-N or v6e-N
+  --zone=ZONE                default: gcloud config get-value compute/zone
+  --project=PROJECT          default: gcloud config get-value core/project
+  --spot                     cheaper, and may be preempted at any time; without it, on demand
+  --valid_until=6h           give up if there is no capacity within this time (default: wait on)
+  --runtime_version=VERSION  the TPU VM's image, instead of the one that goes with the accelerator
+  --dry_run                  print the commands, run none
+  GCLOUD_FLAGS               anything else that `gcloud compute tpus queued-resources create` takes
+
+An ACTIVE TPU costs money until it is deleted: bash launch/tpu_delete.sh NAME
+END_OF_USAGE
+}
+
+main() {
+  local wanted="" version="" is_spot=no valid_until="" before after
+  while [ $# -gt 0 ]; do
+    case $1 in
+      -h | --help)
+        usage
+        return
+        ;;
+      --accelerator=*) wanted=${1#*=} ;;
+      --zone=*) zone=${1#*=} ;;
+      --project=*) project=${1#*=} ;;
+      --runtime_version=*) version=${1#*=} ;;
+      --valid_until=*) valid_until=${1#*=} ;;
+      --spot) is_spot=yes ;;
+      --dry_run) dry_run=yes ;;
+      --)
+        shift
+        break
+        ;;
+      -*) refuse_option "$1" ;;
+      *) take_name "$1" ;;
+    esac
+    shift
+  done
+  if [ -z "$wanted" ]; then fail "which accelerator? Give --accelerator=TYPE, such as --accelerator=v5litepod-8"; fi
+  if [ -z "$version" ]; then version=$(runtime_version "$wanted"); fi
+  settle_place
+
+  before=$(cat "$(record)/create" 2>/dev/null) || before=""
+  accelerator=$wanted
+  creation=(compute tpus queued-resources create "$name" --node-id="$name" ${place[@]+"${place[@]}"}
+    --accelerator-type="$wanted" --runtime-version="$version")
+  if [ $is_spot = yes ]; then creation+=(--spot); fi
+  if [ -n "$valid_until" ]; then creation+=(--valid-until-duration="$valid_until"); fi
+  creation+=("$@" --quiet)
+  after=$(printf '%s\n' "${creation[@]}")
+
+  if [ "$dry_run" = yes ]; then
+    create
+    note "then, until it says ACTIVE:"
+    tpus queued-resources describe "$name" --format='value(state.state)'
+    return
+  fi
+
+  first_look
+  if [ "$state" = NONE ]; then
+    say "asking for $wanted in $zone ($version)"
+    create || exit 1
+    remember
+  elif [ "$before" != "$after" ]; then
+    fail "there is a TPU $name already ($state), made with other settings; delete it with bash launch/tpu_delete.sh $name," \
+      "or choose another name"
+  fi
+  wait_until_active
+  if [ "$state" != ACTIVE ]; then
+    advise
+    exit 1
+  fi
+  say "$name is ACTIVE: $accelerator with $workers worker(s). It costs money until bash launch/tpu_delete.sh $name"
+}
+
+main "$@"
