@@ -74,6 +74,24 @@ def test_by_hand():
     assert found.sent == 5 * 384 + 3 * tile and not found.unknown_loops
 
 
+def test_a_fusion_that_hands_an_array_on_reads_it_all():
+    handed_on = TEXT.replace(
+        "%layer = f32[8,128]{1,0:T(8,128)S(1)} fusion(%w, %i), kind=kLoop, calls=%one_layer",
+        "%layer = f32[8,128]{1,0:T(8,128)S(1)} fusion(%x), kind=kLoop, calls=%same",
+    ).replace(
+        "%body (carry",
+        "%same (p: f32[8,128]) -> f32[8,128] {\n  %p = f32[8,128]{1,0:T(8,128)} parameter(0)\n"
+        "  ROOT %q = f32[8,128]{1,0:T(8,128)} bitcast(%p)\n}\n\n%body (carry",
+    )
+    tile = 8 * 128 * 4
+    assert costs.costs(Program(handed_on), 8).hbm_bytes == 5 * 3 * tile + 5 * tile
+
+
+def test_a_slice_that_converts_reads_the_type_that_is_stored():
+    converted = TEXT.replace("%slice = f32[1,8,128]{2,1,0:T(8,128)}", "%slice = bf16[1,8,128]{2,1,0:T(8,128)(2,1)}")
+    assert costs.costs(Program(converted), 8).hbm_bytes == costs.costs(Program(TEXT), 8).hbm_bytes
+
+
 def test_a_loop_of_unknown_length_is_named():
     found = costs.costs(Program(TEXT.replace("constant(5)", "parameter(1)")), devices=8)
     assert found.unknown_loops == ("loop",) and found.flops == found.once_flops
