@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import statistics
 import tempfile
 import time
@@ -273,6 +274,7 @@ def main() -> None:
         "length": config.data.sequence_length,
         "dtype": config.model.dtype,
         "turns": f"{options.rounds} rounds of {options.steps} steps each, after 3 that are not counted",
+        "load_average_at_start": os.getloadavg()[0],
         "peak_flops_of_a_device": peak,
         "chip": chip and chip.name,
     }
