@@ -184,10 +184,12 @@ def _written(root: Instruction, inside: Computation, program: Program, whole: Ar
 
 def _touched(name: str, inside: Computation, program: Program, whole: Array) -> float:
     """Bytes of a fusion's operand that it reads: all, or no more than the slices it takes."""
+    if inside.of[name].is_root:
+        return whole.physical_bytes  # handed on to whatever called this
     total = 0.0
     for user in inside.users.get(name, []):
         if user.opcode in _SLICES and user.operands[0] == name:
-            total += user.arrays[0].physical_bytes
+            total += dataclasses.replace(user.arrays[0], dtype=whole.dtype).physical_bytes  # it may convert as it reads
         elif user.opcode == "bitcast":
             total += _touched(user.name, inside, program, whole)
         elif user.opcode == "fusion":

@@ -74,6 +74,24 @@ def test_by_hand():
     assert found.sent == 5 * 384 + 3 * tile and not found.unknown_loops
 
 
+def test_a_fusion_that_hands_an_array_on_reads_it_all():
+    handed_on = TEXT.replace(
+        "%layer = f32[8,128]{1,0:T(8,128)S(1)} fusion(%w, %i), kind=kLoop, calls=%one_layer",
+        "%layer = f32[8,128]{1,0:T(8,128)S(1)} fusion(%x), kind=kLoop, calls=%same",
+    ).replace(
+        "%body (carry",
+        "%same (p: f32[8,128]) -> f32[8,128] {\n  %p = f32[8,128]{1,0:T(8,128)} parameter(0)\n"
+        "  ROOT %q = f32[8,128]{1,0:T(8,128)} bitcast(%p)\n}\n\n%body (carry",
+    )
+    tile = 8 * 128 * 4
+    assert costs.costs(Program(handed_on), 8).hbm_bytes == 5 * 3 * tile + 5 * tile
+
+
+def test_a_slice_that_converts_reads_the_type_that_is_stored():
+    converted = TEXT.replace("%slice = f32[1,8,128]{2,1,0:T(8,128)}", "%slice = bf16[1,8,128]{2,1,0:T(8,128)(2,1)}")
+    assert costs.costs(Program(converted), 8).hbm_bytes == costs.costs(Program(TEXT), 8).hbm_bytes
+
+
 def test_a_loop_of_unknown_length_is_named():
     found = costs.costs(Program(TEXT.replace("constant(5)", "parameter(1)")), devices=8)
     assert found.unknown_loops == ("loop",) and found.flops == found.once_flops
@@ -124,23 +142,30 @@ def test_a_loop_on_the_cpu_counts_its_turns():
 
 @pytest.mark.slow
 @needs_libtpu
-def test_loops_cost_what_the_same_layers_cost_one_after_the_other():
-    """On a TPU, whose compiler counts a loop's body once: 3 turns that it reports as one."""
+def test_loops_on_a_tpu_against_the_compilers_sums(monkeypatch):
+    """The compiler counts a loop's body once: 3 turns that it reports as one. Counted so, both give the same bytes.
+
+    A fifth is allowed, because the compiler counts an operand again for each use inside a fusion.
+    """
     device = topology.parse("v5e:1x1").compile_only_devices()[0]
     place = NamedSharding(Mesh([device], ("x",)), PartitionSpec())
-    found, reported, product = {}, {}, 2 * 1024 * 512 * 512
+    programs, found, reported, product = {}, {}, {}, 2 * 1024 * 512 * 512
     for unrolled in (1, 3):
         gradient, shapes = stack(3, 512, 1024, unrolled)
         compiled = jax.jit(gradient, in_shardings=(place, place), out_shardings=place).lower(*shapes).compile()
-        found[unrolled], reported[unrolled] = costs.costs(Program(compiled.as_text()), 1), compiled.cost_analysis()
+        programs[unrolled], reported[unrolled] = Program(compiled.as_text()), compiled.cost_analysis()
+        found[unrolled] = costs.costs(programs[unrolled], 1)
     loop, flat = found[1], found[3]
     # Without a loop the compiler sees that the first layer's input needs no gradient.
     assert (loop.flops, flat.flops, flat.once_flops) == (9 * product, 8 * product, 8 * product)
     assert reported[1]["flops"] == pytest.approx(3 * product, rel=0.02)
     assert reported[3]["flops"] == pytest.approx(8 * product, rel=0.02)
-    assert reported[3]["bytes accessed"] == pytest.approx(flat.bytes, rel=0.25)
-    assert loop.bytes == pytest.approx(flat.bytes, rel=0.4)
-    assert reported[1]["bytes accessed"] < 0.6 * loop.bytes
+    assert loop.bytes > 1.3 * reported[1]["bytes accessed"]
+    monkeypatch.setattr(Program, "repeats", lambda self, loop: 1)
+    for unrolled in (1, 3):
+        once = costs.costs(programs[unrolled], 1)
+        assert 0.8 < once.bytes / reported[unrolled]["bytes accessed"] < 1.0
+        assert once.flops == found[unrolled].once_flops
 
 
 @needs_libtpu

