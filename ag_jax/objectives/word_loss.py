@@ -9,14 +9,15 @@ import jax.numpy as jnp
 from ag_jax.models.pretraining import word_scores
 from ag_jax.objectives.losses import Array, cross_entropy
 
-CHUNK = 16  # masked positions of every row whose scores are in memory together
+POSITIONS = 32  # of every row, at most, whose scores are in memory together
 
 
 def _chunks(array_BMx: Array) -> Array:
-    """`(B, M, ...)` as `(chunks, B, CHUNK, ...)`, filled up with zeros; rows stay on their devices."""
+    """`(B, M, ...)` as `(chunks, B, positions, ...)`, filled up with zeros; rows stay on their devices."""
     batch, positions = array_BMx.shape[:2]
-    widths = [(0, 0), (0, -positions % CHUNK)] + [(0, 0)] * (array_BMx.ndim - 2)
-    return jnp.pad(array_BMx, widths).reshape(batch, -1, CHUNK, *array_BMx.shape[2:]).swapaxes(0, 1)
+    chunks = -(-positions // POSITIONS)
+    widths = [(0, 0), (0, -positions % chunks)] + [(0, 0)] * (array_BMx.ndim - 2)
+    return jnp.pad(array_BMx, widths).reshape(batch, chunks, -1, *array_BMx.shape[2:]).swapaxes(0, 1)
 
 
 @jax.custom_vjp

@@ -239,7 +239,9 @@ def test_bfloat16_is_close_and_keeps_what_must_be_exact(params, batch, expected)
             mutable=["intermediates", "statistics"],
         )
     )(params)
-    assert {leaf.dtype for leaf in jax.tree.leaves((predictions, sown))} == {jnp.dtype("float32")}
+    exact = (predictions.words_BMV, predictions.next_B2, predictions.bias_V, sown)
+    assert {leaf.dtype for leaf in jax.tree.leaves(exact)} == {jnp.dtype("float32")}
+    assert predictions.hidden_BMD.dtype == predictions.embedding_VD.dtype == jnp.bfloat16
     error = np.abs(predictions.words_BMV - expected[0]).max() / np.abs(expected[0]).max()
     assert 1e-5 < error < 0.05
     assert np.abs(weights_of(sown) - expected[2]).max() < 0.05
@@ -360,4 +362,4 @@ def test_encoder_alone_and_model_without_next_sentence(params, batch):
     np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
     without = {"params": {name: params[name] for name in ("encoder", "word_head")}}
     shapes = jax.eval_shape(lambda: PretrainingModel(tiny.CONFIG).apply(without, batch, deterministic=True))
-    assert shapes.next_B2 is None and shapes.words_BMV.shape == (4, 5, 37)
+    assert shapes.next_B2 is None and shapes.hidden_BMD.shape == (4, 5, 12) and shapes.embedding_VD.shape == (37, 12)

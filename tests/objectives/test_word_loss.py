@@ -1,0 +1,84 @@
+"""The loss of the masked words by parts, against the scores of all words at all positions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from ag_jax.models.pretraining import word_scores
+from ag_jax.objectives import word_loss as module
+from ag_jax.objectives.losses import cross_entropy
+from ag_jax.objectives.word_loss import word_loss
+
+
+def example(batch=3, positions=7, width=5, words=41, dtype="float32"):
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(rng.standard_normal((batch, positions, width)), dtype)
+    embedding, bias = jnp.asarray(rng.standard_normal((words, width)), dtype), jnp.asarray(rng.standard_normal(words), jnp.float32)
+    labels = jnp.asarray(rng.integers(0, words, (batch, positions)), jnp.int32)
+    weights = jnp.asarray(rng.random((batch, positions)) < 0.7, jnp.float32) * 1.5
+    labels = labels.at[0, 0].set(jnp.argmax(word_scores(hidden, embedding, bias)[0, 0]))  # one that is right
+    return (hidden, embedding, bias), (labels, weights.at[0, 0].set(2.0))
+
+
+def whole(hidden, embedding, bias, labels, weights):
+    return cross_entropy(word_scores(hidden, embedding, bias), labels, weights)
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 7, 100])
+def test_equals_the_whole_whatever_the_part(monkeypatch, together):
+    monkeypatch.setattr(module, "POSITIONS", together)
+    learnt, given = example()
+    for loss in (lambda *arrays: word_loss(*arrays, *given), jax.jit(lambda *arrays: word_loss(*arrays, *given))):
+        np.testing.assert_allclose(loss(*learnt), whole(*learnt, *given), rtol=1e-6)
+        assert float(loss(*learnt)[1]) >= 2.0
+
+    def scaled(loss):
+        return jax.grad(lambda *arrays: 3.0 * loss(*arrays, *given)[0] ** 2, argnums=(0, 1, 2))(*learnt)
+
+    for found, expected in zip(scaled(word_loss), scaled(whole), strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6 * float(jnp.abs(expected).max()))
+
+
+def test_evaluation_makes_no_gradient(monkeypatch):
+    learnt, given = example()
+    text = str(jax.make_jaxpr(lambda *arrays: word_loss(*arrays, *given))(*learnt))
+    assert text.count("dot_general") == 1
+
+
+def test_bfloat16_gradients_have_the_types_of_their_arrays():
+    learnt, given = example(dtype="bfloat16")
+    gradients = jax.grad(lambda *arrays: word_loss(*arrays, *given)[0], argnums=(0, 1, 2))(*learnt)
+    exact = jax.grad(lambda *arrays: whole(*arrays, *given)[0], argnums=(0, 1, 2))(
+        *(array.astype(jnp.float32) for array in learnt)
+    )
+    for array, gradient, expected in zip(learnt, gradients, exact, strict=True):
+        assert gradient.dtype == array.dtype
+        np.testing.assert_allclose(gradient.astype(jnp.float32), expected, atol=0.02 * float(jnp.abs(expected).max()))
+
+
+def test_scores_of_all_positions_are_never_in_memory(monkeypatch):
+    learnt, given = example(batch=8, positions=64, width=16, words=4096)
+    sizes = {}
+    for positions in (4, 64):
+        monkeypatch.setattr(module, "POSITIONS", positions)
+        step = jax.jit(jax.value_and_grad(lambda *arrays: word_loss(*arrays, *given)[0], argnums=(0, 1, 2)))
+        sizes[positions] = step.lower(*learnt).compile().memory_analysis().temp_size_in_bytes
+    scores = 8 * 64 * 4096 * 4
+    assert sizes[64] > scores > 3 * sizes[4]
+
+
+def test_devices_exchange_the_gradient_of_the_words_once(eight_devices):
+    """Not once for every part."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,), devices=eight_devices)
+    learnt, given = example(batch=16, positions=96)
+    rows, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    places = (rows, everywhere, everywhere, rows, rows)
+    gradient = jax.jit(
+        jax.grad(lambda *arrays: word_loss(*arrays)[0], argnums=(0, 1, 2)), in_shardings=places
+    )
+    arrays = [jax.device_put(array, place) for array, place in zip((*learnt, *given), places, strict=True)]
+    expected = jax.grad(lambda *arrays: whole(*arrays)[0], argnums=(0, 1, 2))(*learnt, *given)
+    for found, wanted in zip(gradient(*arrays), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-6 * float(jnp.abs(wanted).max()))
