@@ -13,6 +13,11 @@ USAGE = """ag-jax: pre-train Transformer encoders with guided attention, and loo
   ag-jax inspect   --workdir=DIR [--text=...] [--step=N]      draw the attention maps of a sentence
   ag-jax tokenizer --config=FILE[:ARGUMENTS] --workdir=DIR    train the config's tokenizer, try it on --text
 
+Several machines, the same command on each (train, compare, evaluate):
+  --coordinator=HOST:PORT --hosts=N --host=I    HOST is machine 0's, I this one's number; N machines in all
+  --hosts=auto                                  SLURM, Open MPI, Kubernetes; on a TPU pod slice even that is not needed
+  --join_timeout=SECONDS                        how long to wait until all are there
+
 Settings are changed with --config.SECTION.KEY=VALUE; --print_config shows them all and stops.
 Start with:  ag-jax compare --config=configs/quickstart.py --workdir=runs/quickstart
 """
@@ -23,6 +28,11 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
 _STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint to use; the newest by default.")
 _TEXT = flags.DEFINE_string("text", None, "A sentence to look at.")
 _PRINT_CONFIG = flags.DEFINE_bool("print_config", False, "Print the resolved config as JSON and stop.")
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of host 0, which all hosts can reach.")
+_HOSTS = flags.DEFINE_string("hosts", None, "How many hosts there are, or auto.")
+_HOST = flags.DEFINE_integer("host", None, "The number of this host, from 0 on.")
+_JOIN_TIMEOUT = flags.DEFINE_integer("join_timeout", 1800, "Seconds to wait for the other hosts.")
+_FLAGS = (_WORKDIR, _STEP, _TEXT, _PRINT_CONFIG, _COORDINATOR, _HOSTS, _HOST, _JOIN_TIMEOUT)  # in the order of a Request
 
 
 def main(argv: list[str]) -> int:
@@ -46,7 +56,7 @@ def main(argv: list[str]) -> int:
     overrides = config_flags.get_override_values(flags.FLAGS["config"]) if _CONFIG.value else {}
     return verbs.run_safely(
         positional[0],
-        verbs.Request(source, overrides, _WORKDIR.value, _STEP.value, _TEXT.value, _PRINT_CONFIG.value),
+        verbs.Request(source, overrides, *(flag.value for flag in _FLAGS)),
     )
 
 

@@ -5,7 +5,11 @@ the run is done, `summary.json`.
 """
 
 import dataclasses
+import functools
+import hashlib
 import json
+import pathlib
+import time
 from typing import Any
 
 import jax
@@ -24,7 +28,7 @@ from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.losses import Objective
 from ag_jax.objectives.pretraining import Pretraining
-from ag_jax.training import loop, sharding
+from ag_jax.training import hosts, loop, sharding, storage
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.optimizer import learning_rate_schedule, make_optimizer
 
@@ -36,11 +40,13 @@ MAY_DIFFER = (
     "training.checkpoint_every",
     "training.keep_",
     "training.milestones",
+    "training.step_timeout",
     "training.tensorboard",
     "training.wandb",
     "comparison.",
     "inspection.",
 )
+SHARED_WITHIN = 90.0  # seconds after which a file that one host wrote must show on another; NFS may take a minute
 
 
 def model_config(config: ExperimentConfig, tokenizer: Tokenizer) -> EncoderConfig:
@@ -101,6 +107,7 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
         "valid": np.ones(shape, bool),
         "masked_positions": np.zeros((1, max_masked(config.data.masking, shape[1])), np.int32),
     }
+    fed = sharding.process_rows(mesh, config.training.batch_size)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
     batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, config.training.batch_size, config.seed)
     return loop.Job(
@@ -113,16 +120,56 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
         init=lambda: model.init(init_key, example, deterministic=True)["params"],
         key=dropout_key,
         mesh=mesh,
-        batches=batches.iterate,
-        validation=lambda: pipeline.validation_batches(corpus, config.data, config.training.batch_size),
+        batches=functools.partial(batches.iterate, rows=fed),
+        validation=lambda: pipeline.validation_batches(corpus, config.data, config.training.batch_size, fed),
     )
+
+
+def versions() -> dict[str, str]:
+    """What of the program and of JAX must be the same on all hosts."""
+    sources = sorted(pathlib.Path(__file__).parent.rglob("*.py"))
+    program = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    return {"the program (a hash of ag_jax)": program, "jax": jax.__version__}
+
+
+def prepare_corpus(config: ExperimentConfig) -> pipeline.Corpus:
+    """Tokenizer and rows, which every host makes for itself. Raises ValueError, on every host, if they are not the same."""
+    corpus = pipeline.prepare(config.data, quiet=not hosts.is_first())
+    hosts.agree("their text (data.source must hold the same everywhere)", corpus.facts())
+    return corpus
 
 
 def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
     """Make the directory this config's: write `config.json`, or check that it is the same run's.
 
-    Raises ValueError, with the settings that differ, if another config was run there.
+    Raises ValueError, with the settings that differ, if another config was run there, if the hosts have different ones, or if
+    they do not share the directory.
     """
+    settings = experiment.flat(experiment.to_dict(config))
+    hosts.agree("their settings", {key: value for key, value in settings.items() if key != "data.cache_dir"})
+    hosts.from_first("the run directory", lambda: _claim(config, workdir))
+    if hosts.count() == 1:
+        return
+    mark = workdir / "hosts.json"
+    written = hosts.from_first("a mark in the run directory", lambda: _mark(mark))
+    deadline = time.monotonic() + SHARED_WITHIN
+    while not (found := mark.exists() and mark.read_text() == written) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    if not all(everywhere := hosts.exchange("whether the run directory is shared", found)):
+        blind = ", ".join(str(host) for host, sees in enumerate(everywhere) if not sees)
+        raise ValueError(
+            f"--workdir={workdir} is not the same directory on all hosts: host {blind} does not see what host 0 writes there. "
+            "Give one that they share, such as gs://BUCKET/RUN or a network file system"
+        )
+
+
+def _mark(mark: epath.Path) -> str:
+    text = json.dumps({"hosts": hosts.count(), "started": time.time()}) + "\n"
+    storage.write_whole(mark, text)
+    return text
+
+
+def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except (OSError, FileExistsError) as error:
@@ -142,9 +189,7 @@ def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
             )
         return
     try:
-        partial = workdir / "config.json.partial"
-        partial.write_text(json.dumps(ours, indent=2) + "\n")
-        partial.replace(path)
+        storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
     except OSError as error:
         raise ValueError(f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written") from error
 
@@ -152,15 +197,16 @@ def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
 def train(config: ExperimentConfig, workdir: epath.Path) -> dict[str, Any]:
     """Run, or go on with, the training of `config` in `workdir`; returns and writes the summary."""
     claim_workdir(config, workdir)
-    summary_path = workdir / "summary.json"
-    if summary_path.exists():
-        return json.loads(summary_path.read_text())
-    corpus = pipeline.prepare(config.data)
-    corpus.tokenizer.save(workdir / "tokenizer")
+    path = workdir / "summary.json"
+    done = hosts.from_first("the summary", lambda: json.loads(path.read_text()) if path.exists() else None)
+    if done:
+        return done
+    corpus = prepare_corpus(config)
+    if hosts.is_first():
+        corpus.tokenizer.save(workdir / "tokenizer")
     summary = loop.Loop(make_job(config, workdir, corpus)).run()
-    partial = workdir / "summary.json.partial"
-    partial.write_text(json.dumps(summary, indent=2) + "\n")
-    partial.replace(summary_path)
+    if hosts.is_first():
+        storage.write_whole(path, json.dumps(summary, indent=2) + "\n")
     return summary
 
 
@@ -175,13 +221,14 @@ def read_config(workdir: epath.Path) -> ExperimentConfig:
 def evaluate(workdir: epath.Path, step: int | None = None) -> dict[str, Any]:
     """Metrics of a run's checkpoint (the newest by default) on its held-out text."""
     config = read_config(workdir)
-    corpus = pipeline.prepare(config.data)
-    job = make_job(config, workdir, corpus)
-    opened = open_run(workdir, step)
+    job = make_job(config, workdir, prepare_corpus(config))
+    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+    step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
     shardings = loop.job_shardings(job)
+    state = checkpoints.restore(step, loop.abstract_state(job, shardings)).state
+    checkpoints.close()
     evaluation_step = loop.compile_evaluation_step(job.objective, job.mesh, shardings)
-    params = jax.device_put(opened.params, shardings.params)
-    return {"step": opened.step, **loop.evaluate(job, params, opened.step, evaluation_step)}
+    return {"step": step, **loop.evaluate(job, state.params, step, evaluation_step)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,11 +257,16 @@ def open_run(workdir: epath.Path | str, step: int | None = None) -> OpenRun:
     model = make_model(config, tokenizer)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     steps = checkpoints.steps()
-    if not steps:
-        raise FileNotFoundError(f"{workdir} has no checkpoint yet: wait for the first, or train longer")
-    step = steps[-1] if step is None else step
-    if step not in steps:
-        raise ValueError(f"{workdir} has no checkpoint of step {step}; it has {', '.join(map(str, steps))}")
+    step = _chosen(step, steps, workdir)
     params = checkpoints.restore_params(step)
     checkpoints.close()
     return OpenRun(workdir, config, tokenizer, model, params, step, tuple(steps))
+
+
+def _chosen(step: int | None, steps: list[int], workdir: epath.Path) -> int:
+    if not steps:
+        raise FileNotFoundError(f"{workdir} has no checkpoint yet: wait for the first, or train longer")
+    chosen = steps[-1] if step is None else step
+    if chosen not in steps:
+        raise ValueError(f"{workdir} has no checkpoint of step {chosen}; it has {', '.join(map(str, steps))}")
+    return chosen

@@ -5,6 +5,8 @@ few words now and then, goes through the key-value store of JAX's coordination s
 needs none of this: then `count()` is 1, every function returns at once, and nothing is started.
 
 All functions without a remark must be called by every host, in the same order.
+
+What `jax.distributed.initialize` finds by itself, and the store, have no public name in JAX: this file alone uses the others.
 """
 
 import atexit
@@ -20,9 +22,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src import clusters, distributed  # what jax.distributed.initialize() finds, and the store, have no public name
+from jax._src import cloud_tpu_init, clusters, distributed
 
-from ag_jax.training.rollcall import Place, call_the_roll
+from ag_jax.training.rollcall import Place, call_the_roll, is_open
 
 AGAIN = 75  # exit status (EX_TEMPFAIL) of a run that failed for no fault of its own: start it again
 HEARTBEAT_TIMEOUT = 60  # seconds of silence after which JAX takes a host for dead and ends the others
@@ -71,14 +73,17 @@ def find_place(coordinator: str | None, hosts: str | None, host: int | None, tim
 
 
 def _on_cloud_tpu() -> bool:
-    from jax._src import cloud_tpu_init  # it looks for the chips' files when JAX is imported
-
     platforms = jax.config.jax_platforms or "tpu"
     return cloud_tpu_init.running_in_cloud_tpu_vm and "tpu" in platforms
 
 
 def _detected(timeout: float) -> Place | None:
-    found = clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, int(timeout))
+    try:
+        found = clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, int(timeout))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"cannot find out which hosts there are ({error}): give --coordinator=HOST:PORT --hosts=N --host=I, or --hosts=1"
+        ) from error
     coordinator, hosts, host, devices = found
     if coordinator is None or hosts is None or host is None:
         return None
@@ -90,7 +95,7 @@ def join(place: Place, timeout: float) -> None:
 
     Raises ValueError with advice if some do not come.
     """
-    call_the_roll(place, timeout, lambda message: print(f"hosts: {message}", file=sys.stderr, flush=True))
+    connections = call_the_roll(place, timeout, _say)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from `stopping`
     jax.distributed.initialize(
@@ -103,7 +108,7 @@ def join(place: Place, timeout: float) -> None:
         heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
         shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
     )
-    _Lookout().start()
+    _Lookout(connections).start()
 
 
 def count() -> int:
@@ -145,7 +150,7 @@ def wait_for(key: str, who: int, what: str) -> Any:
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
-            print(f"hosts: host {index()} waits for host {who} ({what})", file=sys.stderr, flush=True)
+            _say(f"host {index()} waits for host {who} ({what})")
 
 
 def exchange(what: str, value: Any) -> list[Any]:
@@ -214,25 +219,37 @@ def leave_at_once(status: int) -> None:
 
 
 class _Lookout(threading.Thread):
-    """Looks for the note of a host that failed, and ends this process when there is one."""
+    """Looks for the note of a host that failed, or for one that is gone, and then ends this process.
 
-    def __init__(self):
+    In the orderly end all hosts stop looking before the first of them goes.
+    """
+
+    def __init__(self, connections: dict[int, socket.socket]):
         super().__init__(name="lookout", daemon=True)
+        self._connections = connections
         self._done = threading.Event()
-        atexit.register(self._stop)  # runs before JAX's own end, which takes the store away
+        atexit.register(self._finish)  # runs before JAX's own end, which takes the store away
 
-    def _stop(self) -> None:
+    def _finish(self) -> None:
         self._done.set()
         self.join()
 
     def run(self) -> None:
         """Look until this host is done."""
         while not self._done.wait(LOOK_EVERY):
-            note = look("failure")
+            gone = [host for host, connection in self._connections.items() if not is_open(connection)]
+            note = look("failure")  # in this order: whoever goes with a note writes it first
             if note and note["host"] != index():
-                print(
-                    f"hosts: host {index()} ends because host {note['host']} failed: {note['message']}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                _say(f"host {index()} ends because host {note['host']} failed: {note['message']}")
                 leave_at_once(note["status"])
+            if gone and not note:
+                message = (
+                    f"host {gone[0]} is gone: its process was killed, crashed or lost its network. Start the command on all hosts "
+                    "again, it goes on from the last checkpoint"
+                )
+                _say(f"host {index()} ends, {message}")
+                abandon(AGAIN, message)
+
+
+def _say(message: str) -> None:
+    print(f"hosts: {message}", file=sys.stderr, flush=True)

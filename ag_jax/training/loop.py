@@ -139,12 +139,9 @@ class Loop:
     """One run of `job`, from its newest checkpoint or from the start."""
 
     def __init__(self, job: Job):
-        self.job = job
+        self.job, config = job, job.config
         self.shardings = job_shardings(job)
-        config = job.config
-        self.train_step = compile_train_step(
-            job.objective, job.optimizer, config.microbatches, job.mesh, self.shardings
-        )
+        self.train_step = compile_train_step(job.objective, job.optimizer, config.microbatches, job.mesh, self.shardings)
         self.evaluation_step = compile_evaluation_step(job.objective, job.mesh, self.shardings)
         self.checkpoints = Checkpoints(
             job.workdir / "checkpoints",
@@ -163,14 +160,19 @@ class Loop:
         """
         with self.watchdog:
             state, start = self._start()
+            together = hosts.count() == 1
             try:
                 with StopSignal() as stop:
                     state = self._steps(state, start, stop)
-                summary = self._summary(state)
+                summary, together = self._summary(state), True
+            except (Interrupted, NonFiniteError):
+                together = True
+                raise
             finally:
                 self.line.close()
                 self.writer.close()
-                self.checkpoints.close()
+                if together:  # else another host may be gone, for which Orbax would wait
+                    self.checkpoints.close()
         return summary
 
     def _start(self) -> tuple[TrainState, int]:
@@ -188,8 +190,8 @@ class Loop:
         if hosts.is_first():
             self.writer = MetricWriter(job.workdir, start, tensorboard=config.tensorboard, wandb=config.wandb)
             self.line = ProgressLine(job.name, start, config.steps)
-        if found:
-            self.line.say(f"resumed from the checkpoint of step {start}")
+            if found:
+                self.line.say(f"resumed from the checkpoint of step {start}")
         return state, start
 
     def _steps(self, state: TrainState, start: int, stop: StopSignal) -> TrainState:
@@ -199,9 +201,8 @@ class Loop:
             self._save(state)
         self.clock, self.clock_step, self.clock_tokens = time.perf_counter(), start, self.progress.tokens
         for step, batch in enumerate(job.batches(start, config.steps), start + 1):
-            placed = sharding.place_batch(batch, job.mesh)
             with self.watchdog.compiling("the train step"):
-                state, step_metrics = self.train_step(state, placed, job.key)
+                state, step_metrics = self.train_step(state, sharding.place_batch(batch, job.mesh), job.key)
             self.watchdog.follow(step, step_metrics["loss"][0])
             self.pending.append((step, step_metrics))
             stopped = stop.reached()
@@ -225,7 +226,7 @@ class Loop:
             if bad:
                 self.checkpoints.wait()
                 saved = self.checkpoints.steps()
-                path = f"{self.job.workdir / 'checkpoints' / str(saved[-1])}" if saved else "none"
+                path = self.job.workdir / "checkpoints" / str(saved[-1]) if saved else "none"
                 raise NonFiniteError(
                     f"{bad[0]} is not finite at step {step}. The last good checkpoint: {path}. "
                     "Lower optimizer.learning_rate, lengthen optimizer.warmup_steps or set optimizer.clip_norm, and start "

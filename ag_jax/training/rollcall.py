@@ -6,6 +6,9 @@ are there. Each message is one line of JSON:
 
     host i -> host 0   {"ag_jax": 1, "host": i, "hosts": N, "name": machine}
     host 0 -> host i   {"joined": k, "missing": [...]}, and at last {"go": true} or {"refused": why}
+
+The connections stay, and nothing more is sent on them: when a process dies, its system closes its end, which the others see at
+once, while JAX waits for heartbeats and a step would wait for ever.
 """
 
 import contextlib
@@ -20,6 +23,7 @@ from typing import Any
 PROTOCOL = 1
 SAY_EVERY = 10.0  # seconds between two lines of progress
 TICK = 0.5  # seconds between two looks around
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, seconds, times without an answer
 LONGEST = 1000  # characters of a message; whoever sends more is no host of ours
 ADVICE = (
     "Did you start the command on every host, with the same --hosts (on a TPU pod slice: on every worker)? Can the others reach "
@@ -50,13 +54,19 @@ class Place:
         return name.strip("[]"), int(port)
 
 
-def call_the_roll(place: Place, timeout: float, say: Callable[[str], None]) -> None:
-    """Return when all hosts are there. Raises ValueError, with who is missing and advice, after `timeout` seconds."""
+def call_the_roll(place: Place, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
+    """Connections to the other hosts once all are there: host 0's to all, everyone else's to host 0.
+
+    Raises ValueError, with who is missing and advice, after `timeout` seconds.
+    """
     deadline = time.monotonic() + timeout
-    if place.host == 0:
-        _lead(place, deadline, timeout, say)
-    else:
-        _report(place, deadline, timeout, say)
+    connections = (_lead if place.host == 0 else _report)(place, deadline, timeout, say)
+    for connection in connections.values():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):  # Linux; other systems keep their own times
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connections
 
 
 def _listen(place: Place) -> socket.socket:
@@ -70,14 +80,14 @@ def _listen(place: Place) -> socket.socket:
         raise ValueError(f"host 0 cannot listen on port {port} of --coordinator={name}:{port}: {why}; choose another") from error
 
 
-def _lead(place: Place, deadline: float, timeout: float, say: Callable[[str], None]) -> None:
+def _lead(place: Place, deadline: float, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
     present: dict[int, socket.socket] = {}
     names = {0: socket.gethostname()}
     told, told_at = None, 0.0
     with _listen(place) as listener, contextlib.ExitStack() as opened:
         listener.settimeout(TICK)
         while True:
-            for host in [host for host, connection in present.items() if not _is_open(connection)]:
+            for host in [host for host, connection in present.items() if not is_open(connection)]:
                 present.pop(host).close()
             missing = [host for host in range(1, place.hosts) if host not in present]
             status = {"joined": place.hosts - len(missing), "missing": missing}
@@ -87,7 +97,8 @@ def _lead(place: Place, deadline: float, timeout: float, say: Callable[[str], No
                 _tell(present, status)
             if not missing:
                 _tell(present, {"go": True})
-                return
+                opened.pop_all()
+                return present
             if time.monotonic() > deadline:
                 problem = _failure(place, missing, timeout)
                 _tell(present, {"refused": problem})
@@ -121,17 +132,20 @@ def _greet(place: Place, connection: socket.socket, present: dict[int, socket.so
     present[host], names[host] = connection, name
 
 
-def _report(place: Place, deadline: float, timeout: float, say: Callable[[str], None]) -> None:
+def _report(place: Place, deadline: float, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
     hello = {"ag_jax": PROTOCOL, "host": place.host, "hosts": place.hosts, "name": socket.gethostname()}
     said_at, status, why = time.monotonic(), None, "no answer"
     while time.monotonic() < deadline:
         try:
-            with socket.create_connection(place.address, timeout=min(10.0, max(deadline - time.monotonic(), 0.1))) as connection:
+            with contextlib.ExitStack() as opened:
+                patience = min(10.0, max(deadline - time.monotonic(), 0.1))
+                connection = opened.enter_context(socket.create_connection(place.address, timeout=patience))
                 connection.sendall((json.dumps(hello) + "\n").encode())
                 connection.settimeout(max(deadline + 5.0 - time.monotonic(), 0.1))  # host 0 is to speak first
                 for answer in _answers(connection):
                     if "go" in answer:
-                        return
+                        opened.pop_all()
+                        return {0: connection}
                     if "refused" in answer:
                         raise ValueError(answer["refused"])
                     status = answer
@@ -187,8 +201,8 @@ def _tell(present: dict[int, socket.socket], message: dict[str, Any]) -> None:
             connection.sendall((json.dumps(message) + "\n").encode())
 
 
-def _is_open(connection: socket.socket) -> bool:
-    """Whether the other side is still there; it sends nothing after its greeting."""
+def is_open(connection: socket.socket) -> bool:
+    """Whether the other side is still there; it sends nothing after the roll call."""
     connection.setblocking(False)
     try:
         return connection.recv(1, socket.MSG_PEEK) != b""

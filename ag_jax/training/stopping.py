@@ -10,6 +10,7 @@ undisturbed costs one lock.
 import itertools
 import signal
 import threading
+from typing import Self
 
 from ag_jax.training import hosts
 
@@ -36,7 +37,7 @@ class StopSignal:
         self._done = threading.Event()
         self._key = f"stop/{next(_numbers)}"
 
-    def __enter__(self) -> "StopSignal":
+    def __enter__(self) -> Self:
         self._previous = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
         self._thread = threading.Thread(target=self._watch, name="stopping", daemon=True)
         if hosts.count() > 1:

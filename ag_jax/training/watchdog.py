@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Self
 
 import jax
 
@@ -32,7 +33,7 @@ class Watchdog:
         self._last = time.monotonic()
         self._compiled: set[str] = set()
 
-    def __enter__(self) -> "Watchdog":
+    def __enter__(self) -> Self:
         self.beat()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         if self._seconds:
