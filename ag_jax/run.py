@@ -1,7 +1,7 @@
 """Runs and their directories: from a checked config to a `Job` for the loop, and from a directory back to a model.
 
 A run directory holds `config.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`, `figures/` and, when
-the run is done, `summary.json`.
+the run is done, `summary.json`; `hosts.json` if several hosts share it.
 """
 
 import dataclasses

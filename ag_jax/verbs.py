@@ -21,7 +21,10 @@ ON_MANY_HOSTS = ("train", "compare", "evaluate")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The command line: config file with its arguments, settings on top of it, and the other flags."""
+    """The command line: config file with its arguments, settings on top of it, and the other flags.
+
+    coordinator, hosts, host: where this host stands among several, see `hosts.find_place`; join_timeout: in seconds.
+    """
 
     config: str | None
     overrides: dict[str, Any]

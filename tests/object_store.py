@@ -1,7 +1,7 @@
 """An object store in memory in place of `gs://`: as strict as the real one, where disks are lenient."""
 
 import etils.epath.backend as backends
-import fsspec.implementations.memory as memory
+from fsspec.implementations import memory
 
 
 class ObjectStore(memory.MemoryFileSystem):

@@ -76,7 +76,8 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
     directory = _cache_root(config) / f"tokenizer-{key}"
 
     def write(partial: pathlib.Path) -> None:
-        (_quiet if quiet else _say)(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
+        say = _quiet if quiet else _say
+        say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
         tokenizers.train(config.tokenizer, _TokenizerText(config)).save(partial)
 
     cache.build_once(directory, write)

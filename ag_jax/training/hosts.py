@@ -244,8 +244,8 @@ class _Lookout(threading.Thread):
                 leave_at_once(note["status"])
             if gone and not note:
                 message = (
-                    f"host {gone[0]} is gone: its process was killed, crashed or lost its network. Start the command on all hosts "
-                    "again, it goes on from the last checkpoint"
+                    f"host {gone[0]} is gone: its process was killed, crashed or lost its network. Start the command on all "
+                    "hosts again, it goes on from the last checkpoint"
                 )
                 _say(f"host {index()} ends, {message}")
                 abandon(AGAIN, message)

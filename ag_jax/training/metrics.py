@@ -49,7 +49,8 @@ def not_finite(metrics: Sums) -> list[str]:
 class MetricWriter:
     """Rows of `metrics.jsonl` in a run directory, and the same as TensorBoard events and, if asked for, to wandb.
 
-    In an object store rows and events are there when `flush` returns, on a disk when `write` does. Opened at step s it drops the rows after s: those that a run which died left behind, and will now be written again.
+    In an object store rows and events are there when `flush` returns, on a disk when `write` does. Opened at step s it drops
+    the rows after s: those that a run which died left behind, and will now be written again.
     """
 
     def __init__(self, workdir: epath.Path, step: int, *, tensorboard: bool = True, wandb: str = ""):

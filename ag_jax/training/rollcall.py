@@ -26,9 +26,9 @@ TICK = 0.5  # seconds between two looks around
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, seconds, times without an answer
 LONGEST = 1000  # characters of a message; whoever sends more is no host of ours
 ADVICE = (
-    "Did you start the command on every host, with the same --hosts (on a TPU pod slice: on every worker)? Can the others reach "
-    "{address}? (A firewall must let TCP port {port} through; Google Cloud's automatic rules do not open JAX's 8482 for every "
-    "network. On a TPU pod slice or under SLURM the variable JAX_COORDINATOR_PORT chooses another port, otherwise --coordinator "
+    "Did you start the command on every host, with the same --hosts (on a TPU pod slice: on every worker)? Can the others "
+    "reach {address}? (A firewall must let TCP port {port} through; Google Cloud's automatic rules may not open JAX's 8482. "
+    "On a TPU pod slice or under SLURM the variable JAX_COORDINATOR_PORT chooses another port, otherwise --coordinator "
     "does.) --join_timeout sets how long to wait"
 )
 
@@ -77,7 +77,7 @@ def _listen(place: Place) -> socket.socket:
         return socket.create_server(("", port))
     except OSError as error:
         why = "another program uses it (a run that has not ended yet?)" if error.errno == errno.EADDRINUSE else error
-        raise ValueError(f"host 0 cannot listen on port {port} of --coordinator={name}:{port}: {why}; choose another") from error
+        raise ValueError(f"host 0 cannot listen on port {port} of --coordinator={name}:{port}: {why}; take another") from error
 
 
 def _lead(place: Place, deadline: float, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
@@ -124,7 +124,7 @@ def _greet(place: Place, connection: socket.socket, present: dict[int, socket.so
     elif hosts != place.hosts:
         refused = f"--hosts is {hosts} here and {place.hosts} on host 0: give the same number everywhere"
     elif host in present or not 0 < host < place.hosts:
-        refused = f"--host={host} is taken by {names.get(host, 'nobody')}: every host needs its own, from 0 to {place.hosts - 1}"
+        refused = f"--host={host} is taken by {names.get(host, 'nobody')}: each needs its own, from 0 to {place.hosts - 1}"
     if refused:
         _tell({host: connection}, {"refused": refused})
         connection.close()

@@ -18,7 +18,10 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def directory(name: str) -> epath.Path:
-    """The path of a directory as a user gives it, absolute. Raises ValueError if its store needs a package that is missing."""
+    """The path of a directory as a user gives it, absolute.
+
+    Raises ValueError if its store needs a package that is missing, or does not let us in.
+    """
     path = epath.Path(name)
     if not is_remote(path):
         return path.expanduser().resolve()
@@ -27,6 +30,11 @@ def directory(name: str) -> epath.Path:
     except ImportError as error:
         raise ValueError(
             f"{name} needs a package that is not installed ({error}): pip install 'ag_jax[gcs]' for gs://, s3fs for s3://"
+        ) from error
+    except Exception as error:  # each store has its own kinds
+        raise ValueError(
+            f"{name} cannot be reached ({type(error).__name__}: {error}): check the name and your credentials (for gs://: "
+            "gcloud auth application-default login)"
         ) from error
     return path
 

@@ -34,6 +34,15 @@ def test_a_missing_package_is_named(monkeypatch):
         storage.directory("gs://bucket/run")
 
 
+def test_a_store_that_does_not_let_us_in(store, monkeypatch):
+    def refuses(path, **_):
+        raise PermissionError("anonymous caller")
+
+    monkeypatch.setattr(store, "exists", refuses)
+    with pytest.raises(ValueError, match="gs://bucket/run cannot be reached.*anonymous caller.*gcloud auth"):
+        storage.directory("gs://bucket/run")
+
+
 @pytest.mark.parametrize("place", ["disk", "store"])
 def test_whole_files(store, tmp_path, place):
     path = epath.Path(tmp_path if place == "disk" else "gs://bucket/run") / "summary.json"
