@@ -195,8 +195,7 @@ class Loop:
         return state, start
 
     def _steps(self, state: TrainState, start: int, stop: StopSignal) -> TrainState:
-        job, config = self.job, self.job.config
-        milestones = config.milestone_steps()
+        job, config, milestones = self.job, self.job.config, self.job.config.milestone_steps()
         if start == 0 and 0 in milestones:
             self._save(state)
         self.clock, self.clock_step, self.clock_tokens = time.perf_counter(), start, self.progress.tokens
@@ -272,7 +271,8 @@ class Loop:
         self._collect()
         if int(state.step) != self.saved_step:
             self.writer.flush()  # a checkpoint must not know rows of metrics that could still be lost
-            self.checkpoints.save(state, dataclasses.asdict(self.progress))
+            with self.watchdog.compiling("the first checkpoint"):
+                self.checkpoints.save(state, dataclasses.asdict(self.progress))
             self.saved_step = int(state.step)
         self.watchdog.beat()
 

@@ -16,7 +16,7 @@ import jax
 
 from ag_jax.training import hosts
 
-COMPILING = 3600.0  # seconds more for what compiles, or reads a whole checkpoint
+COMPILING = 3600.0  # seconds more for what compiles, here or on a host that this one waits for, or reads a whole checkpoint
 
 
 class Watchdog:
@@ -29,7 +29,8 @@ class Watchdog:
         self._seconds, self._end = seconds, end
         self._lock, self._done = threading.Lock(), threading.Event()
         self._underway: deque[tuple[int, jax.Array]] = deque()
-        self._step, self._what, self._extra = 0, "", 0.0
+        self._step: int | None = None  # the last one that was done here
+        self._what, self._extra = "", 0.0
         self._last = time.monotonic()
         self._compiled: set[str] = set()
 
@@ -79,10 +80,11 @@ class Watchdog:
                 while self._underway and self._underway[0][1].is_ready():
                     self._step, _ = self._underway.popleft()
                     self._last = time.monotonic()
-                silent, doing = time.monotonic() - self._last, self._what
+                silent, doing, limit = time.monotonic() - self._last, self._what, self._seconds + self._extra
                 if self._underway:
                     doing = f"step {self._underway[0][0]} on the devices"
-            if silent > self._seconds + self._extra:
+                    limit += COMPILING if self._step is None else 0.0  # the other hosts may still be compiling it
+            if silent > limit:
                 self._bark(silent, doing)
                 return
 

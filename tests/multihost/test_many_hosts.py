@@ -130,12 +130,12 @@ def test_a_killed_host_ends_the_other_and_four_hosts_with_another_mesh_go_on(tex
 
 def test_a_hung_host_wakes_the_watchdog_and_one_host_goes_on(text, alone, tmp_path, started):
     workdir = tmp_path / "run"
-    started += start(2, command(text, workdir, "--config.training.step_timeout=5"), 2)
+    started += start(2, command(text, workdir, "--config.training.step_timeout=10"), 2)
     started[0].wait_for("step 15/")  # the checkpoint of step 7 is whole when that of step 14 is begun
     started[1].process.send_signal(signal.SIGSTOP)
     assert started[0].wait(60) == AGAIN, started[0].output
     assert "watchdog: host 0 made no progress for" in started[0].output
-    assert "training.step_timeout=5" in started[0].output and "most recent call first" in started[0].output
+    assert "training.step_timeout=10" in started[0].output and "most recent call first" in started[0].output
     started[1].kill()
     host = Host(command(text, workdir), 4)
     started.append(host)

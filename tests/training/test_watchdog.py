@@ -60,7 +60,8 @@ def test_progress_keeps_it_quiet(ended):
 
 def test_steps_that_are_only_sent_are_no_progress(ended):
     with Watchdog(0.3, ended.append) as dog:
-        for step in range(30):
+        dog.follow(0, Result(0.0))
+        for step in range(1, 30):
             dog.follow(step, Result(1e9))
             time.sleep(0.05)
     assert ended
@@ -74,6 +75,15 @@ def test_compiling_may_take_longer_but_only_the_first_time(ended):
         with dog.compiling("the step"):
             wait_for(ended)
     assert ended
+
+
+def test_the_first_step_may_wait_for_other_hosts_that_compile_it(ended):
+    with Watchdog(0.2, ended.append) as dog:
+        dog.follow(1, Result(0.7))
+        time.sleep(0.8)
+        assert not ended
+        dog.follow(2, Result(1e9))
+        assert wait_for(ended)
 
 
 def test_zero_is_never(ended):
