@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from ag_jax import experiment, run
+from ag_jax import experiment, learner, run
 from ag_jax.analysis import maps, plots, report
 from ag_jax.analysis.report import ArmResults
 from ag_jax.data import pipeline
 from ag_jax.experiment import ExperimentConfig
+from ag_jax.training import hosts, storage
 from ag_jax.training.metrics import read_metrics
 
 PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # figure 4
@@ -34,7 +35,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
 def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epath.Path:
     """Train what is not trained yet, arm by arm, then write `report.md`, `report.json` and `figures/`; returns the report.
 
-    Runs lie in `workdir/ARM-seedN`; a comparison that was stopped goes on where it was.
+    Runs lie in `workdir/ARM-seedN`; a comparison that was stopped goes on where it was. Of several hosts the first writes.
     """
     configs = arm_configs(source, overrides)
     directories = {(arm, seed): workdir / f"{arm}-seed{seed}" for arm, seed in configs}
@@ -42,6 +43,9 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epat
         run.claim_workdir(config, directories[key])
     summaries = {key: run.train(config, directories[key]) for key, config in configs.items()}
 
+    path = workdir / "report.md"
+    if not hosts.is_first():
+        return path
     first = next(iter(configs.values()))
     seeds, arms = first.comparison.seeds, first.comparison.arms.split(",")
     results = [
@@ -60,9 +64,8 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epat
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in arms}
     figures = _figures(workdir, opened, results, corpus)
     content = {"title": first.title, "command": command, **numbers}
-    (workdir / "report.json").write_text(json.dumps(content, indent=2) + "\n")
-    path = workdir / "report.md"
-    path.write_text(report.markdown(first.title, results, numbers, figures, command) + "\n")
+    storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
+    storage.write_whole(path, report.markdown(first.title, results, numbers, figures, command) + "\n")
     return path
 
 
@@ -87,7 +90,7 @@ def _figures(
 ) -> list[tuple[str, str]]:
     """Draw the figures of the paper, with the maps of `runs`; (caption, path relative to the report) of each."""
     directory = workdir / "figures"
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     series = {arm.name: arm.metrics for arm in results}
     drawn = [
         ("Loss over steps", plots.loss_curves(series, directory / "loss_over_steps.png", x="step")),
@@ -99,8 +102,8 @@ def _figures(
         drawn.append((caption, plots.mass_curves(guided, directory / "attention_mass.png")))
 
     columns = {arm: _maps_during_training(directory, config) for arm, (directory, config) in runs.items()}
-    assignment = max((run.assignment(config) for _, config in runs.values()), key=len)
-    special = run.special_tokens(corpus.tokenizer)
+    assignment = max((learner.assignment(config) for _, config in runs.values()), key=len)
+    special = learner.special_tokens(corpus.tokenizer)
     last = next(iter(columns.values()))[-1][1]
     shown = dict.fromkeys([*PAPERS_PATTERNS, *(name for name, _ in assignment)])
     targets = maps.targets(last, special, shown)

@@ -12,7 +12,12 @@ USAGE = """ag-jax: pre-train Transformer encoders with guided attention, and loo
   ag-jax evaluate  --workdir=DIR [--step=N]                   loss of a run's checkpoint on held-out text
   ag-jax inspect   --workdir=DIR [--text=...] [--step=N]      draw the attention maps of a sentence
   ag-jax tokenizer --config=FILE[:ARGUMENTS] --workdir=DIR    train the config's tokenizer, try it on --text
-  ag-jax plan      --config=FILE[:ARGUMENTS] --topology=SLICE    memory and speed on a TPU slice, without having it
+  ag-jax plan      --config=FILE[:ARGUMENTS] --topology=SLICE memory and speed on a TPU slice, without having it
+
+Several machines, the same command on each (train, compare, evaluate):
+  --coordinator=HOST:PORT --hosts=N --host=I    HOST is machine 0's, I this one's number; N machines in all
+  --hosts=auto                                  SLURM, Open MPI, Kubernetes; on a TPU pod slice even that is not needed
+  --join_timeout=SECONDS                        how long to wait until all are there
 
 Settings are changed with --config.SECTION.KEY=VALUE; --print_config shows them all and stops.
 Start with:  ag-jax compare --config=configs/quickstart.py --workdir=runs/quickstart
@@ -26,6 +31,12 @@ _TEXT = flags.DEFINE_string("text", None, "A sentence to look at.")
 _TOPOLOGY = flags.DEFINE_string("topology", None, "TPU slice to plan for, such as v5e:4x4 or v4-8.")
 _SEARCH_BATCH = flags.DEFINE_bool("search_batch", True, "Whether to search for the largest batch that fits.")
 _PRINT_CONFIG = flags.DEFINE_bool("print_config", False, "Print the resolved config as JSON and stop.")
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of host 0, which all hosts can reach.")
+_HOSTS = flags.DEFINE_string("hosts", None, "How many hosts there are, or auto.")
+_HOST = flags.DEFINE_integer("host", None, "The number of this host, from 0 on.")
+_JOIN_TIMEOUT = flags.DEFINE_integer("join_timeout", 1800, "Seconds to wait for the other hosts.")
+# In the order of a Request.
+_FLAGS = (_WORKDIR, _STEP, _TEXT, _PRINT_CONFIG, _TOPOLOGY, _SEARCH_BATCH, _COORDINATOR, _HOSTS, _HOST, _JOIN_TIMEOUT)
 
 
 def main(argv: list[str]) -> int:
@@ -47,7 +58,7 @@ def main(argv: list[str]) -> int:
 
     source = config_flags.get_config_filename(flags.FLAGS["config"]) if _CONFIG.value else None
     overrides = config_flags.get_override_values(flags.FLAGS["config"]) if _CONFIG.value else {}
-    values = (flag.value for flag in (_WORKDIR, _STEP, _TEXT, _PRINT_CONFIG, _TOPOLOGY, _SEARCH_BATCH))
+    values = (flag.value for flag in _FLAGS)
     return verbs.run_safely(positional[0], verbs.Request(source, overrides, *values))
 
 

@@ -3,21 +3,29 @@
 import dataclasses
 import json
 import sys
+import traceback
 from typing import Any
 
+import jax
 from etils import epath
 
-from ag_jax import comparison, experiment, run
+from ag_jax import comparison, experiment, learner, run
 from ag_jax.analysis import maps, plots
 from ag_jax.data import pipeline
 from ag_jax.planning import plan, text, topology
+from ag_jax.training import hosts, storage
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
+
+ON_MANY_HOSTS = ("train", "compare", "evaluate")
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The command line: config file with its arguments, settings on top of it, and the other flags."""
+    """The command line: config file with its arguments, settings on top of it, and the other flags.
+
+    coordinator, hosts, host: where this host stands among several, see `hosts.find_place`; join_timeout: in seconds.
+    """
 
     config: str | None
     overrides: dict[str, Any]
@@ -27,6 +35,10 @@ class Request:
     print_config: bool
     topology: str | None
     search_batch: bool
+    coordinator: str | None = None
+    hosts: str | None = None
+    host: int | None = None
+    join_timeout: int = 1800
 
     def experiment(self) -> experiment.ExperimentConfig:
         """The checked config."""
@@ -38,7 +50,24 @@ class Request:
         """The run directory."""
         if not self.workdir:
             raise ValueError("this verb needs --workdir=DIR, such as --workdir=runs/first")
-        return epath.Path(self.workdir).resolve()
+        return storage.directory(self.workdir)
+
+    def join(self, verb: str) -> None:
+        """Find the other hosts and start JAX with them, if there are any, and see that all were started alike."""
+        if self.join_timeout < 1:
+            raise ValueError(f"--join_timeout must be at least 1 second, got {self.join_timeout}")
+        if verb not in ON_MANY_HOSTS:
+            if (self.coordinator, self.hosts, self.host) != (None, None, None):
+                raise ValueError(f"this verb runs on one machine: leave --coordinator, --hosts and --host out ({verb})")
+            return
+        place = hosts.find_place(self.coordinator, self.hosts, self.host, self.join_timeout)
+        if place is None:
+            return
+        command = {"the verb": verb, "--workdir": str(self.directory()), "--step": self.step}
+        if self.config:
+            self.experiment()  # a wrong config need not wait for the other hosts to be refused
+        hosts.join(place, self.join_timeout)
+        hosts.agree("their commands", command | run.versions())
 
 
 def run_verb(verb: str, request: Request) -> None:
@@ -46,13 +75,19 @@ def run_verb(verb: str, request: Request) -> None:
     if request.print_config:
         print(json.dumps(experiment.to_dict(request.experiment()), indent=2))
         return
+    request.join(verb)
     VERBS[verb](request)
+
+
+def _tell(message: str) -> None:
+    if hosts.is_first():
+        print(message)
 
 
 def _train(request: Request) -> None:
     config, workdir = request.experiment(), request.directory()
     summary = run.train(config, workdir)
-    print(
+    _tell(
         f"{workdir.name}: MLM loss {summary['train_loss']:.3f} train, {summary['validation_loss']:.3f} validation, "
         f"{summary['average_train_loss']:.3f} average over training; everything is in {workdir}"
     )
@@ -61,13 +96,14 @@ def _train(request: Request) -> None:
 def _compare(request: Request) -> None:
     request.experiment()
     report = comparison.compare(request.config, request.overrides, request.directory())
-    print(f"the report is {report}")
+    _tell(f"the report is {report}")
 
 
 def _evaluate(request: Request) -> None:
-    metrics = run.evaluate(request.directory(), request.step)
-    (request.directory() / "evaluation.json").write_text(json.dumps(metrics, indent=2) + "\n")
-    print(json.dumps(metrics, indent=2))
+    text = json.dumps(run.evaluate(request.directory(), request.step), indent=2)
+    if hosts.is_first():
+        storage.write_whole(request.directory() / "evaluation.json", text + "\n")
+    _tell(text)
 
 
 def _inspect(request: Request) -> None:
@@ -75,7 +111,7 @@ def _inspect(request: Request) -> None:
     text = request.text or opened.config.inspection.sentence
     length = opened.config.data.sequence_length
     attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, text, length)
-    special = run.special_tokens(opened.tokenizer)
+    special = learner.special_tokens(opened.tokenizer)
     print(maps.mass_table(attention, special, opened.assignment))
     figures = plots.save_inspection(attention, opened.assignment, special, opened.workdir / "figures", opened.step)
     print("\n".join(f"drawn: {path}" for path in figures))
@@ -113,13 +149,36 @@ VERBS = {
 
 
 def run_safely(verb: str, request: Request) -> int:
-    """`run_verb` with its errors as one message; the exit status of the program."""
+    """`run_verb` with its errors as one message; the exit status of the program.
+
+    0: done, or stopped by a signal with everything saved; 1: an error; hosts.AGAIN: another host was lost, start again.
+    """
     try:
         run_verb(verb, request)
     except Interrupted as stop:
-        print(f"{stop}. To go on, run the same command again", file=sys.stderr)
+        if hosts.is_first():
+            print(f"{stop}. To go on, run the same command again", file=sys.stderr)
         return 0
     except (ValueError, OSError, NonFiniteError, CorruptCheckpointError) as error:
-        print(f"ag-jax {verb}: {error}", file=sys.stderr)
-        return 1
+        return _failed(1, f"ag-jax {verb}: {error}")
+    except jax.errors.JaxRuntimeError as error:
+        if hosts.count() == 1:
+            raise
+        return _failed(
+            hosts.AGAIN,
+            f"ag-jax {verb}: the hosts lost each other, most likely because one of them died: see the others' messages. "
+            f"Start the command on all hosts again, it goes on from the last checkpoint.\n{error}",
+        )
+    except BaseException as error:
+        if hosts.count() > 1:  # the usual end would wait for the other hosts
+            traceback.print_exc()
+            hosts.abandon(1, f"{type(error).__name__}: {error}")
+        raise
     return 0
+
+
+def _failed(status: int, message: str) -> int:
+    where = f"host {hosts.index()}: " if hosts.count() > 1 else ""
+    print(f"{where}{message}", file=sys.stderr, flush=True)
+    hosts.abandon(status, message)
+    return status

@@ -9,9 +9,8 @@ benchmarks/results/compile_time.json.
 import statistics
 import time
 
-import jax
-
 import compiling
+import jax
 import record
 
 REPEATS, LENGTH, ROWS = 3, 128, 8

@@ -29,7 +29,7 @@ import numpy as np
 import record
 from etils import epath
 
-from ag_jax import experiment, run
+from ag_jax import experiment, learner, run
 from ag_jax.attention import dropout
 from ag_jax.data import pipeline
 from ag_jax.models import encoder
@@ -96,7 +96,7 @@ class Runner:
         with variant.change():
             self.program = step.lower(self.state, example, self.job.key).compile()
         self.compile_seconds = time.perf_counter() - began
-        model = run.model_config(config, corpus.tokenizer)
+        model = learner.model_config(config, corpus.tokenizer)
         self.flops = flops.step_flops(
             model,
             rows=config.training.batch_size,
@@ -235,7 +235,7 @@ def runners(options: argparse.Namespace, overrides: dict[str, Any]) -> Iterator[
         print(f"{variant.name}: compiled in {like.compile_seconds:.1f} s", flush=True)
         yield like
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
-        yield HuggingFace(like, run.model_config(like.config, corpus.tokenizer).vocabulary_size)
+        yield HuggingFace(like, learner.model_config(like.config, corpus.tokenizer).vocabulary_size)
 
 
 def main() -> None:

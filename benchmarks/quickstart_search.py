@@ -14,9 +14,9 @@ import itertools
 import json
 import pathlib
 
+import record
 from etils import epath
 
-import record
 from ag_jax import experiment, run
 from ag_jax.analysis.report import first_step_below
 from ag_jax.comparison import unigram_loss

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 from etils import epath
 
-from ag_jax import experiment, presets, run
+from ag_jax import experiment, learner, presets, run
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.py"))
@@ -113,7 +113,7 @@ def test_table_11(layers, language, arm):
         assert (config.guidance.alpha, config.guidance.fraction) == (alpha, 0.5)
         assert alpha == (100.0 if layers == 8 else 10.0) and learning_rate == 1e-4 and warmup == 0
         expected = (("next", 1), ("prev", 1), ("first", 6 if layers == 16 else 4))
-        assert run.assignment(config) == expected
+        assert learner.assignment(config) == expected
 
 
 def test_the_english_run_is_ten_epochs():

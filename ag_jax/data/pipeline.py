@@ -12,7 +12,8 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -27,6 +28,7 @@ CACHE_VERSION = 3  # raised whenever the same settings give other rows
 TOKENIZER_TEXT = 200_000_000  # characters of text that a tokenizer is trained on, at most
 ENCODED_TOGETHER = 2**21  # characters that are tokenised in one call, on all cores
 PREFETCH = 4  # batches made ahead
+CHECKED = 1_000_000  # tokens of each split that hosts compare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,26 +39,35 @@ class Corpus:
     train: Rows
     validation: Rows
 
+    def facts(self) -> dict[str, int | str]:
+        """What two corpora that were made of the same text have in common."""
+        facts: dict[str, int | str] = {"tokenizer": self.tokenizer.fingerprint()}
+        for split, rows in (("train", self.train), ("validation", self.validation)):
+            facts |= {f"{split} rows": len(rows), f"{split} tokens": len(rows.tokens)}
+            facts[f"{split} tokens, checksum of the first"] = zlib.crc32(rows.tokens[:CHECKED].astype(np.uint32).tobytes())
+        return facts
 
-def prepare(config: DataConfig) -> Corpus:
-    """Tokenizer and rows of a config, from the cache if they were made before.
+
+def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
+    """Tokenizer and rows of a config, from the cache if they were made before; says what it does unless it is `quiet`.
 
     Raises ValueError or FileNotFoundError for text or tokenizers that cannot be used.
     """
-    tokenizer = prepare_tokenizer(config)
+    say = _quiet if quiet else _say
+    tokenizer = prepare_tokenizer(config, quiet=quiet)
     key = _key(
         sources.identity(config.source),
         sources.identity(config.validation_source) if config.validation_source else config.validation_fraction,
         tokenizer.fingerprint(),
     )
     text = _cache_root(config) / f"text-{key}"
-    cache.build_once(text, lambda directory: _write_text(config, tokenizer, directory))
+    cache.build_once(text, lambda directory: _write_text(config, tokenizer, directory, say))
     packed = _cache_root(config) / f"rows-{_key(key, config.format, config.sequence_length, config.duplicates)}"
-    cache.build_once(packed, lambda directory: _write_rows(config, tokenizer, text, directory))
+    cache.build_once(packed, lambda directory: _write_rows(config, tokenizer, text, directory, say))
     return Corpus(tokenizer, Rows(packed / "train"), Rows(packed / "validation"))
 
 
-def prepare_tokenizer(config: DataConfig) -> Tokenizer:
+def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
     """The tokenizer at `config.tokenizer.path`, or one trained on the documents that are trained on."""
     if config.tokenizer.path:
         return tokenizers.load(config.tokenizer.path)
@@ -65,7 +76,8 @@ def prepare_tokenizer(config: DataConfig) -> Tokenizer:
     directory = _cache_root(config) / f"tokenizer-{key}"
 
     def write(partial: pathlib.Path) -> None:
-        _say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
+        say = _quiet if quiet else _say
+        say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
         tokenizers.train(config.tokenizer, _TokenizerText(config)).save(partial)
 
     cache.build_once(directory, write)
@@ -83,6 +95,10 @@ def _key(*parts) -> str:
 
 def _say(message: str) -> None:
     print(f"data: {message}", file=sys.stderr, flush=True)
+
+
+def _quiet(message: str) -> None:
+    """For hosts that leave the talking to another one."""
 
 
 def _is_held_out(number: int, fraction: float) -> bool:
@@ -130,7 +146,7 @@ class _TokenizerText:
                 yield document
 
 
-def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path) -> None:
+def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, say: Callable[[str], None]) -> None:
     """Tokenise both splits in one pass over the source, some documents at a time."""
     writers = {
         held_out: TextStoreWriter(directory / name, tokenizer.vocabulary_size)
@@ -144,7 +160,7 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
             writers[held_out].append(list(itertools.islice(encoded, len(sentences))))
         waiting.clear()
 
-    _say(f"tokenising {config.source}")
+    say(f"tokenising {config.source}")
     for document, held_out in _split_documents(config):
         waiting.append((split_sentences(document), held_out))
         characters, count = characters + len(document), count + 1
@@ -153,22 +169,24 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
             characters = 0
             if time.monotonic() - said > 10:
                 said = time.monotonic()
-                _say(f"{count:,} documents, {sum(writer.tokens for writer in writers.values()):,} tokens so far")
+                say(f"{count:,} documents, {sum(writer.tokens for writer in writers.values()):,} tokens so far")
     flush()
     for writer in writers.values():
         writer.close()
     total = sum(writer.tokens for writer in writers.values())
     if not total:
         raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
-    _say(f"{count:,} documents, {total:,} tokens")
+    say(f"{count:,} documents, {total:,} tokens")
 
 
-def _write_rows(config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path) -> None:
+def _write_rows(
+    config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Callable[[str], None]
+) -> None:
     has_pairs = config.format in PAIR_FORMATS
     for split in ("train", "validation"):
         stored = TextStore(text / split)
         if has_pairs and len(stored) == 1:
-            _say(f"{split}: a single document, so that random second segments come from the same one; better give more")
+            say(f"{split}: a single document, so that random second segments come from the same one; better give more")
         rows = formats.make_rows(config, stored, tokenizer.specials)
         store.write_rows(directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs)
         written = Rows(directory / split)
@@ -177,7 +195,7 @@ def _write_rows(config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, di
                 f"the {split} text of data.source={config.source!r} is shorter than one row of {config.sequence_length} "
                 "tokens: give more text or lower data.sequence_length"
             )
-        _say(f"{split}: {len(written):,} rows, {written.fill_rate(config.sequence_length):.1%} of their positions filled")
+        say(f"{split}: {len(written):,} rows, {written.fill_rate(config.sequence_length):.1%} of their positions filled")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,8 +230,8 @@ class Batches:
         """The epoch of the first row of a step."""
         return step * self.batch_size // len(self.rows)
 
-    def at(self, step: int, rows: slice = slice(None)) -> Batch:
-        """The batch of a step, or those `rows` of it that this host feeds."""
+    def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch:
+        """The batch of a step, or those `rows` of it (a slice, or their numbers) that this host feeds."""
         number_B = (step * self.batch_size + np.arange(self.batch_size))[rows]
         epoch_B, place_B = np.divmod(number_B, len(self.rows))
         example_B = np.empty(len(number_B), np.int64)
@@ -224,7 +242,7 @@ class Batches:
             self.config, self.rows, self.tokenizer, example_B=example_B, epoch_B=epoch_B, seed=self.seed
         )
 
-    def iterate(self, start: int, stop: int, rows: slice = slice(None), threads: int = 1) -> Iterator[Batch]:
+    def iterate(self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1) -> Iterator[Batch]:
         """The batches of steps `start` to `stop` - 1, made ahead by other threads (grain)."""
         import grain  # takes a second, and brings JAX with it, which the rest of this room can do without
 
@@ -232,10 +250,15 @@ class Batches:
         return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=PREFETCH)))
 
 
-def validation_batches(corpus: Corpus, config: DataConfig, batch_size: int) -> Iterator[Batch]:
-    """Every held-out row once, always with the same masks; the last batch is filled up with empty rows."""
+def validation_batches(
+    corpus: Corpus, config: DataConfig, batch_size: int, rows: slice | np.ndarray = slice(None)
+) -> Iterator[Batch]:
+    """Every held-out row once, always with the same masks; the last batch is filled up with empty rows.
+
+    Of each batch those `rows` that this host feeds.
+    """
     for start in range(0, len(corpus.validation), batch_size):
-        example_B = start + np.arange(batch_size)
+        example_B = (start + np.arange(batch_size))[rows]
         example_B = np.where(example_B < len(corpus.validation), example_B, -1)
         yield batching.make_batch(
             config, corpus.validation, corpus.tokenizer, example_B=example_B, epoch_B=np.zeros_like(example_B), seed=0

@@ -12,10 +12,12 @@ import json
 import os
 import pathlib
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 
 import sentencepiece
 import tokenizers as huggingface
+from etils import epath
 
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tokenizer_backends import (
@@ -34,6 +36,7 @@ _ROLES = {
     "unknown": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
+_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
 # sentencepiece holds its training text in memory and skips longer lines without a word.
 _SENTENCEPIECE_LINES = 2_000_000
 _SENTENCEPIECE_LINE_CHARACTERS = 1000
@@ -97,7 +100,7 @@ class Tokenizer:
 
     def save(self, directory: str | os.PathLike):
         """Write one file into `directory`, from which `load` makes the same tokenizer."""
-        directory = pathlib.Path(directory)
+        directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / self._backend.file_name).write_bytes(self._backend.serialized())
 
@@ -127,11 +130,21 @@ def load(path: str | os.PathLike) -> Tokenizer:
     vocab.json with merges.txt is RoBERTa's byte-level BPE, without a space added in front of the text. vocab.txt is
     BERT's WordPiece, lower-cased unless `do_lower_case` in a tokenizer_config.json beside it says otherwise.
     """
-    given = pathlib.Path(path)
-    if not given.exists():
+    named = epath.Path(path)
+    if not named.exists():
         raise FileNotFoundError(
-            f"no tokenizer at {given}; give a directory or file that exists, or leave tokenizer.path empty to train one."
+            f"no tokenizer at {named}; give a directory or file that exists, or leave tokenizer.path empty to train one."
         )
+    if "://" not in str(named):
+        return _load(pathlib.Path(named), str(named))
+    with tempfile.TemporaryDirectory() as copy:  # the libraries read files of this machine alone
+        for file in named.iterdir() if named.is_dir() else [named]:
+            if file.name in _FILES or file.name.endswith(".model"):
+                (pathlib.Path(copy) / file.name).write_bytes(file.read_bytes())
+        return _load(pathlib.Path(copy), str(named))
+
+
+def _load(given: pathlib.Path, origin: str) -> Tokenizer:
     directory, names = (given, _names(given)) if given.is_dir() else (given.parent, [given.name])
     for name in names:
         if name == "tokenizer.json":
@@ -144,9 +157,9 @@ def load(path: str | os.PathLike) -> Tokenizer:
             backend = SentencePiece(_read_file(directory / name, lambda file: pathlib.Path(file).read_bytes()))
         else:
             continue
-        return Tokenizer(backend, origin=str(given))
+        return Tokenizer(backend, origin=origin)
     raise ValueError(
-        f"{given} holds no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a *.model "
+        f"{origin} holds no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a *.model "
         f"file of sentencepiece, got {', '.join(names[:8]) or 'an empty directory'}."
     )
 

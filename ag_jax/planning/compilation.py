@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ag_jax import run
+from ag_jax import learner
 from ag_jax.data import batching, tokenizers
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.planning import costs
@@ -35,7 +35,7 @@ class PlannedVocabulary:
     period_ids: tuple[int, ...] = (5, 6)
 
 
-def vocabulary(config: ExperimentConfig) -> run.Vocabulary:
+def vocabulary(config: ExperimentConfig) -> learner.Vocabulary:
     """The tokenizer at `data.tokenizer.path`, or what the one that a run trains will be like; no text is read."""
     tokenizer = config.data.tokenizer
     return tokenizers.load(tokenizer.path) if tokenizer.path else PlannedVocabulary(tokenizer.vocabulary_size)
@@ -80,16 +80,16 @@ def compile_step(config: ExperimentConfig, topology: Topology, devices: list[jax
     Raises ValueError if mesh or batch do not go with the number of devices.
     """
     mesh = sharding.make_mesh(config.mesh, devices)
-    learner = run.make_learner(config, vocabulary(config), mesh)
-    shardings = state_shardings(learner.init, learner.optimizer, mesh)
-    state = abstract_state(learner.init, learner.optimizer, shardings)
+    made = learner.make_learner(config, vocabulary(config), mesh)
+    shardings = state_shardings(made.init, made.optimizer, mesh)
+    state = abstract_state(made.init, made.optimizer, shardings)
     batch = {
         name: jax.ShapeDtypeStruct(field.shape, field.dtype)
         for name, field in batching.empty_batch(config.data, config.training.batch_size).items()
     }
-    step = compile_train_step(learner.objective, learner.optimizer, config.training.microbatches, mesh, shardings)
+    step = compile_train_step(made.objective, made.optimizer, config.training.microbatches, mesh, shardings)
     began = time.perf_counter()
-    lowered = step.lower(state, batch, jax.eval_shape(lambda: learner.key))
+    lowered = step.lower(state, batch, jax.eval_shape(lambda: made.key))
     try:
         executable = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ag_jax import run
+from ag_jax import learner
 from ag_jax.data.corruption import max_masked
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.planning import flops, search
@@ -86,7 +86,7 @@ def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool =
 
 def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Bounds:
     """Bounds of a step that was compiled for this config and slice."""
-    model, data = run.model_config(config, vocabulary(config)), config.data
+    model, data = learner.model_config(config, vocabulary(config)), config.data
     rows, length = config.training.batch_size, data.sequence_length
     task, computed = (
         flops.step_flops(model, rows=rows, length=length, predicted=predicted, next_sentence=config.next_sentence)
@@ -174,7 +174,7 @@ class _Planner:
 
 
 def _state_bytes(config: ExperimentConfig, mesh: Mesh) -> float:
-    learner = run.make_learner(config, vocabulary(config), mesh)
-    shardings = state_shardings(learner.init, learner.optimizer, mesh)
-    leaves = jax.tree.leaves(abstract_state(learner.init, learner.optimizer, shardings))
+    made = learner.make_learner(config, vocabulary(config), mesh)
+    shardings = state_shardings(made.init, made.optimizer, mesh)
+    leaves = jax.tree.leaves(abstract_state(made.init, made.optimizer, shardings))
     return float(sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves))

@@ -14,6 +14,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from ag_jax.attention.dropout import element_index
+from ag_jax.training import hosts
 from ag_jax.training.state import TrainState
 
 Tree = Any
@@ -50,6 +51,9 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run, in a directory with one folder for each step (Orbax).
 
+    All hosts write them together, each its part. Each reads on its own, as a file may be damaged for one host alone, and what
+    they found is compared before any of it is used. With `read_only` no host needs another, but for `restore`.
+
     The newest `keep_last` stay, and besides them every one at a multiple of `keep_every` (0: none) and at `milestones`.
     """
 
@@ -66,17 +70,39 @@ class Checkpoints:
         kept = [policy.LatestN(keep_last), policy.CustomSteps(list(milestones))]
         if keep_every:
             kept.append(policy.EveryNSteps(keep_every))
-        self._directory = directory
+        self._directory, self._read_only = directory, read_only
         # Orbax raises its failures here; its own log of them, with tracebacks, would come on top.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
-        self._options = ocp.CheckpointManagerOptions(
-            preservation_policy=policy.AnyPreservationPolicy(kept), read_only=read_only
-        )
-        self._manager = self._open()
+        self._policy = policy.AnyPreservationPolicy(kept)
+        self._manager = self._open(alone=read_only)
 
-    def _open(self) -> ocp.CheckpointManager:
-        handlers = {"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()}
-        return ocp.CheckpointManager(self._directory, options=self._options, item_handlers=handlers)
+    def _open(self, *, alone: bool) -> ocp.CheckpointManager:
+        """A manager of all hosts, or one to read with that has nothing to do with the other hosts."""
+        together = ocp.options.MultiprocessingOptions()
+        if alone and hosts.count() > 1:
+            me = jax.process_index()
+            together = ocp.options.MultiprocessingOptions(
+                primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"host{me}"
+            )
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=self._policy, read_only=alone, create=not alone, multiprocessing_options=together
+        )
+        handlers = {
+            "state": ocp.StandardCheckpointHandler(multiprocessing_options=together),
+            "progress": ocp.JsonCheckpointHandler(multiprocessing_options=together),
+        }
+        return ocp.CheckpointManager(self._directory, options=options, item_handlers=handlers)
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[ocp.CheckpointManager]:
+        if self._read_only or hosts.count() == 1:
+            yield self._manager
+            return
+        reader = self._open(alone=True)
+        try:
+            yield reader
+        finally:
+            reader.close()
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, in order."""
@@ -111,26 +137,38 @@ class Checkpoints:
             ) from error
 
     def restore(self, step: int, like: TrainState) -> Checkpoint:
-        """The checkpoint of `step`, with the shapes and shardings of `like`.
+        """The checkpoint of `step`, with the shapes and shardings of `like`; called by all hosts.
 
-        Raises ValueError if its arrays have other shapes, CorruptCheckpointError if it is damaged.
+        Raises ValueError if its arrays have other shapes, CorruptCheckpointError if it is damaged, on all hosts alike.
         """
+        problem = None
         try:
-            saved = dict(self._manager.item_metadata(step)["state"])
-            saved["params"], saved["opt_state"]
-        except Exception as error:
-            raise CorruptCheckpointError(step, error) from error
-        _check_shapes(saved, like, self._directory / str(step))
-        try:
-            items = ocp.args.Composite(state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore())
-            restored = self._manager.restore(step, args=items)
-            progress = dict(restored["progress"])
-            expected = progress.pop("fingerprint")
-        except Exception as error:
-            raise CorruptCheckpointError(step, error) from error
-        if fingerprint(restored["state"]) != expected:
+            state, progress = self._read(step, like)
+        except CorruptCheckpointError as error:
+            problem = error.reason
+        problems = [found for found in hosts.exchange(f"checkpoint {step}", problem) if found]
+        if problems:
+            raise CorruptCheckpointError(step, problems[0])
+        if fingerprint(state) != progress.pop("fingerprint"):
             raise CorruptCheckpointError(step, "the arrays differ from those that were saved")
-        return Checkpoint(restored["state"], progress)
+        return Checkpoint(state, progress)
+
+    def _read(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        with self._reader() as reader:
+            try:
+                saved = dict(reader.item_metadata(step)["state"])
+                saved["params"], saved["opt_state"]
+            except Exception as error:
+                raise CorruptCheckpointError(step, error) from error
+            _check_shapes(saved, like, self._directory / str(step))
+            try:
+                items = ocp.args.Composite(state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore())
+                restored = reader.restore(step, args=items)
+                progress = dict(restored["progress"])
+                progress["fingerprint"]
+                return restored["state"], progress
+            except Exception as error:
+                raise CorruptCheckpointError(step, error) from error
 
     def restore_params(self, step: int) -> Tree:
         """The parameters of `step` alone, on this machine's default device, whatever they were trained on."""
@@ -148,22 +186,27 @@ class Checkpoints:
 
         A damaged one is named on standard error and moved to `corrupt_checkpoints` beside the directory.
         """
-        for step in reversed(self.steps()):
+        for step in reversed(hosts.from_first("the checkpoints", self.steps)):
             try:
                 return self.restore(step, like)
             except CorruptCheckpointError as error:
                 aside = self._set_aside(step)
-                print(f"warning: {error}; moved to {aside}, going on with the one before it", file=sys.stderr)
+                if hosts.is_first():
+                    print(f"warning: {error}; moved to {aside}, going on with the one before it", file=sys.stderr)
         return None
 
     def _set_aside(self, step: int) -> epath.Path:
         aside = self._directory.parent / "corrupt_checkpoints" / str(step)
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        if aside.exists():
-            aside.rmtree()
+
+        def move() -> None:
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            if aside.exists():
+                aside.rmtree()
+            (self._directory / str(step)).rename(aside)
+
         self._manager.close()
-        (self._directory / str(step)).rename(aside)
-        self._manager = self._open()
+        hosts.from_first("a damaged checkpoint", move)
+        self._manager = self._open(alone=False)
         return aside
 
 
@@ -171,8 +214,8 @@ class CorruptCheckpointError(Exception):
     """A checkpoint that cannot be read, or whose content is not what was written."""
 
     def __init__(self, step: int, reason: Any):
-        first_line = str(reason).strip().split("\n")[0][:200]
-        super().__init__(f"the checkpoint of step {step} is damaged ({first_line})")
+        self.reason = str(reason).strip().split("\n")[0][:200] or type(reason).__name__
+        super().__init__(f"the checkpoint of step {step} is damaged ({self.reason})")
 
 
 def _check_shapes(saved: Tree, like: TrainState, where: epath.Path) -> None:

@@ -6,7 +6,6 @@ metrics that are not written yet. So a run that is killed and started again ends
 
 import dataclasses
 import math
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -18,14 +17,16 @@ from etils import epath
 from jax.sharding import Mesh
 
 from ag_jax.objectives.losses import Objective
+from ag_jax.training import hosts, sharding
 from ag_jax.training import metrics as metric_sums
-from ag_jax.training import sharding
 from ag_jax.training import state as train_state
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import MetricWriter, Sums
-from ag_jax.training.progress import ProgressLine
+from ag_jax.training.progress import ProgressLine, Silence
 from ag_jax.training.state import TrainState, create_state, state_shardings
 from ag_jax.training.step import compile_evaluation_step, compile_train_step
+from ag_jax.training.stopping import Interrupted, StopSignal
+from ag_jax.training.watchdog import Watchdog
 
 Batch = dict[str, np.ndarray]
 _POSITION = ("step", "split", "tokens_seen")  # fields of a row that say where it stands, not what was measured
@@ -38,6 +39,7 @@ class TrainingConfig:
     steps: optimizer updates; batch_size: rows of an update; microbatches: parts that it is computed in, one by one.
     log_every, evaluate_every, checkpoint_every: in steps; evaluate_every=0 evaluates at the end alone.
     keep_last, keep_every, milestones: which checkpoints stay; milestones are fractions of the run.
+    step_timeout: seconds without progress after which the program ends, with a word on where it hung; 0 for never.
     tensorboard, wandb: where metrics go besides metrics.jsonl; wandb is the name of a project, empty for none.
     """
 
@@ -50,6 +52,7 @@ class TrainingConfig:
     keep_last: int = 2
     keep_every: int = 0
     milestones: tuple[float, ...] = (0.0, 0.01, 1.0)
+    step_timeout: int = 1800
     tensorboard: bool = True
     wandb: str = ""
 
@@ -57,7 +60,7 @@ class TrainingConfig:
         for name in ("steps", "batch_size", "microbatches", "log_every", "checkpoint_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise ValueError(f"training.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("evaluate_every", "keep_every"):
+        for name in ("evaluate_every", "keep_every", "step_timeout"):
             if getattr(self, name) < 0:
                 raise ValueError(f"training.{name} must be at least 0, got {getattr(self, name)}")
         if self.batch_size % self.microbatches:
@@ -77,7 +80,8 @@ class Job:
     """Everything that the loop needs, ready made.
 
     init: makes fresh parameters, boxed with their axis names; key: of the run's dropout.
-    batches: (start, stop) -> the batches of those steps; validation: the held-out batches, anew at each call.
+    batches: (start, stop) -> the batches of those steps; validation: the held-out batches, anew at each call; of each
+    batch those rows that this host feeds.
     learning_rate: of a step, to be reported.
     """
 
@@ -98,30 +102,6 @@ class NonFiniteError(Exception):
     """The loss or the gradient stopped being a number."""
 
 
-class Interrupted(Exception):
-    """A signal asked the run to stop; its checkpoint is written."""
-
-
-class StopSignal:
-    """Within this context SIGTERM and Ctrl-C set `received` instead of ending the program; a second Ctrl-C ends it."""
-
-    def __init__(self):
-        self.received: str | None = None
-
-    def __enter__(self) -> "StopSignal":
-        self._previous = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, _) -> None:
-        if self.received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.received = signal.Signals(number).name
-
-
 def job_shardings(job: Job) -> TrainState:
     """Where each piece of the job's state lies."""
     return state_shardings(job.init, job.optimizer, job.mesh)
@@ -132,12 +112,15 @@ def abstract_state(job: Job, shardings: TrainState) -> TrainState:
     return train_state.abstract_state(job.init, job.optimizer, shardings)
 
 
-def evaluate(job: Job, params: Any, step: int, evaluation_step: Callable) -> dict[str, Any]:
-    """Metrics over all validation batches, at the coefficients of `step`."""
+def evaluate(
+    job: Job, params: Any, step: int, evaluation_step: Callable, done: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Metrics over all validation batches, at the coefficients of `step`; `done()` is called after each batch."""
     sums: Sums = {}
     for batch in job.validation():
         placed = sharding.place_batch(batch, job.mesh)
         sums = metric_sums.add(sums, jax.device_get(evaluation_step(params, placed, np.int32(step))))
+        done()
     return metric_sums.divide(sums)
 
 
@@ -154,12 +137,9 @@ class Loop:
     """One run of `job`, from its newest checkpoint or from the start."""
 
     def __init__(self, job: Job):
-        self.job = job
+        self.job, config = job, job.config
         self.shardings = job_shardings(job)
-        config = job.config
-        self.train_step = compile_train_step(
-            job.objective, job.optimizer, config.microbatches, job.mesh, self.shardings
-        )
+        self.train_step = compile_train_step(job.objective, job.optimizer, config.microbatches, job.mesh, self.shardings)
         self.evaluation_step = compile_evaluation_step(job.objective, job.mesh, self.shardings)
         self.checkpoints = Checkpoints(
             job.workdir / "checkpoints",
@@ -169,52 +149,69 @@ class Loop:
         )
         self.pending: list[tuple[int, Any]] = []  # metrics of steps, still on the device
         self.saved_step = -1
+        self.watchdog = Watchdog(config.step_timeout)
 
     def run(self) -> dict[str, Any]:
         """Train to the last step; returns the summary (`summary.json` of the run directory).
 
         Raises NonFiniteError, or Interrupted after a signal, each with everything so far saved.
         """
-        job, config = self.job, self.job.config
-        found = self.checkpoints.restore_latest(abstract_state(job, self.shardings))
-        if found:
-            state, self.progress = found.state, _Progress(**found.progress)
-            self.saved_step = int(state.step)
-        else:
-            state, self.progress = create_state(job.init, job.optimizer, self.shardings), _Progress()
-        start = int(state.step)
-        self.writer = MetricWriter(job.workdir, start, tensorboard=config.tensorboard, wandb=config.wandb)
-        self.line = ProgressLine(job.name, start, config.steps)
-        if found:
-            self.line.say(f"resumed from the checkpoint of step {start}")
-        try:
-            with StopSignal() as stop:
-                state = self._steps(state, start, stop)
-            summary = self._summary(state)
-        finally:
-            self.line.close()
-            self.writer.close()
-            self.checkpoints.close()
+        with self.watchdog:
+            state, start = self._start()
+            together = hosts.count() == 1
+            try:
+                with StopSignal() as stop:
+                    state = self._steps(state, start, stop)
+                summary, together = self._summary(state), True
+            except (Interrupted, NonFiniteError):
+                together = True
+                raise
+            finally:
+                self.line.close()
+                self.writer.close()
+                if together:  # else another host may be gone, for which Orbax would wait
+                    self.checkpoints.close()
         return summary
 
-    def _steps(self, state: TrainState, start: int, stop: StopSignal) -> TrainState:
+    def _start(self) -> tuple[TrainState, int]:
+        """The state to go on with, and its step."""
         job, config = self.job, self.job.config
-        milestones = config.milestone_steps()
+        with self.watchdog.patience("the newest checkpoint, or fresh parameters"):
+            found = self.checkpoints.restore_latest(abstract_state(job, self.shardings))
+            if found:
+                state, self.progress = found.state, _Progress(**found.progress)
+                self.saved_step = int(state.step)
+            else:
+                state, self.progress = create_state(job.init, job.optimizer, self.shardings), _Progress()
+            start = int(state.step)
+        self.writer = self.line = Silence()
+        if hosts.is_first():
+            self.writer = MetricWriter(job.workdir, start, tensorboard=config.tensorboard, wandb=config.wandb)
+            self.line = ProgressLine(job.name, start, config.steps)
+            if found:
+                self.line.say(f"resumed from the checkpoint of step {start}")
+        return state, start
+
+    def _steps(self, state: TrainState, start: int, stop: StopSignal) -> TrainState:
+        job, config, milestones = self.job, self.job.config, self.job.config.milestone_steps()
         if start == 0 and 0 in milestones:
             self._save(state)
         self.clock, self.clock_step, self.clock_tokens = time.perf_counter(), start, self.progress.tokens
         for step, batch in enumerate(job.batches(start, config.steps), start + 1):
-            state, step_metrics = self.train_step(state, sharding.place_batch(batch, job.mesh), job.key)
+            with self.watchdog.compiling("the train step"):
+                state, step_metrics = self.train_step(state, sharding.place_batch(batch, job.mesh), job.key)
+            self.watchdog.follow(step, step_metrics["loss"][0])
             self.pending.append((step, step_metrics))
+            stopped = stop.reached()
             if step % config.log_every == 0 or step == config.steps:
                 self._log(step)
             if config.evaluate_every and step % config.evaluate_every == 0 and step < config.steps:
                 self._evaluate(state, step)
-            if step % config.checkpoint_every == 0 or step in milestones or step == config.steps or stop.received:
+            if step % config.checkpoint_every == 0 or step in milestones or step == config.steps or stopped:
                 self._save(state)
-            if stop.received and step < config.steps:
+            if stopped and step < config.steps:
                 self.checkpoints.wait()
-                raise Interrupted(f"{stop.received}: stopped at step {step} of {config.steps}; everything is saved")
+                raise Interrupted(f"{stopped}: stopped at step {step} of {config.steps}; everything is saved")
         return state
 
     def _collect(self) -> None:
@@ -222,14 +219,11 @@ class Loop:
         steps, on_device = [step for step, _ in self.pending], [values for _, values in self.pending]
         self.pending = []
         for step, values in zip(steps, jax.device_get(on_device), strict=True):
-            bad = [
-                name for name in ("mlm_loss", "nsp_loss", "ag_loss", "loss", "gradient_norm")
-                if name in values and not np.isfinite(values[name][0]).all()
-            ]
+            bad = metric_sums.not_finite(values)
             if bad:
                 self.checkpoints.wait()
                 saved = self.checkpoints.steps()
-                path = f"{self.job.workdir / 'checkpoints' / str(saved[-1])}" if saved else "none"
+                path = self.job.workdir / "checkpoints" / str(saved[-1]) if saved else "none"
                 raise NonFiniteError(
                     f"{bad[0]} is not finite at step {step}. The last good checkpoint: {path}. "
                     "Lower optimizer.learning_rate, lengthen optimizer.warmup_steps or set optimizer.clip_norm, and start "
@@ -264,7 +258,8 @@ class Loop:
     def _evaluate(self, state: TrainState, step: int) -> dict[str, Any]:
         self._collect()
         began = time.perf_counter()
-        values = evaluate(self.job, state.params, step, self.evaluation_step)
+        with self.watchdog.compiling("the evaluation step"):
+            values = evaluate(self.job, state.params, step, self.evaluation_step, self.watchdog.beat)
         self.writer.write({"step": step, "split": "validation", "tokens_seen": self.progress.tokens, **values})
         self.line.say(f"step {step}: validation MLM loss {values['mlm_loss']:.3f}")
         self.clock += time.perf_counter() - began
@@ -273,22 +268,31 @@ class Loop:
     def _save(self, state: TrainState) -> None:
         self._collect()
         if int(state.step) != self.saved_step:
-            self.checkpoints.save(state, dataclasses.asdict(self.progress))
+            self.writer.flush()  # a checkpoint must not know rows of metrics that could still be lost
+            with self.watchdog.compiling("the first checkpoint"):
+                self.checkpoints.save(state, dataclasses.asdict(self.progress))
             self.saved_step = int(state.step)
+        self.watchdog.beat()
 
     def _summary(self, state: TrainState) -> dict[str, Any]:
         """Train, validation and average train MLM loss, as in Table 3 of the paper; saved as `summary.json`."""
-        job = self.job
-        rows = metric_sums.read_metrics(job.workdir)
-        validation = [row for row in rows if row["split"] == "validation" and row["step"] == job.config.steps]
-        validation = validation[0] if validation else self._evaluate(state, job.config.steps)
-        train = [row["mlm_loss"] for row in rows if row["split"] == "train"]
-        last = train[-max(1, math.ceil(len(train) / 20)) :]
+        steps = self.job.config.steps
+        rows = hosts.from_first("the last rows of metrics", self._last_rows)
+        validation = rows["validation"] or self._evaluate(state, steps)
+        self.writer.flush()
         return {
-            "steps": job.config.steps,
+            "steps": steps,
             "tokens_seen": self.progress.tokens,
-            "train_loss": sum(last) / len(last),
+            "train_loss": sum(rows["train"]) / len(rows["train"]),
             "validation_loss": validation["mlm_loss"],
             "average_train_loss": metric_sums.divide(self.progress.run)["mlm_loss"],
             "validation": {name: value for name, value in validation.items() if name not in _POSITION},
         }
+
+    def _last_rows(self) -> dict[str, Any]:
+        """The validation after the last step, None if it is still to be done, and the last twentieth of train losses."""
+        self.writer.flush()
+        rows = metric_sums.read_metrics(self.job.workdir)
+        validation = [row for row in rows if row["split"] == "validation" and row["step"] == self.job.config.steps]
+        train = [row["mlm_loss"] for row in rows if row["split"] == "train"]
+        return {"validation": next(iter(validation), None), "train": train[-max(1, math.ceil(len(train) / 20)) :]}

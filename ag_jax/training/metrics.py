@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from ag_jax.training import storage
+
 Sums = dict[str, tuple[Any, Any]]  # name -> (total, weight), numbers or lists of numbers, one for each layer
 
 # Fields of a row of metrics.jsonl that depend on the clock; everything else is the same whenever a run is repeated.
@@ -38,41 +40,58 @@ def divide(sums: Sums) -> dict[str, Any]:
     return {name: quotient(total, weight) for name, (total, weight) in sums.items()}
 
 
+def not_finite(metrics: Sums) -> list[str]:
+    """Those of a step's losses, and the norm of its gradient, that are no numbers any more."""
+    watched = ("mlm_loss", "nsp_loss", "ag_loss", "loss", "gradient_norm")
+    return [name for name in watched if name in metrics and not np.isfinite(metrics[name][0]).all()]
+
+
 class MetricWriter:
     """Rows of `metrics.jsonl` in a run directory, and the same as TensorBoard events and, if asked for, to wandb.
 
-    Opened at step s it drops the rows after s: those that a run which died left behind, and will now be written again.
+    In an object store rows and events are there when `flush` returns, on a disk when `write` does. Opened at step s it drops
+    the rows after s: those that a run which died left behind, and will now be written again.
     """
 
     def __init__(self, workdir: epath.Path, step: int, *, tensorboard: bool = True, wandb: str = ""):
-        self._path = workdir / "metrics.jsonl"
-        if self._path.exists():
-            kept = [row for row in read_metrics(workdir) if row["step"] <= step]
-            partial = self._path.with_suffix(".partial")
-            partial.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            partial.replace(self._path)
-        self._events = self._wandb = None
+        path = workdir / "metrics.jsonl"
+        kept = [row for row in read_metrics(workdir) if row["step"] <= step] if path.exists() else []
+        self._rows = storage.GrowingFile(path, "".join(json.dumps(row) + "\n" for row in kept))
+        self._events = self._events_copy = self._wandb = None
         if tensorboard:
             from tensorboardX import SummaryWriter
 
-            self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1 if step else None)
+            events = workdir / "tensorboard"
+            if storage.is_remote(events):  # tensorboardX would need the library of each store
+                self._events_copy = storage.LocalCopy(events)
+                events = self._events_copy.path
+            self._events = SummaryWriter(str(events), purge_step=step + 1 if step else None)
         if wandb:
             self._wandb = _start_wandb(wandb, workdir)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a row, which has the keys `step` and `split`, and is on disk when this returns."""
-        with self._path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        """Append a row, which has the keys `step` and `split`."""
+        self._rows.add(json.dumps(row) + "\n")
         scalars = dict(_scalars(row))
         for name, value in scalars.items() if self._events else ():
             self._events.add_scalar(name, value, row["step"])
         if self._wandb:
             self._wandb.log(scalars, step=row["step"])
 
+    def flush(self) -> None:
+        """Return when all rows are where they belong."""
+        self._rows.flush()
+        if self._events_copy:
+            self._events.flush()
+            self._events_copy.flush()
+
     def close(self) -> None:
         """Flush and close."""
+        self._rows.flush()
         if self._events:
             self._events.close()
+        if self._events_copy:
+            self._events_copy.close()
         if self._wandb:
             self._wandb.finish()
 
@@ -99,7 +118,8 @@ def _start_wandb(project: str, workdir: epath.Path) -> Any:
     identity = workdir / "wandb_id"
     if not identity.exists():
         identity.write_text(wandb.util.generate_id())
-    return wandb.init(project=project, id=identity.read_text(), resume="allow", dir=str(workdir))
+    local = None if storage.is_remote(workdir) else str(workdir)  # None: wandb's own choice
+    return wandb.init(project=project, id=identity.read_text(), resume="allow", dir=local)
 
 
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:

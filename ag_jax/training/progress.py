@@ -7,6 +7,25 @@ import rich.console
 import rich.progress
 
 
+class Silence:
+    """Takes the place of a `ProgressLine` and a `MetricWriter` on the hosts that neither talk nor write."""
+
+    def update(self, row: dict[str, Any], seconds_left: float) -> None:
+        """Nothing."""
+
+    def say(self, message: str) -> None:
+        """Nothing."""
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def flush(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 class ProgressLine:
     """Step, loss, tokens/s and time left of a run of `total` steps that starts at step `start`."""
 

@@ -77,6 +77,15 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, BATCH)
 
 
+def process_rows(mesh: Mesh, rows: int) -> np.ndarray:
+    """Which of a batch's `rows` this process feeds: those that its devices hold, ascending.
+
+    Hosts may share rows, where `tensor` spans them, and need not hold neighbouring ones.
+    """
+    held = batch_sharding(mesh).addressable_devices_indices_map((rows,)).values()
+    return np.unique(np.concatenate([np.arange(rows)[index] for index in held]))
+
+
 def place_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """The rows of this process as part of the global batch on the mesh's devices."""
     return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 
 from ag_jax.attention import patterns
 from ag_jax.attention.dropout import keep_mask

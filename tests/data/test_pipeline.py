@@ -212,6 +212,7 @@ def test_iterating_is_asking_step_by_step_whatever_the_threads(batches):
             assert_equal(one, other)
     [part] = batches.iterate(9, 10, rows=slice(2, 4))
     assert_equal(part, batches.at(9, slice(2, 4)))
+    assert_equal(part, next(batches.iterate(9, 10, rows=np.array([2, 3]))))
     assert list(batches.iterate(4, 4)) == []
 
 
@@ -230,6 +231,28 @@ def test_validation_has_every_row_once_and_always_the_same_masks(corpus, config)
     # Neither the number of rows in a batch nor the batch changes the mask of a row.
     [whole] = pipeline.validation_batches(corpus, config, count)
     np.testing.assert_array_equal(np.concatenate([batch["tokens"] for batch in made])[:count], whole["tokens"])
+    # A host may feed some of the rows, also of the last batch.
+    some = np.array([1, 2, 6])
+    for one, part in zip(made, pipeline.validation_batches(corpus, config, 7, some), strict=True):
+        assert_equal({name: field[some] for name, field in one.items()}, part)
+
+
+def test_facts_tell_corpora_apart(corpus, config, library, tmp_path):
+    assert corpus.facts() == pipeline.prepare(config).facts()
+    for file in library.iterdir():
+        (tmp_path / file.name).write_text(file.read_text())
+    last = sorted(tmp_path.iterdir())[-1]
+    last.write_text(last.read_text().replace("e", "a", 1))
+    other = dataclasses.replace(config, source=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    assert pipeline.prepare(other).facts() != corpus.facts()
+
+
+def test_a_quiet_host_says_nothing(config, tmp_path, capsys):
+    elsewhere = dataclasses.replace(config, cache_dir=str(tmp_path))
+    pipeline.prepare(elsewhere, quiet=True)
+    assert capsys.readouterr().err == ""
+    pipeline.prepare(dataclasses.replace(elsewhere, sequence_length=32))
+    assert "data: train: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 19, 20, 249, 1000])

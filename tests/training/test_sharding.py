@@ -131,3 +131,23 @@ def test_rows_go_over_data_and_fsdp(eight_devices):
         np.testing.assert_array_equal(placed[name], field)
         assert placed[name].sharding.spec == PartitionSpec(("data", "fsdp"))
         assert {shard.data.shape for shard in placed[name].addressable_shards} == {(1, *field.shape[1:])}
+
+
+def test_a_process_feeds_the_rows_that_its_devices_hold(eight_devices):
+    """All of them on one host; the same positions as `place_batch` fills, whatever the mesh."""
+    for config in (sharding.MeshConfig(), sharding.MeshConfig(fsdp=2, tensor=2)):
+        rows = sharding.process_rows(sharding.make_mesh(config, eight_devices), 16)
+        np.testing.assert_array_equal(rows, np.arange(16))
+
+
+def test_hosts_feed_their_own_rows_in_the_order_of_the_batch(monkeypatch):
+    """Devices of one of two hosts, which hold rows 12-15 and 4-7, of which one is there twice (for `tensor`)."""
+    held = {"a": (slice(12, 16),), "b": (slice(4, 8),), "c": (slice(12, 16),)}
+
+    class Placed:
+        def addressable_devices_indices_map(self, shape):
+            assert shape == (16,)
+            return held
+
+    monkeypatch.setattr(sharding, "batch_sharding", lambda mesh: Placed())
+    np.testing.assert_array_equal(sharding.process_rows(None, 16), [4, 5, 6, 7, 12, 13, 14, 15])

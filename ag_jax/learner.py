@@ -1,0 +1,124 @@
+"""What learns: from a checked config to model, objective and optimizer on the devices of a mesh.
+
+Runs train with it, plans compile it for devices that are not there.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from ag_jax.attention import guidance
+from ag_jax.attention.fused import choice, reference
+from ag_jax.attention.fused.contract import Attend
+from ag_jax.attention.patterns import SpecialTokens
+from ag_jax.data import batching
+from ag_jax.experiment import ExperimentConfig
+from ag_jax.models.config import EncoderConfig
+from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.objectives.guided import Guided
+from ag_jax.objectives.losses import Objective
+from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.training import sharding
+from ag_jax.training.optimizer import learning_rate_schedule, make_optimizer
+
+
+class Vocabulary(Protocol):
+    """What a model needs to know of a tokenizer."""
+
+    vocabulary_size: int
+    delimiter_ids: Sequence[int]
+    period_ids: Sequence[int]
+
+
+def model_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderConfig:
+    """The encoder's config with the vocabulary filled in. Raises ValueError if it is smaller than the tokenizer's."""
+    size = config.model.vocabulary_size or vocabulary.vocabulary_size
+    if size < vocabulary.vocabulary_size:
+        raise ValueError(
+            f"model.vocabulary_size={size} is smaller than the tokenizer's {vocabulary.vocabulary_size} tokens; "
+            "set it to 0 to take the tokenizer's"
+        )
+    return dataclasses.replace(config.model, vocabulary_size=size)
+
+
+def make_model(
+    config: ExperimentConfig, vocabulary: Vocabulary, attend: Attend = reference.attend
+) -> PretrainingModel:
+    """The model of a run; `attend` is the implementation of its attention."""
+    return PretrainingModel(model_config(config, vocabulary), config.next_sentence, attend)
+
+
+def choose_attention(config: ExperimentConfig, mesh: Mesh) -> choice.Choice:
+    """The implementation of attention that `model.attention` stands for on the devices of `mesh`."""
+    return choice.choose(
+        config.model.attention,
+        mesh,
+        head_width=config.model.width // config.model.heads,
+        length=config.data.sequence_length,
+        after_dropout=config.guidance.mode != "none" and config.guidance.probabilities == "after_dropout",
+        rows=sharding.ROWS,
+        heads=sharding.RULES["heads"],
+    )
+
+
+def special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
+    """What patterns look for, in this tokenizer's ids."""
+    return SpecialTokens(tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))
+
+
+def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
+    """Patterns with their number of heads, from head 0 on; empty for a run without guidance."""
+    return guidance.assign_heads(config.guidance, config.model.heads)
+
+
+def make_objective(
+    config: ExperimentConfig, vocabulary: Vocabulary, attend: Attend = reference.attend
+) -> Objective:
+    """Pre-training, guided if the config says so."""
+    objective = Pretraining(make_model(config, vocabulary, attend))
+    if config.guidance.mode == "none":
+        return objective
+    return Guided(
+        inner=objective,
+        config=config.guidance,
+        assignment=assignment(config),
+        heads=config.model.heads,
+        special=special_tokens(vocabulary),
+        alpha=guidance.coefficient_schedule(config.guidance, config.training.steps),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """What a step of training needs apart from its batch; the fields are those of `loop.Job`."""
+
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    learning_rate: Callable[[int], float]
+    init: Callable[[], Any]
+    key: jax.Array
+    mesh: Mesh
+
+
+def make_learner(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -> Learner:
+    """Model, objective and optimizer of a run on the devices of `mesh`, which may be some to compile for alone."""
+    rows, parts = config.training.batch_size // config.training.microbatches, mesh.shape["data"] * mesh.shape["fsdp"]
+    if rows % parts:
+        raise ValueError(
+            f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose a multiple"
+        )
+    model = make_model(config, vocabulary)
+    example = batching.empty_batch(config.data, rows=1)
+    init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
+    return Learner(
+        objective=make_objective(config, vocabulary, choose_attention(config, mesh).attend),
+        optimizer=make_optimizer(config.optimizer, config.training.steps),
+        learning_rate=learning_rate_schedule(config.optimizer, config.training.steps),
+        init=lambda: model.init(init_key, example, deterministic=True)["params"],
+        key=dropout_key,
+        mesh=mesh,
+    )

@@ -1,0 +1,214 @@
+"""The roll call: before JAX starts, every host reports to host 0, so that everyone knows who is missing.
+
+JAX itself waits in silence, and ends the process with a stack trace when its time is up. So host 0 first listens on the very
+port that JAX's coordinator will use afterwards (one open port is enough), the others connect to it, and JAX starts when all
+are there. Each message is one line of JSON:
+
+    host i -> host 0   {"ag_jax": 1, "host": i, "hosts": N, "name": machine}
+    host 0 -> host i   {"joined": k, "missing": [...]}, and at last {"go": true} or {"refused": why}
+
+The connections stay, and nothing more is sent on them: when a process dies, its system closes its end, which the others see at
+once, while JAX waits for heartbeats and a step would wait for ever.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PROTOCOL = 1
+SAY_EVERY = 10.0  # seconds between two lines of progress
+TICK = 0.5  # seconds between two looks around
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, seconds, times without an answer
+LONGEST = 1000  # characters of a message; whoever sends more is no host of ours
+ADVICE = (
+    "Did you start the command on every host, with the same --hosts (on a TPU pod slice: on every worker)? Can the others "
+    "reach {address}? (A firewall must let TCP port {port} through; Google Cloud's automatic rules may not open JAX's 8482. "
+    "On a TPU pod slice or under SLURM the variable JAX_COORDINATOR_PORT chooses another port, otherwise --coordinator "
+    "does.) --join_timeout sets how long to wait"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """This host among all: host `host` of `hosts`, of which host 0 is at `coordinator` (HOST:PORT).
+
+    local_devices: numbers of this machine's devices that the process is to use; None for all.
+    """
+
+    coordinator: str
+    hosts: int
+    host: int
+    local_devices: tuple[int, ...] | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Name and port of the coordinator. Raises ValueError if there is none."""
+        name, _, port = self.coordinator.rpartition(":")
+        if not name or not port.isdigit() or not 0 < int(port) < 2**16:
+            raise ValueError(f"--coordinator must be HOST:PORT of host 0, such as 10.0.0.2:8482, got {self.coordinator!r}")
+        return name.strip("[]"), int(port)
+
+
+def call_the_roll(place: Place, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
+    """Connections to the other hosts once all are there: host 0's to all, everyone else's to host 0.
+
+    Raises ValueError, with who is missing and advice, after `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    connections = (_lead if place.host == 0 else _report)(place, deadline, timeout, say)
+    for connection in connections.values():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):  # Linux; other systems keep their own times
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connections
+
+
+def _listen(place: Place) -> socket.socket:
+    name, port = place.address
+    try:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except OSError as error:
+        why = "another program uses it (a run that has not ended yet?)" if error.errno == errno.EADDRINUSE else error
+        raise ValueError(f"host 0 cannot listen on port {port} of --coordinator={name}:{port}: {why}; take another") from error
+
+
+def _lead(place: Place, deadline: float, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
+    present: dict[int, socket.socket] = {}
+    names = {0: socket.gethostname()}
+    told, told_at = None, 0.0
+    with _listen(place) as listener, contextlib.ExitStack() as opened:
+        listener.settimeout(TICK)
+        while True:
+            for host in [host for host, connection in present.items() if not is_open(connection)]:
+                present.pop(host).close()
+            missing = [host for host in range(1, place.hosts) if host not in present]
+            status = {"joined": place.hosts - len(missing), "missing": missing}
+            if status != told or time.monotonic() - told_at > SAY_EVERY:
+                told, told_at = status, time.monotonic()
+                say(_progress(place, status))
+                _tell(present, status)
+            if not missing:
+                _tell(present, {"go": True})
+                opened.pop_all()
+                return present
+            if time.monotonic() > deadline:
+                problem = _failure(place, missing, timeout)
+                _tell(present, {"refused": problem})
+                raise ValueError(problem)
+            with contextlib.suppress(TimeoutError):
+                connection = opened.enter_context(listener.accept()[0])
+                _greet(place, connection, present, names)
+
+
+def _greet(place: Place, connection: socket.socket, present: dict[int, socket.socket], names: dict[int, str]) -> None:
+    """Take a host in, or tell it why not; whoever is none of our hosts is ignored."""
+    connection.settimeout(2.0)
+    try:
+        hello = json.loads(_line(connection))
+        host, hosts, name = int(hello["host"]), int(hello["hosts"]), str(hello["name"])
+        known = hello["ag_jax"] == PROTOCOL
+    except (OSError, ValueError, KeyError, TypeError):
+        connection.close()
+        return
+    refused = None
+    if not known:
+        refused = "this host runs another version of ag_jax than host 0: install the same everywhere"
+    elif hosts != place.hosts:
+        refused = f"--hosts is {hosts} here and {place.hosts} on host 0: give the same number everywhere"
+    elif host in present or not 0 < host < place.hosts:
+        refused = f"--host={host} is taken by {names.get(host, 'nobody')}: each needs its own, from 0 to {place.hosts - 1}"
+    if refused:
+        _tell({host: connection}, {"refused": refused})
+        connection.close()
+        return
+    present[host], names[host] = connection, name
+
+
+def _report(place: Place, deadline: float, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
+    hello = {"ag_jax": PROTOCOL, "host": place.host, "hosts": place.hosts, "name": socket.gethostname()}
+    said_at, status, why = time.monotonic(), None, "no answer"
+    while time.monotonic() < deadline:
+        try:
+            with contextlib.ExitStack() as opened:
+                patience = min(10.0, max(deadline - time.monotonic(), 0.1))
+                connection = opened.enter_context(socket.create_connection(place.address, timeout=patience))
+                connection.sendall((json.dumps(hello) + "\n").encode())
+                connection.settimeout(max(deadline + 5.0 - time.monotonic(), 0.1))  # host 0 is to speak first
+                for answer in _answers(connection):
+                    if "go" in answer:
+                        opened.pop_all()
+                        return {0: connection}
+                    if "refused" in answer:
+                        raise ValueError(answer["refused"])
+                    status = answer
+            why = "host 0 closed the connection, or is no host of ag_jax that waits for others"
+        except OSError as error:
+            why = str(error)
+        if time.monotonic() - said_at > SAY_EVERY:
+            said_at = time.monotonic()
+            say(f"host {place.host} of {place.hosts} cannot reach host 0 at {place.coordinator} yet ({why})")
+        time.sleep(min(TICK, max(deadline - time.monotonic(), 0.0)))
+    missing = [0] if status is None else status["missing"]
+    raise ValueError(f"host {place.host}: {_failure(place, missing, timeout)}. The last attempt: {why}")
+
+
+def _progress(place: Place, status: dict[str, Any]) -> str:
+    joined = f"{status['joined']} of {place.hosts} hosts joined"
+    if not status["missing"]:
+        return joined
+    return f"{joined}; waiting at {place.coordinator} for host {_shown(status['missing'])}"
+
+
+def _failure(place: Place, missing: list[int], timeout: float) -> str:
+    name, port = place.address
+    return (
+        f"{place.hosts - len(missing)} of {place.hosts} hosts joined within {timeout:.0f} seconds; missing: host "
+        f"{_shown(missing)}. " + ADVICE.format(address=f"{name}:{port}", port=port)
+    )
+
+
+def _shown(missing: list[int]) -> str:
+    return ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+
+
+def _line(connection: socket.socket) -> str:
+    received = b""
+    while not received.endswith(b"\n"):
+        one = connection.recv(1)
+        if not one or len(received) > LONGEST:
+            raise ValueError("expected a line")
+        received += one
+    return received.decode()
+
+
+def _answers(connection: socket.socket) -> Iterator[dict[str, Any]]:
+    with connection.makefile("rb") as lines, contextlib.suppress(ValueError):  # no JSON: something else has this port
+        for line in lines:
+            yield dict(json.loads(line))
+
+
+def _tell(present: dict[int, socket.socket], message: dict[str, Any]) -> None:
+    for connection in present.values():
+        with contextlib.suppress(OSError):  # it has gone: the next look around notices
+            connection.sendall((json.dumps(message) + "\n").encode())
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the other side is still there; it sends nothing after the roll call."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        connection.settimeout(2.0)

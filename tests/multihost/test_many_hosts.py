@@ -1,0 +1,173 @@
+"""Runs on several hosts: as one host would do it, stopped together, killed, hung, resumed on fewer and on more.
+
+Every host is a real process. What they train may differ from what one process trains by the order in which gloo adds numbers.
+"""
+
+import random
+import signal
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training.hosts import AGAIN
+from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
+from tests.multihost.launch import STEPS, Host, command, finish, start
+
+pytestmark = pytest.mark.slow
+WORDS = "the house of our union is strong and we will build roads . they said no ; he went home early .".split()
+CLOSE = {"rtol": 3e-5, "atol": 3e-5}  # float32 sums in another order; Adam makes steps of 2e-3, also of a gradient that is noise
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    chosen = random.Random(1)
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(" ".join(chosen.choices(WORDS, k=9)).capitalize() + "." for _ in range(330)))
+    return path
+
+
+@pytest.fixture
+def started():
+    """A list for hosts that a test starts, which are ended with it."""
+    hosts = []
+    yield hosts
+    for host in hosts:
+        host.kill()
+
+
+@pytest.fixture(scope="module")
+def alone(text, tmp_path_factory):
+    """The run of one process with four devices."""
+    workdir = tmp_path_factory.mktemp("alone") / "run"
+    host = Host(command(text, workdir), 4)
+    assert host.wait() == 0, host.output
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def pair(text, tmp_path_factory):
+    """The run of two processes with two devices each, and what they printed."""
+    workdir = tmp_path_factory.mktemp("pair") / "run"
+    return workdir, finish(start(2, command(text, workdir), 2))
+
+
+def content(workdir):
+    """Rows of metrics without their clock, and the parameters and the progress of the last checkpoint."""
+    checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", read_only=True)
+    assert checkpoints.steps()[-1] == STEPS
+    params = checkpoints.restore_params(STEPS)
+    checkpoints.close()
+    rows = read_metrics(workdir)
+    return [{key: value for key, value in row.items() if key not in CLOCK_FIELDS} for row in rows], params
+
+
+def assert_close(left, right):
+    (rows, params), (other_rows, other_params) = content(left), content(right)
+    assert [(row["step"], row["split"], row["tokens_seen"]) for row in rows] == [
+        (row["step"], row["split"], row["tokens_seen"]) for row in other_rows
+    ]
+    for row, other in zip(rows, other_rows, strict=True):
+        assert row.keys() == other.keys()
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), drop(row), drop(other))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), params, other_params)
+
+
+def drop(row):
+    return {key: value for key, value in row.items() if key != "split" and value is not None}
+
+
+def resumed_at(output):
+    return int(output.split("resumed from the checkpoint of step ")[1].split()[0])
+
+
+def test_two_hosts_train_as_one(alone, pair):
+    workdir, outputs = pair
+    assert_close(workdir, alone)
+    assert "2 of 2 hosts joined" in outputs[0] and f"step {STEPS}/{STEPS}" in outputs[0]
+    assert (workdir / "summary.json").exists() and len(list((workdir / "tensorboard").iterdir())) == 1
+
+
+def test_the_second_host_is_quiet(pair):
+    said = [line for line in pair[1][1].splitlines() if line and not line.startswith("[Gloo]")]
+    assert not said
+
+
+def test_sigterm_on_one_host_stops_both_at_one_step_and_the_run_ends_as_if_never_stopped(text, pair, tmp_path, started):
+    workdir = tmp_path / "run"
+    arguments = command(text, workdir)
+    started += start(2, arguments, 2)
+    started[0].wait_for("step 3/")
+    started[1].process.send_signal(signal.SIGTERM)
+    outputs = finish(started)
+    if not (workdir / "summary.json").exists():  # it may have been faster than the signal
+        assert "SIGTERM on host 1: stopped at step" in outputs[0] and "To go on, run the same command again" in outputs[0]
+        stopped = int(outputs[0].split("stopped at step ")[1].split()[0])
+        assert (workdir / "checkpoints" / str(stopped)).is_dir()
+        again = start(2, arguments, 2)
+        started += again
+        assert f"resumed from the checkpoint of step {stopped}" in finish(again)[0]
+    (rows, params), (other_rows, other_params) = content(workdir), content(pair[0])
+    assert rows == other_rows
+    jax.tree.map(np.testing.assert_array_equal, params, other_params)
+
+
+def test_a_killed_host_ends_the_other_and_four_hosts_with_another_mesh_go_on(text, alone, tmp_path, started):
+    workdir = tmp_path / "run"
+    started += start(2, command(text, workdir), 2)
+    started[0].wait_for("step 15/")
+    started[1].process.kill()
+    assert started[0].wait(30) == AGAIN, started[0].output  # JAX alone would take a minute, and end with a stack trace
+    assert "host 1 is gone" in started[0].output or "the hosts lost each other" in started[0].output
+    assert "again, it goes on from the last checkpoint" in started[0].output
+    four = start(4, command(text, workdir, "--config.mesh.fsdp=2", "--config.mesh.tensor=2"), 1)
+    started += four
+    assert resumed_at(finish(four)[0]) >= 7
+    assert_close(workdir, alone)
+
+
+def test_a_hung_host_wakes_the_watchdog_and_one_host_goes_on(text, alone, tmp_path, started):
+    workdir = tmp_path / "run"
+    started += start(2, command(text, workdir, "--config.training.step_timeout=10"), 2)
+    started[0].wait_for("step 15/")  # the checkpoint of step 7 is whole when that of step 14 is begun
+    started[1].process.send_signal(signal.SIGSTOP)
+    assert started[0].wait(60) == AGAIN, started[0].output
+    assert "watchdog: host 0 made no progress for" in started[0].output
+    assert "training.step_timeout=10" in started[0].output and "most recent call first" in started[0].output
+    started[1].kill()
+    host = Host(command(text, workdir), 4)
+    started.append(host)
+    assert host.wait() == 0, host.output
+    assert resumed_at(host.output) >= 7
+    assert_close(workdir, alone)
+
+
+def test_hosts_with_different_settings_are_refused(text, tmp_path, started):
+    first = start(2, command(text, tmp_path / "run"), 1, but=(1,))
+    started += first
+    coordinator = next(flag for flag in first[0].process.args if flag.startswith("--coordinator"))
+    other = [*command(text, tmp_path / "run", "--config.model.layers=2"), coordinator, "--hosts=2", "--host=1"]
+    started.append(Host(other, 1))
+    for output in finish(started, 1):
+        assert "the hosts differ in their settings" in output
+        assert "host 1" in output and "model.layers is 2, on host 0 1" in output
+        assert "Traceback" not in output
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_host_that_never_comes(text, tmp_path, started):
+    started += start(2, command(text, tmp_path / "run"), 1, but=(1,), timeout=1)
+    (output,) = finish(started, 1)
+    assert "1 of 2 hosts joined; waiting at localhost" in output
+    assert "missing: host 1" in output and "Did you start the command on every host" in output
+    assert "Traceback" not in output
+
+
+def test_evaluate_on_two_hosts(text, alone, pair, started):
+    started += start(2, ["evaluate", f"--workdir={pair[0]}"], 2)
+    outputs = finish(started)
+    expected = read_metrics(alone)[-1]["mlm_loss"]
+    assert f'"mlm_loss": {expected:.4f}'[:-1] in outputs[0]
+    assert "mlm_loss" not in outputs[1]

@@ -1,0 +1,43 @@
+"""An object store in memory in place of `gs://`: as strict as the real one, where disks are lenient."""
+
+import etils.epath.backend as backends
+from fsspec.implementations import memory
+
+
+class ObjectStore(memory.MemoryFileSystem):
+    """Files appear whole or not at all; nothing can be appended to or renamed."""
+
+    cachable = False  # every test has its own
+
+    def __init__(self):
+        super().__init__()
+        self.store, self.pseudo_dirs = {}, [""]
+        self.writes = 0
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("gs://") if isinstance(path, str) else path)
+
+    def _open(self, path, mode="rb", **options):
+        if "a" in mode or "+" in mode:
+            raise NotImplementedError(f"an object store cannot append to {path}")
+        self.writes += "w" in mode
+        return super()._open(path, mode=mode, **options)
+
+    def mv(self, path1, path2, **_):
+        raise NotImplementedError(f"an object store cannot rename {path1} to {path2} at once")
+
+    rename = move = mv
+
+
+def install(monkeypatch) -> ObjectStore:
+    """Have every path at `gs://` lead to a new store."""
+    store = ObjectStore()
+    fs = backends._FileSystemSpecBackend.fs
+
+    def chosen(self, path):
+        return store if str(path).startswith("gs://") else fs(self, path)
+
+    monkeypatch.setattr(backends._FileSystemSpecBackend, "fs", chosen)
+    monkeypatch.setenv("EPATH_USE_TF", "false")
+    return store
