@@ -33,8 +33,8 @@ class Request:
     step: int | None
     text: str | None
     print_config: bool
-    topology: str | None
-    search_batch: bool
+    topology: str | None = None
+    search_batch: bool = True
     coordinator: str | None = None
     hosts: str | None = None
     host: int | None = None

@@ -76,7 +76,7 @@ def choices(layers: int) -> dict[str, list[Variant]]:
             ),
         ],
         "layers": [Variant("layers=unrolled", "ag", {}, lambda: mock.patch.object(encoder.nn, "scan", unrolled))],
-        "remat": [Variant(f"remat={policy}", "ag", {"model.remat": policy}) for policy in ("dots", "layer")],
+        "remat": [Variant(f"remat={policy}", "ag", {"model.remat": policy}) for policy in ("none", "dots", "layer")],
     }
 
 

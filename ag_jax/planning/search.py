@@ -10,6 +10,8 @@ from collections.abc import Callable
 from ag_jax.planning.compilation import Compiled, TooLarge
 
 MOST_PROBES, MOST_FITTING = 8, 2
+NEAR = 0.02  # a number that fits is the largest if one that is this share larger does not
+OVERSHOT = 1.15  # of the first guess: far enough above to be refused, near enough to make the next guess a good one
 
 Outcome = Compiled | TooLarge
 
@@ -17,20 +19,20 @@ Outcome = Compiled | TooLarge
 def largest(
     probe: Callable[[int], Outcome], known: dict[int, Outcome], fixed_bytes: float, available: float
 ) -> tuple[int, Outcome | None]:
-    """The largest number of rows that was compiled and fits, with its outcome; 0 and None if not even one row does.
+    """The largest number of rows, but for `NEAR`, that fits, with its outcome; 0 and None if not even one row does.
 
     probe: compiles for a number of rows; known: outcomes that need no probe; fixed_bytes: what no rows at all would need.
-    At most `MOST_PROBES` compilations, of which `MOST_FITTING` fit: a memory that is not linear may hide larger numbers.
+    At most `MOST_PROBES` compilations, of which `MOST_FITTING` fit: where memory is not linear, a few more rows may.
     """
     outcomes, fitting = dict(known), 0
     for _ in range(MOST_PROBES):
         low = max((rows for rows, outcome in outcomes.items() if isinstance(outcome, Compiled)), default=0)
         high = min((rows for rows, outcome in outcomes.items() if isinstance(outcome, TooLarge)), default=None)
-        if fitting >= MOST_FITTING or (high is not None and high - low <= 1):
+        if fitting >= MOST_FITTING or (high is not None and high - low <= max(1, NEAR * low)):
             break
         guess = predicted(outcomes, fixed_bytes, available)
-        # Without a number that is too large, one more than the guess: to be refused costs seconds, to fit a minute.
-        rows = max(guess, low) + 1 if high is None else min(max(guess, low + 1), high - 1)
+        # To be refused costs seconds, to fit a minute.
+        rows = max(math.ceil(OVERSHOT * guess), low + 1) if high is None else min(max(guess, low + 1), high - 1)
         outcomes[rows] = probe(rows)
         fitting += isinstance(outcomes[rows], Compiled)
     best = max((rows for rows, outcome in outcomes.items() if isinstance(outcome, Compiled)), default=0)

@@ -16,7 +16,7 @@ from ag_jax.attention.guidance import Guides
 
 Array = jax.Array
 
-_CAPABILITY = 8.0  # of the GPUs that the kernel is for: A100 and later
+KERNELS: dict[str, Kernel] = {"tpu": tpu.attend}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,24 +116,23 @@ def choose(
     `auto` takes the kernel for the devices, and the reference where there is none or where it cannot do what is asked.
     Raises ValueError if `wanted` names a kernel that cannot.
     """
-    device = mesh.devices.flat[0]
-    kernels = {"tpu": tpu.attend}
     if wanted == "reference":
         return Choice(reference.attend, "reference", "model.attention=reference")
+    device = mesh.devices.flat[0]
     name = device.platform if wanted == "auto" else wanted
-    if name not in kernels:
-        return Choice(reference.attend, "reference", f"there is no kernel for {device.platform} devices")
+    if name not in KERNELS:
+        return Choice(reference.attend, "reference", f"there is no kernel for the platform {name}")
+    refused = None
     if device.platform != name:
-        refused = f"the devices are {device.platform}s"
+        refused = f"the devices are of the platform {device.platform}"
     elif after_dropout:
-        refused = "guidance.probabilities=after_dropout is not in the kernels"
-    elif name == "gpu" and float(getattr(device, "compute_capability", _CAPABILITY)) < _CAPABILITY:
-        refused = f"compute capability {device.compute_capability} is below {_CAPABILITY}"
-    elif name == "tpu" and length > tpu_grid.longest(head_width):
-        refused = f"rows of {length} tokens are longer than the {tpu_grid.longest(head_width)} that fit on the chip"
+        refused = "its kernel does not compute guidance.probabilities=after_dropout"
+    elif name == "tpu":
+        refused = tpu_grid.refuses(device.device_kind, head_width, length)
     else:
-        reason = f"the devices are {name}s" if wanted == "auto" else f"model.attention={name}"
-        return Choice(Fused(kernels[name], mesh, rows, heads), name, reason)
-    if wanted != "auto":
-        raise ValueError(f"model.attention={wanted} cannot be used: {refused}. Take auto or reference")
-    return Choice(reference.attend, "reference", refused)
+        refused = None
+    if refused is None:
+        return Choice(Fused(KERNELS[name], mesh, rows, heads), name, f"the devices are {device.device_kind}")
+    if wanted == "auto":
+        return Choice(reference.attend, "reference", refused)
+    raise ValueError(f"model.attention={wanted} cannot be used: {refused}. Choose auto or reference")

@@ -46,10 +46,16 @@ def block_length(length: int) -> int:
     return -(-length // (blocks * _LANES)) * _LANES
 
 
-def longest(head_width: int) -> int:
-    """Tokens of the longest row whose dQ, float32, and its two copies on the way out fit half of the on-chip memory."""
-    lanes = max(_LANES, head_width)
-    return _VMEM // 2 // (lanes * 8)
+def refuses(device_kind: str, head_width: int, length: int) -> str | None:
+    """Why the kernels cannot run on a chip, or None if they can.
+
+    A long row has its dQ in on-chip memory: float32, and two copies on its way out. It may take half of that memory.
+    """
+    if device_kind.startswith(("TPU v2", "TPU v3")):
+        return f"the kernels are for TPU v4 and later, not {device_kind}: it multiplies no bfloat16 tiles"
+    memory = 16 * 2**20 if device_kind.startswith("TPU v4") else _VMEM
+    longest = memory // 2 // (max(_LANES, head_width) * 8)
+    return f"rows of {length} tokens are longer than the {longest} whose gradient fits on the chip" if length > longest else None
 
 
 @dataclasses.dataclass(frozen=True)
