@@ -10,15 +10,19 @@ from jax.sharding import AxisType
 
 from ag_jax.attention import patterns
 from ag_jax.attention.dropout import keep_mask
-from ag_jax.attention.fused import reference, tpu, tpu_grid
+from ag_jax.attention.fused import gpu, reference, tpu, tpu_grid
 from ag_jax.attention.fused.choice import Fused
 from ag_jax.attention.guidance import Guides
 from ag_jax.attention.patterns import Columns, Shift
 
 KEY = jax.random.key(11)
+# Several blocks for 37 tokens, of unequal sizes.
+SMALL_PLAN = gpu.Plan(*(gpu.Blocks(*sizes, 1, 1) for sizes in ((32, 16), (16, 32), (16, 16), (32, 16))))
 IMPLEMENTATIONS = {
     "reference": reference.attend,
     "tpu": Fused(functools.partial(tpu.attend, interpret=True)),
+    "gpu": Fused(functools.partial(gpu.attend, interpret=True)),
+    "gpu_blocks": Fused(functools.partial(gpu.attend, plan=SMALL_PLAN, interpret=True)),
 }
 
 
@@ -123,11 +127,12 @@ def assert_same(found, expected, sequences_BL, dtype):
     """Errors relative to the largest value; outputs and statistics of padding do not count."""
     valid = sequences_BL > 0
     ((mixed, statistics), gradient), ((wanted, wanted_statistics), wanted_gradient) = found, expected
-    tolerance = {"float32": 3e-6, "bfloat16": 1.2e-2}[dtype]
+    # Gradients of blocks go by the rows' logarithmic sums, of about 20, and inherit their rounding several times.
+    tolerance, of_gradients = {"float32": (3e-6, 1e-5), "bfloat16": (1.2e-2, 2.4e-2)}[dtype]
     pairs = [("output", mixed[valid], wanted[valid], tolerance)]
     for name, one, other in zip(("squares", "overlap"), statistics or (), wanted_statistics or ()):
         pairs.append((name, one.swapaxes(1, 2)[valid], other.swapaxes(1, 2)[valid], 3e-6))
-    pairs += [(f"d{name}", gradient[name], wanted_gradient[name], 2 * tolerance) for name in gradient]
+    pairs += [(f"d{name}", gradient[name], wanted_gradient[name], of_gradients) for name in gradient]
     for name, one, other, allowed in pairs:
         assert np.abs(other).max() > 1e-3, f"{name}: the comparison would be of nothing"
         error = np.abs(one - other).max() / np.abs(other).max()
