@@ -10,19 +10,21 @@ from jax.sharding import AxisType
 
 from ag_jax.attention import patterns
 from ag_jax.attention.dropout import keep_mask
-from ag_jax.attention.fused import gpu, reference, tpu, tpu_grid
+from ag_jax.attention.fused import gpu, gpu_grid, reference, tpu, tpu_grid
 from ag_jax.attention.fused.choice import Fused
 from ag_jax.attention.guidance import Guides
 from ag_jax.attention.patterns import Columns, Shift
 
 KEY = jax.random.key(11)
+# JAX_PLATFORMS=cuda runs the GPU's kernels on one.
+ON_GPU = jax.default_backend() == "gpu"
 # Several blocks for 37 tokens, of unequal sizes.
-SMALL_PLAN = gpu.Plan(*(gpu.Blocks(*sizes, 1, 1) for sizes in ((32, 16), (16, 32), (16, 16), (32, 16))))
+SMALL_PLAN = gpu_grid.Plan(*(gpu_grid.Blocks(*sizes, 1, 1) for sizes in ((32, 16), (16, 32), (16, 16), (32, 16))))
 IMPLEMENTATIONS = {
     "reference": reference.attend,
     "tpu": Fused(functools.partial(tpu.attend, interpret=True)),
-    "gpu": Fused(functools.partial(gpu.attend, interpret=True)),
-    "gpu_blocks": Fused(functools.partial(gpu.attend, plan=SMALL_PLAN, interpret=True)),
+    "gpu": Fused(functools.partial(gpu.attend, interpret=not ON_GPU)),
+    "gpu_blocks": Fused(functools.partial(gpu.attend, plan=SMALL_PLAN, interpret=not ON_GPU)),
 }
 
 
@@ -120,7 +122,8 @@ def run(attend, inputs, sequences_BL, guides, rate):
         gradient = jax.grad(lambda inputs: weighted(*call(inputs), sequences_BL).astype(jnp.float32))(inputs)
         return call(inputs), gradient
 
-    return jax.tree.map(lambda array: np.asarray(array, np.float64), both(inputs))
+    with jax.default_matmul_precision("highest"):
+        return jax.tree.map(lambda array: np.asarray(array, np.float64), both(inputs))
 
 
 def assert_same(found, expected, sequences_BL, dtype):

@@ -22,7 +22,6 @@ from ag_jax.attention.fused.contract import MASKED_SCORE, Shape
 Array = jax.Array
 Ref = Any
 
-LOG2_E = math.log2(math.e)
 _SMALLEST = 16  # rows and columns that a matrix product needs at least
 
 
@@ -89,17 +88,48 @@ class Keys:
         return self.first + jnp.arange(self.key.shape[0])
 
 
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What all heads of a call have in common: their width, and whether this is a test that has plain JAX alone."""
+
+    shape: Shape
+    width: int
+    interpret: bool
+
+    @property
+    def scale(self) -> float:
+        """From units of Q K^T to powers of 2: log2(e) / sqrt(d)."""
+        return math.log2(math.e) / math.sqrt(self.width)
+
+    def exponential(self, scores: Array, powers: Array) -> Array:
+        """2^(scale scores - powers) = exp(Q K^T / sqrt(d)) 2^-powers; exactly zero below about 2^-126.
+
+        It takes two instructions. Compiled from `jnp.exp2` it took seven, most of them for results too small to matter.
+        """
+        if self.interpret:
+            return jnp.exp2(self.scale * scores - powers)
+        (result,) = triton.elementwise_inline_asm(
+            "{ .reg .f32 x; fma.rn.f32 x, $1, $2, $3; ex2.approx.ftz.f32 $0, x; }",
+            args=[scores, jnp.full_like(scores, self.scale), jnp.broadcast_to(-powers, scores.shape)],
+            constraints="=f,f,f,f",
+            pack=1,
+            result_shape_dtypes=[jax.ShapeDtypeStruct(scores.shape, jnp.float32)],
+        )
+        return result
+
+
 class Head:
     """One head of one example, which loads and stores its rows within the bounds of its length and its width.
 
-    width: of the head; its rows are loaded as the next power of two, filled up with 0.
-    refs: references to whole arrays, named as in `gpu.LETTERS`.
+    Rows of a head are loaded as wide as the next power of two, filled up with 0. refs: references to whole arrays, named as
+    in `gpu_grid.LETTERS`.
     """
 
-    def __init__(self, shape: Shape, width: int, refs: dict[str, Ref], example: Array, head: Array):
-        self.shape, self.width, self.refs, self.example, self.head = shape, width, refs, example, head
-        self.shift = refs["shifts"][head] if shape.guided else None
-        self.numbers = [refs["numbers"][index] for index in range(4)] if shape.rate else None
+    def __init__(self, kind: Kind, refs: dict[str, Ref], example: Array, head: Array):
+        self.kind, self.refs, self.example, self.head = kind, refs, example, head
+        self.shape, self.width = kind.shape, kind.width
+        self.shift = refs["shifts"][head] if kind.shape.guided else None
+        self.numbers = [refs["numbers"][index] for index in range(4)] if kind.shape.rate else None
 
     def queries(self, first: Array, size: int) -> Queries:
         """The queries from `first` on."""
@@ -170,10 +200,10 @@ class Tile:
         return vector[None, :] if self.queries_first else vector[:, None]
 
     def scores(self) -> Array:
-        """log2(e) (Q K^T / sqrt(d) + bias) where query and key belong together, float32."""
-        scores = self._meet(self.queries.query, self.keys.key) * (LOG2_E / math.sqrt(self.head.width))
+        """Q K^T + sqrt(d) bias where query and key belong together, float32."""
+        scores = self._meet(self.queries.query, self.keys.key)
         if "bias" in self.head.refs:
-            bias_QK = LOG2_E * self.head.bias(self.queries, self.keys)
+            bias_QK = math.sqrt(self.head.width) * self.head.bias(self.queries, self.keys)
             scores += bias_QK if self.queries_first else bias_QK.T
         together = self.of_queries(self.queries.sequences) == self.of_keys(self.keys.sequences)
         return jnp.where(together, scores, MASKED_SCORE)
@@ -184,20 +214,19 @@ class Tile:
         moved = self.of_queries(self.queries.position + self.head.shift)
         return contract.target(0, self.of_keys(self.keys.weights), moved, self.of_keys(self.keys.position))
 
-    def multiplier(self) -> Array:
-        """M: 1 / (1 - rate) for what dropout keeps, else 0."""
-        head, shape = self.head, self.head.shape
+    def keep(self) -> Array:
+        """Booleans: what dropout keeps."""
+        head = self.head
         position = self.of_queries(self.queries.position), self.of_keys(self.keys.position)
-        keep = shape.keep(head.numbers, head.example, head.head, *position)
-        return jnp.where(keep, 1.0 / (1.0 - shape.rate), 0.0)
+        return head.shape.keep(head.numbers, head.example, head.head, *position)
 
     def gradient(self) -> tuple[Array, Array]:
-        """dS, and H * M."""
-        H = thinned = jnp.exp2(self.scores() - self.of_queries(self.queries.log_sums))
+        """dS, and what dropout leaves of H. The factor 1 / (1 - rate) of both is to be in `g_output` already."""
+        H = thinned = self.head.kind.exponential(self.scores(), self.of_queries(self.queries.log_sums))
         dH = self._meet(self.queries.g_output, self.keys.value)
         if self.head.shape.rate:
-            multiplier = self.multiplier()
-            dH, thinned = dH * multiplier, H * multiplier
+            keep = self.keep()
+            dH, thinned = jnp.where(keep, dH, 0.0), jnp.where(keep, H, 0.0)
         if self.head.shape.guided:
             dH += self.of_queries(2.0 * self.queries.g_squares) * H
             dH += self.of_queries(self.queries.g_overlap) * self.target()
