@@ -25,6 +25,7 @@ from ag_jax.attention.fused.gpu_tiles import Head, Kind, Ref, Tile, power_of_two
 
 Array = jax.Array
 
+
 def _of_block(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[Head, Array, Array, Array]:
     """The program's head, the first row that it holds, and the first and last + 1 block that it streams."""
     block, head, example = (pl.program_id(axis) for axis in range(3))
@@ -173,13 +174,13 @@ def _attention_backward(call: Call, residuals: tuple, cotangents: tuple):
     known = operands | {"g_output": (g_output / (1.0 - shape.rate)).astype(dtype), "log_sums": log_sums, "delta": delta}
     given = _given(call, known | dict(zip(("g_squares", "g_overlap"), g_statistics)))
 
-    gradients = dict.fromkeys(operands)
-    rows = {name: call.rows(dtype) for name in ("g_query", "g_key", "g_value")}
-    of_query, of_keys = {"g_query": rows.pop("g_query")}, rows
-    found = _over_rows(call, "attention_query_gradient", _query_kernel, call.plan.query, given, of_query)
-    found += _over_rows(call, "attention_key_gradient", _key_kernel, call.plan.key, given, of_keys)
-    for name, gradient in zip(("query", "key", "value"), found, strict=True):
-        gradients[name] = gradient.reshape(output.shape)
+    row = call.rows(dtype)
+    rows = _over_rows(call, "attention_query_gradient", _query_kernel, call.plan.query, given, {"g_query": row})
+    of_keys = {"g_key": row, "g_value": row}
+    rows += _over_rows(call, "attention_key_gradient", _key_kernel, call.plan.key, given, of_keys)
+    gradients = dict.fromkeys(operands) | {
+        name: gradient.reshape(output.shape) for name, gradient in zip(("query", "key", "value"), rows, strict=True)
+    }
     if operands["bias"] is not None:
         gradients["bias"] = _backward_bias(call, given)
     return (gradients,)
