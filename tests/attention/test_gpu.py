@@ -47,12 +47,11 @@ def lower(length, heads, width, dtype, *, rate=0.1, guided=True, plan=None, lear
         statistics = 3.0 * squares.sum() + jnp.square(overlap).sum() if guided else 0.0
         return jnp.square(mixed.astype(jnp.float32)).sum() + statistics
 
-    traced = jax.jit(jax.grad(total, (0, 1, 2, 4) if learn_bias else (0, 1, 2))).trace(
-        *arguments(length, heads, width, dtype, guided=guided, **of_arguments)
-    )
+    gradient = jax.jit(jax.grad(total, (0, 1, 2, 4) if learn_bias else (0, 1, 2)))
+    operands = arguments(length, heads, width, dtype, guided=guided, **of_arguments)
     device = AbstractDevice(device_kind="NVIDIA H100", num_cores=None, platform="gpu")
     with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
-        return traced.lower(lowering_platforms=("cuda",))
+        return gradient.trace(*operands).lower(lowering_platforms=("cuda",))
 
 
 SIZES = {

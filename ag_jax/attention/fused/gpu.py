@@ -59,7 +59,7 @@ def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: d
     start = (jnp.full_like(zero, -jnp.inf), zero, mixed, *([zero] * (2 * shape.guided)))
     largest, total, mixed, *sums = jax.lax.fori_loop(first, last, step, start)
     inverse = 1.0 / total
-    head.store_rows(results["output"], held, mixed * (inverse * (1.0 / (1.0 - shape.rate)))[:, None])
+    head.store_rows(results["output"], held, mixed * (inverse * call.kind.restored)[:, None])
     head.store_vector(results["log_sums"], held, scale * largest + math.log2(math.e) * jnp.log(total))
     if shape.guided:
         head.store_vector(results["squares"], held, sums[0] * inverse * inverse)
@@ -78,7 +78,7 @@ def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dic
 
     start = jnp.zeros((blocks.held, power_of_two(call.kind.width)), jnp.float32)
     g_query = jax.lax.fori_loop(first, last, step, start)
-    head.store_rows(results["g_query"], held, g_query * call.kind.width**-0.5)
+    head.store_rows(results["g_query"], held, g_query * (call.kind.restored * call.kind.width**-0.5))
 
 
 def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
@@ -95,8 +95,8 @@ def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[
 
     start = jnp.zeros((blocks.held, power_of_two(call.kind.width)), jnp.float32)
     g_key, g_value = jax.lax.fori_loop(first, last, step, (start, start))
-    head.store_rows(results["g_key"], held, g_key * call.kind.width**-0.5)
-    head.store_rows(results["g_value"], held, g_value)
+    head.store_rows(results["g_key"], held, g_key * (call.kind.restored * call.kind.width**-0.5))
+    head.store_rows(results["g_value"], held, g_value * call.kind.restored)
 
 
 def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
@@ -117,7 +117,7 @@ def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict
 
     start = jnp.zeros((blocks.held, blocks.streamed), jnp.float32)
     sum_QK = jax.lax.fori_loop(0, sharing_examples * sharing_heads, step, start)
-    head_of(jnp.int32(0)).store_matrix(results["g_bias"], first_query, first_key, sum_QK)
+    head_of(jnp.int32(0)).store_matrix(results["g_bias"], first_query, first_key, sum_QK * call.kind.restored)
 
 
 def _given(call: Call, operands: dict[str, Array | None]) -> dict[str, Array]:
@@ -171,9 +171,10 @@ def _attention_backward(call: Call, residuals: tuple, cotangents: tuple):
     delta = products.sum(-1).swapaxes(1, 2)
     for factor, statistic, g_statistic in zip((2.0, 1.0), statistics, g_statistics):
         delta += factor * statistic * g_statistic
-    known = operands | {"g_output": (g_output / (1.0 - shape.rate)).astype(dtype), "log_sums": log_sums, "delta": delta}
-    given = _given(call, known | dict(zip(("g_squares", "g_overlap"), g_statistics)))
-
+    # Dropout's factor: rather than an array of its own for g_output / (1 - rate), some rows take its inverse here.
+    vectors = [(1.0 - shape.rate) * vector for vector in (delta, *g_statistics)]
+    known = operands | {"g_output": g_output.astype(dtype), "log_sums": log_sums}
+    given = _given(call, known | dict(zip(("delta", "g_squares", "g_overlap"), vectors)))
     row = call.rows(dtype)
     rows = _over_rows(call, "attention_query_gradient", _query_kernel, call.plan.query, given, {"g_query": row})
     of_keys = {"g_key": row, "g_value": row}

@@ -101,6 +101,11 @@ class Kind:
         """From units of Q K^T to powers of 2: log2(e) / sqrt(d)."""
         return math.log2(math.e) / math.sqrt(self.width)
 
+    @property
+    def restored(self) -> float:
+        """What dropout multiplies by where it keeps something: 1 / (1 - rate)."""
+        return 1.0 / (1.0 - self.shape.rate)
+
     def exponential(self, scores: Array, powers: Array) -> Array:
         """2^(scale scores - powers) = exp(Q K^T / sqrt(d)) 2^-powers; exactly zero below about 2^-126.
 
@@ -221,7 +226,7 @@ class Tile:
         return head.shape.keep(head.numbers, head.example, head.head, *position)
 
     def gradient(self) -> tuple[Array, Array]:
-        """dS, and what dropout leaves of H. The factor 1 / (1 - rate) of both is to be in `g_output` already."""
+        """(1 - rate) dS, and what dropout leaves of H, from rows of delta and of the statistics' gradients times 1 - rate."""
         H = thinned = self.head.kind.exponential(self.scores(), self.of_queries(self.queries.log_sums))
         dH = self._meet(self.queries.g_output, self.keys.value)
         if self.head.shape.rate:
