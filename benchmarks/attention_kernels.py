@@ -19,8 +19,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
 import record
+
 from ag_jax.attention import patterns
 from ag_jax.attention.fused import gpu, reference, tpu
 from ag_jax.attention.fused.choice import Fused

@@ -17,12 +17,12 @@ from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
 from ag_jax.attention.fused import gpu, gpu_grid
 from ag_jax.attention.fused.contract import Shape
+from tests.attention.test_fused import SMALL_PLAN
 
 # Said by JAX 0.12, in which Triton works and Mosaic is to follow it.
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 
 KERNELS = {"attention", "attention_query_gradient", "attention_key_gradient"}
-TILE = gpu_grid.Blocks(16, 16, 1, 1)
 
 
 def arguments(length, heads, width, dtype, *, batch=2, guided=True, bias=None, device=None):
@@ -108,6 +108,11 @@ def test_blocks_fit_short_rows():
     assert gpu_grid.Blocks(128, 64, 8, 3).fit(3) == gpu_grid.Blocks(16, 16, 1, 3)
 
 
+def test_heads_that_are_too_wide_are_an_error():
+    with pytest.raises(ValueError, match="up to 256, these have 257"):
+        lower(32, 2, 257, jnp.bfloat16)
+
+
 @pytest.fixture(scope="module")
 def h100():
     """A device to compile for that is not there."""
@@ -123,16 +128,17 @@ def h100():
 def test_compiles_for_h100(h100, size, variant):
     """What needs more registers or shared memory than there are is refused here."""
     lines = lower(*SIZES[size], **VARIANTS[variant], device=h100).compile().as_text().splitlines()
-    names = {name for line in lines if "custom-call(" in line for name in re.findall(r"(attention\w*)\)*/pallas_call", line)}
+    calls = [line for line in lines if "custom-call(" in line]
+    names = {name for line in calls for name in re.findall(r"(attention\w*)\)*/pallas_call", line)}
     # The gradient of a bias that is not learnt costs nothing: it is not there.
     assert names == KERNELS | ({"attention_bias_gradient"} if variant == "learnt_bias" else set())
 
 
 @pytest.mark.slow
 def test_small_blocks_compile_for_h100(h100):
-    """Those that the tests of results take on a GPU."""
-    plan = gpu_grid.Plan(TILE, TILE, TILE, TILE)
-    lower(37, 4, 8, jnp.float32, plan=plan, bias=(2, 1), learn_bias=True, device=h100).compile()
+    """Those that the tests of results take on a GPU, in the precision that they take."""
+    with jax.default_matmul_precision("highest"):
+        lower(37, 4, 8, jnp.float32, plan=SMALL_PLAN, bias=(2, 1), learn_bias=True, device=h100).compile()
 
 
 @pytest.mark.slow

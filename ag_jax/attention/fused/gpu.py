@@ -8,6 +8,9 @@ Milakov & Gimelshein (2018), in which the two statistics follow their rows' larg
 It keeps each row's m + log(sum e), from which the backward kernels make any element of H again (Dao 2023): one holds queries
 for dQ, one holds keys for dK and dV. Each result has one program that writes it, so that two runs agree to the last bit.
 
+For NVIDIA GPUs of compute capability 8.0 or more, rows of any length, and heads of a width up to 256; where shared memory is
+small (100 KiB, as an L4 has), up to 128.
+
 Shape letters: B batch, L length, Q query position, K key position, H head, V width of a head, N = H * V all heads' width.
 """
 
@@ -24,6 +27,8 @@ from ag_jax.attention.fused.gpu_grid import LETTERS, Blocks, Call, Plan, choose_
 from ag_jax.attention.fused.gpu_tiles import Head, Kind, Ref, Tile, power_of_two, product
 
 Array = jax.Array
+
+_WIDEST = 256  # elements of a head's row
 
 
 def _of_block(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[Head, Array, Array, Array]:
@@ -206,8 +211,13 @@ def attend(
 ) -> tuple[Array, Array | None, Array | None]:
     """Output `BLN`, and of all heads `sum_of_squares_BHQ` and `overlap_BHQ` if `shape.guided` (`contract.Kernel`).
 
-    plan: of blocks, otherwise than `choose_plan` has it.
+    plan: of blocks, otherwise than `choose_plan` has it. Raises ValueError for heads that are too wide.
     """
+    if query_BLN.shape[2] > _WIDEST * shape.heads:
+        raise ValueError(
+            f"the GPU's attention kernels take heads of a width up to {_WIDEST}, these have "
+            f"{query_BLN.shape[2] // shape.heads}: use more heads, or model.attention=reference"
+        )
     kind = Kind(shape, query_BLN.shape[2] // shape.heads, interpret)
     call = Call(kind, query_BLN.shape[0], plan or choose_plan(kind, query_BLN.dtype.itemsize))
     operands = {

@@ -15,7 +15,7 @@ from ag_jax.attention.fused.gpu_tiles import Kind, Ref, power_of_two
 
 Array = jax.Array
 
-# Axes of all that a kernel reads or writes: L and V are bounded, T counts the program's blocks and C is a pair.
+# Axes of all that a kernel reads or writes: what it loads of L and V has their bounds, the other axes are read whole.
 LETTERS = {
     **dict.fromkeys(("query", "key", "value", "g_output", "output", "g_query", "g_key", "g_value"), "BLHV"),
     **dict.fromkeys(("log_sums", "delta", "squares", "overlap", "g_squares", "g_overlap", "weights"), "BHL"),
@@ -56,7 +56,8 @@ def choose_plan(kind: Kind, itemsize: int) -> Plan:
     """What leaves room for two programs on a multiprocessor, so that one multiplies matrices while another does not.
 
     Blocks of 128 queries read keys and values half as often as those of 64, but have too many numbers in registers if there
-    are statistics or dropout. Wide rows need smaller blocks. itemsize: bytes of an element of `query`.
+    are statistics or dropout. Wide rows need smaller blocks; the widest leave room for one program. itemsize: bytes of an
+    element of `query`.
     """
     row = power_of_two(kind.width) * itemsize
     if row > 256:
@@ -66,7 +67,8 @@ def choose_plan(kind: Kind, itemsize: int) -> Plan:
         narrow = Blocks(64, 32, 4, 2)
         return Plan(Blocks(64, 64, 4, 2), narrow, narrow, narrow)
     small, large = Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 3)
-    return Plan(small, small, small, small) if kind.shape.guided or kind.shape.rate else Plan(large, large, small, small)
+    of_queries = small if kind.shape.guided or kind.shape.rate else large
+    return Plan(of_queries, of_queries, small, small)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 A program holds some rows of one side, queries or keys, and streams the other side past them. The rows that it holds are
 the first axis of its tiles, so that a tile can go into the next product from the registers that it was made in: `QK` where
-queries are held, `KQ` where keys are. Exponentials have base 2, which is what the hardware has.
+queries are held, `KQ` where keys are. Between its products a kernel is bound by the instructions an element takes: what can
+be done once a row is done there, and the exponential (`Kind.exponential`) takes scores as the product leaves them.
 
 Shape letters: B batch, L length, Q query position, K key position, H head, V width of a head.
 """
@@ -43,9 +44,9 @@ def _inside(first: Array, size: int, length: int) -> Array | None:
 
 def _crossed(rows: Array | None, columns: Array | None) -> Array | None:
     """The mask of a matrix from those of its rows and its columns."""
-    if rows is None or columns is None:
-        return rows[:, None] if rows is not None else None if columns is None else columns[None, :]
-    return rows[:, None] & columns[None, :]
+    if rows is None:
+        return None if columns is None else columns[None, :]
+    return rows[:, None] if columns is None else rows[:, None] & columns[None, :]
 
 
 def _load(place: Ref, mask: Array | None, other: float) -> Array:
@@ -109,7 +110,7 @@ class Kind:
     def exponential(self, scores: Array, powers: Array) -> Array:
         """2^(scale scores - powers) = exp(Q K^T / sqrt(d)) 2^-powers; exactly zero below about 2^-126.
 
-        It takes two instructions. Compiled from `jnp.exp2` it took seven, most of them for results too small to matter.
+        A product-sum and the hardware's own power of 2. `jnp.exp2` compiles to more, for the sake of those small results.
         """
         if self.interpret:
             return jnp.exp2(self.scale * scores - powers)
@@ -186,7 +187,8 @@ class Head:
     def _matrix(self, ref: Ref, queries: tuple[Array, int], keys: tuple[Array, int]) -> tuple[Ref, Array | None]:
         """Sides are their first position and their size."""
         mask = _crossed(*(_inside(*side, self.shape.length) for side in (queries, keys)))
-        example, head = (jnp.minimum(at, size - 1) for at, size in zip((self.example, self.head), ref.shape))  # 0 if shared
+        # An axis that all examples or all heads share has the size 1.
+        example, head = (jnp.minimum(at, size - 1) for at, size in zip((self.example, self.head), ref.shape))
         return ref.at[example, head, pl.ds(*queries), pl.ds(*keys)], mask
 
 
@@ -205,7 +207,7 @@ class Tile:
         return vector[None, :] if self.queries_first else vector[:, None]
 
     def scores(self) -> Array:
-        """Q K^T + sqrt(d) bias where query and key belong together, float32."""
+        """Q K^T + sqrt(d) bias where query and key belong together, float32: what `Kind.exponential` takes."""
         scores = self._meet(self.queries.query, self.keys.key)
         if "bias" in self.head.refs:
             bias_QK = math.sqrt(self.head.width) * self.head.bias(self.queries, self.keys)
