@@ -1,0 +1,150 @@
+"""What can be said of the GPU kernels without a GPU, besides their results: that they compile, and what memory they take.
+
+The tests that compile for an H100 need JAX's CUDA plugin, `pip install '.[cuda12]'`, and no GPU.
+"""
+
+import functools
+import importlib.util
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
+
+from ag_jax.attention.fused import gpu, gpu_grid
+from ag_jax.attention.fused.contract import Shape
+from tests.attention.test_fused import SMALL_PLAN
+
+# Said by JAX 0.12, in which Triton works and Mosaic is to follow it.
+pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+
+KERNELS = {"attention", "attention_query_gradient", "attention_key_gradient"}
+
+
+def arguments(length, heads, width, dtype, *, batch=2, guided=True, bias=None, device=None):
+    """Shapes of all that `gpu.attend` takes, from `query` on."""
+    shape = functools.partial(jax.ShapeDtypeStruct, sharding=device and SingleDeviceSharding(device))
+    row = shape((batch, length, heads * width), dtype)
+    return (
+        *(row, row, row, shape((batch, length), jnp.int32)),
+        None if bias is None else shape((*bias, length, length), jnp.float32),
+        shape((heads,), jnp.int32) if guided else None,
+        shape((batch, heads, length), jnp.float32) if guided else None,
+        shape((4,), jnp.int32),
+    )
+
+
+def lower(length, heads, width, dtype, *, rate=0.1, guided=True, plan=None, learn_bias=False, **of_arguments):
+    """Gradients of everything, lowered for a GPU."""
+    shape = Shape(heads, heads, length, rate, guided)
+
+    def total(*operands):
+        mixed, squares, overlap = gpu.attend(shape, *operands, plan=plan)
+        statistics = 3.0 * squares.sum() + jnp.square(overlap).sum() if guided else 0.0
+        return jnp.square(mixed.astype(jnp.float32)).sum() + statistics
+
+    gradient = jax.jit(jax.grad(total, (0, 1, 2, 4) if learn_bias else (0, 1, 2)))
+    operands = arguments(length, heads, width, dtype, guided=guided, **of_arguments)
+    device = AbstractDevice(device_kind="NVIDIA H100", num_cores=None, platform="gpu")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
+        return gradient.trace(*operands).lower(lowering_platforms=("cuda",))
+
+
+SIZES = {
+    "roberta12": (512, 12, 64, "bfloat16"),
+    "roberta16": (512, 16, 48, "bfloat16"),
+    "long": (8192, 12, 64, "bfloat16"),
+    "float32": (512, 12, 64, "float32"),
+    "odd": (500, 3, 12, "float32"),
+    "wide": (300, 2, 256, "bfloat16"),
+}
+VARIANTS = {
+    "guided": {},
+    "plain": {"rate": 0.0, "guided": False},
+    "bias": {"bias": (1, 1)},
+    "learnt_bias": {"bias": (2, 1), "learn_bias": True},
+}
+CASES = [(size, "guided") for size in SIZES] + [("roberta12", variant) for variant in ("plain", "bias", "learnt_bias")]
+
+
+@pytest.mark.parametrize(("size", "variant"), CASES)
+def test_lowers(size, variant):
+    names = set(re.findall(r'name = "(attention\w*)"', lower(*SIZES[size], **VARIANTS[variant]).as_text()))
+    assert names >= KERNELS and names <= KERNELS | {"attention_bias_gradient"}
+
+
+def test_writes_no_matrix():
+    """Of all arrays of the program none is L x L, unless a bias is given: then that one, and its gradient."""
+    text = lower(8192, 12, 64, jnp.bfloat16, batch=1).as_text()
+    assert "8192x768x" in text
+    assert "8192x8192x" not in text
+    text = lower(1024, 12, 64, jnp.bfloat16, batch=1, bias=(1, 1), learn_bias=True).as_text()
+    assert set(re.findall(r"tensor<(\w*1024x1024x\w+)>", text)) == {"1x1x1024x1024xf32"}
+
+
+def test_visits_all_that_meet_and_few_others():
+    """Whatever has a number in common is visited; of documents in order, no more than those."""
+    rng, blocks = np.random.default_rng(0), gpu_grid.Blocks(16, 8, 1, 1)
+    in_order, in_disorder = np.sort(rng.integers(1, 9, (3, 75)), axis=1), rng.integers(0, 3, (3, 75))
+    in_order[1, 50:] = 0
+    for sequences_BL, is_exact in ((in_order, True), (in_disorder, False)):
+        visits_BTC = np.asarray(gpu_grid.visits(jnp.asarray(sequences_BL, jnp.int32), blocks))
+        assert visits_BTC.shape == (3, 5, 2)
+        for example, block in np.ndindex(3, 5):
+            held = set(sequences_BL[example, 16 * block : 16 * block + 16])
+            meet = [s for s in range(10) if held & set(sequences_BL[example, 8 * s : 8 * s + 8])]
+            first, last = visits_BTC[example, block]
+            assert first <= meet[0] and meet[-1] < last
+            assert not is_exact or (first, last) == (meet[0], meet[-1] + 1)
+
+
+def test_blocks_fit_short_rows():
+    assert gpu_grid.Blocks(128, 64, 8, 3).fit(512) == gpu_grid.Blocks(128, 64, 8, 3)
+    assert gpu_grid.Blocks(128, 64, 8, 3).fit(37) == gpu_grid.Blocks(64, 64, 4, 3)
+    assert gpu_grid.Blocks(128, 64, 8, 3).fit(3) == gpu_grid.Blocks(16, 16, 1, 3)
+
+
+def test_heads_that_are_too_wide_are_an_error():
+    with pytest.raises(ValueError, match="up to 256, these have 257"):
+        lower(32, 2, 257, jnp.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def h100():
+    """A device to compile for that is not there."""
+    plugins = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+    if importlib.util.find_spec("jax_plugins") is None or not any(map(importlib.util.find_spec, plugins)):
+        pytest.skip("needs JAX's CUDA plugin: pip install '.[cuda12]'")
+    description = (pathlib.Path(__file__).parent / "h100.txt").read_text()
+    return topologies.get_topology_desc(platform="cuda", target_config=description, topology="1x1x1").devices[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "variant"), CASES)
+def test_compiles_for_h100(h100, size, variant):
+    """What needs more registers or shared memory than there are is refused here."""
+    lines = lower(*SIZES[size], **VARIANTS[variant], device=h100).compile().as_text().splitlines()
+    calls = [line for line in lines if "custom-call(" in line]
+    names = {name for line in calls for name in re.findall(r"(attention\w*)\)*/pallas_call", line)}
+    # The gradient of a bias that is not learnt costs nothing: it is not there.
+    assert names == KERNELS | ({"attention_bias_gradient"} if variant == "learnt_bias" else set())
+
+
+@pytest.mark.slow
+def test_small_blocks_compile_for_h100(h100):
+    """Those that the tests of results take on a GPU, in the precision that they take."""
+    with jax.default_matmul_precision("highest"):
+        lower(37, 4, 8, jnp.float32, plan=SMALL_PLAN, bias=(2, 1), learn_bias=True, device=h100).compile()
+
+
+@pytest.mark.slow
+def test_memory_grows_with_the_length(h100):
+    bytes_ = [
+        lower(length, 12, 64, jnp.bfloat16, batch=1, device=h100).compile().memory_analysis().temp_size_in_bytes
+        for length in (2048, 8192)
+    ]
+    assert bytes_[1] < 4.5 * bytes_[0]
