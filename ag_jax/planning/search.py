@@ -10,8 +10,9 @@ from collections.abc import Callable
 from ag_jax.planning.compilation import Compiled, TooLarge
 
 MOST_PROBES, MOST_FITTING = 8, 2
-NEAR = 0.02  # a number that fits is the largest if one that is this share larger does not
-OVERSHOT = 1.15  # of the first guess: far enough above to be refused, near enough to make the next guess a good one
+NEAR = 0.05  # a number that fits is the largest if one that is this share larger does not
+# Of the first guess: far enough above to be refused, near enough to make the next guess a good one; and of the later ones.
+OVERSHOT, CAUTION = 1.15, 0.99
 
 Outcome = Compiled | TooLarge
 
@@ -32,7 +33,7 @@ def largest(
             break
         guess = predicted(outcomes, fixed_bytes, available)
         # To be refused costs seconds, to fit a minute.
-        rows = max(math.ceil(OVERSHOT * guess), low + 1) if high is None else min(max(guess, low + 1), high - 1)
+        rows = max(math.ceil(OVERSHOT * guess), low + 1) if high is None else min(max(math.floor(CAUTION * guess), low + 1), high - 1)
         outcomes[rows] = probe(rows)
         fitting += isinstance(outcomes[rows], Compiled)
     best = max((rows for rows, outcome in outcomes.items() if isinstance(outcome, Compiled)), default=0)

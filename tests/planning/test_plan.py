@@ -75,7 +75,7 @@ def test_the_search_finds_the_largest(first, fixed, a_row, bend):
     truth = max(rows for rows in range(1, 2000) if isinstance(outcome(rows), Compiled))
     assert len(tried) <= search.MOST_PROBES and first not in tried
     assert sum(isinstance(outcome(rows), Compiled) for rows in tried) <= search.MOST_FITTING
-    assert isinstance(found, Compiled) and best <= truth and best >= 0.97 * truth
+    assert isinstance(found, Compiled) and best <= truth and best >= (1 - search.NEAR) * truth - 1
 
 
 def test_the_search_gives_up_where_nothing_fits():

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from ag_jax.attention import dropout
-from ag_jax.attention.fused import reference, tpu, tpu_grid
+from ag_jax.attention.fused import gpu, gpu_grid, reference, tpu, tpu_grid
 from ag_jax.attention.fused.contract import Attend, Kernel, Mixed, Shape, guided_statistics, sparse_targets
 from ag_jax.attention.guidance import Guides
 
 Array = jax.Array
 
-KERNELS: dict[str, Kernel] = {"tpu": tpu.attend}
+KERNELS: dict[str, Kernel] = {"tpu": tpu.attend, "gpu": gpu.attend}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,7 @@ def choose(
     elif name == "tpu":
         refused = tpu_grid.refuses(device.device_kind, head_width, length)
     else:
-        refused = None
+        refused = gpu_grid.refuses(device, head_width)
     if refused is None:
         return Choice(Fused(KERNELS[name], mesh, rows, heads), name, f"the devices are {device.device_kind}")
     if wanted == "auto":

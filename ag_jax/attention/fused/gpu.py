@@ -20,15 +20,15 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
-from ag_jax.attention.fused.contract import Shape
+from ag_jax.attention.fused.contract import KEPT, Shape
 from ag_jax.attention.fused.gpu_grid import LETTERS, Blocks, Call, Plan, choose_plan, visits
 from ag_jax.attention.fused.gpu_tiles import Head, Kind, Ref, Tile, power_of_two, product
 
 Array = jax.Array
 
-_WIDEST = 256  # elements of a head's row
 
 
 def _of_block(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[Head, Array, Array, Array]:
@@ -60,7 +60,7 @@ def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: d
         return highest, total, mixed, *sums
 
     zero = jnp.zeros((blocks.held,), jnp.float32)
-    mixed = jnp.zeros((blocks.held, power_of_two(call.kind.width)), jnp.float32)
+    mixed = jnp.zeros((blocks.held, power_of_two(call.kind.shape.width)), jnp.float32)
     start = (jnp.full_like(zero, -jnp.inf), zero, mixed, *([zero] * (2 * shape.guided)))
     largest, total, mixed, *sums = jax.lax.fori_loop(first, last, step, start)
     inverse = 1.0 / total
@@ -81,9 +81,9 @@ def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dic
         dS_QK, _ = Tile(head, queries, keys, queries_first=True).gradient()
         return g_query + product(dS_QK.astype(keys.key.dtype), keys.key, 1, 0)
 
-    start = jnp.zeros((blocks.held, power_of_two(call.kind.width)), jnp.float32)
+    start = jnp.zeros((blocks.held, power_of_two(call.kind.shape.width)), jnp.float32)
     g_query = jax.lax.fori_loop(first, last, step, start)
-    head.store_rows(results["g_query"], held, g_query * (call.kind.restored * call.kind.width**-0.5))
+    head.store_rows(results["g_query"], held, g_query * (call.kind.restored * call.kind.shape.width**-0.5))
 
 
 def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
@@ -98,9 +98,9 @@ def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[
         g_value += product(thinned_KQ.astype(queries.g_output.dtype), queries.g_output, 1, 0)
         return g_key + product(dS_KQ.astype(queries.query.dtype), queries.query, 1, 0), g_value
 
-    start = jnp.zeros((blocks.held, power_of_two(call.kind.width)), jnp.float32)
+    start = jnp.zeros((blocks.held, power_of_two(call.kind.shape.width)), jnp.float32)
     g_key, g_value = jax.lax.fori_loop(first, last, step, (start, start))
-    head.store_rows(results["g_key"], held, g_key * (call.kind.restored * call.kind.width**-0.5))
+    head.store_rows(results["g_key"], held, g_key * (call.kind.restored * call.kind.shape.width**-0.5))
     head.store_rows(results["g_value"], held, g_value * call.kind.restored)
 
 
@@ -127,7 +127,7 @@ def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict
 
 def _given(call: Call, operands: dict[str, Array | None]) -> dict[str, Array]:
     """The operands that there are, with the heads of rows apart."""
-    apart = (call.examples, call.kind.shape.length, call.kind.shape.heads, call.kind.width)
+    apart = (call.examples, call.kind.shape.length, call.kind.shape.heads, call.kind.shape.width)
     given = {name: array for name, array in operands.items() if array is not None}
     return {name: array.reshape(apart) if LETTERS[name] == "BLHV" else array for name, array in given.items()}
 
@@ -165,6 +165,7 @@ def _attention_forward(call: Call, operands: dict[str, Array | None]):
     given = _given(call, operands)
     output, log_sums, *statistics = _over_rows(call, "attention", _forward_kernel, call.plan.forward, given, results)
     output = output.reshape(query.shape)
+    output, log_sums, statistics = checkpoint_name((output, log_sums, statistics), KEPT)
     return (output, statistics), (operands, output, log_sums, statistics)
 
 
@@ -211,14 +212,9 @@ def attend(
 ) -> tuple[Array, Array | None, Array | None]:
     """Output `BLN`, and of all heads `sum_of_squares_BHQ` and `overlap_BHQ` if `shape.guided` (`contract.Kernel`).
 
-    plan: of blocks, otherwise than `choose_plan` has it. Raises ValueError for heads that are too wide.
+    plan: of blocks, otherwise than `choose_plan` has it. Heads of a width above 256 do not fit (`gpu_grid.refuses`).
     """
-    if query_BLN.shape[2] > _WIDEST * shape.heads:
-        raise ValueError(
-            f"the GPU's attention kernels take heads of a width up to {_WIDEST}, these have "
-            f"{query_BLN.shape[2] // shape.heads}: use more heads, or model.attention=reference"
-        )
-    kind = Kind(shape, query_BLN.shape[2] // shape.heads, interpret)
+    kind = Kind(shape, interpret)
     call = Call(kind, query_BLN.shape[0], plan or choose_plan(kind, query_BLN.dtype.itemsize))
     operands = {
         "query": query_BLN,

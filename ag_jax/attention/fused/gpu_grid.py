@@ -4,6 +4,7 @@ Shape letters: B batch, L length, H head, V width of a head, T blocks of a row, 
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import jax
@@ -25,6 +26,9 @@ LETTERS = {
     "shifts": "H",
     "numbers": "N",
 }
+
+
+CAPABILITY, WIDEST = 8.0, 256  # the oldest GPU and the widest head that the kernels were compiled for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +63,7 @@ def choose_plan(kind: Kind, itemsize: int) -> Plan:
     are statistics or dropout. Wide rows need smaller blocks; the widest leave room for one program. itemsize: bytes of an
     element of `query`.
     """
-    row = power_of_two(kind.width) * itemsize
+    row = power_of_two(kind.shape.width) * itemsize
     if row > 256:
         wide = Blocks(64, 32, 8, 1)
         return Plan(wide, wide, wide, wide)
@@ -69,6 +73,14 @@ def choose_plan(kind: Kind, itemsize: int) -> Plan:
     small, large = Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 3)
     of_queries = small if kind.shape.guided or kind.shape.rate else large
     return Plan(of_queries, of_queries, small, small)
+
+
+def refuses(device: jax.Device, head_width: int) -> str | None:
+    """Why the kernels cannot run on a GPU, or None if they can."""
+    capability = str(getattr(device, "compute_capability", ""))
+    if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < CAPABILITY:
+        return f"the kernels are for NVIDIA GPUs of compute capability {CAPABILITY} and up, not {capability or 'others'}"
+    return f"heads of width {head_width} are wider than the {WIDEST} that fit" if head_width > WIDEST else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +102,7 @@ class Call:
     ) -> list[Array]:
         """`kernel(refs, results)` for every step of the grid, on references to whole arrays; returns the results."""
         longest = max(blocks.held, blocks.streamed)
-        bounded = {"L": -(-self.kind.shape.length // longest) * longest, "V": power_of_two(self.kind.width)}
+        bounded = {"L": -(-self.kind.shape.length // longest) * longest, "V": power_of_two(self.kind.shape.width)}
 
         def whole(name: str, array: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
             window = tuple(bounded.get(letter, size) for letter, size in zip(LETTERS[name], array.shape, strict=True))
@@ -113,7 +125,7 @@ class Call:
     def rows(self, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
         """A result that lies like `query`."""
         shape = self.kind.shape
-        return jax.ShapeDtypeStruct((self.examples, shape.length, shape.heads, self.kind.width), dtype)
+        return jax.ShapeDtypeStruct((self.examples, shape.length, shape.heads, self.kind.shape.width), dtype)
 
     def vectors(self) -> jax.ShapeDtypeStruct:
         """A number for each query of each head."""

@@ -91,16 +91,15 @@ class Keys:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What all heads of a call have in common: their width, and whether this is a test that has plain JAX alone."""
+    """What all heads of a call have in common; `interpret` runs kernels as plain JAX, for tests on a CPU."""
 
     shape: Shape
-    width: int
     interpret: bool
 
     @property
     def scale(self) -> float:
         """From units of Q K^T to powers of 2: log2(e) / sqrt(d)."""
-        return math.log2(math.e) / math.sqrt(self.width)
+        return math.log2(math.e) / math.sqrt(self.shape.width)
 
     @property
     def restored(self) -> float:
@@ -133,7 +132,7 @@ class Head:
 
     def __init__(self, kind: Kind, refs: dict[str, Ref], example: Array, head: Array):
         self.kind, self.refs, self.example, self.head = kind, refs, example, head
-        self.shape, self.width = kind.shape, kind.width
+        self.shape, self.width = kind.shape, kind.shape.width
         self.shift = refs["shifts"][head] if kind.shape.guided else None
         self.numbers = [refs["numbers"][index] for index in range(4)] if kind.shape.rate else None
 

@@ -1,0 +1,83 @@
+"""What can be said of the TPU kernels without a TPU, besides their results: that they compile, and what memory they take.
+
+Needs the libtpu wheel, `pip install '.[tpu]'`, and no TPU.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from ag_jax.attention.fused import tpu, tpu_grid
+from ag_jax.attention.fused.choice import Fused
+from ag_jax.attention.guidance import Guides
+from ag_jax.attention.patterns import Columns, Shift
+from ag_jax.planning import topology
+
+SLICES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
+
+
+@functools.cache
+def device(chip):
+    try:
+        return topology.parse(SLICES[chip]).compile_only_devices()[0]
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
+def compiled(chip, rows, length, heads, width, dtype="bfloat16", bias=False):
+    """Forward and backward with guidance and dropout."""
+    place = SingleDeviceSharding(device(chip))
+
+    def array(*shape, dtype=dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    def loss(query, key, value, bias, sequences, weights, seed):
+        targets = (Shift(1), Shift(-1), Columns(weights, jnp.ones(rows, bool)))
+        mixed, statistics = Fused(tpu.attend)(
+            query, key, value, sequences, bias=bias, guides=Guides(targets, (1, 1, 1)), rate=0.1, key=jax.random.key(seed)
+        )
+        return mixed.astype(jnp.float32).sum() + (statistics.sum_of_squares_BHQ + statistics.overlap_BHQ).sum()
+
+    qkv = (array(rows, length, heads, width),) * 3
+    of_bias = array(rows, 1, length, length, dtype="float32") if bias else None
+    others = (array(rows, length, dtype="int32"), array(rows, length, dtype="float32"), array(dtype="int32"))
+    gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3) if bias else (0, 1, 2)))
+    return gradient.lower(*qkv, of_bias, *others).compile()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", SLICES)
+@pytest.mark.parametrize(
+    ("length", "heads", "width"), [(512, 4, 64), (37, 3, 64), (600, 4, 48)], ids=["tile", "prime", "blocks"]
+)
+def test_compiles(chip, length, heads, width):
+    text = compiled(chip, 2, length, heads, width, bias=length == 37).as_text()
+    assert text.count("tpu_custom_call") >= 2
+    assert f"[2,{heads},{length},{length}]" not in text
+
+
+@pytest.mark.slow
+def test_memory_grows_with_the_length_and_not_with_its_square():
+    sizes = [compiled("v5e", 1, length, 4, 64).memory_analysis().temp_size_in_bytes for length in (2048, 4096, 8192)]
+    assert sizes[2] < 2.2 * sizes[1] < 4.84 * sizes[0]
+    assert sizes[2] < 8192 * 4 * 64 * 4 * 4, "a few arrays of the size of the queries, in float32"
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "group"), [(12, 64, 2), (16, 48, 8), (12, 48, 12), (3, 64, 3), (8, 128, 1), (4, 96, 4), (1, 64, 1)]
+)
+def test_groups_of_heads_fill_lanes_or_take_all(heads, width, group):
+    assert tpu_grid.head_group(heads, width) == group
+
+
+@pytest.mark.parametrize(
+    ("length", "block"), [(1, 1), (37, 37), (512, 512), (513, 384), (600, 384), (1024, 512), (1025, 384), (8192, 512)]
+)
+def test_blocks_pad_little(length, block):
+    assert tpu_grid.block_length(length) == block
+    padded = -(-length // block) * block
+    assert tpu_grid.block_length(padded) == block, "a padded row is cut the same"
+    assert padded - length < 128 * -(-length // tpu_grid.BLOCK)
