@@ -92,7 +92,8 @@ def naive(inputs, sequences_BL, guides, keep_BHQK, rate):
 def weighted(mixed, statistics, sequences_BL, seed=3):
     """A number that every output counts in, each element with a weight of its own; padding does not count."""
     rng, valid = np.random.default_rng(seed), sequences_BL > 0
-    total = (mixed.astype(jnp.promote_types(mixed.dtype, jnp.float32)) * (rng.standard_normal(mixed.shape) * valid[..., None, None])).sum()
+    weights = rng.standard_normal(mixed.shape) * valid[..., None, None]
+    total = (mixed.astype(jnp.promote_types(mixed.dtype, jnp.float32)) * weights).sum()
     for statistic in statistics or ():
         total += (statistic * (5 * rng.standard_normal(statistic.shape) * valid[:, None, :])).sum()
     return total

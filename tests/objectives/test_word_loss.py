@@ -15,7 +15,8 @@ from ag_jax.objectives.word_loss import word_loss
 def example(batch=3, positions=7, width=5, words=41, dtype="float32"):
     rng = np.random.default_rng(0)
     hidden = jnp.asarray(rng.standard_normal((batch, positions, width)), dtype)
-    embedding, bias = jnp.asarray(rng.standard_normal((words, width)), dtype), jnp.asarray(rng.standard_normal(words), jnp.float32)
+    embedding = jnp.asarray(rng.standard_normal((words, width)), dtype)
+    bias = jnp.asarray(rng.standard_normal(words), jnp.float32)
     labels = jnp.asarray(rng.integers(0, words, (batch, positions)), jnp.int32)
     weights = jnp.asarray(rng.random((batch, positions)) < 0.7, jnp.float32) * 1.5
     labels = labels.at[0, 0].set(jnp.argmax(word_scores(hidden, embedding, bias)[0, 0]))  # one that is right

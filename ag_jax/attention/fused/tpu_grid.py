@@ -55,7 +55,9 @@ def refuses(device_kind: str, head_width: int, length: int) -> str | None:
         return f"the kernels are for TPU v4 and later, not {device_kind}: it multiplies no bfloat16 tiles"
     memory = 16 * 2**20 if device_kind.startswith("TPU v4") else _VMEM
     longest = memory // 2 // (max(_LANES, head_width) * 8)
-    return f"rows of {length} tokens are longer than the {longest} whose gradient fits on the chip" if length > longest else None
+    if length > longest:
+        return f"rows of {length} tokens are longer than the {longest} whose gradient fits on the chip"
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
