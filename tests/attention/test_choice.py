@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType
 
 from ag_jax.attention import guidance
-from ag_jax.attention.fused import choice, reference, tpu
+from ag_jax.attention.fused import choice, gpu, reference, tpu
 from ag_jax.attention.fused.choice import Fused
 from tests.attention import test_fused as fused
 
@@ -44,7 +44,7 @@ def test_auto_takes_the_kernel_of_the_devices_or_says_why_not(found, name, reaso
     assert chosen.name == name and reason in chosen.reason
     assert (chosen.attend is reference.attend) == (name == "reference")
     if name != "reference":
-        assert chosen.attend.kernel is choice.KERNELS[name] and chosen.attend.rows == ("data",)
+        assert chosen.attend.kernel is {"tpu": tpu.attend, "gpu": gpu.attend}[name] and chosen.attend.rows == ("data",)
 
 
 @pytest.mark.parametrize(

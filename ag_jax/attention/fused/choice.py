@@ -10,14 +10,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from ag_jax.attention import dropout
-from ag_jax.attention.fused import gpu, gpu_grid, reference, tpu, tpu_grid
+from ag_jax.attention.fused import reference
 from ag_jax.attention.fused.contract import Attend, Kernel, Mixed, Shape, guided_statistics, sparse_targets
 from ag_jax.attention.guidance import Guides
 
 Array = jax.Array
-
-KERNELS: dict[str, Kernel] = {"tpu": tpu.attend, "gpu": gpu.attend}
-
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
@@ -101,6 +98,23 @@ class Choice:
     reason: str
 
 
+# Imported here, for the compilers of kernels take long to import and are not part of every build of JAX.
+
+
+def _tpu(device: jax.Device, head_width: int, length: int) -> tuple[Kernel, str | None]:
+    """The kernels for TPUs, and why they cannot run, if they cannot."""
+    from ag_jax.attention.fused import tpu, tpu_grid
+
+    return tpu.attend, tpu_grid.refuses(device.device_kind, head_width, length)
+
+
+def _gpu(device: jax.Device, head_width: int) -> tuple[Kernel, str | None]:
+    """The same for GPUs."""
+    from ag_jax.attention.fused import gpu, gpu_grid
+
+    return gpu.attend, gpu_grid.refuses(device, head_width)
+
+
 def choose(
     wanted: str,
     mesh: Mesh,
@@ -120,19 +134,15 @@ def choose(
         return Choice(reference.attend, "reference", "model.attention=reference")
     device = mesh.devices.flat[0]
     name = device.platform if wanted == "auto" else wanted
-    if name not in KERNELS:
+    if name not in ("tpu", "gpu"):
         return Choice(reference.attend, "reference", f"there is no kernel for the platform {name}")
-    refused = None
-    if device.platform != name:
-        refused = f"the devices are of the platform {device.platform}"
-    elif after_dropout:
+    kernel, refused = None, f"the devices are of the platform {device.platform}"
+    if device.platform == name:
+        kernel, refused = _tpu(device, head_width, length) if name == "tpu" else _gpu(device, head_width)
+    if after_dropout and not refused:
         refused = "its kernel does not compute guidance.probabilities=after_dropout"
-    elif name == "tpu":
-        refused = tpu_grid.refuses(device.device_kind, head_width, length)
-    else:
-        refused = gpu_grid.refuses(device, head_width)
-    if refused is None:
-        return Choice(Fused(KERNELS[name], mesh, rows, heads), name, f"the devices are {device.device_kind}")
+    if not refused:
+        return Choice(Fused(kernel, mesh, rows, heads), name, f"the devices are {device.device_kind}")
     if wanted == "auto":
         return Choice(reference.attend, "reference", refused)
     raise ValueError(f"model.attention={wanted} cannot be used: {refused}. Choose auto or reference")
