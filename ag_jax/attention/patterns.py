@@ -66,9 +66,11 @@ def columns(chosen_BK: Array, sequences_BK: Array) -> Columns:
     P[p, q] = 1/CNT if q is chosen, else 0 (appendix A.2; CNT = 0 is undefined there).
     """
     chosen_BK = jnp.logical_and(chosen_BK, sequences_BK > 0)
-    present_BK = sequences.totals(chosen_BK.astype(jnp.int32), sequences_BK) > 0
+    count_BK = sequences.totals(chosen_BK.astype(jnp.int32), sequences_BK)
+    present_BK = count_BK > 0
     support_BK = jnp.where(present_BK, chosen_BK, sequences_BK > 0).astype(jnp.float32)
-    return Columns(support_BK / jnp.maximum(sequences.totals(support_BK, sequences_BK), 1.0), present_BK)
+    divisor_BK = jnp.where(present_BK, count_BK, jnp.maximum(sequences.sizes(sequences_BK), 1)).astype(jnp.float32)
+    return Columns(support_BK / divisor_BK, present_BK)
 
 
 def _among(tokens_BL: Array, ids: tuple[int, ...]) -> Array:

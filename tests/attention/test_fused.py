@@ -31,7 +31,7 @@ def make_sequences(kind, batch, length):
         return (position_L < lengths_B[:, None]).astype(np.int32)
     borders = np.array([[0.3, 0.55], [0.1, 0.9], [0.5, 0.52]])[np.arange(batch) % 3] * length
     sequences_BL = 1 + (position_L >= borders[:, :1]) + (position_L >= borders[:, 1:])
-    sequences_BL[:, length // 2] = 0
+    sequences_BL[:, 1:][sequences_BL[:, 1:] != sequences_BL[:, :-1]] = 0
     sequences_BL[:, -1] = 0
     return sequences_BL.astype(np.int32)
 
