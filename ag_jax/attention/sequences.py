@@ -21,8 +21,8 @@ def together(sequences_BL: Array) -> Array:
 def totals(values_BL: Array, sequences_BL: Array) -> Array:
     """For every position the sum of `values_BL` over its own text; 0 on padding.
 
-    A plain sum over pairs, as differences of running sums would lose digits. TPUs and GPUs need no array for the pairs; a CPU
-    has one for a moment, so this is nothing to do in every layer.
+    A plain sum over pairs, as differences of running sums would lose digits. For TPUs, XLA makes no array of the pairs; for
+    CPUs it does, for a moment, so this is nothing to do in every layer.
     """
     return jnp.where(together(sequences_BL), values_BL[:, None, :], 0).sum(-1)
 
