@@ -3,6 +3,7 @@
 One suite runs over every entry of `PATTERNS`; a new pattern inherits it.
 """
 
+import inspect
 import pathlib
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 from ag_jax.attention import guidance, patterns, sequences
 from ag_jax.attention.guidance import GuidanceConfig, Guides
-from ag_jax.attention.patterns import PATTERNS, Columns, Shift, SpecialTokens
+from ag_jax.attention.patterns import PATTERNS, Columns, Shift, SpecialTokens, columns
 from tests import reference
 
 SPECIAL = SpecialTokens(reference.DELIMITERS, reference.PERIODS)
@@ -194,17 +195,33 @@ def test_chosen_columns_may_be_the_same_for_all_rows():
     np.testing.assert_array_equal(made.weights_BK[:2, :3], [[0, 1, 0], [0, 1, 0]])
 
 
-@pytest.mark.parametrize("file", ["ag_jax/attention/patterns.py", "docs/guide.md"])
-def test_the_pattern_that_is_printed_works(file):
-    printed = (pathlib.Path(__file__).parents[2] / file).read_text().partition("def second(")[2]
-    lines = ["def second(" + printed.partition("\n")[0].partition("#")[0], *printed.splitlines()[1:3]]
-    names = {"columns": patterns.columns, "sequences": sequences}
-    exec("\n".join(lines), names)
+def columns_of_the_second_token(pattern):
+    """Of a row with texts of 5, 1 and 4 tokens, and one with a text of 2."""
     tokens_BL, sequences_BL = reference.packed([[5, 1, 4], [2]], 11)
-    made = names["second"](jnp.asarray(tokens_BL), jnp.asarray(sequences_BL), SPECIAL)
-    # The text of a single token has no second one, and so spreads over all that it has.
-    expected = [[0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]]
-    np.testing.assert_array_equal(made.weights_BK, expected)
+    return pattern(jnp.asarray(tokens_BL), jnp.asarray(sequences_BL), SPECIAL).weights_BK
+
+
+# The text of a single token has no second one, and so spreads over all that it has.
+SECOND_BK = [[0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]]
+
+
+def second(tokens_BL, sequences_BL, special):
+    """The pattern of the docstring of `ag_jax.attention.patterns`, word for word."""
+    return columns(sequences.order(sequences_BL) == 1, sequences_BL)
+
+
+def test_the_pattern_of_the_docstring_works_as_it_is_printed():
+    np.testing.assert_array_equal(columns_of_the_second_token(second), SECOND_BK)
+    printed = inspect.getsource(second).splitlines()[-1].strip()
+    assert printed in patterns.__doc__
+
+
+def test_the_pattern_of_the_guide_works_as_it_is_printed(tmp_path, monkeypatch):
+    guide = (pathlib.Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    (tmp_path / "patterns_of_the_guide.py").write_text(guide.partition("```python\n# my_patterns.py")[2].partition("```")[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = patterns.find_pattern("patterns_of_the_guide.second")
+    np.testing.assert_array_equal(columns_of_the_second_token(found), SECOND_BK)
 
 
 @pytest.mark.parametrize(
