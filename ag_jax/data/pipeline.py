@@ -1,4 +1,4 @@
-"""From a config to batches: text is tokenised and packed once, and any batch of any step can be made directly.
+"""From a config to batches: text is tokenised and cut into rows once, and any batch of any step can be made directly.
 
 Shape letters: B batch.
 """
