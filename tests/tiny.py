@@ -44,7 +44,7 @@ def model(**settings) -> PretrainingModel:
 def batch(lengths=LENGTHS, length=LENGTH, masked=MASKED, vocabulary=VOCABULARY, seed=0) -> dict[str, np.ndarray]:
     """Rows of the given lengths with very different numbers of masked positions: none, then one, then more."""
     rng = np.random.default_rng(seed)
-    original_BL, valid_BL = reference.ragged(lengths, length, vocabulary=vocabulary, seed=seed)
+    original_BL, sequences_BL = reference.ragged(lengths, length, vocabulary=vocabulary, seed=seed)
     tokens_BL = original_BL.copy()
     positions_BM = np.zeros((len(lengths), masked), np.int32)
     labels_BM, weights_BM = positions_BM.copy(), positions_BM.astype(np.float32)
@@ -55,11 +55,11 @@ def batch(lengths=LENGTHS, length=LENGTH, masked=MASKED, vocabulary=VOCABULARY, 
         labels_BM[row, :number] = original_BL[row, places] if number else 0
         tokens_BL[row, places] = 3
     half_B = np.asarray(lengths)[:, None] // 2
-    segments_BL = ((np.arange(length) >= half_B) & valid_BL).astype(np.int32)
+    segments_BL = ((np.arange(length) >= half_B) & (sequences_BL > 0)).astype(np.int32)
     return {
         "tokens": tokens_BL,
         "original": original_BL,
-        "valid": valid_BL,
+        "sequences": sequences_BL,
         "segments": segments_BL,
         "masked_positions": positions_BM,
         "masked_labels": labels_BM,
@@ -85,8 +85,8 @@ def float64(tree):
 
 
 def guides(of_batch, assignment=ASSIGNMENT, after_dropout=False) -> guidance.Guides:
-    tokens_BL, valid_BL = jnp.asarray(of_batch["original"]), jnp.asarray(of_batch["valid"])
-    targets = tuple(PATTERNS[name](tokens_BL, valid_BL, SPECIAL) for name, _ in assignment)
+    tokens_BL, sequences_BL = jnp.asarray(of_batch["original"]), jnp.asarray(of_batch["sequences"])
+    targets = tuple(PATTERNS[name](tokens_BL, sequences_BL, SPECIAL) for name, _ in assignment)
     return guidance.Guides(targets, tuple(count for _, count in assignment), after_dropout)
 
 

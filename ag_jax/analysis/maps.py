@@ -78,7 +78,7 @@ def _attention_weights(model: PretrainingModel, params: Any, ids_L: jax.Array) -
     tokens_BL = ids_L[None]
     batch = {
         "tokens": tokens_BL,
-        "valid": jnp.ones(tokens_BL.shape, bool),
+        "sequences": jnp.ones(tokens_BL.shape, jnp.int32),
         "segments": jnp.zeros(tokens_BL.shape, jnp.int32),
     }
     _, collections = model.apply(
@@ -99,9 +99,9 @@ def targets(maps: AttentionMaps, special: SpecialTokens, names: Iterable[str]) -
 def _target(maps: AttentionMaps, special: SpecialTokens, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The target matrix `QK`, and the rows `Q` for which the pattern names a column."""
     tokens_BL = jnp.asarray(maps.ids_L)[None]
-    valid_BL = jnp.ones(tokens_BL.shape, bool)
-    target = patterns.find_pattern(name)(tokens_BL, valid_BL, special)
-    return np.asarray(patterns.dense(target, valid_BL))[0], np.asarray(patterns.hits(target, valid_BL))[0]
+    sequences_BL = jnp.ones(tokens_BL.shape, jnp.int32)
+    target = patterns.find_pattern(name)(tokens_BL, sequences_BL, special)
+    return np.asarray(patterns.dense(target, sequences_BL))[0], np.asarray(patterns.hits(target, sequences_BL))[0]
 
 
 def head_patterns(assignment: Assignment, heads: int) -> tuple[str | None, ...]:

@@ -19,7 +19,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import patterns
+from ag_jax.attention import patterns, sequences
 from ag_jax.attention.patterns import Columns, Shift, Target
 
 Array = jax.Array
@@ -166,11 +166,11 @@ def off_diagonal(matrix_BHQK: Array, offset: int) -> Array:
     return jnp.pad(entries, [(0, 0)] * len(leading) + [(start, queries - stop)])
 
 
-def statistics(probabilities_BHQK: Array, guides: Guides, valid_BK: Array) -> AttentionStatistics:
+def statistics(probabilities_BHQK: Array, guides: Guides, sequences_BL: Array) -> AttentionStatistics:
     """The two statistics of the guided heads, from attention probabilities that are at hand. float32.
 
     This is the plain formulation that a fused kernel has to equal. A boundary row overlaps with the uniform
-    distribution over its n valid tokens: sum(H)/n, which is 1/n for a softmax.
+    distribution over the n tokens of its text: sum(H)/n, which is 1/n for a softmax.
     """
     guided = sum(guides.counts)
 
@@ -180,77 +180,78 @@ def statistics(probabilities_BHQK: Array, guides: Guides, valid_BK: Array) -> At
         return jnp.square(H_BHQK[:, :guided].astype(jnp.float32)).sum(-1)
 
     overlaps, head = [], 0
-    tokens_B11 = jnp.maximum(valid_BK.sum(-1), 1).astype(jnp.float32)[:, None, None]
+    tokens_B1Q = jnp.maximum(sequences.sizes(sequences_BL), 1).astype(jnp.float32)[:, None, :]
     for target, count in zip(guides.targets, guides.counts, strict=True):
         rows_BHQK = probabilities_BHQK[:, head : head + count].astype(jnp.float32)
         if isinstance(target, Columns):
             overlaps.append(jnp.einsum("bhqk,bk->bhq", rows_BHQK, target.weights_BK))
         else:
             total_BHQ = rows_BHQK.sum(-1) if guides.after_dropout else 1.0
-            inside_B1Q = patterns.hits(target, valid_BK)[:, None, :]
-            overlaps.append(jnp.where(inside_B1Q, off_diagonal(rows_BHQK, target.offset), total_BHQ / tokens_B11))
+            inside_B1Q = patterns.hits(target, sequences_BL)[:, None, :]
+            overlaps.append(jnp.where(inside_B1Q, off_diagonal(rows_BHQK, target.offset), total_BHQ / tokens_B1Q))
         head += count
     return AttentionStatistics(sum_of_squares(probabilities_BHQK), jnp.concatenate(overlaps, axis=1))
 
 
-def bias(guides: Guides, valid_BK: Array, heads: int, scale: Array) -> Array:
+def bias(guides: Guides, sequences_BL: Array, heads: int, scale: Array) -> Array:
     """`mode=bias`: scale * P added to the scores of the guided heads, 0 to the others: `bias_BHQK`.
 
     Unlike the loss this costs an array of the size of the scores. Rows without a target column get 0.
     """
     rows = []
     for target, count in zip(guides.targets, guides.counts, strict=True):
-        P_BQK = patterns.dense(target, valid_BK, boundary="zero") * patterns.hits(target, valid_BK)[:, :, None]
+        hit_BQ = patterns.hits(target, sequences_BL)
+        P_BQK = patterns.dense(target, sequences_BL, boundary="zero") * hit_BQ[:, :, None]
         rows.append(jnp.repeat(P_BQK[:, None], count, axis=1))
     guided_BHQK = scale * jnp.concatenate(rows, axis=1)
     free = heads - sum(guides.counts)
     return jnp.pad(guided_BHQK, [(0, 0), (0, free), (0, 0), (0, 0)])
 
 
-def _square_norm(target: Target, valid_BL: Array, boundary: str) -> Array:
+def _square_norm(target: Target, sequences_BL: Array, boundary: str) -> Array:
     """||P||^2 of every row, `BQ`."""
     if isinstance(target, Shift):
-        tokens_B1 = jnp.maximum(valid_BL.sum(-1, keepdims=True), 1).astype(jnp.float32)
-        outside = 1.0 / tokens_B1 if boundary == "uniform" else 0.0
-        return jnp.where(patterns.hits(target, valid_BL), 1.0, outside)
-    return jnp.broadcast_to(jnp.square(target.weights_BK).sum(-1, keepdims=True), valid_BL.shape)
+        tokens_BQ = jnp.maximum(sequences.sizes(sequences_BL), 1).astype(jnp.float32)
+        outside = 1.0 / tokens_BQ if boundary == "uniform" else 0.0
+        return jnp.where(patterns.hits(target, sequences_BL), 1.0, outside)
+    return sequences.totals(jnp.square(target.weights_BK), sequences_BL)
 
 
 def guidance_loss(
-    statistics_NBHQ: AttentionStatistics, guides: Guides, valid_BL: Array, config: GuidanceConfig
+    statistics_NBHQ: AttentionStatistics, guides: Guides, sequences_BL: Array, config: GuidanceConfig
 ) -> tuple[Array, list[tuple[Array, Array]]]:
-    """L_AG summed over the examples (divide by their number), and the mean attention mass on each pattern's target.
+    """L_AG summed over the texts (divide by their number), and the mean attention mass on each pattern's target.
 
-    With e[k, b, j, p] = ||H - P||^2 of layer k, example b, head j, row p, and n_b the valid tokens of b, one example has
+    With e[k, t, j, p] = ||H - P||^2 of layer k, text t, head j, row p, and n_t the tokens of t, one text has
 
-        type_mean   sum_k sum_types  1/(heads of the type * n_b^2)  sum_j sum_p e     (released code)
-        head_mean   sum_k            1/(guided heads * n_b^2)       sum_j sum_p e
+        type_mean   sum_k sum_types  1/(heads of the type * n_t^2)  sum_j sum_p e     (released code)
+        head_mean   sum_k            1/(guided heads * n_t^2)       sum_j sum_p e
         frobenius   sum_k                                           sum_j sum_p e     (equations 2 and 3)
 
-    Rows and columns of padding do not count. It is zero if and only if every guided head equals its target.
+    Padding, and what lies across texts, does not count. It is zero if and only if every guided head equals its target.
 
     The mass of a target that is uniform over its columns is sum_q H[p, q] [P[p, q] > 0] = <H, P> / ||P||^2; it is
     averaged over the heads and over the rows that have a target column, and given for each target as (total, weight),
     both of shape N.
     """
-    tokens_B = valid_BL.sum(-1)
+    squared_sizes_BQ = jnp.square(jnp.maximum(sequences.sizes(sequences_BL), 1)).astype(jnp.float32)
     total, masses, head = jnp.float32(0), [], 0
     for target, count in zip(guides.targets, guides.counts, strict=True):
-        square_BQ = _square_norm(target, valid_BL, config.boundary)
-        hit_BQ = patterns.hits(target, valid_BL)
+        square_BQ = _square_norm(target, sequences_BL, config.boundary)
+        hit_BQ = patterns.hits(target, sequences_BL)
         overlap_NBHQ = statistics_NBHQ.overlap_BHQ[:, :, head : head + count]
         squares_NBHQ = statistics_NBHQ.sum_of_squares_BHQ[:, :, head : head + count]
         head += count
 
         dropped = config.absent if isinstance(target, Columns) else config.boundary
-        rows_BQ = hit_BQ if dropped == "ignore" else valid_BL
+        rows_BQ = hit_BQ if dropped == "ignore" else sequences_BL > 0
         wanted_BQ = hit_BQ if isinstance(target, Shift) and config.boundary == "zero" else jnp.ones_like(hit_BQ)
         errors_NBHQ = squares_NBHQ - 2.0 * overlap_NBHQ * wanted_BQ[None, :, None, :] + square_BQ[None, :, None, :]
-        errors_B = jnp.where(rows_BQ[None, :, None, :], errors_NBHQ, 0.0).sum((0, 2, 3))
+        errors_BQ = jnp.where(rows_BQ[None, :, None, :], errors_NBHQ, 0.0).sum((0, 2))
         if config.reduction != "frobenius":
             heads = count if config.reduction == "type_mean" else sum(guides.counts)
-            errors_B = errors_B / (heads * jnp.square(jnp.maximum(tokens_B, 1)).astype(jnp.float32))
-        total += errors_B.sum()
+            errors_BQ = errors_BQ / (heads * squared_sizes_BQ)
+        total += errors_BQ.sum()
 
         covered_NBHQ = overlap_NBHQ / jnp.maximum(square_BQ, 1e-9)[None, :, None, :]
         mass_NBHQ = jnp.where(hit_BQ[None, :, None, :], covered_NBHQ, 0.0)

@@ -7,7 +7,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from ag_jax.attention import guidance
@@ -37,12 +36,12 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self,
         hidden_BLD: Array,
-        valid_BL: Array,
+        sequences_BL: Array,
         guides: guidance.Guides | None,
         attention_bias: Array | None,
         deterministic: bool,
     ) -> Array:
-        """Mix `hidden_BLD` over the valid positions. `attention_bias` broadcasts to `BHQK` and is added to the scores."""
+        """Mix `hidden_BLD` within each text. `attention_bias` broadcasts to `BHQK` and is added to the scores."""
         query_BLHV, key_BLHV, value_BLHV = (
             nn.DenseGeneral(
                 (self.heads, self.width // self.heads),
@@ -53,7 +52,6 @@ class MultiHeadAttention(nn.Module):
             )(hidden_BLD)
             for name in ("query", "key", "value")
         )
-        sequences_BL = valid_BL.astype(jnp.int32)
         thins = self.dropout > 0.0 and not deterministic
         options = {
             "guides": guides if self.is_mutable_collection("statistics") else None,

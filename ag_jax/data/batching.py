@@ -2,7 +2,7 @@
 
     tokens            int32 [B, L]    the encoder's input: corrupted, padded on the right
     original          int32 [B, L]    the same before corruption
-    valid             bool  [B, L]    True where there is a token, False on padding
+    sequences         int32 [B, L]    1, 2, ... on the tokens of the row's texts, which are attended to apart; 0 on padding
     segments          int32 [B, L]    1 from the second segment of a pair on, else 0
     masked_positions  int32 [B, M]    ascending; unused slots are 0
     masked_labels     int32 [B, M]    the original tokens there; unused slots are 0
@@ -28,7 +28,7 @@ def empty_batch(config: DataConfig, rows: int) -> Batch:
     fields = {
         "tokens": (row, np.int32),
         "original": (row, np.int32),
-        "valid": (row, np.bool_),
+        "sequences": (row, np.int32),
         "segments": (row, np.int32),
         "masked_positions": (slots, np.int32),
         "masked_labels": (slots, np.int32),
@@ -54,14 +54,13 @@ def make_batch(
     tokens_BL, lengths_B = rows.gather(row_B, config.sequence_length, pad=tokenizer.specials.pad)
     tokens_BL[~present_B] = tokenizer.specials.pad
     lengths_B = np.where(present_B, lengths_B, 0)
+    sequences_BL = np.where(present_B[:, None], rows.sequences(row_B, config.sequence_length), 0)
 
     masked = corruption.mask(config.masking, tokens_BL, lengths_B, row_B, epoch_B, seed, tokenizer)
-    position_L = np.arange(config.sequence_length)
-    valid_BL = position_L < lengths_B[:, None]
     batch = {
         "tokens": masked.tokens_BL,
         "original": tokens_BL,
-        "valid": valid_BL,
+        "sequences": sequences_BL,
         "segments": np.zeros_like(tokens_BL),
         "masked_positions": masked.positions_BM,
         "masked_labels": masked.labels_BM,
@@ -69,6 +68,7 @@ def make_batch(
     }
     if rows.has_pairs:
         second_B = rows.second_start[row_B]
-        batch["segments"] = ((position_L >= second_B[:, None]) & valid_BL).astype(np.int32)
+        is_second_BL = np.arange(config.sequence_length) >= second_B[:, None]
+        batch["segments"] = (is_second_BL & (sequences_BL > 0)).astype(np.int32)
         batch["next_labels"] = np.where(present_B, rows.is_random_next[row_B], 0).astype(np.int32)
     return batch

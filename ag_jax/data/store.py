@@ -120,7 +120,8 @@ class Rows:
     """Rows of token ids with their special tokens, of different lengths; the files are memory-mapped.
 
     tokens: of all rows, one after the other; ends: where each row ends; second_start, is_random_next: for formats with
-    pairs, the index in the row where the second segment begins, and whether it is a random one.
+    pairs, the index in the row where the second segment begins, and whether it is a random one; text_starts: if several
+    texts share a row, the index in `tokens` where each text begins.
     """
 
     def __init__(self, directory: pathlib.Path):
@@ -128,9 +129,12 @@ class Rows:
         self.tokens = _map(directory / "tokens.bin", meta["tokens"])
         self.ends = _map(directory / "ends.bin", np.int64)
         self.has_pairs: bool = meta["has_pairs"]
+        self.is_packed: bool = meta["is_packed"]
         if self.has_pairs:
             self.second_start = _map(directory / "second_start.bin", np.int32)
             self.is_random_next = _map(directory / "is_random_next.bin", np.int8)
+        if self.is_packed:
+            self.text_starts = _map(directory / "text_starts.bin", np.int64)
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -146,30 +150,57 @@ class Rows:
 
     def gather(self, row_B: np.ndarray, length: int, *, pad: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows as int32 `tokens_BL`, padded on the right, and their `lengths_B`."""
-        end_B = self.ends[row_B]
-        start_B = np.where(row_B > 0, self.ends[np.maximum(row_B - 1, 0)], 0)
+        start_B, end_B = self._bounds(row_B)
         lengths_B = end_B - start_B
         position_L = np.arange(length)
         inside_BL = position_L < lengths_B[:, None]
         index_BL = np.minimum(start_B[:, None] + position_L, len(self.tokens) - 1)
         return np.where(inside_BL, self.tokens[index_BL], pad).astype(np.int32), lengths_B
 
+    def sequences(self, row_B: np.ndarray, length: int) -> np.ndarray:
+        """The number of the text, 1, 2, ..., that each position belongs to, 0 on padding: int32 `sequences_BL`."""
+        start_B, end_B = self._bounds(row_B)
+        inside_BL = np.arange(length) < (end_B - start_B)[:, None]
+        if not self.is_packed:
+            return inside_BL.astype(np.int32)
+        begins_BL = np.zeros(inside_BL.shape, np.int32)
+        first_B, last_B = np.searchsorted(self.text_starts, start_B), np.searchsorted(self.text_starts, end_B)
+        for begins_L, start, first, last in zip(begins_BL, start_B, first_B, last_B, strict=True):
+            begins_L[self.text_starts[first:last] - start] = 1
+        return np.where(inside_BL, np.cumsum(begins_BL, axis=1, dtype=np.int32), 0)
+
+    def _bounds(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where rows start and end in `tokens`."""
+        return np.where(row_B > 0, self.ends[np.maximum(row_B - 1, 0)], 0), self.ends[row_B]
+
+    @property
+    def texts(self) -> int:
+        """The number of texts that are attended to on their own."""
+        return len(self.text_starts) if self.is_packed else len(self)
+
     def fill_rate(self, length: int) -> float:
         """The share of `length` positions that hold a token, on average."""
         return len(self.tokens) / max(len(self) * length, 1)
 
 
-def write_rows(directory: pathlib.Path, rows: Iterable, vocabulary_size: int, *, has_pairs: bool) -> None:
+def write_rows(
+    directory: pathlib.Path, rows: Iterable, vocabulary_size: int, *, has_pairs: bool = False, is_packed: bool = False
+) -> None:
     """Write `formats.Row`s into the files of a `Rows`."""
     dtype = token_dtype(vocabulary_size)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "rows.json").write_text(json.dumps({"tokens": dtype.name, "has_pairs": has_pairs}))
+    meta = {"tokens": dtype.name, "has_pairs": has_pairs, "is_packed": is_packed}
+    (directory / "rows.json").write_text(json.dumps(meta))
     names = {"tokens": dtype, "ends": np.int64}
     if has_pairs:
         names |= {"second_start": np.int32, "is_random_next": np.int8}
+    if is_packed:
+        names["text_starts"] = np.int64
     writers = {name: ArrayWriter(directory / f"{name}.bin", kind) for name, kind in names.items()}
     end = 0
     for row in rows:
+        if is_packed:
+            writers["text_starts"].append(end + np.asarray(row.text_starts))
         end += len(row.tokens)
         writers["tokens"].append(row.tokens)
         writers["ends"].append([end])

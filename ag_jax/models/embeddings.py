@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from ag_jax.attention import sequences
 from ag_jax.attention.dropout import Dropout
 from ag_jax.models import layers
 from ag_jax.models.config import EncoderConfig
@@ -38,15 +39,15 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def __call__(
-        self, tokens_BL: Array, valid_BL: Array, segments_BL: Array, embedding_delta: Array | None, deterministic: bool
+        self, tokens_BL: Array, sequences_BL: Array, segments_BL: Array, embedding_delta: Array | None, deterministic: bool
     ) -> Array:
         """Vectors `BLD`. `embedding_delta` is added to the word embeddings: the port of FreeLB, SMART and SiFT."""
         words_BLD = self.word(tokens_BL)
         if embedding_delta is not None:
             words_BLD = words_BLD + embedding_delta
-        # Positions count valid tokens only, so that left padding would not shift them; padding reads row 0.
-        order_BL = jnp.cumsum(valid_BL, axis=-1) - 1 + self.config.position_offset
-        positions_BL = jnp.where(valid_BL, order_BL, 0)
+        # Positions count the tokens of their own text only, so that left padding would not shift them; padding reads row 0.
+        order_BL = sequences.order(sequences_BL) + self.config.position_offset
+        positions_BL = jnp.where(sequences_BL > 0, order_BL, 0)
         summed_BLD = words_BLD + self.position(positions_BL)
         summed_BLD = summed_BLD + self.segment(segments_BL)
         return self.dropout(self.norm(summed_BLD), deterministic=deterministic)

@@ -67,10 +67,10 @@ class Encoder(nn.Module):
         )(config, self.attend)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
-        """Hidden states `BLD` of the last layer for `batch["tokens"]`, where `batch["valid"]` marks what is no padding."""
-        valid_BL = batch["valid"]
+        """Hidden states `BLD` of the last layer for `batch["tokens"]`, each text of `batch["sequences"]` on its own."""
+        sequences_BL = batch["sequences"]
         hidden_BLD = self.embeddings(
-            batch["tokens"], valid_BL, batch["segments"], ports.embedding_delta, deterministic=deterministic
+            batch["tokens"], sequences_BL, batch["segments"], ports.embedding_delta, deterministic=deterministic
         )
-        hidden_BLD, _ = self.layers(hidden_BLD, valid_BL, ports.guides, ports.attention_bias, deterministic)
+        hidden_BLD, _ = self.layers(hidden_BLD, sequences_BL, ports.guides, ports.attention_bias, deterministic)
         return hidden_BLD

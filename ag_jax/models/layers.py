@@ -53,7 +53,7 @@ class EncoderLayer(nn.Module):
     def __call__(
         self,
         hidden_BLD: Array,
-        valid_BL: Array,
+        sequences_BL: Array,
         guides: guidance.Guides | None,
         attention_bias: Array | None,
         deterministic: bool,
@@ -69,7 +69,7 @@ class EncoderLayer(nn.Module):
             kernel_init=nn.initializers.normal(config.initializer_range),
             attend=self.attend,
             name="attention",
-        )(hidden_BLD, valid_BL, guides, attention_bias, deterministic)
+        )(hidden_BLD, sequences_BL, guides, attention_bias, deterministic)
         mixed_BLD = dropout(mixed_BLD, deterministic=deterministic)
         hidden_BLD = layer_norm(config, "attention_norm")(hidden_BLD + mixed_BLD)
         features = config.feedforward or 4 * config.width

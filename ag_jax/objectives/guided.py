@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from ag_jax.attention import guidance, patterns
+from ag_jax.attention import guidance, patterns, sequences
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.objectives.losses import Array, Objective, Outcome, Params, Schedule
 
@@ -29,16 +29,16 @@ class Guided:
     def guides(self, batch: Batch) -> guidance.Guides:
         """Targets for the batch, from the tokens as they were before masking."""
         targets = tuple(
-            patterns.find_pattern(name)(batch["original"], batch["valid"], self.special) for name, _ in self.assignment
+            patterns.find_pattern(name)(batch["original"], batch["sequences"], self.special) for name, _ in self.assignment
         )
         counts = tuple(count for _, count in self.assignment)
         return guidance.Guides(targets, counts, self.config.probabilities == "after_dropout")
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Those of the inner objective, and the number of examples."""
+        """Those of the inner objective, and the number of texts."""
         weights = self.inner.normalizers(batch)
         if self.config.mode == "loss":
-            weights["ag"] = batch["valid"].any(-1).sum().astype(jnp.float32)
+            weights["ag"] = sequences.firsts(batch["sequences"]).sum().astype(jnp.float32)
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
@@ -55,12 +55,12 @@ class Guided:
         guides = self.guides(batch)
         ports = ports.replace(guides=guides)
         if self.config.mode == "bias":
-            bias_BHQK = guidance.bias(guides, batch["valid"], self.heads, self.alpha(step))
+            bias_BHQK = guidance.bias(guides, batch["sequences"], self.heads, self.alpha(step))
             if ports.attention_bias is not None:
                 bias_BHQK = bias_BHQK + ports.attention_bias
             ports = ports.replace(attention_bias=bias_BHQK)
         outcome = self.inner(params, batch, rngs, step, ports)
-        total, masses = guidance.guidance_loss(outcome.statistics, guides, batch["valid"], self.config)
+        total, masses = guidance.guidance_loss(outcome.statistics, guides, batch["sequences"], self.config)
         metrics = outcome.metrics | {
             f"mass/{name}": mass for (name, _), mass in zip(self.assignment, masses, strict=True)
         }

@@ -24,7 +24,7 @@ class Pretraining:
         """Masked positions, and examples that are not padding."""
         weights = {"mlm": batch["masked_weights"].sum()}
         if self.model.next_sentence:
-            weights["nsp"] = batch["valid"].any(-1).sum().astype(jnp.float32)
+            weights["nsp"] = (batch["sequences"] > 0).any(-1).sum().astype(jnp.float32)
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
@@ -52,7 +52,7 @@ class Pretraining:
         totals = {"mlm": loss}
         metrics = {"mlm_loss": (loss, weights["mlm"]), "mlm_accuracy": (correct, weights["mlm"])}
         if self.model.next_sentence:
-            examples_B = batch["valid"].any(-1).astype(jnp.float32)
+            examples_B = (batch["sequences"] > 0).any(-1).astype(jnp.float32)
             loss, correct = cross_entropy(predictions.next_B2, batch["next_labels"], examples_B)
             totals["nsp"] = loss
             metrics |= {"nsp_loss": (loss, weights["nsp"]), "nsp_accuracy": (correct, weights["nsp"])}

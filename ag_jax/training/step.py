@@ -81,7 +81,7 @@ def train_step(
     metrics |= {
         "loss": (loss, one),
         "gradient_norm": (optax.tree.norm(gradient), one),
-        "tokens": (batch["valid"].sum().astype(jnp.float32), one),
+        "tokens": ((batch["sequences"] > 0).sum().astype(jnp.float32), one),
     }
     return TrainState(state.step + 1, params, opt_state), metrics
 

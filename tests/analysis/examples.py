@@ -2,11 +2,10 @@
 
 from types import SimpleNamespace
 
-import jax.numpy as jnp
 import numpy as np
 
 from ag_jax.analysis.maps import AttentionMaps
-from ag_jax.attention import patterns
+from ag_jax.attention import patterns, sequences
 from tests import reference
 
 # Ids that `reference.DELIMITERS` and `reference.PERIODS` know: 0 and 2 are delimiters, 5 is a full stop.
@@ -26,9 +25,9 @@ class WordTokenizer:
         return [WORDS[id] for id in ids]
 
 
-def second(tokens_BL, valid_BL, special):
+def second(tokens_BL, sequences_BL, special):
     """A pattern from outside the package: every row wants the second token."""
-    return patterns.columns(jnp.arange(tokens_BL.shape[1])[None, :] == 1, valid_BL)
+    return patterns.columns(sequences.order(sequences_BL) == 1, sequences_BL)
 
 
 SECOND = f"{__name__}.second"
@@ -37,8 +36,8 @@ SECOND = f"{__name__}.second"
 def made_up(ids, layers=2, heads=3, seed=0) -> AttentionMaps:
     """Random attention to the tokens `ids`."""
     ids_L = np.asarray(ids, np.int32)
-    valid_BL = np.ones((1, len(ids_L)), bool)
-    weights_NHQK = reference.random_attention(valid_BL, layers, heads, seed)[:, 0].astype(np.float32)
+    sequences_BL = np.ones((1, len(ids_L)), np.int32)
+    weights_NHQK = reference.random_attention(sequences_BL, layers, heads, seed)[:, 0].astype(np.float32)
     return AttentionMaps(tuple(WORDS[id % len(WORDS)] for id in ids), ids_L, weights_NHQK)
 
 

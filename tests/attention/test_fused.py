@@ -37,7 +37,7 @@ def make_sequences(kind, batch, length):
         return (position_L < lengths_B[:, None]).astype(np.int32)
     borders = np.array([[0.3, 0.55], [0.1, 0.9], [0.5, 0.52]])[np.arange(batch) % 3] * length
     sequences_BL = 1 + (position_L >= borders[:, :1]) + (position_L >= borders[:, 1:])
-    sequences_BL[:, length // 2] = 0
+    sequences_BL[:, 1:][sequences_BL[:, 1:] != sequences_BL[:, :-1]] = 0
     sequences_BL[:, -1] = 0
     return sequences_BL.astype(np.int32)
 
@@ -54,9 +54,8 @@ def make_inputs(batch, length, heads, width, kind, dtype, bias_shape, seed=0):
 
 
 def make_guides(sequences_BL):
-    valid_BL = jnp.asarray(sequences_BL > 0)
     chosen_BK = jnp.asarray(np.random.default_rng(5).random(sequences_BL.shape) < 0.3)
-    targets = (Shift(1), patterns.columns(chosen_BK, valid_BL), Shift(-2))
+    targets = (Shift(1), patterns.columns(chosen_BK, jnp.asarray(sequences_BL)), Shift(-2))
     return Guides(targets, (1, 1, 1))
 
 
@@ -72,18 +71,19 @@ def naive(inputs, sequences_BL, guides, keep_BHQK, rate):
     mixed = jnp.einsum("bhqk,bkhv->bqhv", jnp.where(keep_BHQK, weights / (1 - rate), 0.0), value)
     if guides is None:
         return mixed, None
-    valid_BL, squares, overlaps = sequences_BL > 0, [], []
+    squares, overlaps = [], []
+    n_BQ = np.array([[(row == number).sum() for number in row] for row in sequences_BL])
     for head, target in enumerate(guides.targets):
         H_BQK = weights[:, head]
         if isinstance(target, Columns):
             overlap = (H_BQK * np.asarray(target.weights_BK, np.float64)[:, None, :]).sum(-1)
         else:
-            P_1QK = np.eye(valid_BL.shape[1], k=target.offset)[None]
-            inside = np.zeros(valid_BL.shape, bool)
-            for b, q in zip(*np.nonzero(valid_BL)):
+            P_1QK = np.eye(sequences_BL.shape[1], k=target.offset)[None]
+            inside = np.zeros(sequences_BL.shape, bool)
+            for b, q in zip(*np.nonzero(sequences_BL)):
                 k = q + target.offset
-                inside[b, q] = 0 <= k < valid_BL.shape[1] and valid_BL[b, k]
-            overlap = jnp.where(inside, (H_BQK * P_1QK).sum(-1), 1.0 / np.maximum(valid_BL.sum(-1, keepdims=True), 1))
+                inside[b, q] = 0 <= k < sequences_BL.shape[1] and sequences_BL[b, k] == sequences_BL[b, q]
+            overlap = jnp.where(inside, (H_BQK * P_1QK).sum(-1), 1.0 / n_BQ)
         squares.append((H_BQK**2).sum(-1))
         overlaps.append(overlap)
     return mixed, (jnp.stack(squares, 1), jnp.stack(overlaps, 1))

@@ -21,6 +21,10 @@ from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
         (lambda: DataConfig(sequence_length=7), r"sequence_length must lie in 8\.\.65536, got 7"),
         (lambda: DataConfig(validation_fraction=1.0), "validation_fraction must lie strictly between"),
         (lambda: DataConfig(source=""), "source is empty"),
+        (
+            lambda: DataConfig(pack=True, format="sentence_pair_nsp"),
+            "pack=True works with fixed_blocks, full_sentences, doc_sentences only, got format='sentence_pair_nsp'.*set pack",
+        ),
         (lambda: DataConfig(duplicates=2), "duplicates=2 works with segment_pair_nsp"),
     ],
 )

@@ -14,7 +14,7 @@ from ag_jax.data.config import FORMATS, DataConfig, MaskingConfig, TokenizerConf
 
 from .conftest import text
 
-FIELDS = {"tokens", "original", "valid", "segments", "masked_positions", "masked_labels", "masked_weights"}
+FIELDS = {"tokens", "original", "sequences", "segments", "masked_positions", "masked_labels", "masked_weights"}
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +72,11 @@ def test_batches_of_every_format(config, name):
     slots = corruption.max_masked(chosen.masking, 24)
     for field, array in batch.items():
         shape = (4,) if field == "next_labels" else (4, slots) if field.startswith("masked") else (4, 24)
-        kind = np.bool_ if field == "valid" else np.float32 if field == "masked_weights" else np.int32
+        kind = np.float32 if field == "masked_weights" else np.int32
         assert (array.shape, array.dtype) == (shape, kind)
-    lengths = batch["valid"].sum(axis=1)
-    for row, original, length in zip(batch["valid"], batch["original"], lengths, strict=True):
-        assert row[:length].all() and original[0] == specials.begin and original[length - 1] == specials.end
+    lengths = (batch["sequences"] > 0).sum(axis=1)
+    for row, original, length in zip(batch["sequences"], batch["original"], lengths, strict=True):
+        assert (row[:length] == 1).all() and original[0] == specials.begin and original[length - 1] == specials.end
         assert (original[length:] == specials.pad).all() and (original[:length] != specials.pad).all()
     changed = batch["tokens"] != batch["original"]
     for b in range(4):
@@ -86,7 +86,7 @@ def test_batches_of_every_format(config, name):
         np.testing.assert_array_equal(batch["original"][b][positions], batch["masked_labels"][b][used])
     if is_pair:
         assert batch["segments"].any(axis=1).all() and not batch["segments"][:, 0].any()
-        assert not (batch["segments"].astype(bool) & ~batch["valid"]).any()
+        assert not (batch["segments"] & (batch["sequences"] == 0)).any()
         first_of_second = batch["segments"].argmax(axis=1)
         assert (batch["original"][np.arange(4), first_of_second - 1] == specials.end).all()
         assert (batch["original"][np.arange(4), first_of_second] != specials.end).all()
@@ -178,15 +178,16 @@ def test_an_epoch_has_every_row_once_and_the_next_another_order(batches, corpus)
     assert count % 8, "the border of the epochs is meant to fall into a batch"
     stored = sorted(tuple(corpus.train.row(number)) for number in range(count))
     steps = range(-(-2 * count // 8))
-    drawn = [tuple(row[ok]) for s in steps for row, ok in zip(*fields(batches.at(s), "original", "valid"), strict=True)]
+    drawn = [tuple(row) for s in steps for row in tokens_of(batches.at(s))]
     assert sorted(drawn[:count]) == sorted(drawn[count : 2 * count]) == stored
     assert drawn[:count] != drawn[count : 2 * count]
     assert batches.steps_per_epoch == count / 8
     assert [batches.epoch_of(step) for step in (0, count // 8, count // 8 + 1)] == [0, 0, 1]
 
 
-def fields(batch, *names):
-    return [batch[name] for name in names]
+def tokens_of(batch):
+    """The rows of a batch, as they were before masking and without their padding."""
+    return [row[numbers > 0] for row, numbers in zip(batch["original"], batch["sequences"], strict=True)]
 
 
 def test_masks_of_a_row_change_from_epoch_to_epoch_unless_static(corpus, config):
@@ -221,10 +222,10 @@ def test_validation_has_every_row_once_and_always_the_same_masks(corpus, config)
     count = len(corpus.validation)
     assert count % 7, "the last batch is meant to be filled up"
     assert len(made) == -(-count // 7) and all(batch["tokens"].shape == (7, 24) for batch in made)
-    rows = [row[ok] for batch in made for row, ok in zip(*fields(batch, "original", "valid"), strict=True)]
+    rows = [row for batch in made for row in tokens_of(batch)]
     assert [row.tolist() for row in rows[:count]] == [corpus.validation.row(number).tolist() for number in range(count)]
     empty = slice(count % 7, None)
-    assert not made[-1]["valid"][empty].any() and not made[-1]["masked_weights"][empty].any()
+    assert not made[-1]["sequences"][empty].any() and not made[-1]["masked_weights"][empty].any()
     assert (made[-1]["tokens"][empty] == corpus.tokenizer.specials.pad).all()
     for one, other in zip(made, pipeline.validation_batches(corpus, config, 7), strict=True):
         assert_equal(one, other)

@@ -37,9 +37,28 @@ def test_rows_come_back_padded(tmp_path):
     tokens_BL, lengths_B = read.gather(np.array([2, 0, 2]), 6, pad=1)
     assert tokens_BL.tolist() == [[0, 7, 2, 1, 1, 1], [0, 7, 8, 9, 2, 1], [0, 7, 2, 1, 1, 1]]
     assert tokens_BL.dtype == np.int32 and lengths_B.tolist() == [3, 5, 3]
-    assert read.fill_rate(5) == 10 / 15
+    sequences_BL = read.sequences(np.array([2, 0, 2]), 6)
+    assert sequences_BL.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]]
+    assert sequences_BL.dtype == np.int32
+    assert read.fill_rate(5) == 10 / 15 and read.texts == 3
+
+
+def test_rows_of_several_texts_know_where_each_begins(tmp_path):
+    rows = [
+        Row(np.array([0, 7, 2, 0, 8, 9, 2]), text_starts=[0, 3]),
+        Row(np.array([0, 7, 8, 2])),
+        Row(np.array([0, 5, 2, 0, 6, 2, 0, 7, 8, 2]), text_starts=[0, 3, 6]),
+    ]
+    store.write_rows(tmp_path, rows, 300, is_packed=True)
+    read = Rows(tmp_path)
+    assert (len(read), read.texts, read.is_packed, read.has_pairs) == (3, 6, True, False)
+    assert read.text_starts.tolist() == [0, 3, 7, 11, 14, 17]
+    sequences_BL = read.sequences(np.array([2, 1, 0, 2]), 11)
+    assert sequences_BL.dtype == np.int32
+    third = [1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 0]
+    assert sequences_BL.tolist() == [third, [1] * 4 + [0] * 7, [1, 1, 1, 2, 2, 2, 2] + [0] * 4, third]
 
 
 def test_no_rows_at_all(tmp_path):
-    store.write_rows(tmp_path, [], 300, has_pairs=False)
-    assert len(Rows(tmp_path)) == 0 and not Rows(tmp_path).has_pairs
+    store.write_rows(tmp_path, [], 300)
+    assert len(Rows(tmp_path)) == 0 and not Rows(tmp_path).has_pairs and not Rows(tmp_path).is_packed

@@ -71,16 +71,16 @@ def test_equals_numpy(apply, params, batch, expected):
 
 def test_rows_sum_to_one_and_padding_is_seen_by_padding_alone(apply, params, batch):
     weights_NBHQK = np.asarray(weights_of(apply(params, batch)[1]))
-    valid_BL = batch["valid"]
+    sequences_BL = batch["sequences"]
     np.testing.assert_allclose(weights_NBHQK.sum(-1), 1, rtol=1e-6)
-    together_BQK = valid_BL[:, :, None] == valid_BL[:, None, :]
+    together_BQK = sequences_BL[:, :, None] == sequences_BL[:, None, :]
     np.testing.assert_array_equal(weights_NBHQK > 0, np.broadcast_to(together_BQK[:, None], weights_NBHQK.shape))
 
 
 def test_content_of_padding_does_not_matter(apply, params, batch):
     before, before_sown = apply(params, batch)
-    changed = {**batch, "tokens": np.where(batch["valid"], batch["tokens"], 17).astype(np.int32)}
-    changed["segments"] = np.where(batch["valid"], batch["segments"], 1).astype(np.int32)
+    changed = {**batch, "tokens": np.where(batch["sequences"], batch["tokens"], 17).astype(np.int32)}
+    changed["segments"] = np.where(batch["sequences"], batch["segments"], 1).astype(np.int32)
     after, after_sown = apply(params, changed)
     np.testing.assert_array_equal(before.words_BMV[:3], after.words_BMV[:3])
     np.testing.assert_array_equal(before.next_B2[:3], after.next_B2[:3])
@@ -93,7 +93,7 @@ def test_a_row_is_the_same_alone_and_without_its_padding(apply, params, batch, e
     for row, n in [(1, tiny.LENGTHS[1])]:
         alone = {
             name: field[row : row + 1, :n]
-            if name in ("tokens", "original", "valid", "segments")
+            if name in ("tokens", "original", "sequences", "segments")
             else field[row : row + 1]
             for name, field in batch.items()
         }
@@ -102,10 +102,10 @@ def test_a_row_is_the_same_alone_and_without_its_padding(apply, params, batch, e
 
 
 def test_left_padding_does_not_shift_positions(apply, params, batch, expected):
-    """Positions count valid tokens, so a row moved to the right means the same."""
+    """Positions count tokens, so a row moved to the right means the same."""
     rolled = {name: np.copy(field) for name, field in batch.items()}
     gap = tiny.LENGTH - tiny.LENGTHS[1]
-    for name in ("tokens", "original", "valid", "segments"):
+    for name in ("tokens", "original", "sequences", "segments"):
         rolled[name][1] = np.roll(batch[name][1], gap)
     rolled["masked_positions"][1] = batch["masked_positions"][1] + gap
     used = batch["masked_weights"][1] > 0
@@ -121,7 +121,7 @@ def test_statistics_are_those_of_the_weights(apply, params, batch, after_dropout
     found = statistics_of(sown)
     assert found.sum_of_squares_BHQ.shape == (2, 4, 3, 11)  # NBHQ
     for layer in range(2):
-        expected = guidance.statistics(weights_of(sown)[layer], guides, jnp.asarray(batch["valid"]))
+        expected = guidance.statistics(weights_of(sown)[layer], guides, jnp.asarray(batch["sequences"]))
         np.testing.assert_allclose(found.sum_of_squares_BHQ[layer], expected.sum_of_squares_BHQ, rtol=1e-6)
         np.testing.assert_allclose(found.overlap_BHQ[layer], expected.overlap_BHQ, rtol=1e-6, atol=1e-8)
 
@@ -142,9 +142,9 @@ def test_statistics_under_dropout(params, batch, after_dropout):
     _, sown = run(jax.random.key(0))
     weights_NBHQK, found = np.asarray(weights_of(sown)), statistics_of(sown)
     np.testing.assert_allclose(weights_NBHQK.sum(-1), 1, rtol=1e-6)
-    valid_BL = batch["valid"]
-    plain = np.square(weights_NBHQK).sum(-1)[:, valid_BL.any(-1)]
-    squares = np.asarray(found.sum_of_squares_BHQ)[:, valid_BL.any(-1)]
+    present_B = batch["sequences"].any(-1)
+    plain = np.square(weights_NBHQK).sum(-1)[:, present_B]
+    squares = np.asarray(found.sum_of_squares_BHQ)[:, present_B]
     first, on_first = np.asarray(found.overlap_BHQ)[:, :3], weights_NBHQK[:, :3, :, :, 0]
     if after_dropout:
         assert np.abs(squares - plain).max() > 0.1
@@ -167,18 +167,18 @@ def test_statistics_after_dropout_are_of_the_mask_that_mixes(params, batch):
     module = MultiHeadAttention(3, 12, 0.4, jnp.dtype("float32"), jax.nn.initializers.zeros)
     hidden = jnp.asarray(np.random.default_rng(0).standard_normal((4, 11, 12)), jnp.float32)
     guides = tiny.guides(batch, (("next", 3),), after_dropout=True)
-    valid_BL = jnp.asarray(batch["valid"])
+    sequences_BL = jnp.asarray(batch["sequences"])
 
     @jax.jit
     def run(key):
         wanted = ["statistics"]
         return module.apply(
-            {"params": one}, hidden, valid_BL, guides, None, False, rngs={"dropout": key}, mutable=wanted
+            {"params": one}, hidden, sequences_BL, guides, None, False, rngs={"dropout": key}, mutable=wanted
         )
 
     output, sown = run(jax.random.key(1))
     found = sown["statistics"]["guided_heads"][0]
-    # The last valid row of Next overlaps with 1/n everywhere: sum(H)/n, and the sum of H is the output.
+    # The last row of Next overlaps with 1/n everywhere: sum(H)/n, and the sum of H is the output.
     for row, n in enumerate(tiny.LENGTHS[:3]):
         np.testing.assert_allclose(found.overlap_BHQ[row, :, n - 1] * n, output[row, n - 1, :3], rtol=1e-5)
 

@@ -65,7 +65,7 @@ class Fused:
         )
         if guides is None:
             return mixed_BLHV, None
-        return mixed_BLHV, guided_statistics(squares_BHQ, overlap_BHQ, guides, sequences_BL > 0)
+        return mixed_BLHV, guided_statistics(squares_BHQ, overlap_BHQ, guides, sequences_BL)
 
     def _position(self, axes: tuple[str | None, ...]) -> Array:
         """This device's number along axes of the mesh."""

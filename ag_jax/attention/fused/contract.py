@@ -22,7 +22,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import dropout, patterns
+from ag_jax.attention import dropout, patterns, sequences
 from ag_jax.attention.guidance import AttentionStatistics, Guides
 from ag_jax.attention.patterns import Columns
 
@@ -129,17 +129,17 @@ def sparse_targets(guides: Guides, batch: int, length: int, heads: int) -> tuple
     return shifts_H, jnp.pad(jnp.stack(weights, axis=1), [(0, 0), (0, free), (0, 0)])
 
 
-def guided_statistics(sum_of_squares_BHQ: Array, overlap_BHQ: Array, guides: Guides, valid_BL: Array) -> AttentionStatistics:
+def guided_statistics(sum_of_squares_BHQ: Array, overlap_BHQ: Array, guides: Guides, sequences_BL: Array) -> AttentionStatistics:
     """A kernel's sums over all heads as the statistics of the guided ones.
 
-    A boundary row of a `Shift` overlaps with the uniform distribution over its n tokens by sum(H)/n = 1/n, a constant.
+    A boundary row of a `Shift` overlaps with the uniform distribution over its text's n tokens by sum(H)/n = 1/n, a constant.
     """
-    tokens_B11 = jnp.maximum(valid_BL.sum(-1), 1).astype(jnp.float32)[:, None, None]
+    tokens_B1Q = jnp.maximum(sequences.sizes(sequences_BL), 1).astype(jnp.float32)[:, None, :]
     overlaps, head = [], 0
     for of_heads, count in zip(guides.targets, guides.counts, strict=True):
         overlap = overlap_BHQ[:, head : head + count]
         if not isinstance(of_heads, Columns):
-            overlap = jnp.where(patterns.hits(of_heads, valid_BL)[:, None, :], overlap, 1.0 / tokens_B11)
+            overlap = jnp.where(patterns.hits(of_heads, sequences_BL)[:, None, :], overlap, 1.0 / tokens_B1Q)
         overlaps.append(overlap)
         head += count
     return AttentionStatistics(sum_of_squares_BHQ[:, :head], jnp.concatenate(overlaps, axis=1))

@@ -43,7 +43,7 @@ def mix(
     thin, statistics = thinning(rate, key), None
     if guides is not None:
         guided_BHQK = thin(weights_BHQK) if guides.after_dropout else weights_BHQK
-        statistics = guidance.statistics(guided_BHQK, guides, sequences_BL > 0)
+        statistics = guidance.statistics(guided_BHQK, guides, sequences_BL)
 
     # The backward pass keeps the probabilities alone and thins them again: two arrays of their size fewer.
     @functools.partial(jax.checkpoint, prevent_cse=False)
