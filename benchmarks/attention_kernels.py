@@ -36,9 +36,9 @@ PRODUCTS = {"forward": 2, "forward_and_backward": 7}
 
 def guides(rows: int, length: int) -> Guides:
     """Half of the heads guided, as by default."""
-    valid_BL = jnp.ones((rows, length), bool)
-    first_BL = valid_BL & (jnp.arange(length) == 0)
-    return Guides((Shift(1), Shift(-1), patterns.columns(first_BL, valid_BL)), (1, 1, 4))
+    sequences_BL = jnp.ones((rows, length), jnp.int32)
+    first_BL = jnp.broadcast_to(jnp.arange(length)[None, :] == 0, (rows, length))
+    return Guides((Shift(1), Shift(-1), patterns.columns(first_BL, sequences_BL)), (1, 1, 4))
 
 
 def call(attend: Callable, rows: int, length: int, *, guided: bool = False, rate: float = 0.0) -> Callable:

@@ -116,7 +116,7 @@ class Runner:
             asked = time.perf_counter()
             batch = next(batches)
             waits.append(time.perf_counter() - asked)
-            tokens.append(int(batch["valid"].sum()))
+            tokens.append(int((batch["sequences"] > 0).sum()))
             self.state, metrics = self.program(self.state, sharding.place_batch(batch, self.job.mesh), self.job.key)
             before = finish(in_flight, times, before)
             in_flight = metrics["loss"]
@@ -199,7 +199,7 @@ class HuggingFace:
             labels = np.full(batch["tokens"].shape, -100, np.int64)
             row, slot = np.nonzero(batch["masked_weights"])
             labels[row, batch["masked_positions"][row, slot]] = batch["masked_labels"][row, slot]
-            fields = {"input_ids": batch["tokens"].astype(np.int64), "attention_mask": batch["valid"], "labels": labels}
+            fields = {"input_ids": batch["tokens"].astype(np.int64), "attention_mask": batch["sequences"] > 0, "labels": labels}
             given = {name: torch.from_numpy(np.ascontiguousarray(field)).to(self.device) for name, field in fields.items()}
             with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
                 loss = self.forward(**given).loss
@@ -209,7 +209,7 @@ class HuggingFace:
             self.optimizer.zero_grad(set_to_none=True)
             loss.item()  # waits for the device
             times.append(time.perf_counter() - began)
-            tokens += int(batch["valid"].sum())
+            tokens += int((batch["sequences"] > 0).sum())
         if counted:
             self.times, self.tokens = self.times + times, self.tokens + tokens
 
