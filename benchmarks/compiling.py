@@ -12,11 +12,11 @@ from ag_jax.training.state import abstract_state, state_shardings
 from ag_jax.training.step import compile_train_step
 
 
-def training_step(*, layers: int, heads: int, length: int, rows: int, mode: str) -> tuple[Any, tuple]:
+def training_step(*, layers: int, heads: int, length: int, rows: int, mode: str, remat: str = "dots") -> tuple[Any, tuple]:
     """The jitted step of a RoBERTa of width 768 with 52,000 words, and shapes of its arguments."""
     settings = experiment.default_config()
     settings.data.sequence_length = length
-    settings.model.update(layers=layers, heads=heads, max_length=length)
+    settings.model.update(layers=layers, heads=heads, max_length=length, remat=remat)
     settings.guidance.mode = mode
     settings.training.batch_size = rows
     config, mesh = experiment.parse(settings), sharding.make_mesh(sharding.MeshConfig())

@@ -3,7 +3,7 @@
     python benchmarks/guidance_memory.py
 
 Compiles the training step of RoBERTa-12 (L=512, dropout 0.1) for MLM and AG on the device at hand, runs neither, and
-records the temporary memory of both. Writes benchmarks/results/guidance_memory.json.
+records the temporary memory of both, for each `model.remat`. Writes benchmarks/results/guidance_memory.json.
 """
 
 import compiling
@@ -14,18 +14,19 @@ ROWS, LENGTH, LAYERS = 4, 512, 12
 
 def main() -> None:
     """Compile both steps and record their memory."""
-    temporary = {}
-    for mode in ("none", "loss"):
-        step, arguments = compiling.training_step(layers=LAYERS, heads=12, length=LENGTH, rows=ROWS, mode=mode)
-        temporary[mode] = step.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
-    figures = {
-        "layers": LAYERS,
-        "length": LENGTH,
-        "rows": ROWS,
-        "mlm_temporary_bytes": temporary["none"],
-        "ag_temporary_bytes": temporary["loss"],
-        "ag_over_mlm": temporary["loss"] / temporary["none"],
-    }
+    figures = {"layers": LAYERS, "length": LENGTH, "rows": ROWS}
+    for remat in ("none", "dots", "layer"):
+        temporary = {}
+        for arm, mode in (("mlm", "none"), ("ag", "loss")):
+            step, arguments = compiling.training_step(
+                layers=LAYERS, heads=12, length=LENGTH, rows=ROWS, mode=mode, remat=remat
+            )
+            temporary[arm] = step.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+        figures[f"remat={remat}"] = {
+            "mlm_temporary_bytes": temporary["mlm"],
+            "ag_temporary_bytes": temporary["ag"],
+            "ag_over_mlm": temporary["ag"] / temporary["mlm"],
+        }
     print(figures)
     record.save("guidance_memory", figures)
 
