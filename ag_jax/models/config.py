@@ -16,6 +16,7 @@ class EncoderConfig:
     position_offset: RoBERTa counts positions from its padding id + 1 = 2, BERT from 0.
     segments: number of segment (token type) embeddings; RoBERTa has 1.
     feedforward: width of the feed-forward layer; 0 means 4 * width.
+    embedding_width: of the embeddings, which are then projected to `width` (ELECTRA); 0 means `width`, without a projection.
     dropout, attention_dropout: on embeddings and sub-layer outputs, and on attention probabilities.
     dtype: of the computation; parameters, softmax and losses stay float32.
     remat: what the backward pass computes again instead of keeping it: all but matrix products and attention (`dots`), whole
@@ -28,6 +29,7 @@ class EncoderConfig:
     heads: int = 12
     width: int = 768
     feedforward: int = 0
+    embedding_width: int = 0
     max_length: int = 512
     position_offset: int = 2
     segments: int = 1
@@ -43,7 +45,7 @@ class EncoderConfig:
         for name in ("layers", "heads", "width", "max_length", "segments"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("vocabulary_size", "feedforward", "position_offset"):
+        for name in ("vocabulary_size", "feedforward", "embedding_width", "position_offset"):
             if getattr(self, name) < 0:
                 raise ValueError(f"model.{name} must be at least 0, got {getattr(self, name)}")
         if self.width % self.heads:
@@ -61,3 +63,8 @@ class EncoderConfig:
         for name, choices in (("dtype", DTYPES), ("remat", REMATS), ("attention", IMPLEMENTATIONS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"model.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+
+    @property
+    def is_projected(self) -> bool:
+        """Whether embeddings have a width of their own."""
+        return self.embedding_width not in (0, self.width)

@@ -16,7 +16,10 @@ Array = jax.Array
 
 
 class Embeddings(nn.Module):
-    """LayerNorm(word + position + segment), then dropout (Devlin et al. 2019, figure 2)."""
+    """LayerNorm(word + position + segment), then dropout (Devlin et al. 2019, figure 2).
+
+    Embeddings of a width of their own are projected to the encoder's last of all (Clark et al. 2020, section 3.2).
+    """
 
     config: EncoderConfig
 
@@ -27,7 +30,7 @@ class Embeddings(nn.Module):
         def table(rows: int, axis: str) -> nn.Embed:
             return nn.Embed(
                 rows,
-                config.width,
+                config.embedding_width or config.width,
                 dtype=jnp.dtype(config.dtype),
                 embedding_init=nn.with_logical_partitioning(init, (axis, "embed")),
             )
@@ -37,6 +40,8 @@ class Embeddings(nn.Module):
         self.segment = table(config.segments, "segment")
         self.norm = layers.layer_norm(config)
         self.dropout = Dropout(config.dropout)
+        if config.is_projected:
+            self.projection = layers.dense(config, config.width, ("embed", "embed_out"), "projection")
 
     def __call__(
         self, tokens_BL: Array, sequences_BL: Array, segments_BL: Array, embedding_delta: Array | None, deterministic: bool
@@ -50,4 +55,5 @@ class Embeddings(nn.Module):
         positions_BL = jnp.where(sequences_BL > 0, order_BL, 0)
         summed_BLD = words_BLD + self.position(positions_BL)
         summed_BLD = summed_BLD + self.segment(segments_BL)
-        return self.dropout(self.norm(summed_BLD), deterministic=deterministic)
+        embedded_BLD = self.dropout(self.norm(summed_BLD), deterministic=deterministic)
+        return self.projection(embedded_BLD) if self.config.is_projected else embedded_BLD

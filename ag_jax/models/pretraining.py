@@ -51,7 +51,8 @@ class MaskedLanguageHead(nn.Module):
     @nn.compact
     def __call__(self, hidden_BMD: Array) -> tuple[Array, Array]:
         config = self.config
-        hidden_BMD = layers.gelu(layers.dense(config, config.width, ("embed", "embed_out"), "dense")(hidden_BMD))
+        width = config.embedding_width or config.width
+        hidden_BMD = layers.gelu(layers.dense(config, width, ("embed", "embed_out"), "dense")(hidden_BMD))
         hidden_BMD = layers.layer_norm(config, "norm")(hidden_BMD)
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocabulary",))
         bias_V = self.param("bias", bias_init, (config.vocabulary_size,))
