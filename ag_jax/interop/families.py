@@ -1,7 +1,7 @@
 """BERT, RoBERTa, CamemBERT and ELECTRA as `transformers` writes them: names, settings, heads."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ag_jax.interop.layouts import AS_IS, BY_HEAD, FROM_HEADS, TO_HEADS, TRANSPOSED
@@ -22,7 +22,7 @@ EVERYWHERE = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Family:
     """One `model_type`.
 
@@ -31,7 +31,7 @@ class Family:
     architectures: the class's ending and the heads that it has.
     tied: tensors that some files hold twice: the second name and the first.
     aliases: beginnings of names that mean others. left_out: beginnings of names that have no use here.
-    read: the fields of an EncoderConfig; write: the keys of a config.json, from config and id of padding.
+    read: the fields of an EncoderConfig, from config.json and the names of the tensors; write: the keys of a config.json, from config and id of padding.
     """
 
     model_type: str
@@ -41,7 +41,7 @@ class Family:
     heads: Mapping[str, tuple[str, ...]]
     architectures: Mapping[str, tuple[str, ...]]
     tied: Mapping[str, str]
-    read: Callable[[Settings], dict[str, Any]]
+    read: Callable[[Settings, Collection[str]], dict[str, Any]]
     write: Callable[[EncoderConfig, int], dict[str, Any]]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ def write_common(config: EncoderConfig, pad: int) -> dict[str, Any]:
     }
 
 
-def _read_bert(settings: Settings) -> dict[str, Any]:
+def _read_bert(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     common = read_common(settings)
     return common | {
         "max_length": settings.need("max_position_embeddings"),
@@ -149,7 +149,7 @@ def _write_bert(config: EncoderConfig, pad: int) -> dict[str, Any]:
     return write_common(config, pad) | positions
 
 
-def _read_roberta(settings: Settings) -> dict[str, Any]:
+def _read_roberta(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     common = read_common(settings)
     offset, positions = settings.take("pad_token_id", 1) + 1, settings.need("max_position_embeddings")
     if positions <= offset:
@@ -168,8 +168,8 @@ def _write_roberta(config: EncoderConfig, pad: int) -> dict[str, Any]:
     return write_common(config, pad) | {"max_position_embeddings": positions, "type_vocab_size": config.segments}
 
 
-def _read_electra(settings: Settings) -> dict[str, Any]:
-    fields = _read_bert(settings)
+def _read_electra(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    fields = _read_bert(settings, names)
     width = settings.take("embedding_size", 128)
     return fields | {"embedding_width": 0 if width == fields["width"] else width}
 
