@@ -8,9 +8,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 SPACE = "▁"
 _UNIGRAM, _BPE = 1, 2  # trainer_spec.model_type
-_CONTROL, _USER_DEFINED = 3, 4  # types of pieces
-# CamemBERT's model begins with fairseq's own specials in place of the model's first piece, and ends with its mask.
-_FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>", "<unk>NOTUSED")
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of pieces
+# What CamemBERT has in place of the model's first piece, which fairseq put there.
+_FAIRSEQ = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
 
 
 def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingface.Tokenizer:
@@ -31,7 +31,7 @@ def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingfa
         pieces = [(piece, 0.0) for piece in _FAIRSEQ[:-1]] + [(_FAIRSEQ[-1], -100.0)] + pieces[1:]
     if mask and mask not in dict(pieces):
         pieces.append((mask, 0.0))
-    unknown = next(piece.piece for piece in proto.pieces if piece.type == 2)
+    unknown = next(piece.piece for piece in proto.pieces if piece.type == _UNKNOWN)
     tokenizer = huggingface.Tokenizer(_model(proto, pieces, unknown))
     _dress(tokenizer, proto)
     special = [piece.piece for piece in proto.pieces if piece.type == _CONTROL]
@@ -72,10 +72,9 @@ def _dress(tokenizer: huggingface.Tokenizer, proto) -> None:
 def _check(tokenizer: huggingface.Tokenizer, model: bytes, moved: int) -> None:
     """Raise ValueError unless both give the same ids for texts made of the model's own pieces."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    special = {piece.content for piece in tokenizer.get_added_tokens_decoder().values()}
-    pieces = [processor.id_to_piece(id) for id in range(processor.get_piece_size())]
-    words = [piece.replace(SPACE, " ").strip() for piece in pieces if piece not in special]
-    words = [word for word in words if word and not word.startswith("<0x")]
+    ids = range(processor.get_piece_size())
+    plain = [id for id in ids if not (processor.is_control(id) or processor.is_unknown(id) or processor.is_byte(id))]
+    words = [word for id in plain if (word := processor.id_to_piece(id).replace(SPACE, " ").strip())]
     for at in range(0, min(len(words), 4000), 8):
         text = " ".join(words[at : at + 8])
         theirs = [id + moved if id else 3 for id in processor.encode(text)] if moved else processor.encode(text)

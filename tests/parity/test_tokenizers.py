@@ -1,0 +1,99 @@
+"""Tokenizer files in both directions: `AutoTokenizer` and ours give equal ids."""
+
+import io
+import json
+
+import pytest
+
+transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'ag_jax[parity]'")
+
+import sentencepiece
+import tokenizers as huggingface
+
+from ag_jax.data import tokenizers
+from ag_jax.data.config import TokenizerConfig
+from ag_jax.interop import catalogue, tokenizer_files
+
+TEXTS = ["The state of our union is strong. We will rebuild our roads, and we will do it together.", "Äpfel und Öl?"] * 9
+PROBES = ["We will rebuild, and the Äpfel are strong.", "our roads", "?", "unions", "x", "Öl und\tÖl", "  two  spaces "]
+SIZES = {"byte_bpe": 300, "wordpiece": 90, "sentencepiece_bpe": 70, "sentencepiece_unigram": 36}
+FAMILY = {"byte_bpe": "roberta", "wordpiece": "bert", "sentencepiece_bpe": "camembert", "sentencepiece_unigram": "roberta"}
+
+
+def trained(kind):
+    return tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=SIZES[kind]), TEXTS)
+
+
+def settle(directory, model_type):
+    (directory / "config.json").write_text(json.dumps({"model_type": model_type}))
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_ours_opened_by_theirs(kind, tmp_path):
+    """Every kind that can be trained here; special tokens where each family has them."""
+    tokenizer = trained(kind)
+    family = catalogue.named(FAMILY[kind])
+    settle(tmp_path, family.model_type)
+    tokenizer_files.write(tokenizer, tmp_path, family, 77)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in [*TEXTS[:2], *PROBES]:
+        assert theirs(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(text), text
+    specials = tokenizer.specials
+    row = [[specials.begin], tokenizer.encode("our"), [specials.end] * specials.pair_separators, tokenizer.encode("roads")]
+    pair = theirs("our", "roads")
+    assert pair["input_ids"] == sum([*row, [specials.end]], [])
+    if family.root == "bert":
+        assert pair["token_type_ids"] == [0] * (2 + len(row[1])) + [1] * (1 + len(row[3]))
+    for role, name in {"begin": "cls", "end": "sep", "pad": "pad", "unknown": "unk", "mask": "mask"}.items():
+        assert getattr(theirs, f"{name}_token_id") == getattr(specials, role)
+    masked = theirs(f"our {theirs.mask_token} roads")["input_ids"]
+    assert masked == [specials.begin, *tokenizer.encode("our"), specials.mask, *tokenizer.encode(" roads"), specials.end]
+    assert theirs.model_max_length == 77
+
+
+def spm(directory, name, **options):
+    """A sentencepiece model, trained as the family's was."""
+    model = io.BytesIO()
+    options = {"vocab_size": 37, "model_type": "unigram", "minloglevel": 2} | options
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=model, **options)
+    (directory / name).write_bytes(model.getvalue())
+
+
+def _roberta(directory):
+    content = json.loads(trained("byte_bpe").file()[1])["model"]
+    (directory / "vocab.json").write_text(json.dumps(content["vocab"]))
+    (directory / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, content["merges"])) + "\n")
+
+
+def _bert(directory, lowercase=False):
+    library = huggingface.Tokenizer.from_str(trained("wordpiece").file()[1].decode())
+    words = sorted(library.get_vocab().items(), key=lambda item: item[1])
+    (directory / "vocab.txt").write_text("\n".join(word for word, _ in words) + "\n")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
+
+
+def _camembert(directory):
+    spm(directory, "sentencepiece.bpe.model")
+
+
+def _deberta_v3(directory):
+    pieces = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]"}
+    spm(directory, "spm.model", **pieces, eos_piece="[SEP]", unk_piece="[UNK]")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "make"),
+    [("roberta", _roberta), ("bert", _bert), ("electra", _bert), ("camembert", _camembert), ("deberta-v2", _deberta_v3)],
+)
+def test_theirs_read_as_ours(model_type, make, tmp_path):
+    """The files that older models of each family come with; sentencepiece ids as CamemBERT and DeBERTa count them."""
+    settle(tmp_path, model_type)
+    make(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = tokenizer_files.read(tmp_path, catalogue.named(model_type))
+    for text in [*TEXTS[:2], *PROBES[:5]]:
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
+    roles = {"begin": "cls", "end": "sep", "pad": "pad", "unknown": "unk", "mask": "mask"}
+    for role, name in roles.items():
+        assert getattr(ours.specials, role) == getattr(theirs, f"{name}_token_id"), role
+    assert ours.vocabulary_size == len(theirs)
