@@ -1,6 +1,6 @@
 """The encoder: embeddings and a scanned stack of layers.
 
-Shape letters: B batch, L length, D width.
+Shape letters: B batch, L length, D width, E width of the embeddings.
 """
 
 import flax.linen as nn
@@ -66,11 +66,18 @@ class Encoder(nn.Module):
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(config, self.attend)
 
-    def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
-        """Hidden states `BLD` of the last layer for `batch["tokens"]`, each text of `batch["sequences"]` on its own."""
+    def __call__(
+        self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool, embedded_BLE: Array | None = None
+    ) -> Array:
+        """Hidden states `BLD` of the last layer for `batch["tokens"]`, each text of `batch["sequences"]` on its own.
+
+        `embedded_BLE` are embeddings, not projected yet, of another encoder; this one then has none of its own.
+        """
         sequences_BL = batch["sequences"]
-        hidden_BLD = self.embeddings(
-            batch["tokens"], sequences_BL, batch["segments"], ports.embedding_delta, deterministic=deterministic
-        )
+        if embedded_BLE is None:
+            embedded_BLE = self.embeddings(
+                batch["tokens"], sequences_BL, batch["segments"], ports.embedding_delta, deterministic=deterministic
+            )
+        hidden_BLD = self.embeddings.project(embedded_BLE)
         hidden_BLD, _ = self.layers(hidden_BLD, sequences_BL, ports.guides, ports.attention_bias, deterministic)
         return hidden_BLD
