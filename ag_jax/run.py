@@ -22,6 +22,7 @@ from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.training import hosts, loop, sharding, storage
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.optimizer import make_optimizer
@@ -197,7 +198,7 @@ class OpenRun:
     workdir: epath.Path
     config: ExperimentConfig
     tokenizer: Tokenizer
-    model: PretrainingModel
+    model: PretrainingModel | ReplacedTokensModel
     params: Any
     step: int
     steps: tuple[int, ...]

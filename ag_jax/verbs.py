@@ -97,7 +97,7 @@ def _train(request: Request) -> None:
     config, workdir = request.experiment(), request.directory()
     summary = run.train(config, workdir)
     _tell(
-        f"{workdir.name}: MLM loss {summary['train_loss']:.3f} train, {summary['validation_loss']:.3f} validation, "
+        f"{workdir.name}: {learner.headline(config).label} {summary['train_loss']:.3f} train, {summary['validation_loss']:.3f} validation, "
         f"{summary['average_train_loss']:.3f} average over training; everything is in {workdir}"
     )
 
