@@ -205,21 +205,27 @@ def check_overrides(items: Iterable[str]) -> None:
             raise ValueError(unknown_key(key, known))
 
 
-def arguments(text: str, **choices: tuple) -> SimpleNamespace:
+def arguments(text: str, **choices: tuple | type[str]) -> SimpleNamespace:
     """The argument of a config file, `name=value,...`, as attributes; every name has its choices, the default first.
 
-    `arguments("arm=mlm", layers=(12, 8), arm=("ag", "mlm"))` is `layers=12, arm="mlm"`. Raises ValueError otherwise.
+    `arguments("arm=mlm", layers=(12, 8), arm=("ag", "mlm"))` is `layers=12, arm="mlm"`. A name with the choices `str` takes any
+    text, and must be given. Raises ValueError otherwise.
     """
-    values = {name: options[0] for name, options in choices.items()}
+    values = {name: options[0] for name, options in choices.items() if options is not str}
     for item in filter(None, (text or "").split(",")):
         name, _, value = item.partition("=")
         if name not in choices:
             raise ValueError("in the argument of the config file: " + unknown_key(name, list(choices)))
+        if choices[name] is str:
+            values[name] = value
+            continue
         matches = [option for option in choices[name] if str(option) == value]
         if not matches:
             options = ", ".join(map(str, choices[name]))
             raise ValueError(f"in the argument of the config file: {name} must be one of {options}, got {value!r}")
         values[name] = matches[0]
+    if missing := [name for name in choices if name not in values]:
+        raise ValueError(f"the config file needs the argument {missing[0]}, as in FILE.py:{missing[0]}=VALUE")
     return SimpleNamespace(**values)
 
 

@@ -43,9 +43,10 @@ _PATH = flags.DEFINE_string("path", None, "Directory of the other library's mode
 _EXPECT = flags.DEFINE_list("expect", [], "Beginnings of names of tensors that may be left out, such as classifier.")
 _DTYPE = flags.DEFINE_string("dtype", "float32", "Type of the tensors to write: float32, bfloat16 or float16.")
 _LICENSE = flags.DEFINE_string("license", "", "Licence that the model card is to state.")
+_PART = flags.DEFINE_enum("part", "model", ["model", "generator"], "What of a run to write with --to=hf.")
 # In the order of a Request.
 _FLAGS = (_WORKDIR, _STEP, _TEXT, _PRINT_CONFIG, _TOPOLOGY, _SEARCH_BATCH, _COORDINATOR, _HOSTS, _HOST, _JOIN_TIMEOUT)
-_FLAGS += (_FROM, _TO, _PATH, _EXPECT, _DTYPE, _LICENSE)
+_FLAGS += (_FROM, _TO, _PATH, _EXPECT, _DTYPE, _LICENSE, _PART)
 
 
 def main(argv: list[str]) -> int:

@@ -1,6 +1,10 @@
 """Settings that several config files share, each with its source."""
 
+import json
+from pathlib import Path
 from typing import Any
+
+from ag_jax import experiment
 
 Config = Any  # an `ml_collections.ConfigDict` from `experiment.default_config`
 
@@ -99,3 +103,20 @@ def small(config: Config, steps: int = 600) -> None:
     config.training.update(
         steps=steps, batch_size=32, microbatches=1, log_every=20, evaluate_every=200, checkpoint_every=200
     )
+
+
+def continue_from(config: Config, directory: str) -> None:
+    """Encoder, tokenizer, row format, kind of pre-training and weights of the run at `directory`.
+
+    Raises ValueError if there is no run.
+    """
+    path = Path(directory).expanduser().resolve()
+    if not (path / "config.json").exists():
+        raise ValueError(f"run={directory} is no run directory: {path / 'config.json'} does not exist")
+    found = experiment.to_dict(experiment.parse(json.loads((path / "config.json").read_text())))
+    config.model.update(found["model"])
+    config.replaced_tokens.update(found["replaced_tokens"])
+    config.data.update(format=found["data"]["format"], sequence_length=min(512, config.model.max_length))
+    config.data.masking.replacement = found["data"]["masking"]["replacement"]
+    config.data.tokenizer.path = str(path / "tokenizer")
+    config.training.initial_weights = str(path)

@@ -11,6 +11,7 @@ import json
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -44,6 +45,8 @@ MAY_DIFFER = (
     "comparison.",
     "inspection.",
 )
+# Settings of the encoder with which the same parameters mean the same.
+MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "attention")
 SHARED_WITHIN = 90.0  # seconds after which a file that one host wrote must show on another; NFS may take a minute
 
 
@@ -58,6 +61,7 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
         workdir=workdir,
         batches=functools.partial(batches.iterate, rows=fed),
         validation=lambda: pipeline.validation_batches(corpus, config.data, config.training.batch_size, fed),
+        given=lambda: _given(config, corpus.tokenizer, made.init),
         **vars(made),
     )
 
@@ -133,6 +137,8 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 def train(config: ExperimentConfig, workdir: epath.Path) -> dict[str, Any]:
     """Run, or go on with, the training of `config` in `workdir`; returns and writes the summary."""
+    if config.training.initial_weights and not (workdir / "config.json").exists():
+        check_initial_weights(config)
     claim_workdir(config, workdir)
     path = workdir / "summary.json"
     done = hosts.from_first("the summary", lambda: json.loads(path.read_text()) if path.exists() else None)
@@ -149,6 +155,54 @@ def train(config: ExperimentConfig, workdir: epath.Path) -> dict[str, Any]:
     if hosts.is_first():
         storage.write_whole(path, json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def check_initial_weights(config: ExperimentConfig) -> None:
+    """Raise ValueError, with the settings that differ, unless `training.initial_weights` is a run of the same encoder."""
+    source = storage.directory(config.training.initial_weights)
+    theirs, ours = (experiment.flat(experiment.to_dict(of)["model"]) for of in (read_config(source), config))
+    different = [
+        f"  model.{key}: there {theirs[key]!r}, here {ours[key]!r}"
+        for key in ours
+        if theirs[key] != ours[key] and not (key in MODEL_MAY_DIFFER or (key == "vocabulary_size" and 0 in (theirs[key], ours[key])))
+    ]
+    if different:
+        raise ValueError(
+            f"training.initial_weights={source} is a run of another encoder:\n" + "\n".join(different) + "\n"
+            f"Set them as there; configs/continue_pretraining.py:run={source} does"
+        )
+
+
+def _given(config: ExperimentConfig, tokenizer: Tokenizer, init: Callable[[], Any]) -> Any:
+    """The parameters of `training.initial_weights` that this run has, too; says which heads are not the same.
+
+    Raises ValueError for another tokenizer, and for any other parameter that one of the runs lacks or has in another shape.
+    """
+    if not config.training.initial_weights:
+        return {}
+    opened = open_run(storage.directory(config.training.initial_weights))
+    if opened.tokenizer.fingerprint() != tokenizer.fingerprint():
+        raise ValueError(
+            f"the weights of {opened.workdir} go with another tokenizer: set --config.data.tokenizer.path={opened.workdir}/tokenizer"
+        )
+    expected = learner.unboxed(jax.eval_shape(init))
+    kept = [name for name in opened.params if name in expected]
+    shapes = [
+        {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in ({name: opened.params[name] for name in kept}, {name: expected[name] for name in kept})
+    ]
+    theirs, ours = shapes
+    if different := [
+        f"  {path}: there {theirs.get(path, 'none')}, here {ours.get(path, 'none')}"
+        for path in sorted(theirs | ours)
+        if theirs.get(path) != ours.get(path)
+    ]:
+        raise ValueError(f"the weights of {opened.workdir} do not fit this run:\n" + "\n".join(different))
+    if hosts.is_first():
+        new, dropped = sorted(expected.keys() - set(kept)), sorted(opened.params.keys() - set(kept))
+        notes = [f"{what}: {', '.join(which)}" for what, which in (("new", new), ("dropped", dropped)) if which]
+        print("; ".join([f"starting from step {opened.step} of {opened.workdir}", *notes]), file=sys.stderr, flush=True)
+    return {name: jax.device_get(opened.params[name]) for name in kept}
 
 
 def write(config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, params: Any) -> None:

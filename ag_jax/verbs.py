@@ -27,7 +27,7 @@ class Request:
     """The command line: config file with its arguments, settings on top of it, and the other flags.
 
     coordinator, hosts, host: where this host stands among several, see `hosts.find_place`; join_timeout: in seconds.
-    source, target: the other library to convert from or to; path: its model; expect, dtype, license: see `--help`.
+    source, target: the other library to convert from or to; path: its model; expect, dtype, license, part: see `--help`.
     """
 
     config: str | None
@@ -48,6 +48,7 @@ class Request:
     expect: Sequence[str] = ()
     dtype: str = "float32"
     license: str = ""
+    part: str = "model"
 
     def experiment(self) -> experiment.ExperimentConfig:
         """The checked config."""
@@ -154,7 +155,8 @@ def _convert(request: Request) -> None:
         raise ValueError("this verb needs --path=MODEL, the directory of the other library's model")
     workdir = request.directory()
     if request.target:
-        written = exporting.convert(workdir, request.step, request.path, request.dtype, request.license)
+        options = (request.dtype, request.license, request.part)
+        written = exporting.convert(workdir, request.step, request.path, *options)
         print(f"{written.parameters:,} parameters as {written.architecture}, in {request.path}")
         print("\n".join(f"not carried: {item}" for item in written.not_carried), end="")
         return

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ag_jax import experiment
+from ag_jax.models.config import EncoderConfig
 from ag_jax.run import OpenRun
 from ag_jax.training.metrics import read_metrics
 
@@ -13,6 +14,7 @@ _POSITION = ("step", "split", "tokens_seen")
 
 def text(
     opened: OpenRun,
+    model: EncoderConfig,
     architecture: str,
     dtype: str,
     license: str,
@@ -20,7 +22,7 @@ def text(
     not_carried: Sequence[str],
 ) -> str:
     """Markdown with the front matter that the hub reads."""
-    config, model = opened.config, opened.model.config
+    config = opened.config
     stated = license or "none is stated; choose one before you publish, as that of the text may bind you"
     front = ["library_name: transformers", *([f"license: {license}"] if license else []), "tags: [ag_jax]"]
     lines = ["---", *front, "---", "", f"# {config.title}", ""]
@@ -29,14 +31,20 @@ def text(
         f"{dtype}, written by ag_jax from step {opened.step}."
     )
     if origin:
-        lines += ["", f"It began as `{origin['path']}` ({origin['model_type']})."]
+        lines += ["", f"It began as `{origin['name']}` ({origin['model_type']})."]
     lines += ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
     lines += [f'model = {architecture}.from_pretrained("PATH")', 'tokenizer = AutoTokenizer.from_pretrained("PATH")', "```"]
     lines += ["", "## Data", "", *_data(opened), "", "## Training", "", *_training(opened)]
     lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated[0].upper()}{stated[1:]}.", ""]
     lines += ["## What does not carry over", "", *(f"- {item}" for item in not_carried or ["Nothing is lost."]), ""]
-    settings = json.dumps(experiment.to_dict(config), indent=2)
+    settings = json.dumps(_without_places(experiment.to_dict(config)), indent=2)
     return "\n".join([*lines, "## Config", "", "```json", settings, "```", ""])
+
+
+def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings without directories, which say nothing elsewhere."""
+    settings["data"]["cache_dir"] = settings["data"]["tokenizer"]["path"] = settings["training"]["initial_weights"] = ""
+    return settings
 
 
 def _data(opened: OpenRun) -> list[str]:

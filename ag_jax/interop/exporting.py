@@ -13,6 +13,7 @@ from ag_jax.interop import card, catalogue, directories, names, tensors, tokeniz
 from ag_jax.interop.families import Family
 from ag_jax.interop.importing import ORIGIN
 from ag_jax.models.config import EncoderConfig
+from ag_jax.models.replaced_tokens import generator_parameters
 
 POSITIONS = "encoder/embeddings/position/embedding"
 
@@ -26,18 +27,21 @@ class Exported:
     not_carried: tuple[str, ...]
 
 
-def convert(workdir: epath.Path, step: int | None, path: str, dtype: str = "float32", license: str = "") -> Exported:
+def convert(
+    workdir: epath.Path, step: int | None, path: str, dtype: str = "float32", license: str = "", part: str = "model"
+) -> Exported:
     """Write the checkpoint of `step` (the newest by default) to the directory `path`.
 
+    part: the model, or the `generator` that was trained beside it to replace tokens.
     Raises ValueError if no family of transformers computes what the model does, with nothing written.
     """
     if dtype not in tensors.DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(tensors.DTYPES)}, got {dtype!r}")
     opened = run.open_run(workdir, step)
     origin = json.loads((workdir / ORIGIN).read_text()) if (workdir / ORIGIN).exists() else {}
-    params = {path: np.asarray(leaf) for path, leaf in names.flat(opened.params).items()}
-    not_carried = []
-    config, pad = opened.model.config, opened.tokenizer.specials.pad
+    config, tree, not_carried = _part(opened, part)
+    params = {path: np.asarray(leaf) for path, leaf in names.flat(tree).items()}
+    pad = opened.tokenizer.specials.pad
     heads = sorted({path.partition("/")[0] for path in params} - {"encoder"})
     family = catalogue.fitting(config, heads, pad, origin.get("model_type", ""))
     if family.root != "roberta":
@@ -58,9 +62,23 @@ def convert(workdir: epath.Path, step: int | None, path: str, dtype: str = "floa
         settings = _settings(family, config, architecture, opened.tokenizer.specials, dtype)
         (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
         tokenizer_files.write(opened.tokenizer, partial, family, config.max_length)
-        text = card.text(opened, architecture, dtype, license or origin.get("license", ""), origin, not_carried)
+        text = card.text(opened, config, architecture, dtype, license or origin.get("license", ""), origin, not_carried)
         (partial / "README.md").write_text(text)
     return Exported(architecture, sum(tensor.size for tensor in stored.values()), tuple(not_carried))
+
+
+def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any], list[str]]:
+    """Config and parameters of the model, or of its generator, and what is left behind."""
+    has_generator = "generator" in opened.params
+    if part == "generator":
+        if not has_generator:
+            raise ValueError("--part=generator: this run has no generator that was trained beside the model")
+        return opened.model.generator_config, generator_parameters(opened.params), []
+    if part != "model":
+        raise ValueError(f"--part must be model or generator, got {part!r}")
+    kept = {name: tree for name, tree in opened.params.items() if name != "generator"}
+    left = ["The generator of replaced tokens, which --part=generator writes as a model of its own."] * has_generator
+    return opened.model.config, kept, left
 
 
 def _from_zero(config: EncoderConfig, params: dict[str, np.ndarray]) -> tuple[EncoderConfig, dict[str, np.ndarray]]:

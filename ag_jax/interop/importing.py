@@ -10,12 +10,13 @@ import numpy as np
 from etils import epath
 
 from ag_jax import learner, run
-from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.interop import directories, names, tokenizer_files
 from ag_jax.interop import source as sources
 from ag_jax.interop.source import Source
+from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
 from ag_jax.training import sharding
 from ag_jax.training.loop import TrainingConfig
 
@@ -49,7 +50,7 @@ def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imp
         run.write(config, epath.Path(partial), tokenizer, params)
         origin = {
             "model_type": source.family.model_type,
-            "path": path,
+            "name": source.directory.name if pathlib.Path(path).expanduser().is_dir() else path,
             "architectures": source.architectures,
             "license": source.license,
             "new": new,
@@ -63,15 +64,17 @@ def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imp
 def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConfig:
     """The config of an imported run: its model, its heads, and defaults for what only training would need."""
     length = min(SEQUENCE_LENGTH, source.config.max_length)
-    pairs = "next_head" in source.heads
+    pairs, detects = "next_head" in source.heads, "discriminator_head" in source.heads
     return ExperimentConfig(
         title=f"{source.family.model_type} from {source.directory.name}",
         data=DataConfig(
             format="segment_pair_nsp" if pairs else "full_sentences",
             sequence_length=length,
             tokenizer=TokenizerConfig(path=str(tokenizer)),
+            masking=MaskingConfig(replacement="unigram" if detects else "mask"),
         ),
         model=source.config,
+        replaced_tokens=ReplacedTokensConfig(generator="unigram" if detects else "none"),
         training=TrainingConfig(batch_size=32),
     )
 

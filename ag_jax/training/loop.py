@@ -23,7 +23,7 @@ from ag_jax.training import state as train_state
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import MetricWriter, Sums
 from ag_jax.training.progress import ProgressLine, Silence
-from ag_jax.training.state import TrainState, create_state, state_shardings
+from ag_jax.training.state import TrainState, create_state, state_shardings, with_params
 from ag_jax.training.step import compile_evaluation_step, compile_train_step
 from ag_jax.training.stopping import Interrupted, StopSignal
 from ag_jax.training.watchdog import Watchdog
@@ -40,6 +40,7 @@ class TrainingConfig:
     log_every, evaluate_every, checkpoint_every: in steps; evaluate_every=0 evaluates at the end alone.
     keep_last, keep_every, milestones: which checkpoints stay; milestones are fractions of the run.
     step_timeout: seconds without progress after which the program ends, with a word on where it hung; 0 for never.
+    initial_weights: directory of a run whose newest parameters this one starts from; "" for fresh ones.
     tensorboard, wandb: where metrics go besides metrics.jsonl; wandb is the name of a project, empty for none.
     """
 
@@ -53,6 +54,7 @@ class TrainingConfig:
     keep_every: int = 0
     milestones: tuple[float, ...] = (0.0, 0.01, 1.0)
     step_timeout: int = 1800
+    initial_weights: str = ""
     tensorboard: bool = True
     wandb: str = ""
 
@@ -80,6 +82,7 @@ class Job:
     """Everything that the loop needs, ready made.
 
     init: makes fresh parameters, boxed with their axis names; key: of the run's dropout.
+    given: the parameters to start from, as far as they are not to be fresh; called by a run that has no checkpoint.
     batches: (start, stop) -> the batches of those steps; validation: the held-out batches, anew at each call; of each
     batch those rows that this host feeds.
     learning_rate: of a step, to be reported.
@@ -96,6 +99,7 @@ class Job:
     mesh: Mesh
     batches: Callable[[int, int], Iterator[Batch]]
     validation: Callable[[], Iterable[Batch]]
+    given: Callable[[], Any] = dict
 
 
 class NonFiniteError(Exception):
@@ -188,6 +192,7 @@ class Loop:
                 self.saved_step = int(state.step)
             else:
                 state, self.progress = create_state(job.init, job.optimizer, self.shardings), _Progress()
+                state = with_params(state, job.given(), self.shardings)
             start = int(state.step)
         self.writer = self.line = Silence()
         if hosts.is_first():

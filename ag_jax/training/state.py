@@ -7,6 +7,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -53,6 +54,18 @@ def create_state(
         return TrainState(jnp.int32(0), params, optimizer.init(params))
 
     return jax.jit(create, out_shardings=shardings)()
+
+
+def with_params(state: TrainState, given: Params, shardings: TrainState) -> TrainState:
+    """The state with the arrays of `given`, a part of the parameters' tree that every host has whole, in place of its own."""
+
+    def replaced(own: Any, new: Any, places: Any) -> Any:
+        if isinstance(own, dict):
+            return {name: replaced(own[name], new[name], places[name]) if name in new else own[name] for name in own}
+        value = np.asarray(new, own.dtype)
+        return jax.make_array_from_callback(value.shape, places, lambda index: value[index])
+
+    return state.replace(params=replaced(state.params, given, shardings.params))
 
 
 def abstract_state(

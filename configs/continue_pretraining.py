@@ -1,0 +1,35 @@
+"""Go on with a model that is there already, guided or not, on text of your own.
+
+Guidance as in Deshpande & Narasimhan 2020; schedule after Gururangan et al. 2020 (Don't Stop Pretraining, appendix B).
+
+    ag-jax convert --from=hf --path=FacebookAI/roberta-base --workdir=runs/roberta-base
+    ag-jax train --config=configs/continue_pretraining.py:run=runs/roberta-base,arm=ag \
+        --config.data.source=my_texts/ --workdir=runs/mine
+    ag-jax convert --to=hf --workdir=runs/mine --path=models/mine
+
+`run` is any run directory; its encoder, tokenizer and kind of pre-training are taken over, and so are its weights.
+
+Hardware and time: those of the model; RoBERTa-base wants an accelerator.
+
+Expected: no result of the papers; the papers train from scratch. This is for your own comparison of the arms.
+
+Deviations: 12,500 steps of 256 rows where Gururangan et al. have 2,048. alpha_0 is 10 at 512 tokens as in table 11, and less
+for shorter rows, as the guidance loss is a mean over n x n that shrinks as 1/n.
+"""
+
+from ag_jax import experiment, presets
+
+
+def get_config(argument: str = ""):
+    """`run`: the directory of a run; `arm`: mlm or ag (of a run that detects replaced tokens, mlm is that alone)."""
+    chosen = experiment.arguments(argument, run=str, arm=("ag", "mlm"))
+    config = experiment.default_config()
+    presets.continue_from(config, chosen.run)
+    config.title = "Going on with a model, with and without attention guidance"
+    config.training.update(steps=12_500, batch_size=256, evaluate_every=2_500)
+    config.optimizer.update(learning_rate=1e-4, warmup_steps=750, weight_decay=0.01, beta2=0.98, epsilon=1e-6)
+    if chosen.arm == "ag":
+        length = config.data.sequence_length
+        config.guidance.update(mode="loss", fraction=0.5, alpha=10.0 * length / 512)
+    config.comparison.arms = "mlm,ag"
+    return config
