@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ag_jax.interop import families
-from ag_jax.interop.families import Family, dense, norm, to_heads
+from ag_jax.interop.families import Family, norm, to_heads
 from ag_jax.interop.layouts import BY_HEAD, CONVOLUTION, FUSED, TO_HEADS
 from ag_jax.interop.names import LAYERS, Name
 from ag_jax.interop.settings import Settings

@@ -16,10 +16,10 @@ class Example:
     model: type
     draw: Callable[[np.random.Generator], dict]
 
-    def make(self, vocabulary: int, pad: int, seed: int):
-        """A model with random values everywhere, also where the initial values are all 0 or 1."""
+    def make(self, vocabulary: int, pad: int, seed: int, **fixed):
+        """A model with random values everywhere, also where the initial values are all 0 or 1; `fixed` settings are not drawn."""
         rng = np.random.default_rng(seed)
-        settings = {**_sizes(rng), **self.draw(rng)}
+        settings = {**_sizes(rng), **self.draw(rng), **fixed}
         config = self.config(
             vocab_size=vocabulary,
             pad_token_id=pad,
@@ -32,7 +32,7 @@ class Example:
         model = self.model(config).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                base = 1.0 if name.endswith("LayerNorm.weight") or name.endswith("layer_norm.weight") else 0.0
+                base = 1.0 if name.endswith(("LayerNorm.weight", "layer_norm.weight")) else 0.0
                 parameter.copy_(base + 0.3 * torch.randn(parameter.shape))
         return model
 
@@ -90,6 +90,7 @@ FAMILIES = {
     "bert_pairs": Example(T.BertConfig, T.BertForPreTraining, _segments),
     "roberta": Example(T.RobertaConfig, T.RobertaForMaskedLM, _one_segment),
     "camembert": Example(T.CamembertConfig, T.CamembertForMaskedLM, _one_segment),
+    "electra": Example(T.ElectraConfig, T.ElectraForPreTraining, _electra),
     "electra_generator": Example(T.ElectraConfig, T.ElectraForMaskedLM, _electra),
     "deberta": Example(T.DebertaConfig, T.DebertaForMaskedLM, _deberta_v1),
     "deberta_v2": Example(T.DebertaV2Config, T.DebertaV2ForMaskedLM, _deberta_v2),

@@ -20,6 +20,7 @@ from ag_jax.interop import exporting, importing, names
 from ag_jax.interop import source as sources
 from ag_jax.models.encoder import Encoder
 from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.objectives.replaced_tokens import detection_loss
 from tests.parity import examples
 
 LENGTHS = (23, 17, 5, 1)
@@ -42,6 +43,7 @@ class Case:
         exporting.convert(epath.Path(directory / "run"), None, str(directory / "ours"))
         self.directory, self.tokenizer = directory, tokenizer
         self.opened = run.open_run(directory / "run")
+        self.pairs, self.detects = "next_head" in self.opened.params, "discriminator_head" in self.opened.params
         self.batch = self._batch(seed)
 
     def _batch(self, seed: int):
@@ -88,18 +90,19 @@ def close(ours, theirs, tolerance):
 
 def test_forward(case):
     """Logits, hidden states and attention weights, where a token is."""
-    predictions, sown = case.opened.model.apply(
+    said, sown = case.opened.model.apply(
         {"params": case.opened.params}, case.batch, deterministic=True, mutable=["intermediates"]
     )
     encoder = Encoder(case.opened.model.config)
     hidden = encoder.apply({"params": case.opened.params["encoder"]}, case.batch, deterministic=True)
     with torch.no_grad():
         out = case.ask(case.theirs, output_hidden_states=True, output_attentions=True)
-    words = out.prediction_logits if "prediction_logits" in out else out.logits
+    logits = out.prediction_logits if "prediction_logits" in out else out.logits
+    ours = said.replaced_BL if case.detects else said.words_BMV
     close(hidden[case.valid], out.hidden_states[-1].numpy()[case.valid], 1e-4)
-    close(predictions.words_BMV[case.valid], words.numpy()[case.valid], 1e-4)
-    if predictions.next_B2 is not None:
-        close(predictions.next_B2, out.seq_relationship_logits, 1e-4)
+    close(ours[case.valid], logits.numpy()[case.valid], 1e-4)
+    if "seq_relationship_logits" in out:
+        close(said.next_B2, out.seq_relationship_logits, 1e-4)
     weights_NBHQK = sown["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0]
     assert len(out.attentions) == len(weights_NBHQK)
     seen_BHQK = np.broadcast_to(case.valid[:, None, :, None], weights_NBHQK.shape[1:])
@@ -110,21 +113,25 @@ def test_forward(case):
 
 def test_losses_and_gradients(case):
     """The loss of the masked words (and of pairs), and its gradient for every weight, by their names."""
-    objective = Pretraining(case.opened.model)
     batch = jax.tree.map(jnp.asarray, case.batch)
-    normalizers = objective.normalizers(batch)
 
     def loss(params):
-        totals = objective(params, batch, None, jnp.int32(0)).totals
-        return sum(totals[term] / normalizers[term] for term in totals)
+        if case.detects:
+            logits_BL = case.opened.model.apply({"params": params}, batch, deterministic=True).replaced_BL
+            total, _ = detection_loss(logits_BL, batch["masked_weights"] > 0, batch["sequences"] > 0)
+            return total / (batch["sequences"] > 0).sum()
+        objective = Pretraining(case.opened.model)
+        totals, weights = objective(params, batch, None, jnp.int32(0)).totals, objective.normalizers(batch)
+        return sum(totals[term] / weights[term] for term in totals)
 
     ours, gradient = jax.jit(jax.value_and_grad(loss))(case.opened.params)
-    labels = torch.tensor(np.where(case.batch["masked_weights"] > 0, case.batch["masked_labels"], -100), dtype=torch.long)
-    pairs = {}
-    if case.opened.model.next_sentence:
-        pairs = {"next_sentence_label": torch.tensor(case.batch["next_labels"], dtype=torch.long)}
+    chosen = case.batch["masked_weights"] > 0
+    labels = {"labels": chosen if case.detects else np.where(chosen, case.batch["masked_labels"], -100)}
+    if case.pairs:
+        labels["next_sentence_label"] = case.batch["next_labels"]
     case.theirs.zero_grad()
-    theirs = case.ask(case.theirs, labels=labels, **pairs).loss
+    labels = {name: torch.tensor(value, dtype=torch.float if case.detects else torch.long) for name, value in labels.items()}
+    theirs = case.ask(case.theirs, **labels).loss
     theirs.backward()
     close(ours, theirs, 1e-4)
 
@@ -145,12 +152,12 @@ def test_losses_and_gradients(case):
 
 def test_the_export_opens_in_stock_transformers(case):
     """The same logits from the very same values, nothing missing and nothing left over."""
-    kind = transformers.AutoModelForPreTraining if case.opened.model.next_sentence else transformers.AutoModelForMaskedLM
+    kind = transformers.AutoModelForPreTraining if case.pairs or case.detects else transformers.AutoModelForMaskedLM
     loaded, report = kind.from_pretrained(case.directory / "ours", output_loading_info=True, attn_implementation="eager")
     assert type(loaded) is type(case.theirs)
     assert not any(report.values()), report
     for name, value in case.theirs.state_dict().items():
-        if "pooler" not in name or case.opened.model.next_sentence:
+        if "pooler" not in name or case.pairs:
             assert torch.equal(loaded.state_dict()[name], value), name
     with torch.no_grad():
         first, second = case.ask(case.theirs), case.ask(loaded.eval())
