@@ -28,7 +28,6 @@ def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: 
         refuse(False, f"it has no {head}")
     if family.root == "deberta":
         refuse(not config.is_projected, "its embeddings have the width of the encoder (model.embedding_width)")
-        refuse(config.position_offset == 0, f"it counts positions from 0 (model.position_offset={config.position_offset})")
         refuse(relative.index == "code", "its index is that of the released code (model.relative.index=paper)")
         refuse(bool(relative.terms) or config.absolute_positions == "input", "it needs positions of some kind")
     else:
@@ -56,11 +55,11 @@ def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: 
 
 
 def fitting(config: EncoderConfig, heads: Collection[str], pad: int, wish: str = "") -> Family:
-    """The family to write a model as: the one that is wished for, else the first that it fits.
+    """The family to write a model as: the one that is wished for if it fits, else the first that does.
 
     Raises ValueError with the reasons of each if there is none.
     """
-    order = [named(wish)] if wish else [ROBERTA, BERT, ELECTRA, DEBERTA, DEBERTA_V2]
+    order = ([named(wish)] if wish else []) + [ROBERTA, BERT, ELECTRA, DEBERTA, DEBERTA_V2]
     reasons = {family: misfits(family, config, heads, pad) for family in order}
     for family, why in reasons.items():
         if not why:

@@ -1,0 +1,272 @@
+"""What cannot be converted is refused, with the reason, and nothing is left behind."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from etils import epath
+
+from ag_jax import run
+from ag_jax.analysis import maps
+from ag_jax.attention.disentangled import DisentangledConfig
+from ag_jax.interop import catalogue, directories, exporting, importing
+from ag_jax.models.config import EncoderConfig
+from tests.interop.test_goldens import GOLDENS, with_tensors
+
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+
+
+def settings(directory, **changed):
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A copy of a good directory, to be spoilt."""
+    return with_tensors("bert", tmp_path / "hf", lambda tensors: tensors)
+
+
+def refused(directory, tmp_path, *parts, error=ValueError, **options):
+    """The message of a conversion that must fail and leave nothing."""
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(error) as caught:
+        importing.convert(str(directory), epath.Path(tmp_path / "run"), **options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before, "something was left behind"
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+    return str(caught.value)
+
+
+def test_missing_extra_and_misshapen_tensors_are_told_at_once(tmp_path):
+    def spoil(tensors):
+        kept = {name: value for name, value in tensors.items() if name != QUERY}
+        bias = {"cls.predictions.bias": np.zeros(3, np.float32), "classifier.weight": np.zeros((2, 6), np.float32)}
+        return kept | bias | {"qa_outputs.bias": np.zeros(2, np.float32)}
+
+    message = refused(
+        with_tensors("bert", tmp_path / "hf", spoil),
+        tmp_path,
+        f"missing: {QUERY} (6, 6), for encoder/layers/attention/query/kernel (6, 3, 2) of layer 1",
+        "of another shape: cls.predictions.bias (39,), for word_head/bias (39,): found (3,)",
+        "without a place here: classifier.weight (2, 6)",
+        "without a place here: qa_outputs.bias (2,)",
+        "--expect=classifier",
+    )
+    assert "1 missing, 1 of another shape, 2 without a place" in message
+
+
+def test_heads_of_others_are_left_out_where_the_call_expects_them(tmp_path):
+    head = {"classifier.weight": np.zeros((2, 6), np.float32), "classifier.bias": np.zeros(2, np.float32)}
+    directory = with_tensors("bert", tmp_path / "hf", lambda tensors: tensors | head)
+    refused(directory, tmp_path, "classifier.bias (2,)")
+    found = importing.convert(str(directory), epath.Path(tmp_path / "run"), expected=["classifier"])
+    assert found.left_out == ("classifier.bias", "classifier.weight")
+
+
+def test_copies_of_tied_tensors_must_be_equal(tmp_path):
+    name = "cls.predictions.decoder.weight"
+    words = "bert.embeddings.word_embeddings.weight"
+    directory = with_tensors("bert", tmp_path / "hf", lambda tensors: tensors | {name: tensors[words] + 1})
+    refused(directory, tmp_path, name, words, "differ")
+
+
+@pytest.mark.parametrize("lie", ["offsets", "shape", "length", "cut", "text"])
+def test_a_header_that_lies(lie, directory, tmp_path):
+    file = directory / "model.safetensors"
+    content = file.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    if lie == "offsets":
+        header[QUERY]["data_offsets"][1] += 10**9
+    elif lie == "shape":
+        header[QUERY]["shape"] = [6, 60]
+    text = json.dumps(header).encode()
+    spoilt = struct.pack("<Q", len(text)) + text + data
+    if lie == "length":
+        spoilt = struct.pack("<Q", 2**62) + text + data
+    elif lie == "cut":
+        spoilt = content[:-40]
+    elif lie == "text":
+        spoilt = struct.pack("<Q", len(text)) + b"x" * len(text) + data
+    file.write_bytes(spoilt)
+    refused(directory, tmp_path, str(file), "is not a whole safetensors file", "copy it anew")
+
+
+def test_unknown_model_types_list_the_known(directory, tmp_path):
+    settings(directory, model_type="gpt2")
+    refused(directory, tmp_path, "'gpt2' is not known", *catalogue.FAMILIES)
+
+
+def test_every_unsupported_option_is_named_at_once(directory, tmp_path):
+    asked = {
+        "hidden_act": "swiglu",
+        "position_embedding_type": "relative_key",
+        "is_decoder": True,
+        "add_cross_attention": True,
+        "pruned_heads": {"0": [1]},
+        "tie_word_embeddings": False,
+        "num_hidden_layers": "two",
+    }
+    settings(directory, **asked)
+    message = refused(directory, tmp_path, *asked)
+    assert "hidden_act='swiglu' is not supported, only 'gelu'" in message
+
+
+def test_every_unsupported_option_of_deberta(tmp_path):
+    directory = with_tensors("deberta_v2", tmp_path / "hf", lambda tensors: tensors)
+    asked = {
+        "embedding_size": 4,
+        "talking_head": True,
+        "pos_att_type": "c2p|p2p",
+        "attention_head_size": 5,
+        "conv_groups": 2,
+        "conv_act": "relu",
+        "norm_rel_ebd": "batch_norm",
+    }
+    settings(directory, **asked)
+    assert "p2p is not supported" in refused(directory, tmp_path, *asked)
+
+
+def test_a_tokenizer_with_more_words_than_the_embedding(directory, tmp_path):
+    with (directory / "vocab.txt").open("a") as file:
+        file.write("another\nand\n")
+    refused(directory, tmp_path, "41 tokens", "39 rows")
+
+
+def test_a_tokenizer_whose_padding_is_elsewhere(tmp_path):
+    directory = with_tensors("roberta", tmp_path / "hf", lambda tensors: tensors)
+    settings(directory, pad_token_id=2)
+    refused(directory, tmp_path, "pad_token_id + 1 = 3", "padding is 1")
+
+
+def test_no_tokenizer(directory, tmp_path):
+    (directory / "vocab.txt").unlink()
+    refused(directory, tmp_path, "no tokenizer")
+
+
+def test_pickles_are_refused_with_the_way_out(directory, tmp_path):
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    refused(directory, tmp_path, "is a pickle", "save_pretrained")
+
+
+def test_no_weights_and_no_config(directory, tmp_path):
+    (directory / "model.safetensors").unlink()
+    refused(directory, tmp_path, "no weights", error=FileNotFoundError)
+    (directory / "config.json").unlink()
+    refused(directory, tmp_path, "config.json is missing", error=FileNotFoundError)
+
+
+def test_an_index_that_names_other_files(directory, tmp_path):
+    (directory / "model.safetensors").rename(directory / "model-1.safetensors")
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {QUERY: "model-2.safetensors"}}))
+    refused(directory, tmp_path, "model-2.safetensors", error=FileNotFoundError)
+    index.write_text(json.dumps({"weight_map": {QUERY: "model-1.safetensors", "x.y": "model-1.safetensors"}}))
+    refused(directory, tmp_path, "x.y in model-1.safetensors")
+    index.write_text(json.dumps({"weight_map": {QUERY: "../hf/model-1.safetensors"}}))
+    refused(directory, tmp_path, "outside the directory")
+
+
+def test_quantised_tensors(tmp_path):
+    directory = with_tensors("bert", tmp_path / "hf", lambda tensors: tensors | {QUERY: tensors[QUERY].astype(np.int8)})
+    refused(directory, tmp_path, QUERY, "I8")
+
+
+def test_targets_that_are_taken(directory, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    refused(directory, tmp_path, "not empty")
+    assert (tmp_path / "run" / "mine.txt").read_text() == "mine"
+
+
+def test_a_hub_that_does_not_answer(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    def fail(name, **options):
+        raise ConnectionError("no network here")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    refused("someone/model", tmp_path, "someone/model is no directory here", "no network here")
+    refused(tmp_path / "nowhere", tmp_path, "does not exist")
+
+
+def test_a_hub_that_does(directory, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(directory))
+    assert directories.find("someone/model") == directory
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    target = tmp_path_factory.mktemp("good") / "run"
+    importing.convert(str(GOLDENS / "bert"), epath.Path(target))
+    return epath.Path(target)
+
+
+def test_exports_that_cannot_be(workdir, tmp_path):
+    with pytest.raises(ValueError, match="--dtype must be one of float32, bfloat16, float16"):
+        exporting.convert(workdir, None, str(tmp_path / "out"), "int8")
+    with pytest.raises(ValueError, match="no checkpoint of step 7"):
+        exporting.convert(workdir, 7, str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="no generator"):
+        exporting.convert(workdir, None, str(tmp_path / "out"), part="generator")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x").touch()
+    with pytest.raises(ValueError, match="not empty"):
+        exporting.convert(workdir, None, str(tmp_path / "out"))
+
+
+def test_an_export_that_fails_half_way_leaves_nothing(workdir, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(exporting.card, "text", fail)
+    with pytest.raises(OSError, match="no space left"):
+        exporting.convert(workdir, None, str(tmp_path / "out"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"relative": {"terms": "c2p,p2c", "index": "paper"}, "absolute_positions": "none"}, "model.relative.index=paper"),
+        ({"segments": 0, "relative": {"terms": "c2p"}, "embedding_width": 5}, "model.embedding_width"),
+    ],
+)
+def test_models_that_no_family_computes(changed, reason):
+    config = EncoderConfig(vocabulary_size=9, **changed | {"relative": DisentangledConfig(**changed["relative"])})
+    with pytest.raises(ValueError, match="no family of transformers computes") as caught:
+        catalogue.fitting(config, ["word_head"], 1)
+    assert reason in str(caught.value) and "deberta-v2" in str(caught.value)
+
+
+def test_the_family_of_a_run():
+    config = EncoderConfig(vocabulary_size=9)
+    of = lambda heads, pad, wish="": catalogue.fitting(config, heads, pad, wish).model_type
+    assert of(["word_head"], 1) == "roberta"
+    assert of(["word_head"], 1, "camembert") == "camembert"
+    assert of(["word_head"], 0) == "bert"  # positions from 2 on, but padding 0
+    assert of(["word_head", "next_head"], 1) == "bert"
+    assert of(["discriminator_head"], 1) == "electra"
+    assert of(["word_head", "next_head"], 1, "roberta") == "bert"
+    config = EncoderConfig(vocabulary_size=9, convolution=3)
+    assert of(["word_head"], 1) == "deberta-v2"
+
+
+def test_evaluate_and_inspect_open_an_imported_run(workdir, tmp_path, one_device, monkeypatch):
+    opened = run.open_run(workdir)
+    assert (opened.step, opened.steps) == (0, (0,))
+    attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, "we will rebuild", 12)
+    assert np.allclose(np.asarray(attention.weights_NHQK).sum(-1), 1, atol=1e-5)
+    (tmp_path / "text").mkdir()
+    for number in range(9):
+        (tmp_path / "text" / f"{number}.txt").write_text("the state of our union is strong. we will do it. " * 4)
+    config = json.loads((workdir / "config.json").read_text())
+    config["data"]["source"] = str(tmp_path / "text" / "*.txt")
+    config["data"]["tokenizer"]["path"] = "/moved/away"
+    (workdir / "config.json").write_text(json.dumps(config))
+    said = run.evaluate(workdir)
+    assert said["step"] == 0 and 0 < said["mlm_loss"] < 20
