@@ -208,7 +208,7 @@ pip_install() {
 }
 
 install() {
-  local extra=$1 requirements packages duration="about a minute"
+  local extra=$1 requirements packages duration="about a minute" torch_for_cpus=https://download.pytorch.org/whl/cpu
   requirements=$(requirements_of "$extra")
   packages=$(grep -cE '^[A-Za-z].*==' "$requirements")
   case $accelerator in
@@ -231,8 +231,9 @@ install() {
   if [ "$accelerator" != cpu ]; then set -- "$@" "jax[$accelerator]"; fi
   # A TPU's runs live in gs:// buckets, which Python reads and writes with gcsfs.
   if [ "$accelerator" = tpu ]; then set -- "$@" gcsfs; fi
+  # The comparison runs on CPUs; PyTorch's own index has a build for them, a tenth of the size.
   if ! pip_install "$@" || ! pip_install --no-deps -e . ||
-    { [ "$extra" = parity ] && ! pip_install -c "$requirements" -e '.[parity]'; }; then
+    { [ "$extra" = parity ] && ! pip_install --extra-index-url "$torch_for_cpus" -c "$requirements" -e '.[parity]'; }; then
     # A failed download leaves the environment as it was; a failed unpacking is cleared up by the next set-up.
     if ! grep unpacking "$installing" >/dev/null; then rm -f "$installing"; fi
     fail "pip failed (its message is above). When that is mended, run the same command again."

@@ -23,7 +23,7 @@ def text(
 ) -> str:
     """Markdown with the front matter that the hub reads."""
     config = opened.config
-    stated = license or "none is stated; choose one before you publish, as that of the text may bind you"
+    stated = license or "None is stated; choose one before you publish, as that of the text may bind you"
     front = ["library_name: transformers", *([f"license: {license}"] if license else []), "tags: [ag_jax]"]
     lines = ["---", *front, "---", "", f"# {config.title}", ""]
     lines.append(
@@ -35,7 +35,7 @@ def text(
     lines += ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
     lines += [f'model = {architecture}.from_pretrained("PATH")', 'tokenizer = AutoTokenizer.from_pretrained("PATH")', "```"]
     lines += ["", "## Data", "", *_data(opened), "", "## Training", "", *_training(opened)]
-    lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated[0].upper()}{stated[1:]}.", ""]
+    lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated}.", ""]
     lines += ["## What does not carry over", "", *(f"- {item}" for item in not_carried or ["Nothing is lost."]), ""]
     settings = json.dumps(_without_places(experiment.to_dict(config)), indent=2)
     return "\n".join([*lines, "## Config", "", "```json", settings, "```", ""])
@@ -52,8 +52,8 @@ def _data(opened: OpenRun) -> list[str]:
     if opened.step == 0:
         return ["None here: the weights are those that the run began with."]
     return [
-        f"`{data.source}`, as rows of up to {data.sequence_length} tokens (`{data.format}`); {data.masking.rate:.0%} of the "
-        "tokens masked."
+        f"`{data.source}`, as rows of up to {data.sequence_length} tokens (`{data.format}`).",
+        f"Of these, {data.masking.rate:.0%} are {'replaced' if opened.config.detects_replaced_tokens else 'masked'}.",
     ]
 
 
@@ -63,8 +63,8 @@ def _training(opened: OpenRun) -> list[str]:
         return ["None here."]
     guided = ", ".join(f"{name}: {count}" for name, count in opened.assignment)
     return [
-        f"{opened.step:,} steps of {training.batch_size} rows, AdamW with a peak learning rate of {optimizer.learning_rate:g}, "
-        f"{optimizer.warmup_steps:,} steps of warm-up.",
+        f"{opened.step:,} steps of {training.batch_size} rows.",
+        f"AdamW with a peak learning rate of {optimizer.learning_rate:g} after {optimizer.warmup_steps:,} steps of warm-up.",
         f"Attention guidance: {f'{guidance.mode}, heads of a layer: {guided}' if guided else 'none'}.",
     ]
 

@@ -46,6 +46,8 @@ def convert(
     family = catalogue.fitting(config, heads, pad, origin.get("model_type", ""))
     if family.root != "roberta":
         config, params = _from_zero(config, params)
+    if f"{family.root}.pooler." in family.left_out and "next_head" not in heads:
+        not_carried.append("There is no pooler: where a class of transformers has one, it is fresh, and wants fine-tuning.")
     if config.decoder_passes:
         not_carried.append(
             "The enhanced mask decoder: transformers predicts words from the last layer instead, so masked words come out worse "
