@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ag_jax.attention import guidance
 from ag_jax.attention.multihead import MultiHeadAttention
 from ag_jax.models.encoder import Encoder, Ports
 from ag_jax.models.pretraining import PretrainingModel

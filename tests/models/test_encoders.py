@@ -154,7 +154,7 @@ def test_the_gradient_is_the_slope(name):
     rng = np.random.default_rng(3)
     direction = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), jnp.float32), params)
     ahead, behind = (
-        loss(jax.tree.map(lambda leaf, way: leaf + sign * 1e-3 * way, params, direction))[0] for sign in (1, -1)
+        loss(jax.tree.map(lambda leaf, way, step=step: leaf + step * way, params, direction))[0] for step in (1e-3, -1e-3)
     )
     slope = sum(jax.tree.leaves(jax.tree.map(lambda one, other: (one * other).sum(), gradient, direction)))
     np.testing.assert_allclose((ahead - behind) / 2e-3, slope, rtol=2e-2)
@@ -196,7 +196,10 @@ def test_program_does_not_grow_with_depth(batch, name):
     def lines(layers):
         model = tiny.model(**ALL[name] | {"layers": layers})
         objective, params = tiny.guided(model), jax.eval_shape(lambda: tiny.params(model, batch))
-        loss = lambda params: sum(objective(params, batch, None, jnp.int32(0)).totals.values())  # noqa: E731
+
+        def loss(params):
+            return sum(objective(params, batch, None, jnp.int32(0)).totals.values())
+
         return jax.jit(jax.grad(loss)).lower(params).as_text().count("\n")
 
     assert lines(2) == lines(8)
