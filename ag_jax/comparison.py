@@ -3,11 +3,10 @@
 import json
 from typing import Any
 
-import numpy as np
 from etils import epath
 
 from ag_jax import experiment, learner, run
-from ag_jax.analysis import maps, plots, report
+from ag_jax.analysis import maps, plateau, plots, report
 from ag_jax.analysis.report import ArmResults
 from ag_jax.data import pipeline
 from ag_jax.experiment import ExperimentConfig
@@ -15,7 +14,6 @@ from ag_jax.training import hosts, storage
 from ag_jax.training.metrics import read_metrics
 
 PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # figure 4
-UNIGRAM_SAMPLE = 10_000_000  # tokens that are counted for the unigram loss
 
 
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int], ExperimentConfig]:
@@ -29,6 +27,12 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
             named = experiment.load(experiment.with_argument(source, "arm", arm), overrides)
             named.seed = seed
             configs[arm, seed] = experiment.parse(named)
+    measured = {learner.headline(config).label for config in configs.values()}
+    if len(measured) > 1:
+        raise ValueError(
+            f"the arms of {source} are measured by different losses ({', '.join(sorted(measured))}), which cannot be compared: "
+            "replaced_tokens.generator must be none in all of them or in none"
+        )
     return configs
 
 
@@ -58,28 +62,21 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epat
         for arm in arms
     ]
     corpus = pipeline.prepare(first.data)
-    numbers = report.numbers(results, seeds, unigram_loss(corpus.train))
+    headline = learner.headline(first)
+    numbers = report.numbers(results, seeds, headline, plateau.plateau_loss(first, corpus))
     settings = "".join(f" --config.{key}={value}" for key, value in overrides.items())
     command = f"ag-jax compare --config={source}{settings}"
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in arms}
     figures = _figures(workdir, opened, results, corpus)
     content = {"title": first.title, "command": command, **numbers}
     storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
-    storage.write_whole(path, report.markdown(first.title, results, numbers, figures, command) + "\n")
+    storage.write_whole(path, report.markdown(first.title, headline, results, numbers, figures, command) + "\n")
     return path
 
 
 def _settings(config: ExperimentConfig) -> dict[str, Any]:
     flat = experiment.flat(experiment.to_dict(config))
     return {key: value for key, value in flat.items() if key not in ("title", "seed")}
-
-
-def unigram_loss(rows: Any) -> float:
-    """Entropy in nats of the training tokens' frequencies: the loss of guessing without looking at the context."""
-    tokens = rows.tokens[:UNIGRAM_SAMPLE]
-    frequency = np.bincount(tokens) / len(tokens)
-    frequency = frequency[frequency > 0]
-    return float(-(frequency * np.log(frequency)).sum())
 
 
 def _figures(
@@ -91,10 +88,10 @@ def _figures(
     """Draw the figures of the paper, with the maps of `runs`; (caption, path relative to the report) of each."""
     directory = workdir / "figures"
     directory.mkdir(parents=True, exist_ok=True)
-    series = {arm.name: arm.metrics for arm in results}
+    series, headline = {arm.name: arm.metrics for arm in results}, learner.headline(next(iter(runs.values()))[1])
     drawn = [
-        ("Loss over steps", plots.loss_curves(series, directory / "loss_over_steps.png", x="step")),
-        ("Loss over tokens", plots.loss_curves(series, directory / "loss_over_tokens.png", x="tokens_seen")),
+        (f"Loss over {name}", plots.loss_curves(series, directory / f"loss_over_{name}.png", x=x, headline=headline))
+        for x, name in (("step", "steps"), ("tokens_seen", "tokens"))
     ]
     guided = {arm.name: arm.metrics[0] for arm in results if runs[arm.name][1].guidance.mode != "none"}
     if guided:

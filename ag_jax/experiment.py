@@ -19,6 +19,7 @@ from ag_jax.attention import guidance
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.models.config import EncoderConfig
+from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
 from ag_jax.training.loop import TrainingConfig
 from ag_jax.training.optimizer import OptimizerConfig
 from ag_jax.training.sharding import MeshConfig
@@ -54,6 +55,7 @@ class ExperimentConfig:
     seed: int = 0
     data: DataConfig = DataConfig()
     model: EncoderConfig = EncoderConfig()
+    replaced_tokens: ReplacedTokensConfig = ReplacedTokensConfig()
     guidance: GuidanceConfig = GuidanceConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     mesh: MeshConfig = MeshConfig()
@@ -73,6 +75,7 @@ class ExperimentConfig:
             raise ValueError(
                 f"data.format={self.data.format} marks two segments, but model.segments={self.model.segments}: set it to 2"
             )
+        self._check_replaced_tokens()
         if self.optimizer.warmup_steps >= self.training.steps:
             raise ValueError(
                 f"optimizer.warmup_steps must be below training.steps={self.training.steps}; set it lower: got "
@@ -88,6 +91,49 @@ class ExperimentConfig:
                 f"mesh.data * mesh.fsdp = {parts}"
             )
         guidance.assign_heads(self.guidance, self.model.heads)
+
+    def _check_replaced_tokens(self) -> None:
+        generator, replacement = self.replaced_tokens.generator, self.data.masking.replacement
+        wanted = "unigram" if generator == "unigram" else "mask"
+        if replacement != wanted:
+            raise ValueError(
+                f"replaced_tokens.generator={generator} goes with data.masking.replacement={wanted}, got {replacement}: set both"
+            )
+        if self.detects_replaced_tokens and self.data.format in PAIR_FORMATS:
+            raise ValueError(
+                f"replaced-token detection has no next-sentence prediction, which data.format={self.data.format} is for: choose "
+                "another format, or replaced_tokens.generator=none"
+            )
+        small = self.generator
+        if small is not None and small.heads % self.mesh.tensor:
+            raise ValueError(
+                f"mesh.tensor={self.mesh.tensor} must divide the generator's {small.heads} heads, too: change it or "
+                "replaced_tokens.generator_fraction"
+            )
+
+    @property
+    def detects_replaced_tokens(self) -> bool:
+        """Whether the model is trained to detect replaced tokens, and not to predict masked ones."""
+        return self.replaced_tokens.generator != "none"
+
+    @property
+    def generator(self) -> EncoderConfig | None:
+        """The encoder of the generator that is trained beside the model, if there is one.
+
+        Raises ValueError if its width, heads and features do not come out as whole numbers that go together.
+        """
+        if self.replaced_tokens.generator != "mlm":
+            return None
+        model, fraction = self.model, self.replaced_tokens.generator_fraction
+        width, heads = round(model.width * fraction), max(1, round(model.heads * fraction))
+        if width < 1 or width % heads:
+            raise ValueError(
+                f"replaced_tokens.generator_fraction={fraction} of model.width={model.width} and model.heads={model.heads} is "
+                f"{width} and {heads}: choose one with which the second divides the first, such as 0.25 or 0.5"
+            )
+        features = max(1, round((model.feedforward or 4 * model.width) * fraction))
+        shared = model.embedding_width or model.width
+        return dataclasses.replace(model, width=width, heads=heads, feedforward=features, embedding_width=shared)
 
     @property
     def next_sentence(self) -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import flax.linen as nn
 import jax
 import optax
 from jax.sharding import Mesh
@@ -19,9 +20,11 @@ from ag_jax.data import batching
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.guided import Guided
-from ag_jax.objectives.losses import Objective
+from ag_jax.objectives.losses import Headline, Objective
 from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.training import sharding
 from ag_jax.training.optimizer import learning_rate_schedule, make_optimizer
 
@@ -45,21 +48,39 @@ def model_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderCon
     return dataclasses.replace(config.model, vocabulary_size=size)
 
 
+def generator_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderConfig | None:
+    """The same for the generator of replaced tokens, if a run has one."""
+    if config.generator is None:
+        return None
+    return dataclasses.replace(config.generator, vocabulary_size=model_config(config, vocabulary).vocabulary_size)
+
+
 def make_model(
-    config: ExperimentConfig, vocabulary: Vocabulary, attend: Attend = reference.attend
-) -> PretrainingModel:
-    """The model of a run; `attend` is the implementation of its attention."""
-    return PretrainingModel(model_config(config, vocabulary), config.next_sentence, attend)
+    config: ExperimentConfig,
+    vocabulary: Vocabulary,
+    attend: Attend = reference.attend,
+    generator_attend: Attend = reference.attend,
+) -> PretrainingModel | ReplacedTokensModel:
+    """The model of a run; `attend` is the implementation of its attention, `generator_attend` that of its generator's."""
+    encoder = model_config(config, vocabulary)
+    if config.detects_replaced_tokens:
+        return ReplacedTokensModel(encoder, generator_config(config, vocabulary), attend, generator_attend)
+    return PretrainingModel(encoder, config.next_sentence, attend)
 
 
-def choose_attention(config: ExperimentConfig, mesh: Mesh) -> choice.Choice:
-    """The implementation of attention that `model.attention` stands for on the devices of `mesh`."""
+def choose_attention(config: ExperimentConfig, mesh: Mesh, encoder: EncoderConfig | None = None) -> choice.Choice:
+    """The implementation of attention that `model.attention` stands for on the devices of `mesh`.
+
+    encoder: the model's by default; another one, which is not guided, such as the generator's.
+    """
+    shape = encoder or config.model
+    guided = encoder is None and config.guidance.mode != "none"
     return choice.choose(
         config.model.attention,
         mesh,
-        head_width=config.model.width // config.model.heads,
+        head_width=shape.width // shape.heads,
         length=config.data.sequence_length,
-        after_dropout=config.guidance.mode != "none" and config.guidance.probabilities == "after_dropout",
+        after_dropout=guided and config.guidance.probabilities == "after_dropout",
         rows=sharding.ROWS,
         heads=sharding.RULES["heads"],
     )
@@ -75,11 +96,24 @@ def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
     return guidance.assign_heads(config.guidance, config.model.heads)
 
 
+def headline(config: ExperimentConfig) -> Headline:
+    """The loss that the runs of a config are summed up by: that of their objective, without making it."""
+    return (ReplacedTokens if config.detects_replaced_tokens else Pretraining).headline
+
+
 def make_objective(
-    config: ExperimentConfig, vocabulary: Vocabulary, attend: Attend = reference.attend
+    config: ExperimentConfig,
+    vocabulary: Vocabulary,
+    attend: Attend = reference.attend,
+    generator_attend: Attend = reference.attend,
 ) -> Objective:
-    """Pre-training, guided if the config says so."""
-    objective = Pretraining(make_model(config, vocabulary, attend))
+    """Pre-training on masked words or replaced tokens, guided if the config says so."""
+    model = make_model(config, vocabulary, attend, generator_attend)
+    if config.detects_replaced_tokens:
+        ignored = tuple(vocabulary.delimiter_ids) if config.replaced_tokens.tokens == "words" else ()
+        objective = ReplacedTokens(model, config.replaced_tokens.coefficient, ignored)
+    else:
+        objective = Pretraining(model)
     if config.guidance.mode == "none":
         return objective
     return Guided(
@@ -112,13 +146,20 @@ def make_learner(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
             f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose a multiple"
         )
     model = make_model(config, vocabulary)
+    encoders = (None,) if config.generator is None else (None, config.generator)
+    attends = [choose_attention(config, mesh, encoder).attend for encoder in encoders]
     example = batching.empty_batch(config.data, rows=1)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
     return Learner(
-        objective=make_objective(config, vocabulary, choose_attention(config, mesh).attend),
+        objective=make_objective(config, vocabulary, *attends),
         optimizer=make_optimizer(config.optimizer, config.training.steps),
         learning_rate=learning_rate_schedule(config.optimizer, config.training.steps),
         init=lambda: model.init(init_key, example, deterministic=True)["params"],
         key=dropout_key,
         mesh=mesh,
     )
+
+
+def unboxed(params: Any) -> Any:
+    """Parameters as a plain nested dict, without the axis names that `Learner.init` gives them."""
+    return nn.unbox(params)

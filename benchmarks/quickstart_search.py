@@ -18,8 +18,8 @@ import record
 from etils import epath
 
 from ag_jax import experiment, run
+from ag_jax.analysis.plateau import unigram_loss
 from ag_jax.analysis.report import first_step_below
-from ag_jax.comparison import unigram_loss
 from ag_jax.data import pipeline
 from ag_jax.training.metrics import read_metrics
 

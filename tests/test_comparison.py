@@ -12,6 +12,7 @@ from etils import epath
 from ag_jax import comparison, run
 from ag_jax.analysis import report
 from ag_jax.analysis.report import ArmResults
+from ag_jax.objectives.pretraining import MLM
 from ag_jax.training.metrics import read_metrics
 
 CONFIG = str(pathlib.Path(__file__).parent.parent / "configs" / "quickstart.py")
@@ -112,13 +113,6 @@ def test_the_report_shows_what_it_links_to(compared):
     assert f"--config={CONFIG}" in text
 
 
-def test_unigram_loss_by_hand():
-    class Rows:
-        tokens = np.array([1, 1, 1, 2])
-
-    assert comparison.unigram_loss(Rows) == pytest.approx(-(0.75 * np.log(0.75) + 0.25 * np.log(0.25)))
-
-
 def test_a_config_without_arms_is_refused(tmp_path):
     path = tmp_path / "c.py"
     path.write_text("from ag_jax import experiment\ndef get_config(argument=''):\n    return experiment.default_config()\n")
@@ -145,7 +139,7 @@ def test_the_arm_with_the_lowest_loss_is_named_whichever_it_is():
 
     for losses, winner in (((5.0, 4.0), "ag"), ((4.0, 5.0), "mlm")):
         arms = [arm("mlm", losses[0]), arm("ag", losses[1])]
-        text = report.markdown("T", arms, report.numbers(arms, (0,), 6.0), [], "c")
+        text = report.markdown("T", MLM, arms, report.numbers(arms, (0,), MLM, 6.0), [], "c")
         assert f"lowest validation loss is that of **{winner}**" in text
         assert "needs two seeds" in text
 

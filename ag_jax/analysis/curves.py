@@ -16,14 +16,18 @@ from matplotlib.ticker import EngFormatter
 
 from ag_jax.analysis.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, colours, label, save
 from ag_jax.analysis.maps import title
+from ag_jax.objectives.losses import Headline
+from ag_jax.objectives.pretraining import MLM
 
 Rows = Sequence[Mapping[str, Any]]  # of one run
 AXES = {"step": "step", "tokens_seen": "training tokens seen"}
 
 
-def loss_curves(series: Mapping[str, Sequence[Rows]], path: str | os.PathLike, x: str = "step") -> epath.Path:
+def loss_curves(
+    series: Mapping[str, Sequence[Rows]], path: str | os.PathLike, x: str = "step", headline: Headline = MLM
+) -> epath.Path:
     """Write `draw_losses` as a PNG; returns its path."""
-    return save(draw_losses(series, x), path)
+    return save(draw_losses(series, x, headline), path)
 
 
 def mass_curves(rows_by_arm: Mapping[str, Rows], path: str | os.PathLike) -> epath.Path:
@@ -31,16 +35,17 @@ def mass_curves(rows_by_arm: Mapping[str, Rows], path: str | os.PathLike) -> epa
     return save(draw_masses(rows_by_arm), path)
 
 
-def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step") -> Figure:
-    """MLM loss over `x`, and below it the guidance loss if there is one; `series` maps an arm to the rows of its seeds.
+def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step", headline: Headline = MLM) -> Figure:
+    """The headline loss over `x`, below it the guidance loss if there is one; `series` maps an arm to the rows of its seeds.
 
     A thick line is the mean over the seeds, thin ones are the seeds, dots are validation (Deshpande & Narasimhan 2020,
-    figures 3 and 5). Raises ValueError if no row holds a loss.
+    figures 3, 5 and 6). Raises ValueError if no row holds a loss.
     """
     if x not in AXES:
         raise ValueError(f"loss curves run over {' or '.join(AXES)}, got {x!r}")
-    if not any(_points(rows, "train", x, "mlm_loss") for seeds in series.values() for rows in seeds):
-        raise ValueError("no train row with an mlm_loss is given: there is no curve to draw")
+    loss = headline.metric
+    if not any(_points(rows, "train", x, loss) for seeds in series.values() for rows in seeds):
+        raise ValueError(f"no train row with the metric {loss} is given: there is no curve to draw")
     has_guidance = any(_points(rows, "train", x, "ag_loss") for seeds in series.values() for rows in seeds)
     figure = Figure((8.0, 5.8 if has_guidance else 4.0), layout="constrained")
     panels = figure.subplots(1 + has_guidance, 1, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_guidance])[
@@ -48,11 +53,11 @@ def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step") -> Figure
     ]
     chosen = colours(series)
     for arm, seeds in series.items():
-        for panel, key in zip(panels, ("mlm_loss", "ag_loss"), strict=False):
+        for panel, key in zip(panels, (loss, "ag_loss"), strict=False):
             _draw_seeds(panel, [_points(rows, "train", x, key) for rows in seeds], chosen[arm])
-        for at, loss in _mean([_points(rows, "validation", x, "mlm_loss") for rows in seeds]):
-            panels[0].plot(at, loss, "o", markersize=4, color=chosen[arm], markeredgecolor="white", markeredgewidth=0.6)
-    for panel, name in zip(panels, ("MLM loss (nats per masked token)", "guidance loss"), strict=False):
+        for at, value in _mean([_points(rows, "validation", x, loss) for rows in seeds]):
+            panels[0].plot(at, value, "o", markersize=4, color=chosen[arm], markeredgecolor="white", markeredgewidth=0.6)
+    for panel, name in zip(panels, (f"{headline.label} ({headline.unit})", "guidance loss"), strict=False):
         panel.set_ylabel(name, fontsize=MEDIUM)
         _tidy(panel)
     panels[-1].set_ylim(bottom=0) if has_guidance else None
@@ -60,7 +65,8 @@ def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step") -> Figure
     panels[-1].xaxis.set_major_formatter(
         EngFormatter(sep="") if x == "tokens_seen" else lambda value, _: f"{value:,.0f}"
     )
-    _legend(panels[0], series, chosen, x)
+    validated = any(_points(rows, "validation", x, loss) for seeds in series.values() for rows in seeds)
+    _legend(panels[0], series, chosen, validated)
     return figure
 
 
@@ -93,12 +99,12 @@ def _tidy(axes: Axes) -> None:
     axes.tick_params(labelsize=SMALL)
 
 
-def _legend(axes: Axes, series: Mapping[str, Sequence[Rows]], chosen: Mapping[str, str], x: str) -> None:
+def _legend(axes: Axes, series: Mapping[str, Sequence[Rows]], chosen: Mapping[str, str], validated: bool) -> None:
     handles = [Line2D([], [], color=chosen[arm], linewidth=1.8) for arm in series]
     names = [
         label(arm, 40) + (f" (mean of {len(seeds)} seeds)" if len(seeds) > 1 else "") for arm, seeds in series.items()
     ]
-    if any(_points(rows, "validation", x, "mlm_loss") for seeds in series.values() for rows in seeds):
+    if validated:
         handles.append(Line2D([], [], marker="o", linestyle="", markersize=4, color="0.4"))
         names.append("validation")
     for text in axes.legend(handles, names, fontsize=MEDIUM, frameon=False).get_texts():

@@ -25,7 +25,9 @@ from ag_jax.attention import patterns
 from ag_jax.attention.patterns import PATTERNS, SpecialTokens
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.replaced_tokens import ReplacedTokensModel
 
+Model = PretrainingModel | ReplacedTokensModel
 Assignment = tuple[tuple[str, int], ...]  # patterns with their number of heads, from the first head on
 
 
@@ -45,7 +47,7 @@ class AttentionMaps:
 
 
 def attention_maps(
-    model: PretrainingModel, params: Any, tokenizer: Tokenizer, text: str, max_tokens: int
+    model: Model, params: Any, tokenizer: Tokenizer, text: str, max_tokens: int
 ) -> AttentionMaps:
     """The maps of `text` between the tokens that begin and end a row.
 
@@ -74,7 +76,7 @@ def attention_maps(
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _attention_weights(model: PretrainingModel, params: Any, ids_L: jax.Array) -> jax.Array:
+def _attention_weights(model: Model, params: Any, ids_L: jax.Array) -> jax.Array:
     tokens_BL = ids_L[None]
     batch = {
         "tokens": tokens_BL,

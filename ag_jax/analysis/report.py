@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ag_jax.evaluation.significance import paired_t_test, spread
+from ag_jax.objectives.losses import Headline
+from ag_jax.objectives.pretraining import MLM
 
 MEASURES = {
     "train_loss": "Train",
@@ -26,15 +28,23 @@ class ArmResults:
     settings: Mapping[str, Any]
 
 
-def first_step_below(rows: list[dict[str, Any]], loss: float) -> int | None:
-    """The first logged step of a run whose train MLM loss is below `loss`."""
-    return next((row["step"] for row in rows if row["split"] == "train" and row["mlm_loss"] < loss), None)
+def first_step_below(rows: list[dict[str, Any]], loss: float, metric: str = MLM.metric) -> int | None:
+    """The first logged step of a run whose train loss is below `loss`."""
+    return next((row["step"] for row in rows if row["split"] == "train" and row[metric] < loss), None)
 
 
-def numbers(arms: Sequence[ArmResults], seeds: Sequence[int], unigram_loss: float) -> dict[str, Any]:
+def numbers(
+    arms: Sequence[ArmResults], seeds: Sequence[int], headline: Headline, plateau_loss: float
+) -> dict[str, Any]:
     """Every number of the report. Arms are tested against the first one, paired by seed."""
-    baseline, plateau = arms[0], unigram_loss - 0.3
-    result = {"seeds": list(seeds), "unigram_loss": unigram_loss, "baseline": baseline.name, "arms": {}}
+    baseline, left = arms[0], plateau_loss - headline.margin
+    result = {
+        "seeds": list(seeds),
+        "headline": headline.metric,
+        "plateau_loss": plateau_loss,
+        "baseline": baseline.name,
+        "arms": {},
+    }
     for arm in arms:
         values = {key: [summary[key] for summary in arm.summaries] for key in MEASURES}
         result["arms"][arm.name] = {
@@ -45,7 +55,7 @@ def numbers(arms: Sequence[ArmResults], seeds: Sequence[int], unigram_loss: floa
                 key: None if arm is baseline else paired_t_test([one[key] for one in baseline.summaries], of_seeds)
                 for key, of_seeds in values.items()
             },
-            "left_plateau_at_step": [first_step_below(rows, plateau) for rows in arm.metrics],
+            "left_plateau_at_step": [first_step_below(rows, left, headline.metric) for rows in arm.metrics],
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
         }
     return result
@@ -58,29 +68,34 @@ def _speed(rows: list[dict[str, Any]]) -> float | None:
 
 
 def markdown(
-    title: str, arms: Sequence[ArmResults], results: dict[str, Any], figures: Sequence[tuple[str, str]], command: str
+    title: str,
+    headline: Headline,
+    arms: Sequence[ArmResults],
+    results: dict[str, Any],
+    figures: Sequence[tuple[str, str]],
+    command: str,
 ) -> str:
     """The report as Markdown; `figures` are (caption, path beside the report)."""
     lines = [f"# {title}", "", f"`{command}`", ""]
-    lines += _loss_table(arms, results)
-    lines += _reading(arms, results)
+    lines += _loss_table(headline, arms, results)
+    lines += _reading(headline, arms, results)
     lines += ["## What differs between the arms", "", *_settings_table(arms), ""]
     for caption, path in figures:
         lines += [f"## {caption}", "", f"![{caption}]({path})", ""]
     return "\n".join(lines)
 
 
-def _loss_table(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+def _loss_table(headline: Headline, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
     seeds = results["seeds"]
     lines = [
-        "## Masked-language loss",
+        f"## {headline.label[0].upper()}{headline.label[1:]}",
         "",
         f"Mean over {len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
         + (" ± standard deviation;" if len(seeds) > 1 else ";")
         + f" p: paired t-test against {results['baseline']}"
         + ("." if len(seeds) > 1 else ", which needs two seeds or more: `--config.comparison.seeds=\"(0, 1, 2)\"`."),
         "",
-        "| Loss (nats) | " + " | ".join(arm.name for arm in arms) + " |",
+        f"| Loss ({headline.unit}) | " + " | ".join(arm.name for arm in arms) + " |",
         "|---" * (len(arms) + 1) + "|",
     ]
     for key, label in MEASURES.items():
@@ -93,17 +108,17 @@ def _loss_table(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     steps = [results["arms"][arm.name]["left_plateau_at_step"] for arm in arms]
     shown = [", ".join("never" if step is None else str(step) for step in of_arm) for of_arm in steps]
-    lines.append("| Left the unigram plateau at step | " + " | ".join(shown) + " |")
+    lines.append("| Left the plateau at step | " + " | ".join(shown) + " |")
     return [*lines, ""]
 
 
-def _reading(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+def _reading(headline: Headline, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
     best = min(arms, key=lambda arm: results["arms"][arm.name]["mean"]["validation_loss"])
     return [
         "*Train* is the mean over the last twentieth of training, *validation* is on held-out documents after the last "
         "step, *average train* is the mean over all of training, which is lower the sooner a model learns.",
-        f"Guessing by word frequency alone gives {results['unigram_loss']:.3f}; a run has left the plateau when its "
-        "train loss is 0.3 below that.",
+        f"Guessing by frequency, without context, gives {results['plateau_loss']:.3f}; a run has left the plateau when its "
+        f"train loss is {headline.margin:g} below that.",
         f"The lowest validation loss is that of **{best.name}**.",
         "",
     ]

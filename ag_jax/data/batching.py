@@ -18,6 +18,7 @@ from ag_jax.data import corruption
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.store import Rows
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.data.unigram import Unigram
 
 Batch = dict[str, np.ndarray]
 
@@ -47,8 +48,12 @@ def make_batch(
     example_B: np.ndarray,
     epoch_B: np.ndarray,
     seed: int,
+    unigram: Unigram | None = None,
 ) -> Batch:
-    """The masked batch of the given rows; example -1 makes an empty row (all padding, weights 0)."""
+    """The masked batch of the given rows; example -1 makes an empty row (all padding, weights 0).
+
+    unigram: of the training text, for `data.masking.replacement="unigram"`.
+    """
     present_B = example_B >= 0
     row_B = np.maximum(example_B, 0)
     tokens_BL, lengths_B = rows.gather(row_B, config.sequence_length, pad=tokenizer.specials.pad)
@@ -56,7 +61,7 @@ def make_batch(
     lengths_B = np.where(present_B, lengths_B, 0)
     sequences_BL = np.where(present_B[:, None], rows.sequences(row_B, config.sequence_length), 0)
 
-    masked = corruption.mask(config.masking, tokens_BL, lengths_B, row_B, epoch_B, seed, tokenizer)
+    masked = corruption.mask(config.masking, tokens_BL, lengths_B, row_B, epoch_B, seed, tokenizer, unigram)
     batch = {
         "tokens": masked.tokens_BL,
         "original": tokens_BL,

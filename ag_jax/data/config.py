@@ -7,6 +7,7 @@ TOKENIZER_KINDS = ("byte_bpe", "wordpiece", "sentencepiece_bpe", "sentencepiece_
 PAIR_FORMATS = ("segment_pair_nsp", "sentence_pair_nsp")
 FORMATS = ("fixed_blocks", "full_sentences", "doc_sentences", *PAIR_FORMATS)
 MASK_COUNTS = ("fixed", "bernoulli")
+REPLACEMENTS = ("mask", "unigram")
 SMALLEST_LENGTH = 8
 LARGEST_LENGTH = 2**16
 
@@ -48,6 +49,8 @@ class TokenizerConfig:
 class MaskingConfig:
     """BERT's corruption: of the chosen tokens some become the mask, some a random token, the rest stay.
 
+    `replacement="unigram"` replaces them all instead, each by a word drawn as often as it occurs in the training text (the
+    generator of Deshpande & Narasimhan 2020, section 5.4); `mask_fraction` and `random_fraction` are for `"mask"`.
     `count="fixed"` chooses floor(rate * n + u) of the n maskable tokens of a row without replacement (fairseq);
     `"bernoulli"` chooses each with probability `rate` (the Attention Guidance code). `static_copies=0` draws a new
     mask in every epoch; k > 0 draws k masks of a row and uses them in turn (RoBERTa, section 4.1, has k=10).
@@ -59,9 +62,17 @@ class MaskingConfig:
     count: str = "fixed"
     static_copies: int = 0
     mask_specials: bool = False  # fairseq lets <s> and </s> be masked; the paper excludes them
+    replacement: str = "mask"
 
     def __post_init__(self):
         _one_of("masking.count", self.count, MASK_COUNTS)
+        _one_of("masking.replacement", self.replacement, REPLACEMENTS)
+        defaults = (MaskingConfig.mask_fraction, MaskingConfig.random_fraction)
+        if self.replacement == "unigram" and (self.mask_fraction, self.random_fraction) != defaults:
+            raise ValueError(
+                "data.masking.mask_fraction and random_fraction say what becomes of tokens with replacement='mask', got "
+                f"{self.mask_fraction} and {self.random_fraction} with replacement='unigram': leave them at {defaults}"
+            )
         if not 0 < self.rate < 1:
             raise ValueError(f"data.masking.rate must lie strictly between 0 and 1, got {self.rate}; BERT has 0.15.")
         for name in ("mask_fraction", "random_fraction"):

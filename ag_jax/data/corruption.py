@@ -1,4 +1,4 @@
-"""Masking of a whole batch as a pure function of (seed, epoch or copy, example): BERT's 80/10/10 corruption.
+"""Masking of a whole batch as a pure function of (seed, epoch or copy, example): BERT's 80/10/10, or unigram draws.
 
 Every maskable token of a row gets a random key, and the tokens with the smallest keys are chosen. How many decides
 the kind: floor(rate * n + u) gives fairseq's fixed count without replacement, the number of keys below `rate` gives
@@ -16,9 +16,10 @@ import numpy as np
 from ag_jax.data import randomness
 from ag_jax.data.config import LARGEST_LENGTH, MaskingConfig
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.data.unigram import Unigram
 
 # What a random number is for; part of its hash, so that no two uses share numbers.
-_ROW_STREAM, _COUNT_STREAM, _CHOICE_STREAM, _ACTION_STREAM, _TOKEN_STREAM = range(5)
+_ROW_STREAM, _COUNT_STREAM, _CHOICE_STREAM, _ACTION_STREAM, _TOKEN_STREAM, _UNIGRAM_STREAM = range(6)
 
 
 class Corrupted(NamedTuple):
@@ -50,22 +51,27 @@ def mask(
     epoch_B: np.ndarray,
     seed: int,
     tokenizer: Tokenizer,
+    unigram: Unigram | None = None,
 ) -> Corrupted:
     """Choose and corrupt tokens (Devlin et al. 2019, section 3.1; reference counts in `MaskingConfig`).
 
     With static copies the mask depends on epoch % copies only. Random tokens are uniform over the vocabulary without
     specials (fairseq), or with them for Bernoulli (the AG code). A row in which nothing is chosen has weights 0.
+
+    With `config.replacement="unigram"` every chosen token is replaced by a draw from `unigram`, which may be the token itself;
+    labels are the original tokens, as always. Raises ValueError if `unigram` is missing.
     """
     copy_B = epoch_B % config.static_copies if config.static_copies else epoch_B
     row_B1 = randomness.words(seed, _ROW_STREAM, copy_B, example_B)[:, None]
     positions_BM, chosen_BM = _choose(config, tokens_BL, lengths_B, row_B1, tokenizer)
 
     labels_BM = np.take_along_axis(tokens_BL, positions_BM, axis=1)
-    action_BM = randomness.units(row_B1, _ACTION_STREAM, positions_BM)
-    random_BM = _random_tokens(config, row_B1, positions_BM, tokenizer)
-    is_mask_BM = action_BM < config.mask_fraction
-    is_random_BM = ~is_mask_BM & (action_BM < config.mask_fraction + config.random_fraction)
-    inputs_BM = np.where(is_mask_BM, tokenizer.specials.mask, np.where(is_random_BM, random_BM, labels_BM))
+    if config.replacement == "unigram":
+        if unigram is None:
+            raise ValueError("data.masking.replacement='unigram' needs the frequencies of the training text: give `unigram`")
+        inputs_BM = unigram.draw(row_B1, _UNIGRAM_STREAM, positions_BM)
+    else:
+        inputs_BM = _masks(config, labels_BM, row_B1, positions_BM, tokenizer)
 
     corrupted_BL = tokens_BL.copy()
     row_N, slot_N = np.nonzero(chosen_BM)
@@ -102,6 +108,15 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
     positions_BM = np.where(chosen_BM, (smallest_BM & low).astype(np.int64), length)
     positions_BM.sort(axis=1)
     return np.minimum(positions_BM, length - 1), positions_BM < length
+
+
+def _masks(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndarray:
+    """The mask, a random token or the label, in the shares that the config says."""
+    action_BM = randomness.units(row_B1, _ACTION_STREAM, positions_BM)
+    random_BM = _random_tokens(config, row_B1, positions_BM, tokenizer)
+    is_mask_BM = action_BM < config.mask_fraction
+    is_random_BM = ~is_mask_BM & (action_BM < config.mask_fraction + config.random_fraction)
+    return np.where(is_mask_BM, tokenizer.specials.mask, np.where(is_random_BM, random_BM, labels_BM))
 
 
 def _random_tokens(config, row_B1, positions_BM, tokenizer) -> np.ndarray:

@@ -23,6 +23,7 @@ from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.sentences import join_sentences, split_sentences
 from ag_jax.data.store import Rows, TextStore, TextStoreWriter
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.data.unigram import Unigram
 
 CACHE_VERSION = 3  # raised whenever the same settings give other rows
 TOKENIZER_TEXT = 200_000_000  # characters of text that a tokenizer is trained on, at most
@@ -228,6 +229,11 @@ class Batches:
                 "training.batch_size or data.sequence_length, or give more text"
             )
 
+    @functools.cached_property
+    def unigram(self) -> Unigram | None:
+        """What tokens are replaced by, if `data.masking.replacement` says so."""
+        return Unigram.of(self.rows, self.tokenizer) if self.config.masking.replacement == "unigram" else None
+
     @property
     def steps_per_epoch(self) -> float:
         """Steps of one pass over the rows."""
@@ -246,7 +252,13 @@ class Batches:
             order = randomness.permutation(len(self.rows), self.seed, int(epoch))
             example_B[epoch_B == epoch] = order[place_B[epoch_B == epoch]]
         return batching.make_batch(
-            self.config, self.rows, self.tokenizer, example_B=example_B, epoch_B=epoch_B, seed=self.seed
+            self.config,
+            self.rows,
+            self.tokenizer,
+            example_B=example_B,
+            epoch_B=epoch_B,
+            seed=self.seed,
+            unigram=self.unigram,
         )
 
     def iterate(self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1) -> Iterator[Batch]:
@@ -262,11 +274,18 @@ def validation_batches(
 ) -> Iterator[Batch]:
     """Every held-out row once, always with the same masks; the last batch is filled up with empty rows.
 
-    Of each batch those `rows` that this host feeds.
+    Of each batch those `rows` that this host feeds. Unigram draws are those of the training text.
     """
+    unigram = Unigram.of(corpus.train, corpus.tokenizer) if config.masking.replacement == "unigram" else None
     for start in range(0, len(corpus.validation), batch_size):
         example_B = (start + np.arange(batch_size))[rows]
         example_B = np.where(example_B < len(corpus.validation), example_B, -1)
         yield batching.make_batch(
-            config, corpus.validation, corpus.tokenizer, example_B=example_B, epoch_B=np.zeros_like(example_B), seed=0
+            config,
+            corpus.validation,
+            corpus.tokenizer,
+            example_B=example_B,
+            epoch_B=np.zeros_like(example_B),
+            seed=0,
+            unigram=unigram,
         )

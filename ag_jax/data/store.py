@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 WRITE_BUFFER = 2**20  # bytes
+COUNTED_TOGETHER = 2**22  # tokens
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
@@ -126,6 +127,8 @@ class Rows:
 
     def __init__(self, directory: pathlib.Path):
         meta = json.loads((directory / "rows.json").read_text())
+        self._file = ArrayFile(directory / "tokens.bin", meta["tokens"])
+        self._counts: dict[int, np.ndarray] = {}
         self.tokens = _map(directory / "tokens.bin", meta["tokens"])
         self.ends = _map(directory / "ends.bin", np.int64)
         self.has_pairs: bool = meta["has_pairs"]
@@ -177,6 +180,17 @@ class Rows:
     def texts(self) -> int:
         """The number of texts that are attended to on their own."""
         return len(self.text_starts) if self.is_packed else len(self)
+
+    def counts(self, vocabulary_size: int) -> np.ndarray:
+        """How often each word occurs, special tokens included: int64 `V`, counted once, in little memory."""
+        if vocabulary_size not in self._counts:
+            counts_V = np.zeros(vocabulary_size, np.int64)
+            for start in range(0, len(self._file), COUNTED_TOGETHER):
+                tokens = self._file.read(start, min(start + COUNTED_TOGETHER, len(self._file)))
+                counts_V += np.bincount(tokens, minlength=vocabulary_size)
+            counts_V.flags.writeable = False
+            self._counts[vocabulary_size] = counts_V
+        return self._counts[vocabulary_size]
 
     def fill_rate(self, length: int) -> float:
         """The share of `length` positions that hold a token, on average."""

@@ -1,6 +1,6 @@
 """From token ids to the vectors that enter the first layer.
 
-Shape letters: B batch, L length, D width.
+Shape letters: B batch, L length, D width, E width of the embeddings.
 """
 
 import flax.linen as nn
@@ -53,7 +53,7 @@ class Embeddings(nn.Module):
     def __call__(
         self, tokens_BL: Array, sequences_BL: Array, segments_BL: Array, embedding_delta: Array | None, deterministic: bool
     ) -> Array:
-        """Vectors `BLD`. `embedding_delta` is added to the word embeddings: the port of FreeLB, SMART and SiFT."""
+        """Vectors in the width of the embeddings, to be projected yet. `embedding_delta` is added to the word embeddings: the port of FreeLB, SMART and SiFT."""
         words_BLD = self.word(tokens_BL)
         if embedding_delta is not None:
             words_BLD = words_BLD + embedding_delta
@@ -62,11 +62,14 @@ class Embeddings(nn.Module):
             summed_BLD = summed_BLD + self.positions(sequences_BL)
         if self.config.segments:
             summed_BLD = summed_BLD + self.segment(segments_BL)
-        embedded_BLD = self.dropout(self.norm(summed_BLD), deterministic=deterministic)
-        return self.projection(embedded_BLD) if self.config.is_projected else embedded_BLD
+        return self.dropout(self.norm(summed_BLD), deterministic=deterministic)
 
     def positions(self, sequences_BL: Array) -> Array:
         """The embedding of every token's place in its own text, `BLD`."""
         # Places count the tokens of their own text only, so that left padding would not shift them; padding reads row 0.
         order_BL = sequences.order(sequences_BL) + self.config.position_offset
         return self.position(jnp.where(sequences_BL > 0, order_BL, 0))
+
+    def project(self, embedded_BLE: Array) -> Array:
+        """Vectors `BLD` that enter the first layer: the same, if embeddings have no width of their own."""
+        return self.projection(embedded_BLE) if self.config.is_projected else embedded_BLE

@@ -1,6 +1,6 @@
 """The encoder: embeddings and a scanned stack of layers.
 
-Shape letters: B batch, L length, D width.
+Shape letters: B batch, L length, D width, E width of the embeddings.
 """
 
 from typing import Any
@@ -88,9 +88,14 @@ class Encoder(nn.Module):
             self.convolution_norm = layers.NormParameters(config)
         self.layers = layers.EncoderLayer(config, self.attend)
 
-    def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
-        """Hidden states `BLD` of the last layer for `batch["tokens"]`, each text of `batch["sequences"]` on its own."""
-        return self._encode(batch, ports, deterministic)[1]
+    def __call__(
+        self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool, embedded_BLE: Array | None = None
+    ) -> Array:
+        """Hidden states `BLD` of the last layer for `batch["tokens"]`, each text of `batch["sequences"]` on its own.
+
+        `embedded_BLE` are embeddings, not projected yet, of another encoder; this one then has none of its own.
+        """
+        return self._encode(batch, ports, deterministic, embedded_BLE)[1]
 
     def with_decoded(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> tuple[Array, Array]:
         """The same, and the vectors `BLD` that words are predicted from: without a mask decoder these are the same, too.
@@ -107,12 +112,16 @@ class Encoder(nn.Module):
             decoded_BLD = self._apply_once_more(last, decoded_BLD, before_BLD, context)
         return hidden_BLD, decoded_BLD
 
-    def _encode(self, batch: Batch, ports: Ports, deterministic: bool) -> tuple[Array | None, Array, layers.Context]:
+    def _encode(
+        self, batch: Batch, ports: Ports, deterministic: bool, embedded_BLE: Array | None = None
+    ) -> tuple[Array | None, Array, layers.Context]:
         """Hidden states before the last layer (None without mask decoder) and after it, and what the layers were given."""
         config, sequences_BL = self.config, batch["sequences"]
-        hidden_BLD = self.embeddings(
-            batch["tokens"], sequences_BL, batch["segments"], ports.embedding_delta, deterministic=deterministic
-        )
+        if embedded_BLE is None:
+            embedded_BLE = self.embeddings(
+                batch["tokens"], sequences_BL, batch["segments"], ports.embedding_delta, deterministic=deterministic
+            )
+        hidden_BLD = self.embeddings.project(embedded_BLE)
         context = layers.Context(
             sequences_BL, ports.guides, ports.attention_bias, self._distances(), deterministic=deterministic
         )

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from ag_jax.attention import guidance, patterns, sequences
 from ag_jax.models.encoder import Batch, Ports
-from ag_jax.objectives.losses import Array, Objective, Outcome, Params, Schedule
+from ag_jax.objectives.losses import Array, Headline, Objective, Outcome, Params, Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,11 @@ class Guided:
     heads: int
     special: patterns.SpecialTokens
     alpha: Schedule
+
+    @property
+    def headline(self) -> Headline:
+        """That of the inner objective."""
+        return self.inner.headline
 
     def guides(self, batch: Batch) -> guidance.Guides:
         """Targets for the batch, from the tokens as they were before masking."""

@@ -6,6 +6,7 @@ depends on the batch alone, and the train step divides once, by the weight of th
 Shape letters: B batch, M masked positions of a row, C classes.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -36,12 +37,29 @@ class Outcome:
     statistics: AttentionStatistics | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Headline:
+    """The loss that a run is summed up by: that of the task, without what is only added for training.
+
+    metric: its name among the metrics; label, unit: for people.
+    margin: how far below the loss of guessing without context it falls when a run has left that plateau.
+    """
+
+    metric: str
+    label: str
+    unit: str
+    margin: float
+
+
 class Objective(Protocol):
     """What a model is trained on. Objectives that guide or attack wrap another one and are of this type too.
 
     The loss is the sum over terms of coefficients(step)[term] * totals[term] / normalizers(batch)[term].
     `rngs` is None for an evaluation, without dropout.
     """
+
+    @property
+    def headline(self) -> Headline: ...
 
     def normalizers(self, batch: Batch) -> dict[str, Array]: ...
 
@@ -50,6 +68,12 @@ class Objective(Protocol):
     def __call__(
         self, params: Params, batch: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
     ) -> Outcome: ...
+
+
+def sown_statistics(sown: Params) -> AttentionStatistics | None:
+    """What the guided heads of an encoder sowed into the collection `statistics`, if anything."""
+    statistics = jax.tree.leaves(sown, is_leaf=lambda node: isinstance(node, tuple))
+    return statistics[0][0] if statistics else None
 
 
 def cross_entropy(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array]:

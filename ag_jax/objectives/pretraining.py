@@ -1,14 +1,16 @@
 """Masked language modelling, with next-sentence prediction where the data has sentence pairs."""
 
 import dataclasses
+from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.models.pretraining import PretrainingModel
-from ag_jax.objectives.losses import Array, Outcome, Params, cross_entropy
+from ag_jax.objectives.losses import Array, Headline, Outcome, Params, cross_entropy, sown_statistics
 from ag_jax.objectives.word_loss import word_loss
+
+MLM = Headline("mlm_loss", "MLM loss", "nats per masked token", margin=0.3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +21,8 @@ class Pretraining:
     """
 
     model: PretrainingModel
+
+    headline: ClassVar[Headline] = MLM
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
         """Masked positions, and examples that are not padding."""
@@ -56,5 +60,4 @@ class Pretraining:
             loss, correct = cross_entropy(predictions.next_B2, batch["next_labels"], examples_B)
             totals["nsp"] = loss
             metrics |= {"nsp_loss": (loss, weights["nsp"]), "nsp_accuracy": (correct, weights["nsp"])}
-        statistics = jax.tree.leaves(sown, is_leaf=lambda node: isinstance(node, tuple))
-        return Outcome(totals, metrics, statistics[0][0] if statistics else None)
+        return Outcome(totals, metrics, sown_statistics(sown))

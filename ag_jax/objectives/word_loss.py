@@ -12,7 +12,7 @@ from ag_jax.objectives.losses import Array, cross_entropy
 POSITIONS = 32  # of every row, at most, whose scores are in memory together
 
 
-def _chunks(array_BMx: Array) -> Array:
+def in_chunks(array_BMx: Array) -> Array:
     """`(B, M, ...)` as `(chunks, B, positions, ...)`, filled up with zeros; rows stay on their devices."""
     batch, positions = array_BMx.shape[:2]
     chunks = -(-positions // POSITIONS)
@@ -37,7 +37,7 @@ def word_loss(
         return jax.tree.map(jnp.add, sums, one), None
 
     zeros = (jnp.float32(0), jnp.float32(0))
-    return jax.lax.scan(add, zeros, tuple(map(_chunks, (hidden_BMD, labels_BM, weights_BM))))[0]
+    return jax.lax.scan(add, zeros, tuple(map(in_chunks, (hidden_BMD, labels_BM, weights_BM))))[0]
 
 
 def _forward(hidden_BMD: Array, embedding_VD: Array, bias_V: Array, labels_BM: Array, weights_BM: Array):
@@ -54,7 +54,7 @@ def _forward(hidden_BMD: Array, embedding_VD: Array, bias_V: Array, labels_BM: A
         return sums, d_hidden.astype(hidden.dtype)
 
     zeros = (jnp.float32(0), jnp.float32(0), jnp.zeros(embedding_VD.shape, jnp.float32), jnp.zeros_like(bias_V))
-    chunks = tuple(map(_chunks, (hidden_BMD, labels_BM, weights_BM)))
+    chunks = tuple(map(in_chunks, (hidden_BMD, labels_BM, weights_BM)))
     (loss, correct, d_embedding_VD, d_bias_V), d_chunks = jax.lax.scan(add, zeros, chunks)
     batch, positions, width = hidden_BMD.shape
     d_hidden_BMD = d_chunks.swapaxes(0, 1).reshape(batch, -1, width)[:, :positions]

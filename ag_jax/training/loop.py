@@ -133,6 +133,11 @@ class _Progress:
     tokens: int = 0
 
 
+def no_progress() -> dict[str, Any]:
+    """What a checkpoint of step 0 holds besides the state."""
+    return dataclasses.asdict(_Progress())
+
+
 class Loop:
     """One run of `job`, from its newest checkpoint or from the start."""
 
@@ -187,7 +192,7 @@ class Loop:
         self.writer = self.line = Silence()
         if hosts.is_first():
             self.writer = MetricWriter(job.workdir, start, tensorboard=config.tensorboard, wandb=config.wandb)
-            self.line = ProgressLine(job.name, start, config.steps)
+            self.line = ProgressLine(job.name, start, config.steps, job.objective.headline.metric)
             if found:
                 self.line.say(f"resumed from the checkpoint of step {start}")
         return state, start
@@ -218,6 +223,7 @@ class Loop:
         """Bring the steps' metrics from the device into the sums; raise at the first that is not finite."""
         steps, on_device = [step for step, _ in self.pending], [values for _, values in self.pending]
         self.pending = []
+        headline = self.job.objective.headline.metric
         for step, values in zip(steps, jax.device_get(on_device), strict=True):
             bad = metric_sums.not_finite(values)
             if bad:
@@ -231,7 +237,7 @@ class Loop:
                 )
             self.progress.tokens += int(values["tokens"][0])
             self.progress.interval = metric_sums.add(self.progress.interval, values)
-            self.progress.run = metric_sums.add(self.progress.run, {"mlm_loss": values["mlm_loss"]})
+            self.progress.run = metric_sums.add(self.progress.run, {headline: values[headline]})
 
     def _log(self, step: int) -> None:
         self._collect()
@@ -261,7 +267,8 @@ class Loop:
         with self.watchdog.compiling("the evaluation step"):
             values = evaluate(self.job, state.params, step, self.evaluation_step, self.watchdog.beat)
         self.writer.write({"step": step, "split": "validation", "tokens_seen": self.progress.tokens, **values})
-        self.line.say(f"step {step}: validation MLM loss {values['mlm_loss']:.3f}")
+        headline = self.job.objective.headline
+        self.line.say(f"step {step}: validation {headline.label} {values[headline.metric]:.3f}")
         self.clock += time.perf_counter() - began
         return values
 
@@ -275,17 +282,18 @@ class Loop:
         self.watchdog.beat()
 
     def _summary(self, state: TrainState) -> dict[str, Any]:
-        """Train, validation and average train MLM loss, as in Table 3 of the paper; saved as `summary.json`."""
-        steps = self.job.config.steps
+        """Train, validation and average train loss, as in Table 3 of the paper; saved as `summary.json`."""
+        steps, headline = self.job.config.steps, self.job.objective.headline.metric
         rows = hosts.from_first("the last rows of metrics", self._last_rows)
         validation = rows["validation"] or self._evaluate(state, steps)
         self.writer.flush()
         return {
             "steps": steps,
             "tokens_seen": self.progress.tokens,
+            "headline": headline,
             "train_loss": sum(rows["train"]) / len(rows["train"]),
-            "validation_loss": validation["mlm_loss"],
-            "average_train_loss": metric_sums.divide(self.progress.run)["mlm_loss"],
+            "validation_loss": validation[headline],
+            "average_train_loss": metric_sums.divide(self.progress.run)[headline],
             "validation": {name: value for name, value in validation.items() if name not in _POSITION},
         }
 
@@ -294,5 +302,5 @@ class Loop:
         self.writer.flush()
         rows = metric_sums.read_metrics(self.job.workdir)
         validation = [row for row in rows if row["split"] == "validation" and row["step"] == self.job.config.steps]
-        train = [row["mlm_loss"] for row in rows if row["split"] == "train"]
+        train = [row[self.job.objective.headline.metric] for row in rows if row["split"] == "train"]
         return {"validation": next(iter(validation), None), "train": train[-max(1, math.ceil(len(train) / 20)) :]}

@@ -42,8 +42,14 @@ def divide(sums: Sums) -> dict[str, Any]:
 
 def not_finite(metrics: Sums) -> list[str]:
     """Those of a step's losses, and the norm of its gradient, that are no numbers any more."""
-    watched = ("mlm_loss", "nsp_loss", "ag_loss", "loss", "gradient_norm")
+    watched = [*losses(metrics), "loss", "gradient_norm"]
     return [name for name in watched if name in metrics and not np.isfinite(metrics[name][0]).all()]
+
+
+def losses(names: Iterable[str], first: str = "") -> list[str]:
+    """Those of some metrics that are the loss of a term, with `first` before the others."""
+    found = [name for name in names if name.endswith("_loss")]
+    return sorted(found, key=lambda name: name != first)
 
 
 class MetricWriter:

@@ -6,6 +6,8 @@ from typing import Any
 import rich.console
 import rich.progress
 
+from ag_jax.training import metrics
+
 
 class Silence:
     """Takes the place of a `ProgressLine` and a `MetricWriter` on the hosts that neither talk nor write."""
@@ -27,10 +29,10 @@ class Silence:
 
 
 class ProgressLine:
-    """Step, loss, tokens/s and time left of a run of `total` steps that starts at step `start`."""
+    """Step, losses, the `headline` first, tokens/s and time left of a run of `total` steps that starts at step `start`."""
 
-    def __init__(self, name: str, start: int, total: int):
-        self._name, self._total = name, total
+    def __init__(self, name: str, start: int, total: int, headline: str):
+        self._name, self._total, self._headline = name, total, headline
         self._bar = None
         console = rich.console.Console(stderr=True)
         if console.is_terminal:
@@ -48,7 +50,7 @@ class ProgressLine:
 
     def update(self, row: dict[str, Any], seconds_left: float) -> None:
         """Show a row of training metrics."""
-        losses = "  ".join(f"{name} {row[name]:.3f}" for name in ("mlm_loss", "nsp_loss", "ag_loss") if name in row)
+        losses = "  ".join(f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._headline))
         minutes, seconds = divmod(round(seconds_left), 60)
         status = f"{losses}  {row['tokens_per_second']:,.0f} tokens/s  {minutes}:{seconds:02d} left"
         if self._bar:

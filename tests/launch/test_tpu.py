@@ -443,10 +443,11 @@ def test_ctrl_c_leaves_the_command_alone(cloud):
     cloud.fates("waits")
     cloud.create()
     watcher = cloud.start("tpu_run.sh", "one", "--", *TRAIN)
-    wait_until(cloud.ran)
+    wait_until(lambda: [*cloud.repository.glob("runs/tpu/one/*.log")])  # it follows
     os.killpg(watcher.pid, signal.SIGINT)
     err = watcher.communicate(timeout=30)[1]
-    assert watcher.returncode == 130 and "what was started goes on" in err
+    assert watcher.returncode == 130, err
+    assert "what was started goes on" in err
     assert " running " in cloud.run("tpu_logs.sh", "one").stdout
     (cloud.folder / "go").touch()
     assert cloud.train().returncode == 0
