@@ -18,12 +18,11 @@ Expected: the paper reports downstream scores, MNLI-m/mm, SQuAD v1.1 F1/EM, v2.0
     no_emd_p2c    85.8/85.8   91.3/85.1   80.2/77.1   68.5
 
 Here it is the losses on masked words, which are of one task and can be ranked. What that ranking is at scale=small nobody has
-recorded yet, and at this size it need not be the paper's. Nobody has run scale=paper with this
-program yet.
+recorded yet, and at this size it need not be the paper's. Nobody has run scale=paper with this program yet.
 
-Deviations: Wikipedia alone, without BookCorpus. Tokens are masked one by one, where the paper masks spans of up to three.
-Without the mask decoder there are no absolute positions at all, as in the released code; the paper does not say. Terms of
-distances have projections of their own, as released base models have. Of scale=small nothing was tuned.
+Deviations: Wikipedia alone, without BookCorpus. Spans that are masked are of up to three tokens, where the released code has up
+to three words. Without the mask decoder there are no absolute positions at all, as in the released code; the paper does not
+say. Terms of distances have projections of their own, as released base models have. Of scale=small nothing was tuned.
 """
 
 from ag_jax import experiment, presets
