@@ -61,8 +61,9 @@ class Encoder(nn.Module):
     grow with depth. What attention sows has the same leading axis: with `mutable=["intermediates"]`,
     `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK` for all N layers.
 
-    The enhanced mask decoder (`decoder_passes`) applies the last layer some more times, for the word head alone: it neither
-    sows nor is guided. The ordinary last layer is computed too; it is what `__call__` returns and what guidance sees.
+    The enhanced mask decoder (`decoder_passes`) applies the last layer some more times, for the word head alone. It sows nothing
+    and no guidance loss sees it, though `attention_bias` is added there as in every layer. The ordinary last layer is computed
+    too; it is what `__call__` returns and what guidance sees.
 
     attend: the implementation of attention (`attention.fused.choice`); it changes nothing but speed and memory.
     """
