@@ -25,6 +25,11 @@ ARGUMENTS = {
         "scale": ("paper", "small"),
     },
     "ag/table9_tpu_gpu.py": {"hardware": ("tpu", "gpu"), "arm": ("mlm", "ag"), "scale": ("paper", "small")},
+    "ag/table6_electra.py": {
+        "arm": ("electra", "ag"),
+        "generator": ("unigram", "mlm"),
+        "scale": ("paper", "small"),
+    },
     "roberta/table1_masking.py": {"arm": ("static", "dynamic"), "scale": ("paper", "small")},
     "roberta/table2_input_formats.py": {
         "arm": ("segment_pair_nsp", "sentence_pair_nsp", "full_sentences", "doc_sentences"),

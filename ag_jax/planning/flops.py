@@ -53,3 +53,28 @@ def mfu(flops: float, seconds: float, devices: int, device_flops: float | None) 
     None if the peak of a device is not known.
     """
     return None if device_flops is None else flops / (seconds * devices * device_flops)
+
+
+def replaced_tokens_flops(
+    config: EncoderConfig, generator: EncoderConfig | None, *, rows: int, length: int, predicted: float
+) -> Flops:
+    """FLOPs of a step of replaced-token detection: the encoder's, its head's on every token, and those of the generator.
+
+    With embeddings of width e, a detecting head costs 6 (d^2 + d) a token, a projection 6 e d, and the generator's words
+    6 (d e + e V) a masked position, of which there are `predicted` in a row. Sampling uses the scores that the loss needs.
+    """
+
+    tokens = rows * length
+
+    def body(encoder: EncoderConfig) -> Flops:
+        of_layers = step_flops(dataclasses.replace(encoder, embedding_width=0), rows=rows, length=length, predicted=0)
+        projection = 6.0 * tokens * encoder.embedding_width * encoder.width if encoder.is_projected else 0.0
+        return dataclasses.replace(of_layers, body=of_layers.body + projection)
+
+    parts = body(config)
+    head = 6.0 * tokens * (config.width**2 + config.width)
+    if generator is None:
+        return dataclasses.replace(parts, head=head)
+    small, embedded = body(generator), generator.embedding_width or generator.width
+    words = 6.0 * rows * predicted * (generator.width * embedded + embedded * generator.vocabulary_size)
+    return Flops(body=parts.body + small.body, attention=parts.attention + small.attention, head=head + words)
