@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import flax.linen as nn
 import jax
 import optax
 from jax.sharding import Mesh
@@ -157,3 +158,8 @@ def make_learner(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
         key=dropout_key,
         mesh=mesh,
     )
+
+
+def unboxed(params: Any) -> Any:
+    """Parameters as a plain nested dict, without the axis names that `Learner.init` gives them."""
+    return nn.unbox(params)

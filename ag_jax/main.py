@@ -13,6 +13,8 @@ USAGE = """ag-jax: pre-train Transformer encoders with guided attention, and loo
   ag-jax inspect   --workdir=DIR [--text=...] [--step=N]      draw the attention maps of a sentence
   ag-jax tokenizer --config=FILE[:ARGUMENTS] --workdir=DIR    train the config's tokenizer, try it on --text
   ag-jax plan      --config=FILE[:ARGUMENTS] --topology=SLICE memory and speed on a TPU slice, without having it
+  ag-jax convert   --from=hf --path=MODEL --workdir=DIR       a Hugging Face model (directory or hub name) as a run
+  ag-jax convert   --to=hf --workdir=DIR --path=MODEL         a run's checkpoint as a model that transformers opens
 
 Several machines, the same command on each (train, compare, evaluate):
   --coordinator=HOST:PORT --hosts=N --host=I    HOST is machine 0's, I this one's number; N machines in all
@@ -22,7 +24,7 @@ Several machines, the same command on each (train, compare, evaluate):
 Settings are changed with --config.SECTION.KEY=VALUE; --print_config shows them all and stops.
 Start with:  ag-jax compare --config=configs/quickstart.py --workdir=runs/quickstart
 """
-VERBS = ("train", "compare", "evaluate", "inspect", "tokenizer", "plan")
+VERBS = ("train", "compare", "evaluate", "inspect", "tokenizer", "plan", "convert")
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, and after a colon its arguments.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
@@ -35,8 +37,15 @@ _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of host 0, wh
 _HOSTS = flags.DEFINE_string("hosts", None, "How many hosts there are, or auto.")
 _HOST = flags.DEFINE_integer("host", None, "The number of this host, from 0 on.")
 _JOIN_TIMEOUT = flags.DEFINE_integer("join_timeout", 1800, "Seconds to wait for the other hosts.")
+_FROM = flags.DEFINE_enum("from", None, ["hf"], "Where to convert from.")
+_TO = flags.DEFINE_enum("to", None, ["hf"], "Where to convert to.")
+_PATH = flags.DEFINE_string("path", None, "Directory of the other library's model; with --from=hf also a name of its hub.")
+_EXPECT = flags.DEFINE_list("expect", [], "Beginnings of names of tensors that may be left out, such as classifier.")
+_DTYPE = flags.DEFINE_string("dtype", "float32", "Type of the tensors to write: float32, bfloat16 or float16.")
+_LICENSE = flags.DEFINE_string("license", "", "Licence that the model card is to state.")
 # In the order of a Request.
 _FLAGS = (_WORKDIR, _STEP, _TEXT, _PRINT_CONFIG, _TOPOLOGY, _SEARCH_BATCH, _COORDINATOR, _HOSTS, _HOST, _JOIN_TIMEOUT)
+_FLAGS += (_FROM, _TO, _PATH, _EXPECT, _DTYPE, _LICENSE)
 
 
 def main(argv: list[str]) -> int:

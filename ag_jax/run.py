@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from etils import epath
 
 from ag_jax import experiment, learner
@@ -24,6 +25,8 @@ from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.training import hosts, loop, sharding, storage
 from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training.optimizer import make_optimizer
+from ag_jax.training.state import TrainState
 
 # Settings that change neither what is learnt nor the rows of metrics.jsonl: a run may be resumed with others.
 MAY_DIFFER = (
@@ -148,6 +151,17 @@ def train(config: ExperimentConfig, workdir: epath.Path) -> dict[str, Any]:
     return summary
 
 
+def write(config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, params: Any) -> None:
+    """A run directory of `config` at step 0 with the given parameters and a fresh optimizer; `train` would go on from there."""
+    claim_workdir(config, workdir)
+    tokenizer.save(workdir / "tokenizer")
+    optimizer = make_optimizer(config.optimizer, config.training.steps)
+    params = jax.tree.map(jnp.asarray, params)
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    checkpoints.save(TrainState(jnp.int32(0), params, optimizer.init(params)), loop.no_progress())
+    checkpoints.close()
+
+
 def read_config(workdir: epath.Path) -> ExperimentConfig:
     """The config of a run directory."""
     path = workdir / "config.json"
@@ -158,7 +172,7 @@ def read_config(workdir: epath.Path) -> ExperimentConfig:
 
 def evaluate(workdir: epath.Path, step: int | None = None) -> dict[str, Any]:
     """Metrics of a run's checkpoint (the newest by default) on its held-out text."""
-    config = read_config(workdir)
+    config = _with_own_tokenizer(read_config(workdir), workdir)
     job = make_job(config, workdir, prepare_corpus(config))
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
@@ -167,6 +181,14 @@ def evaluate(workdir: epath.Path, step: int | None = None) -> dict[str, Any]:
     checkpoints.close()
     evaluation_step = loop.compile_evaluation_step(job.objective, job.mesh, shardings)
     return {"step": step, **loop.evaluate(job, state.params, step, evaluation_step)}
+
+
+def _with_own_tokenizer(config: ExperimentConfig, workdir: epath.Path) -> ExperimentConfig:
+    """A run that was given its tokenizer by path has a copy, which stays where the run is."""
+    if not config.data.tokenizer.path:
+        return config
+    tokenizer = dataclasses.replace(config.data.tokenizer, path=str(workdir / "tokenizer"))
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=tokenizer))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from etils import epath
 from ag_jax import comparison, experiment, learner, run
 from ag_jax.analysis import maps, plots
 from ag_jax.data import pipeline
+from ag_jax.interop import exporting, importing
 from ag_jax.planning import plan, text, topology
 from ag_jax.training import hosts, storage
 from ag_jax.training.checkpoint import CorruptCheckpointError
@@ -25,6 +27,7 @@ class Request:
     """The command line: config file with its arguments, settings on top of it, and the other flags.
 
     coordinator, hosts, host: where this host stands among several, see `hosts.find_place`; join_timeout: in seconds.
+    source, target: the other library to convert from or to; path: its model; expect, dtype, license: see `--help`.
     """
 
     config: str | None
@@ -39,6 +42,12 @@ class Request:
     hosts: str | None = None
     host: int | None = None
     join_timeout: int = 1800
+    source: str | None = None
+    target: str | None = None
+    path: str | None = None
+    expect: Sequence[str] = ()
+    dtype: str = "float32"
+    license: str = ""
 
     def experiment(self) -> experiment.ExperimentConfig:
         """The checked config."""
@@ -138,6 +147,27 @@ def _plan(request: Request) -> None:
         (directory / "plan.json").write_text(json.dumps(text.as_json(found), indent=2) + "\n")
 
 
+def _convert(request: Request) -> None:
+    if (request.source is None) == (request.target is None):
+        raise ValueError("this verb needs one of --from=hf and --to=hf")
+    if not request.path:
+        raise ValueError("this verb needs --path=MODEL, the directory of the other library's model")
+    workdir = request.directory()
+    if request.target:
+        written = exporting.convert(workdir, request.step, request.path, request.dtype, request.license)
+        print(f"{written.parameters:,} parameters as {written.architecture}, in {request.path}")
+        print("\n".join(f"not carried: {item}" for item in written.not_carried), end="")
+        return
+    if storage.is_remote(workdir):
+        raise ValueError(f"--workdir={workdir}: convert writes to a disk; copy the run to the store when it is there")
+    found = importing.convert(request.path, workdir, request.expect)
+    print(f"{found.parameters:,} parameters of {found.family}, in {workdir}; look with: ag-jax inspect --workdir={workdir}")
+    for head in found.new:
+        print(f"new: {head}, which the files lack; its values are fresh, so train before you use them")
+    for name in found.left_out:
+        print(f"left out: {name}")
+
+
 VERBS = {
     "train": _train,
     "compare": _compare,
@@ -145,6 +175,7 @@ VERBS = {
     "inspect": _inspect,
     "tokenizer": _tokenizer,
     "plan": _plan,
+    "convert": _convert,
 }
 
 

@@ -146,7 +146,7 @@ line_before() { printf 'cd ag_jax && bash -c %s\n' "$(quoted "$before")"; }
 
 begin() {
   begun=$((begun + 1))
-  attempt=$(date +%Y%m%d-%H%M%S)-$begun
+  attempt=$(date +%Y%m%d-%H%M%S)-$$-$begun # $$: two of these may start in one second
   say "starting: ag-jax ${command[*]}"
   step 6-start on_workers_ag_jax all start "$attempt" "${command[@]}"
 }

@@ -1,23 +1,33 @@
 """Multi-head self-attention that can be looked at, guided and attacked.
 
-Shape letters: B batch, L length, Q query position, K key position, H head, D width of the model, V width of a head.
+Shape letters: B batch, L length, Q query position, K key position, H head, D width of the model, V width of a head,
+R rows of the table of relative embeddings.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from ag_jax.attention import guidance
+from ag_jax.attention import disentangled, guidance
+from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.attention.fused import reference
 from ag_jax.attention.fused.contract import KEPT, Attend
 
 Array = jax.Array
 
+# Products of any precision whose sums are handed on in float32.
+_dot_float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+
 
 class MultiHeadAttention(nn.Module):
     """Self-attention: O = softmax(Q K^T / sqrt(d) + bias) V for each head, then a projection back to the width.
+
+    With `relative.terms`, scores are those of `attention.disentangled`.
 
     Sows, for whoever asks for the collection with `mutable=`:
       `intermediates/attention_weights`: probabilities `BHQK`, float32, before dropout: exact in whatever precision and
@@ -31,6 +41,7 @@ class MultiHeadAttention(nn.Module):
     dtype: Any
     kernel_init: nn.initializers.Initializer
     attend: Attend = reference.attend
+    relative: DisentangledConfig = DisentangledConfig()
 
     @nn.compact
     def __call__(
@@ -40,18 +51,66 @@ class MultiHeadAttention(nn.Module):
         guides: guidance.Guides | None,
         attention_bias: Array | None,
         deterministic: bool,
+        *,
+        query_BLD: Array | None = None,
+        relative_RD: Array | None = None,
     ) -> Array:
-        """Mix `hidden_BLD` within each text. `attention_bias` broadcasts to `BHQK` and is added to the scores."""
-        query_BLHV, key_BLHV, value_BLHV = (
-            nn.DenseGeneral(
-                (self.heads, self.width // self.heads),
-                dtype=self.dtype,
-                kernel_init=nn.with_logical_partitioning(self.kernel_init, ("embed", "heads", "head_width")),
-                bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("heads", "head_width")),
-                name=name,
-            )(hidden_BLD)
-            for name in ("query", "key", "value")
+        """Mix `hidden_BLD` within each text. `attention_bias` broadcasts to `BHQK` and is added to the scores.
+
+        query_BLD: what asks, if it is not `hidden_BLD` itself; relative_RD: embeddings of distances, for `relative.terms`.
+        """
+        key_bias = self.relative.key_bias
+        query = self._projection("query", dot_general=_dot_float32 if self.relative.terms else None)
+        key, value = self._projection("key", use_bias=key_bias), self._projection("value")
+        query_BLHV = query(hidden_BLD if query_BLD is None else query_BLD)
+        key_BLHV, value_BLHV = key(hidden_BLD), value(hidden_BLD)
+        if self.relative.terms:
+            if not self.relative.shared:
+                key = self._projection("relative_key", use_bias=key_bias)
+                query = self._projection("relative_query")
+            of_terms = {"c2p": key, "p2c": query}
+            projected = self._project_distances(of_terms, relative_RD, hidden_BLD.shape[1])
+            relative_BHQK = disentangled.relative_scores(
+                self.relative, query_BLHV.astype(self.dtype), key_BLHV, projected
+            )
+            attention_bias = relative_BHQK if attention_bias is None else relative_BHQK + attention_bias
+            # Scaled in float32: what has been rounded already would be rounded once more.
+            query_BLHV = (query_BLHV * self.relative.content_scale).astype(self.dtype)
+
+        mixed_BLHV = self._mix(
+            query_BLHV, key_BLHV, value_BLHV, sequences_BL, guides, attention_bias, deterministic
         )
+        return nn.DenseGeneral(
+            self.width,
+            axis=(-2, -1),
+            dtype=self.dtype,
+            kernel_init=nn.with_logical_partitioning(self.kernel_init, ("heads", "head_width", "embed")),
+            bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
+            name="output",
+        )(mixed_BLHV)
+
+    def _projection(self, name: str, **settings) -> nn.DenseGeneral:
+        return nn.DenseGeneral(
+            (self.heads, self.width // self.heads),
+            dtype=self.dtype,
+            kernel_init=nn.with_logical_partitioning(self.kernel_init, ("embed", "heads", "head_width")),
+            bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("heads", "head_width")),
+            name=name,
+            **settings,
+        )
+
+    def _project_distances(
+        self, of_terms: dict[str, nn.DenseGeneral], relative_RD: Array, length: int
+    ) -> dict[str, tuple[Array, np.ndarray]]:
+        """Only rows that texts of this length meet, once a layer and not once an example."""
+        projected = {}
+        for term in self.relative.names:
+            needed, places_S = disentangled.layout(self.relative, term, length)
+            projected[term] = of_terms[term](relative_RD[needed]).astype(self.dtype), places_S
+        return projected
+
+    def _mix(self, query_BLHV, key_BLHV, value_BLHV, sequences_BL, guides, attention_bias, deterministic) -> Array:
+        """What the heads mix of the values; sows what is asked for."""
         thins = self.dropout > 0.0 and not deterministic
         options = {
             "guides": guides if self.is_mutable_collection("statistics") else None,
@@ -70,11 +129,4 @@ class MultiHeadAttention(nn.Module):
         mixed_BLHV, statistics = checkpoint_name((mixed_BLHV, statistics), KEPT)
         if statistics is not None:
             self.sow("statistics", "guided_heads", statistics)
-        return nn.DenseGeneral(
-            self.width,
-            axis=(-2, -1),
-            dtype=self.dtype,
-            kernel_init=nn.with_logical_partitioning(self.kernel_init, ("heads", "head_width", "embed")),
-            bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
-            name="output",
-        )(mixed_BLHV)
+        return mixed_BLHV

@@ -102,11 +102,21 @@ class Tokenizer:
         """Write one file into `directory`, from which `load` makes the same tokenizer."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / self._backend.file_name).write_bytes(self._backend.serialized())
+        name, content = self.file()
+        (directory / name).write_bytes(content)
+
+    def file(self) -> tuple[str, bytes]:
+        """Name and content of that file: `tokenizer.json` of the library tokenizers, or `spiece.model` of sentencepiece."""
+        return self._backend.file_name, self._backend.serialized()
 
     def fingerprint(self) -> str:
         """A hash of the content: equal for tokenizers that give equal ids."""
         return hashlib.sha256(self._backend.serialized()).hexdigest()
+
+
+def of_library(tokenizer: huggingface.Tokenizer, origin: str) -> Tokenizer:
+    """The `Tokenizer` around one of the library tokenizers; `origin` names it in errors."""
+    return Tokenizer(HuggingFace(tokenizer), origin)
 
 
 def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:

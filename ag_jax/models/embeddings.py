@@ -18,6 +18,8 @@ Array = jax.Array
 class Embeddings(nn.Module):
     """LayerNorm(word + position + segment), then dropout (Devlin et al. 2019, figure 2).
 
+    Positions may instead be left to the enhanced mask decoder, or out, and so may segments (He et al. 2021).
+
     Embeddings of a width of their own are projected to the encoder's last of all (Clark et al. 2020, section 3.2).
     """
 
@@ -27,17 +29,22 @@ class Embeddings(nn.Module):
         config = self.config
         init = nn.initializers.normal(config.initializer_range)
 
-        def table(rows: int, axis: str) -> nn.Embed:
+        def table(rows: int, axis: str, width: int = config.embedding_width or config.width) -> nn.Embed:
             return nn.Embed(
                 rows,
-                config.embedding_width or config.width,
+                width,
                 dtype=jnp.dtype(config.dtype),
                 embedding_init=nn.with_logical_partitioning(init, (axis, "embed")),
             )
 
         self.word = table(config.vocabulary_size, "vocabulary")
-        self.position = table(config.max_length + config.position_offset, "position")
-        self.segment = table(config.segments, "segment")
+        positions = config.max_length + config.position_offset
+        if config.absolute_positions == "input":
+            self.position = table(positions, "position")
+        elif config.absolute_positions == "decoder":  # which adds them to hidden states
+            self.position = table(positions, "position", config.width)
+        if config.segments:
+            self.segment = table(config.segments, "segment")
         self.norm = layers.layer_norm(config)
         self.dropout = Dropout(config.dropout)
         if config.is_projected:
@@ -46,16 +53,25 @@ class Embeddings(nn.Module):
     def __call__(
         self, tokens_BL: Array, sequences_BL: Array, segments_BL: Array, embedding_delta: Array | None, deterministic: bool
     ) -> Array:
-        """Vectors in the width of the embeddings, to be projected yet. `embedding_delta` is added to the word embeddings: the port of FreeLB, SMART and SiFT."""
+        """Vectors in the width of the embeddings, which `project` takes to the encoder's.
+
+        `embedding_delta` is added to the word embeddings: the port of FreeLB, SMART and SiFT.
+        """
         words_BLD = self.word(tokens_BL)
         if embedding_delta is not None:
             words_BLD = words_BLD + embedding_delta
-        # Positions count the tokens of their own text only, so that left padding would not shift them; padding reads row 0.
-        order_BL = sequences.order(sequences_BL) + self.config.position_offset
-        positions_BL = jnp.where(sequences_BL > 0, order_BL, 0)
-        summed_BLD = words_BLD + self.position(positions_BL)
-        summed_BLD = summed_BLD + self.segment(segments_BL)
+        summed_BLD = words_BLD
+        if self.config.absolute_positions == "input":
+            summed_BLD = summed_BLD + self.positions(sequences_BL)
+        if self.config.segments:
+            summed_BLD = summed_BLD + self.segment(segments_BL)
         return self.dropout(self.norm(summed_BLD), deterministic=deterministic)
+
+    def positions(self, sequences_BL: Array) -> Array:
+        """The embedding of every token's place in its own text, `BLD`."""
+        # Places count the tokens of their own text only, so that left padding would not shift them; padding reads row 0.
+        order_BL = sequences.order(sequences_BL) + self.config.position_offset
+        return self.position(jnp.where(sequences_BL > 0, order_BL, 0))
 
     def project(self, embedded_BLE: Array) -> Array:
         """Vectors `BLD` that enter the first layer: the same, if embeddings have no width of their own."""

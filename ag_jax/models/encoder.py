@@ -3,9 +3,12 @@
 Shape letters: B batch, L length, D width, E width of the embeddings.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from ag_jax.attention import guidance
 from ag_jax.attention.fused import reference
@@ -15,6 +18,7 @@ from ag_jax.models.config import EncoderConfig
 
 Array = jax.Array
 Batch = dict[str, Array]
+Params = dict[str, Any]
 
 REMAT_POLICIES = {
     "layer": jax.checkpoint_policies.nothing_saveable,
@@ -38,12 +42,28 @@ class Ports:
     attention_bias: Array | None = None
 
 
+@flax.struct.dataclass
+class Beside:
+    """What is added to the first layer's output, `convolved_BLD`, and the LayerNorm of the sum."""
+
+    convolved_BLD: Array
+    norm: dict[str, Array]
+
+    def join(self, config: EncoderConfig, hidden_BLD: Array) -> Array:
+        """LayerNorm(first layer's output + convolution)."""
+        return layers.layer_norm(config, parent=None).apply({"params": self.norm}, hidden_BLD + self.convolved_BLD)
+
+
 class Encoder(nn.Module):
-    """A bidirectional Transformer encoder (RoBERTa as published; see `EncoderConfig` for the rest).
+    """A bidirectional Transformer encoder: BERT, RoBERTa, ELECTRA or DeBERTa by its settings (`EncoderConfig`).
 
     The layers are one scanned layer whose parameters have a leading axis of length `layers`, so compile time does not
     grow with depth. What attention sows has the same leading axis: with `mutable=["intermediates"]`,
     `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK` for all N layers.
+
+    The enhanced mask decoder (`decoder_passes`) applies the last layer some more times, for the word head alone. It sows nothing
+    and no guidance loss sees it, though `attention_bias` is added there as in every layer. The ordinary last layer is computed
+    too; it is what `__call__` returns and what guidance sees.
 
     attend: the implementation of attention (`attention.fused.choice`); it changes nothing but speed and memory.
     """
@@ -54,30 +74,100 @@ class Encoder(nn.Module):
     def setup(self):
         config = self.config
         self.embeddings = embeddings.Embeddings(config)
-        layer = layers.EncoderLayer
-        if config.remat != "none":
-            layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False, static_argnums=(5,))
-        self.layers = nn.scan(
-            layer,
-            variable_axes={"params": 0, "intermediates": 0, "statistics": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast),
-            length=config.layers,
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )(config, self.attend)
+        if config.relative.terms:
+            init = nn.initializers.normal(config.initializer_range)
+            self.relative = nn.Embed(
+                2 * config.relative.half,
+                config.width,
+                dtype=jnp.dtype(config.dtype),
+                embedding_init=nn.with_logical_partitioning(init, ("distance", "embed")),
+            )
+            if config.relative.normalized:
+                self.relative_norm = layers.layer_norm(config)
+        if config.convolution:
+            self.convolution = layers.Convolution(config)
+            self.convolution_norm = layers.NormParameters(config)
+        self.layers = layers.EncoderLayer(config, self.attend)
 
-    def __call__(
+    def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
+        """Hidden states `BLD` of the last layer for `batch["tokens"]`, each text of `batch["sequences"]` on its own."""
+        return self._encode(batch, ports, deterministic)[1]
+
+    def with_decoded(
         self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool, embedded_BLE: Array | None = None
-    ) -> Array:
-        """Hidden states `BLD` of the last layer for `batch["tokens"]`, each text of `batch["sequences"]` on its own.
+    ) -> tuple[Array, Array]:
+        """The same, and the vectors `BLD` that words are predicted from: without a mask decoder these are the same, too.
+
+        z_0 = H_{N-1} + absolute positions;  z_{t+1} = last layer(query z_t, key and value H_{N-1}), `decoder_passes` times
+        (He et al. 2021, section 3.2, as its code has it, where the layers of the decoder are the last one's own).
 
         `embedded_BLE` are embeddings, not projected yet, of another encoder; this one then has none of its own.
         """
-        sequences_BL = batch["sequences"]
+        before_BLD, hidden_BLD, context = self._encode(batch, ports, deterministic, embedded_BLE)
+        if not self.config.decoder_passes:
+            return hidden_BLD, hidden_BLD
+        decoded_BLD = before_BLD + self.embeddings.positions(context.sequences_BL)
+        last = jax.tree.map(lambda leaf: leaf[-1], nn.unbox(self.layers.variables["params"]))
+        for _ in range(self.config.decoder_passes):
+            decoded_BLD = self._apply_once_more(last, decoded_BLD, before_BLD, context)
+        return hidden_BLD, decoded_BLD
+
+    def _encode(
+        self, batch: Batch, ports: Ports, deterministic: bool, embedded_BLE: Array | None = None
+    ) -> tuple[Array | None, Array, layers.Context]:
+        """Hidden states before the last layer (None without mask decoder) and after it, and what the layers were given."""
+        config, sequences_BL = self.config, batch["sequences"]
         if embedded_BLE is None:
             embedded_BLE = self.embeddings(
                 batch["tokens"], sequences_BL, batch["segments"], ports.embedding_delta, deterministic=deterministic
             )
         hidden_BLD = self.embeddings.project(embedded_BLE)
-        hidden_BLD, _ = self.layers(hidden_BLD, sequences_BL, ports.guides, ports.attention_bias, deterministic)
-        return hidden_BLD
+        context = layers.Context(
+            sequences_BL, ports.guides, ports.attention_bias, self._distances(), deterministic=deterministic
+        )
+        beside = None
+        if config.convolution:
+            convolved_BLD = self.convolution(hidden_BLD, sequences_BL, deterministic=deterministic)
+            beside = Beside(convolved_BLD, self.convolution_norm())
+
+        def step(layer, carry, context, beside, index):
+            _, hidden_BLD = carry
+            next_BLD = layer(hidden_BLD, context)
+            if beside is not None:
+                next_BLD = jnp.where(index == 0, beside.join(config, next_BLD), next_BLD)
+            return (hidden_BLD if config.decoder_passes else None, next_BLD), None
+
+        if config.remat != "none":
+            step = nn.remat(step, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
+        scanned = nn.scan(
+            step,
+            variable_axes={"params": 0, "intermediates": 0, "statistics": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=(nn.broadcast, nn.broadcast, 0),
+            length=config.layers,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )
+        carry = (hidden_BLD if config.decoder_passes else None, hidden_BLD)
+        (before_BLD, hidden_BLD), _ = scanned(self.layers, carry, context, beside, jnp.arange(config.layers))
+        return before_BLD, hidden_BLD, context
+
+    def _distances(self) -> Array | None:
+        """Embeddings of distances `RD`, or None."""
+        if not self.config.relative.terms:
+            return None
+        relative_RD = self.relative.embedding.astype(self.config.dtype)
+        return self.relative_norm(relative_RD) if self.config.relative.normalized else relative_RD
+
+    def _apply_once_more(self, params: Params, query_BLD: Array, hidden_BLD: Array, context: layers.Context) -> Array:
+        """The layer of these parameters, asked by `query_BLD`, with dropout of its own."""
+        config, attend = self.config, self.attend
+        thins = not context.deterministic and max(config.dropout, config.attention_dropout) > 0.0
+        rngs = {"dropout": self.make_rng("dropout")} if thins else None
+
+        def apply(params, rngs, query_BLD, hidden_BLD, context):
+            layer = layers.EncoderLayer(config, attend, parent=None)
+            return layer.apply({"params": params}, hidden_BLD, context, query_BLD=query_BLD, rngs=rngs)
+
+        if config.remat != "none":
+            apply = jax.checkpoint(apply, policy=REMAT_POLICIES[config.remat])
+        return apply(params, rngs, query_BLD, hidden_BLD, context)

@@ -1,9 +1,11 @@
-"""One post-norm Transformer layer.
+"""One post-norm Transformer layer, and the convolution that DeBERTa v2 has beside the first one.
 
-Shape letters: B batch, L length, D width, F width of the feed-forward layer.
+Shape letters: B batch, L length, D width, F width of the feed-forward layer, R rows of the table of relative embeddings,
+T taps of a convolution.
 """
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -16,7 +18,7 @@ from ag_jax.models.config import EncoderConfig
 Array = jax.Array
 
 
-def layer_norm(config: EncoderConfig, name: str | None = None) -> nn.LayerNorm:
+def layer_norm(config: EncoderConfig, name: str | None = None, **settings) -> nn.LayerNorm:
     """LayerNorm with the encoder's epsilon; mean and variance in float32 whatever the computation's precision."""
     return nn.LayerNorm(
         epsilon=config.layer_norm_epsilon,
@@ -24,6 +26,7 @@ def layer_norm(config: EncoderConfig, name: str | None = None) -> nn.LayerNorm:
         scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("embed",)),
         bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
         name=name,
+        **settings,
     )
 
 
@@ -43,6 +46,22 @@ def gelu(x: Array) -> Array:
     return nn.gelu(x, approximate=False)
 
 
+@flax.struct.dataclass
+class Context:
+    """What every layer is given besides its input.
+
+    sequences_BL: the texts of each row; guides, attention_bias: the ports of attention (`encoder.Ports`).
+    relative_RD: embeddings of distances, for disentangled attention.
+    deterministic: no dropout.
+    """
+
+    sequences_BL: Array
+    guides: guidance.Guides | None = None
+    attention_bias: Array | None = None
+    relative_RD: Array | None = None
+    deterministic: bool = flax.struct.field(pytree_node=False, default=True)
+
+
 class EncoderLayer(nn.Module):
     """x <- LayerNorm(x + Attention(x)); x <- LayerNorm(x + W2 gelu(W1 x)) (Vaswani et al. 2017, section 3)."""
 
@@ -50,17 +69,16 @@ class EncoderLayer(nn.Module):
     attend: Attend = reference.attend
 
     @nn.compact
-    def __call__(
-        self,
-        hidden_BLD: Array,
-        sequences_BL: Array,
-        guides: guidance.Guides | None,
-        attention_bias: Array | None,
-        deterministic: bool,
-    ) -> tuple[Array, None]:
-        """The next `hidden_BLD`; the None is what a scanned layer returns besides its carry."""
+    def __call__(self, hidden_BLD: Array, context: Context, *, query_BLD: Array | None = None) -> Array:
+        """The next hidden states `BLD`.
+
+        `query_BLD`, if given, asks instead of `hidden_BLD`, which is what is looked at, and is what the answer is added to.
+        """
         config = self.config
-        dropout = Dropout(config.dropout)
+        dropout, deterministic = Dropout(config.dropout), context.deterministic
+        relative_RD = context.relative_RD
+        if relative_RD is not None:  # dropped anew in every layer
+            relative_RD = Dropout(config.dropout, name="relative_dropout")(relative_RD, deterministic=deterministic)
         mixed_BLD = multihead.MultiHeadAttention(
             heads=config.heads,
             width=config.width,
@@ -68,12 +86,67 @@ class EncoderLayer(nn.Module):
             dtype=jnp.dtype(config.dtype),
             kernel_init=nn.initializers.normal(config.initializer_range),
             attend=self.attend,
+            relative=config.relative,
             name="attention",
-        )(hidden_BLD, sequences_BL, guides, attention_bias, deterministic)
+        )(
+            hidden_BLD,
+            context.sequences_BL,
+            context.guides,
+            context.attention_bias,
+            deterministic,
+            query_BLD=query_BLD,
+            relative_RD=relative_RD,
+        )
         mixed_BLD = dropout(mixed_BLD, deterministic=deterministic)
-        hidden_BLD = layer_norm(config, "attention_norm")(hidden_BLD + mixed_BLD)
+        asking_BLD = hidden_BLD if query_BLD is None else query_BLD
+        hidden_BLD = layer_norm(config, "attention_norm")(asking_BLD + mixed_BLD)
         features = config.feedforward or 4 * config.width
         wide_BLF = gelu(dense(config, features, ("embed", "feedforward"), "feedforward_in")(hidden_BLD))
         narrow_BLD = dense(config, config.width, ("feedforward", "embed"), "feedforward_out")(wide_BLF)
         narrow_BLD = dropout(narrow_BLD, deterministic=deterministic)
-        return layer_norm(config, "feedforward_norm")(hidden_BLD + narrow_BLD), None
+        return layer_norm(config, "feedforward_norm")(hidden_BLD + narrow_BLD)
+
+
+class Convolution(nn.Module):
+    """activation(dropout(sum_t x[l + t] W_t + b)) over the `config.convolution` tokens around each (DeBERTa v2).
+
+    What is not of the token's own text counts as zero: padding, and neighbours in a packed row.
+    """
+
+    config: EncoderConfig
+
+    @nn.compact
+    def __call__(self, hidden_BLD: Array, sequences_BL: Array, *, deterministic: bool) -> Array:
+        """Vectors `BLD`."""
+        config = self.config
+        taps, length = config.convolution, hidden_BLD.shape[1]
+        kernel_init = nn.with_logical_partitioning(
+            nn.initializers.normal(config.initializer_range), ("tap", "embed", "embed_out")
+        )
+        kernel_TDD = self.param("kernel", kernel_init, (taps, config.width, config.width)).astype(hidden_BLD.dtype)
+        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("embed",))
+        bias_D = self.param("bias", bias_init, (config.width,)).astype(hidden_BLD.dtype)
+        sides = taps // 2, taps // 2
+        padded_BLD = jnp.pad(hidden_BLD, [(0, 0), sides, (0, 0)])
+        padded_BL = jnp.pad(sequences_BL, [(0, 0), sides])
+        total_BLD = bias_D[None, None, :]
+        for tap in range(taps):
+            own_BL1 = (padded_BL[:, tap : tap + length] == sequences_BL)[:, :, None]
+            neighbour_BLD = jnp.where(own_BL1, padded_BLD[:, tap : tap + length], 0)
+            total_BLD = total_BLD + neighbour_BLD @ kernel_TDD[tap]
+        activation = {"tanh": nn.tanh, "gelu": gelu}[config.convolution_activation]
+        return activation(Dropout(config.dropout)(total_BLD, deterministic=deterministic))
+
+
+class NormParameters(nn.Module):
+    """The parameters of a LayerNorm that is computed elsewhere: inside of a scan, which shares none."""
+
+    config: EncoderConfig
+
+    def setup(self):
+        self.scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), (self.config.width,))
+        self.bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), (self.config.width,))
+
+    def __call__(self) -> dict[str, Array]:
+        """The parameters, as `layer_norm(config).apply` takes them."""
+        return {"scale": self.scale, "bias": self.bias}

@@ -93,8 +93,8 @@ class PretrainingModel(nn.Module):
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Predictions:
         """Predictions for a batch with the fields of `ag_jax.data.batching`."""
-        hidden_BLD = self.encoder(batch, ports=ports, deterministic=deterministic)
-        hidden_BMD, bias_V = self.word_head(at_masks(hidden_BLD, batch))
+        hidden_BLD, decoded_BLD = self.encoder.with_decoded(batch, ports=ports, deterministic=deterministic)
+        hidden_BMD, bias_V = self.word_head(at_masks(decoded_BLD, batch))
         embedding_VD = self.encoder.embeddings.word.embedding.astype(hidden_BMD.dtype)
         next_B2 = self.next_head(hidden_BLD[:, 0]) if self.next_sentence else None
         return Predictions(hidden_BMD, embedding_VD, bias_V, next_B2)

@@ -133,6 +133,11 @@ class _Progress:
     tokens: int = 0
 
 
+def no_progress() -> dict[str, Any]:
+    """What a checkpoint of step 0 holds besides the state."""
+    return dataclasses.asdict(_Progress())
+
+
 class Loop:
     """One run of `job`, from its newest checkpoint or from the start."""
 

@@ -1,0 +1,142 @@
+"""Disentangled attention: scores of content with distances, beside those of content with content (DeBERTa).
+
+He et al. 2021, section 3.1, as its code has it. With Q, K of the content and Qr, Kr of the embeddings of distances,
+
+    A[i, j] = (Q_i . K_j + Q_i . Kr[row(i - j)] + K_j . Qr[row(i - j)]) / sqrt(V (1 + number of terms)),
+                           content to position    position to content
+    row(d) = clip(bucket(d) + half, 0, 2 half - 1)
+
+where `half` is the span, and a bucket the distance itself; or `half` is the number of buckets, which are as wide as one
+distance near 0 and grow with its logarithm.
+
+Which distance a pair has depends on i - j alone. So the projected embeddings are laid out by distance first, one row for each
+of the 2 L - 1 of them; a product with those has in row i what is wanted, moved by i places, and `skew` moves it back with one
+reshape. Twice the FLOPs that a gather from the product with the table would need, but accelerators gather single elements two
+orders of magnitude slower than they multiply, and buckets or clipping make no difference to it.
+
+Shape letters: B batch, L length, Q query position, K key position, H head, V width of a head, D width of the model,
+R rows of the table of relative embeddings, S distances.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+
+TERMS = ("c2p", "p2c")
+INDICES = ("code", "paper")
+
+
+@dataclasses.dataclass(frozen=True)
+class DisentangledConfig:
+    """Relative positions of an encoder; by default there are none.
+
+    terms: any of `c2p` (content to position) and `p2c` (position to content), with a comma; "" is plain attention.
+    span: k, the distance from which on all are alike.
+    buckets: number of logarithmic buckets on each side of 0 (DeBERTa v2: 256 for a span of 512); 0 gives every distance its own.
+    shared: embeddings of distances are projected as content is (v2, v3); otherwise by projections of their own (v1).
+    normalized: LayerNorm on the embeddings of distances (v2, v3).
+    key_bias: whether the projections to keys, of content and of distances, have a bias (v1: not).
+    index: the row of a distance in p2c: of i - j as in the released `code`, or of j - i as in the `paper`, equation 4.
+    """
+
+    terms: str = ""
+    span: int = 512
+    buckets: int = 0
+    shared: bool = True
+    normalized: bool = False
+    key_bias: bool = True
+    index: str = "code"
+
+    def __post_init__(self):
+        if len(set(self.names)) < len(self.names) or not set(self.names) <= set(TERMS):
+            raise ValueError(
+                f"model.relative.terms must be some of {', '.join(TERMS)}, each once, with a comma between, got {self.terms!r}"
+            )
+        if self.span < 1:
+            raise ValueError(f"model.relative.span must be at least 1, got {self.span}")
+        if self.buckets < 0 or self.buckets % 2 or self.buckets >= self.span:
+            raise ValueError(
+                f"model.relative.buckets must be even and below model.relative.span={self.span}, or 0, got {self.buckets}"
+            )
+        if self.index not in INDICES:
+            raise ValueError(f"model.relative.index must be one of {', '.join(INDICES)}, got {self.index!r}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The terms, one by one."""
+        return tuple(self.terms.split(",")) if self.terms else ()
+
+    @property
+    def half(self) -> int:
+        """Rows of the table for distances on one side."""
+        return self.buckets or self.span
+
+    @property
+    def content_scale(self) -> float:
+        """What 1 / sqrt(V) of plain attention is multiplied with."""
+        return 1.0 / math.sqrt(1 + len(self.names))
+
+
+def log_buckets(distances: np.ndarray, buckets: int, span: int) -> np.ndarray:
+    """Distances up to mid = buckets / 2 as they are; beyond, sign * (ceil((mid - 1) log_r(|d| / mid)) + mid), r = (span - 1) / mid.
+
+    In float32, as released models were trained with what its rounding makes of the borders of buckets; logarithms are rounded
+    from float64, for those of numpy's float32 may be off by a digit.
+    """
+    middle = buckets // 2
+    size = np.maximum(np.abs(distances), middle).astype(np.float32) / np.float32(middle)
+    base = np.float32((span - 1) / middle)
+    log_size, log_base = (np.log(x.astype(np.float64)).astype(np.float32) for x in (size, base))
+    places = log_size / log_base * np.float32(middle - 1)
+    beyond = np.sign(distances) * (np.ceil(places).astype(np.int64) + middle)
+    return np.where(np.abs(distances) <= middle, distances, beyond)
+
+
+def rows(config: DisentangledConfig, distances: np.ndarray) -> np.ndarray:
+    """The row of the table for each distance, query minus key."""
+    if config.buckets:
+        distances = log_buckets(distances, config.buckets, config.span)
+    return np.clip(distances + config.half, 0, 2 * config.half - 1)
+
+
+def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, np.ndarray]:
+    """Rows of the table that texts of `length` need, and which of those to lay out for `skew`, 2 L of them."""
+    distances_S = np.minimum(np.arange(2 * length), 2 * length - 2) - (length - 1)  # the last one is never read
+    # `skew` takes the place s = other - own + L - 1; own is the query in c2p, and the key in p2c.
+    of_term_S = rows(config, -distances_S if term == "c2p" or config.index == "paper" else distances_S)
+    first, last = of_term_S.min(), of_term_S.max()
+    return slice(int(first), int(last) + 1), of_term_S - first
+
+
+def skew(products: Array) -> Array:
+    """Rows moved to the left until each begins with its own place: out[..., i, j] = products[..., i, j - i + L - 1].
+
+    `products` are L x 2 L; read on as one line and cut into pieces of 2 L - 1, each row starts one place later.
+    """
+    *batch, length, double = products.shape
+    line = products.reshape(*batch, length * double)
+    line = line[..., length - 1 : length - 1 + length * (double - 1)]
+    return line.reshape(*batch, length, double - 1)[..., :length]
+
+
+def relative_scores(
+    config: DisentangledConfig, query_BLHV: Array, key_BLHV: Array, projected: dict[str, tuple[Array, np.ndarray]]
+) -> Array:
+    """The terms of distances `BHQK` in float32, scaled.
+
+    `projected` holds for each term the projected rows of the table, `RHV`, and their layout: keys for c2p, queries for p2c.
+    """
+    total_BHQK = 0.0
+    for term in config.names:
+        table_RHV, places_S = projected[term]
+        content_BLHV = query_BLHV if term == "c2p" else key_BLHV
+        table_SHV = jnp.take(table_RHV, places_S, axis=0)
+        products = jnp.einsum("blhv,shv->bhls", content_BLHV, table_SHV, preferred_element_type=jnp.float32)
+        skewed = skew(products)
+        total_BHQK = total_BHQK + (skewed if term == "c2p" else skewed.swapaxes(-1, -2))
+    return total_BHQK * (config.content_scale / math.sqrt(query_BLHV.shape[-1]))

@@ -1,0 +1,75 @@
+"""The model card of an exported model: what it is, what it was trained on, how well, and what does not carry over."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ag_jax import experiment
+from ag_jax.run import OpenRun
+from ag_jax.training.metrics import read_metrics
+
+_POSITION = ("step", "split", "tokens_seen")
+
+
+def text(
+    opened: OpenRun,
+    architecture: str,
+    dtype: str,
+    license: str,
+    origin: Mapping[str, Any],
+    not_carried: Sequence[str],
+) -> str:
+    """Markdown with the front matter that the hub reads."""
+    config, model = opened.config, opened.model.config
+    stated = license or "none is stated; choose one before you publish, as that of the text may bind you"
+    front = ["library_name: transformers", *([f"license: {license}"] if license else []), "tags: [ag_jax]"]
+    lines = ["---", *front, "---", "", f"# {config.title}", ""]
+    lines.append(
+        f"`{architecture}` with {model.layers} layers, {model.heads} heads, width {model.width} and {model.vocabulary_size} words, "
+        f"{dtype}, written by ag_jax from step {opened.step}."
+    )
+    if origin:
+        lines += ["", f"It began as `{origin['path']}` ({origin['model_type']})."]
+    lines += ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
+    lines += [f'model = {architecture}.from_pretrained("PATH")', 'tokenizer = AutoTokenizer.from_pretrained("PATH")', "```"]
+    lines += ["", "## Data", "", *_data(opened), "", "## Training", "", *_training(opened)]
+    lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated[0].upper()}{stated[1:]}.", ""]
+    lines += ["## What does not carry over", "", *(f"- {item}" for item in not_carried or ["Nothing is lost."]), ""]
+    settings = json.dumps(experiment.to_dict(config), indent=2)
+    return "\n".join([*lines, "## Config", "", "```json", settings, "```", ""])
+
+
+def _data(opened: OpenRun) -> list[str]:
+    data = opened.config.data
+    if opened.step == 0:
+        return ["None here: the weights are those that the run began with."]
+    return [
+        f"`{data.source}`, as rows of up to {data.sequence_length} tokens (`{data.format}`); {data.masking.rate:.0%} of the "
+        "tokens masked."
+    ]
+
+
+def _training(opened: OpenRun) -> list[str]:
+    training, optimizer, guidance = opened.config.training, opened.config.optimizer, opened.config.guidance
+    if opened.step == 0:
+        return ["None here."]
+    guided = ", ".join(f"{name}: {count}" for name, count in opened.assignment)
+    return [
+        f"{opened.step:,} steps of {training.batch_size} rows, AdamW with a peak learning rate of {optimizer.learning_rate:g}, "
+        f"{optimizer.warmup_steps:,} steps of warm-up.",
+        f"Attention guidance: {f'{guidance.mode}, heads of a layer: {guided}' if guided else 'none'}.",
+    ]
+
+
+def _metrics(opened: OpenRun) -> list[str]:
+    """The newest validation up to the checkpoint's step."""
+    try:
+        rows = read_metrics(opened.workdir)
+    except FileNotFoundError:
+        rows = []
+    rows = [row for row in rows if row["split"] == "validation" and 0 < row["step"] <= opened.step]
+    if not rows:
+        return ["None were recorded."]
+    last = rows[-1]
+    values = [f"| {name} | {value:.4f} |" for name, value in last.items() if name not in _POSITION and isinstance(value, float)]
+    return [f"On held-out text at step {last['step']:,}:", "", "| | |", "|---|---|", *values]

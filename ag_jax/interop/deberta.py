@@ -1,0 +1,171 @@
+"""DeBERTa v1, v2 and v3 as `transformers` writes them.
+
+v1 projects to query, key and value by one fused matrix, keys without a bias, and has projections of its own for distances;
+v2 and v3 have three matrices, and by default use them for distances, too.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from ag_jax.interop import families
+from ag_jax.interop.families import Family, dense, norm, to_heads
+from ag_jax.interop.layouts import BY_HEAD, CONVOLUTION, FUSED, TO_HEADS
+from ag_jax.interop.names import LAYERS, Name
+from ag_jax.interop.settings import Settings
+from ag_jax.models.config import EncoderConfig
+
+_SELF = "deberta.encoder.layer.{layer}.attention.self"
+_OURS = f"{LAYERS}attention"
+_POSITIONS = "deberta.embeddings.position_embeddings.weight"
+_PASSES = 2  # of the released enhanced mask decoder, which config.json does not tell
+# What config.json has no key for, in a section of ours.
+SECTION = "ag_jax"
+
+
+def _names(attention: tuple[Name, ...]) -> tuple[Name, ...]:
+    return (
+        *families.embeddings("deberta"),
+        *attention,
+        *families.after_attention("deberta"),
+        Name("deberta.encoder.rel_embeddings.weight", "encoder/relative/embedding"),
+        *families.bert_word_head(),
+    )
+
+
+_V1 = _names(
+    (
+        Name(f"{_SELF}.in_proj.weight", tuple(f"{_OURS}/{name}/kernel" for name in ("query", "key", "value")), FUSED),
+        Name(f"{_SELF}.q_bias", f"{_OURS}/query/bias", BY_HEAD),
+        Name(f"{_SELF}.v_bias", f"{_OURS}/value/bias", BY_HEAD),
+        Name(f"{_SELF}.pos_proj.weight", f"{_OURS}/relative_key/kernel", TO_HEADS),
+        *to_heads(f"{_SELF}.pos_q_proj", f"{_OURS}/relative_query"),
+    )
+)
+_V2 = (
+    *_names(
+        (
+            *to_heads(f"{_SELF}.query_proj", f"{_OURS}/query"),
+            *to_heads(f"{_SELF}.key_proj", f"{_OURS}/key"),
+            *to_heads(f"{_SELF}.value_proj", f"{_OURS}/value"),
+            *to_heads(f"{_SELF}.pos_key_proj", f"{_OURS}/relative_key"),
+            *to_heads(f"{_SELF}.pos_query_proj", f"{_OURS}/relative_query"),
+        )
+    ),
+    *norm("deberta.encoder.LayerNorm", "encoder/relative_norm"),
+    Name("deberta.encoder.conv.conv.weight", "encoder/convolution/kernel", CONVOLUTION),
+    Name("deberta.encoder.conv.conv.bias", "encoder/convolution/bias"),
+    *norm("deberta.encoder.conv.LayerNorm", "encoder/convolution_norm"),
+)
+
+
+def _terms(settings: Settings) -> str:
+    if not settings.take("relative_attention", False):
+        return ""
+    given = settings.raw("pos_att_type") or []
+    terms = [term for term in given.split("|") if term] if isinstance(given, str) else list(given)
+    if strange := [term for term in terms if term not in ("c2p", "p2c")]:
+        settings.problems.append(f"pos_att_type={given!r}: {', '.join(map(str, strange))} is not supported, only c2p and p2c")
+        return ""
+    if not terms:
+        settings.problems.append("relative_attention without pos_att_type is not supported: expected c2p, p2c or both")
+    return ",".join(terms)
+
+
+def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    common = families.read_common(settings)
+    settings.only("embedding_size", common["width"])
+    settings.only("attention_head_size", common["width"] // common["heads"])
+    settings.only("talking_head", False)
+    terms = _terms(settings)
+    positions = settings.need("max_position_embeddings")
+    span = settings.take("max_relative_positions", -1)
+    ours = settings.take(SECTION, {})
+    in_decoder = not settings.take("position_biased_input", True) and _POSITIONS in names
+    input_or_none = "input" if settings.take("position_biased_input", True) else "none"
+    if input_or_none == "none" and not terms:
+        settings.problems.append("position_biased_input=False needs relative_attention with c2p or p2c: there is no order of words")
+    return common | {
+        "layer_norm_epsilon": float(settings.take("layer_norm_eps", 1e-7)),
+        "max_length": positions,
+        "position_offset": 0,
+        "segments": settings.take("type_vocab_size", 0),
+        "absolute_positions": "decoder" if in_decoder else input_or_none,
+        "decoder_passes": ours.get("decoder_passes", _PASSES) if in_decoder else 0,
+        "relative": {"terms": terms, "span": span if span > 0 else positions},
+    }
+
+
+def _read_v1(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    fields = _read(settings, names)
+    fields["relative"] |= {"shared": False, "key_bias": False}
+    return fields
+
+
+def _read_v2(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    fields = _read(settings, names)
+    settings.only("conv_groups", 1)
+    normalisation = settings.take("norm_rel_ebd", "none").strip()
+    if normalisation not in ("none", "layer_norm"):
+        settings.problems.append(f"norm_rel_ebd={normalisation!r} is not supported, only 'none' and 'layer_norm'")
+    width = settings.take("conv_kernel_size", 0)
+    if width > 0 and width % 2 == 0:
+        settings.problems.append(f"conv_kernel_size={width} is not supported, only odd widths")
+        width = 0
+    activation = settings.take("conv_act", "tanh")
+    if width and activation not in ("tanh", "gelu"):
+        settings.problems.append(f"conv_act={activation!r} is not supported, only 'tanh' and 'gelu'")
+        activation = "tanh"
+    fields["relative"] |= {
+        "shared": settings.take("share_att_key", False),
+        "buckets": max(settings.take("position_buckets", -1), 0),
+        "normalized": normalisation == "layer_norm",
+        "key_bias": True,
+    }
+    return fields | {"convolution": max(width, 0), "convolution_activation": activation}
+
+
+def _write(config: EncoderConfig, pad: int) -> dict[str, Any]:
+    relative = config.relative
+    written = families.write_common(config, pad) | {
+        "max_position_embeddings": config.max_length,
+        "type_vocab_size": config.segments,
+        "position_biased_input": config.absolute_positions == "input",
+        "relative_attention": bool(relative.terms),
+        "pos_att_type": list(relative.names),
+        "max_relative_positions": relative.span,
+        "pooler_hidden_size": config.width,
+        "pooler_dropout": 0.0,
+        "pooler_hidden_act": "gelu",
+        "legacy": True,
+    }
+    return written | ({SECTION: {"decoder_passes": config.decoder_passes}} if config.decoder_passes else {})
+
+
+def _write_v2(config: EncoderConfig, pad: int) -> dict[str, Any]:
+    relative = config.relative
+    return _write(config, pad) | {
+        "share_att_key": relative.shared,
+        "position_buckets": relative.buckets or -1,
+        "norm_rel_ebd": "layer_norm" if relative.normalized else "none",
+        "conv_kernel_size": config.convolution,
+        "conv_act": config.convolution_activation,
+    }
+
+
+_COMMON = {
+    "root": "deberta",
+    "heads": {"word_head": ("cls.predictions.",)},
+    "architectures": {"ForMaskedLM": ("word_head",), "Model": ()},
+    "tied": {
+        "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    # The head of Microsoft's own files, and of transformers with `legacy=False`.
+    "aliases": {
+        "lm_predictions.lm_head.dense.": "cls.predictions.transform.dense.",
+        "lm_predictions.lm_head.LayerNorm.": "cls.predictions.transform.LayerNorm.",
+        "lm_predictions.lm_head.bias": "cls.predictions.bias",
+    },
+}
+DEBERTA = Family("deberta", classes="Deberta", names=_V1, read=_read_v1, write=_write, **_COMMON)
+DEBERTA_V2 = Family("deberta-v2", classes="DebertaV2", names=_V2, read=_read_v2, write=_write_v2, **_COMMON)

@@ -1,0 +1,60 @@
+"""Directories that appear whole or not at all, and those that come from a hub."""
+
+import contextlib
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+from ag_jax.interop import tensors, tokenizer_files
+
+_WANTED = ("config.json", "README.md", "*.safetensors", tensors.INDEX, *tensors.PICKLES[1:], *tokenizer_files.NAMES)
+
+
+@contextlib.contextmanager
+def whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A directory beside `target` to write to, which takes its name at the end; after an error nothing is left.
+
+    Raises ValueError if `target` is there and not empty.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"{target} exists already and is not empty: give a directory that is to be made")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+    except OSError as error:
+        raise ValueError(f"cannot write to {target.parent}: {error}. Choose a directory that can be written") from error
+    partial.chmod(0o755)
+    try:
+        yield partial
+        partial.replace(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def find(path: str) -> pathlib.Path:
+    """The directory of a model: `path` itself if it is there, else what the Hugging Face hub has by that name.
+
+    Raises ValueError if it is neither here nor to be had.
+    """
+    directory = pathlib.Path(path).expanduser()
+    if directory.is_dir():
+        return directory.resolve()
+    if directory.exists():
+        raise ValueError(f"--path={path} is a file: give the directory with config.json and {tensors.WHOLE}")
+    if path.startswith(("/", ".", "~")) or path.count("/") > 1:
+        raise ValueError(f"--path={path} does not exist")
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ValueError(
+            f"--path={path} is no directory here; to take it from the hub: pip install huggingface_hub ({error})"
+        ) from error
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(path, allow_patterns=list(_WANTED)))
+    except Exception as error:  # its own kinds, and those of two libraries below it
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise ValueError(
+            f"--path={path} is no directory here, and the Hugging Face hub did not give it ({type(error).__name__}: {reason}). "
+            "Check the name and the network, or copy the model to a directory and give that"
+        ) from error

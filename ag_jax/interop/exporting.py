@@ -1,0 +1,81 @@
+"""From a run's checkpoint to a directory that `transformers` opens."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from ag_jax import run
+from ag_jax.interop import card, catalogue, directories, names, tensors, tokenizer_files
+from ag_jax.interop.families import Family
+from ag_jax.interop.importing import ORIGIN
+from ag_jax.models.config import EncoderConfig
+
+POSITIONS = "encoder/embeddings/position/embedding"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What was written: the class that opens it, how many parameters, and what transformers has no place for."""
+
+    architecture: str
+    parameters: int
+    not_carried: tuple[str, ...]
+
+
+def convert(workdir: epath.Path, step: int | None, path: str, dtype: str = "float32", license: str = "") -> Exported:
+    """Write the checkpoint of `step` (the newest by default) to the directory `path`.
+
+    Raises ValueError if no family of transformers computes what the model does, with nothing written.
+    """
+    if dtype not in tensors.DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(tensors.DTYPES)}, got {dtype!r}")
+    opened = run.open_run(workdir, step)
+    origin = json.loads((workdir / ORIGIN).read_text()) if (workdir / ORIGIN).exists() else {}
+    params = {path: np.asarray(leaf) for path, leaf in names.flat(opened.params).items()}
+    not_carried = []
+    config, pad = opened.model.config, opened.tokenizer.specials.pad
+    heads = sorted({path.partition("/")[0] for path in params} - {"encoder"})
+    family = catalogue.fitting(config, heads, pad, origin.get("model_type", ""))
+    if family.root != "roberta":
+        config, params = _from_zero(config, params)
+    if config.decoder_passes:
+        not_carried.append(
+            "The enhanced mask decoder: transformers predicts words from the last layer instead, so masked words come out worse "
+            "than here. Its position embeddings are in the file, and `ag-jax convert --from=hf` takes it up again."
+        )
+    wanted = names.places(family.names, {path: leaf.shape for path, leaf in params.items()})
+    stored = names.store(wanted, params, tensors.DTYPES[dtype])
+    architecture = family.classes + next(
+        ending for ending, of in family.architectures.items() if set(of) == set(heads)
+    )
+    target = pathlib.Path(path).expanduser().resolve()
+    with directories.whole(target) as partial:
+        tensors.write(stored, partial / tensors.WHOLE)
+        settings = _settings(family, config, architecture, opened.tokenizer.specials, dtype)
+        (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        tokenizer_files.write(opened.tokenizer, partial, family, config.max_length)
+        text = card.text(opened, architecture, dtype, license or origin.get("license", ""), origin, not_carried)
+        (partial / "README.md").write_text(text)
+    return Exported(architecture, sum(tensor.size for tensor in stored.values()), tuple(not_carried))
+
+
+def _from_zero(config: EncoderConfig, params: dict[str, np.ndarray]) -> tuple[EncoderConfig, dict[str, np.ndarray]]:
+    """The model with positions counted from 0, without the rows before the first position, which only padding reads."""
+    if POSITIONS in params:
+        params = params | {POSITIONS: params[POSITIONS][config.position_offset :]}
+    return dataclasses.replace(config, position_offset=0), params
+
+
+def _settings(family: Family, config: EncoderConfig, architecture: str, specials: Any, dtype: str) -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "model_type": family.model_type,
+        **family.write(config, specials.pad),
+        "bos_token_id": specials.begin,
+        "eos_token_id": specials.end,
+        "dtype": dtype,
+    }

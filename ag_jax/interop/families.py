@@ -1,0 +1,246 @@
+"""BERT, RoBERTa, CamemBERT and ELECTRA as `transformers` writes them: names, settings, heads."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from ag_jax.interop.layouts import AS_IS, BY_HEAD, FROM_HEADS, TO_HEADS, TRANSPOSED
+from ag_jax.interop.names import LAYERS, Name
+from ag_jax.interop.settings import Settings
+from ag_jax.models.config import EncoderConfig
+
+# Options that no encoder here has: the key and the one value that is supported.
+EVERYWHERE = {
+    "hidden_act": "gelu",
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
+    "pruned_heads": {},
+    "tie_word_embeddings": True,
+    "position_embedding_type": "absolute",
+    "quantization_config": None,
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Family:
+    """One `model_type`.
+
+    root: what the names of the encoder's tensors begin with; classes: what the names of its classes begin with.
+    names: the table; heads: our head and what the names of its tensors begin with.
+    architectures: the class's ending and the heads that it has.
+    tied: tensors that some files hold twice: the second name and the first.
+    aliases: beginnings of names that mean others. left_out: beginnings of names that have no use here.
+    read: the fields of an EncoderConfig, from config.json and the names of the tensors; write: the keys of a config.json, from config and id of padding.
+    """
+
+    model_type: str
+    root: str
+    classes: str
+    names: tuple[Name, ...]
+    heads: Mapping[str, tuple[str, ...]]
+    architectures: Mapping[str, tuple[str, ...]]
+    tied: Mapping[str, str]
+    read: Callable[[Settings, Collection[str]], dict[str, Any]]
+    write: Callable[[EncoderConfig, int], dict[str, Any]]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+
+def dense(theirs: str, ours: str) -> tuple[Name, Name]:
+    """A linear layer."""
+    return Name(f"{theirs}.weight", f"{ours}/kernel", TRANSPOSED), Name(f"{theirs}.bias", f"{ours}/bias")
+
+
+def norm(theirs: str, ours: str) -> tuple[Name, Name]:
+    """A LayerNorm."""
+    return Name(f"{theirs}.weight", f"{ours}/scale"), Name(f"{theirs}.bias", f"{ours}/bias")
+
+
+def to_heads(theirs: str, ours: str) -> tuple[Name, Name]:
+    """A linear layer to query, key or value."""
+    return Name(f"{theirs}.weight", f"{ours}/kernel", TO_HEADS), Name(f"{theirs}.bias", f"{ours}/bias", BY_HEAD)
+
+
+def embeddings(root: str) -> tuple[Name, ...]:
+    """Word, position and segment embeddings with their LayerNorm."""
+    kinds = (("word", "word"), ("position", "position"), ("token_type", "segment"))
+    tables = (
+        Name(f"{root}.embeddings.{theirs}_embeddings.weight", f"encoder/embeddings/{ours}/embedding", AS_IS)
+        for theirs, ours in kinds
+    )
+    return *tables, *norm(f"{root}.embeddings.LayerNorm", "encoder/embeddings/norm")
+
+
+def after_attention(root: str) -> tuple[Name, ...]:
+    """What follows attention's mixing in every layer, alike in all families."""
+    layer = f"{root}.encoder.layer.{{layer}}"
+    return (
+        Name(f"{layer}.attention.output.dense.weight", f"{LAYERS}attention/output/kernel", FROM_HEADS),
+        Name(f"{layer}.attention.output.dense.bias", f"{LAYERS}attention/output/bias"),
+        *norm(f"{layer}.attention.output.LayerNorm", f"{LAYERS}attention_norm"),
+        *dense(f"{layer}.intermediate.dense", f"{LAYERS}feedforward_in"),
+        *dense(f"{layer}.output.dense", f"{LAYERS}feedforward_out"),
+        *norm(f"{layer}.output.LayerNorm", f"{LAYERS}feedforward_norm"),
+    )
+
+
+def _plain(root: str) -> tuple[Name, ...]:
+    attention = f"{root}.encoder.layer.{{layer}}.attention.self"
+    projections = (to_heads(f"{attention}.{name}", f"{LAYERS}attention/{name}") for name in ("query", "key", "value"))
+    return *embeddings(root), *(name for pair in projections for name in pair), *after_attention(root)
+
+
+def bert_word_head() -> tuple[Name, ...]:
+    """`cls.predictions`, of BERT and DeBERTa."""
+    return (
+        *dense("cls.predictions.transform.dense", "word_head/dense"),
+        *norm("cls.predictions.transform.LayerNorm", "word_head/norm"),
+        Name("cls.predictions.bias", "word_head/bias"),
+    )
+
+
+def read_common(settings: Settings) -> dict[str, Any]:
+    """The fields that all families spell alike, and the options that none supports."""
+    for key, supported in EVERYWHERE.items():
+        settings.only(key, supported)
+    return {
+        "vocabulary_size": settings.need("vocab_size"),
+        "layers": settings.need("num_hidden_layers"),
+        "heads": settings.need("num_attention_heads"),
+        "width": settings.need("hidden_size"),
+        "feedforward": settings.need("intermediate_size"),
+        "dropout": float(settings.take("hidden_dropout_prob", 0.1)),
+        "attention_dropout": float(settings.take("attention_probs_dropout_prob", 0.1)),
+        "initializer_range": float(settings.take("initializer_range", 0.02)),
+        "layer_norm_epsilon": float(settings.take("layer_norm_eps", 1e-12)),
+    }
+
+
+def write_common(config: EncoderConfig, pad: int) -> dict[str, Any]:
+    """`read_common` undone."""
+    return {
+        "vocab_size": config.vocabulary_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "hidden_size": config.width,
+        "intermediate_size": config.feedforward or 4 * config.width,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "initializer_range": config.initializer_range,
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "pad_token_id": pad,
+        "tie_word_embeddings": True,
+    }
+
+
+def _read_bert(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    common = read_common(settings)
+    return common | {
+        "max_length": settings.need("max_position_embeddings"),
+        "position_offset": 0,
+        "segments": settings.take("type_vocab_size", 2),
+    }
+
+
+def _write_bert(config: EncoderConfig, pad: int) -> dict[str, Any]:
+    positions = {"max_position_embeddings": config.max_length, "type_vocab_size": config.segments}
+    return write_common(config, pad) | positions
+
+
+def _read_roberta(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    common = read_common(settings)
+    offset, positions = settings.take("pad_token_id", 1) + 1, settings.need("max_position_embeddings")
+    if positions <= offset:
+        settings.problems.append(
+            f"max_position_embeddings={positions} leaves no position: the first is pad_token_id + 1 = {offset}"
+        )
+    return common | {
+        "max_length": max(positions - offset, 1),
+        "position_offset": offset,
+        "segments": settings.take("type_vocab_size", 2),
+    }
+
+
+def _write_roberta(config: EncoderConfig, pad: int) -> dict[str, Any]:
+    positions = config.max_length + config.position_offset
+    return write_common(config, pad) | {"max_position_embeddings": positions, "type_vocab_size": config.segments}
+
+
+def _read_electra(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    fields = _read_bert(settings, names)
+    width = settings.take("embedding_size", 128)
+    return fields | {"embedding_width": 0 if width == fields["width"] else width}
+
+
+def _write_electra(config: EncoderConfig, pad: int) -> dict[str, Any]:
+    return _write_bert(config, pad) | {"embedding_size": config.embedding_width or config.width}
+
+
+BERT = Family(
+    model_type="bert",
+    root="bert",
+    classes="Bert",
+    names=(
+        *_plain("bert"),
+        *bert_word_head(),
+        *dense("bert.pooler.dense", "next_head/pooler"),
+        *dense("cls.seq_relationship", "next_head/classifier"),
+    ),
+    heads={"word_head": ("cls.predictions.",), "next_head": ("cls.seq_relationship.",)},
+    architectures={"ForMaskedLM": ("word_head",), "ForPreTraining": ("word_head", "next_head"), "Model": ()},
+    tied={
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    read=_read_bert,
+    write=_write_bert,
+    left_out=("bert.pooler.",),
+)
+
+ROBERTA = Family(
+    model_type="roberta",
+    root="roberta",
+    classes="Roberta",
+    names=(
+        *_plain("roberta"),
+        *dense("lm_head.dense", "word_head/dense"),
+        *norm("lm_head.layer_norm", "word_head/norm"),
+        Name("lm_head.bias", "word_head/bias"),
+    ),
+    heads={"word_head": ("lm_head.",)},
+    architectures={"ForMaskedLM": ("word_head",), "Model": ()},
+    tied={
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+    read=_read_roberta,
+    write=_write_roberta,
+    left_out=("roberta.pooler.",),
+)
+
+CAMEMBERT = dataclasses.replace(ROBERTA, model_type="camembert", classes="Camembert")
+
+ELECTRA = Family(
+    model_type="electra",
+    root="electra",
+    classes="Electra",
+    names=(
+        *_plain("electra"),
+        *dense("electra.embeddings_project", "encoder/embeddings/projection"),
+        *dense("generator_predictions.dense", "word_head/dense"),
+        *norm("generator_predictions.LayerNorm", "word_head/norm"),
+        Name("generator_lm_head.bias", "word_head/bias"),
+        *dense("discriminator_predictions.dense", "discriminator_head/dense"),
+        *dense("discriminator_predictions.dense_prediction", "discriminator_head/classifier"),
+    ),
+    heads={
+        "word_head": ("generator_predictions.", "generator_lm_head."),
+        "discriminator_head": ("discriminator_predictions.",),
+    },
+    architectures={"ForMaskedLM": ("word_head",), "ForPreTraining": ("discriminator_head",), "Model": ()},
+    tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    read=_read_electra,
+    write=_write_electra,
+)

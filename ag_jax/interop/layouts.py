@@ -1,0 +1,73 @@
+"""How one of their tensors holds one or several of our arrays; every layout works both ways.
+
+Shape letters: D width, H head, V width of a head, K kernel width of a convolution.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """shape: of their tensor, from our shapes; load: (their tensor, *our shapes) -> our arrays; store: back again."""
+
+    shape: Callable[..., Shape]
+    load: Callable[..., tuple[np.ndarray, ...]]
+    store: Callable[..., np.ndarray]
+
+
+# An embedding, a bias, the scale of a LayerNorm.
+AS_IS = Layout(shape=lambda ours: ours, load=lambda theirs, _: (theirs,), store=lambda ours: ours)
+
+# A bias HV of all heads, which we keep by head.
+BY_HEAD = Layout(
+    shape=lambda ours: (math.prod(ours),),
+    load=lambda theirs, ours: (theirs.reshape(ours),),
+    store=lambda ours: ours.reshape(-1),
+)
+
+# A matrix (out, in): ours is (in, out), and `out` may be by head: D, H, V.
+TO_HEADS = Layout(
+    shape=lambda ours: (math.prod(ours[1:]), ours[0]),
+    load=lambda theirs, ours: (theirs.T.reshape(ours),),
+    store=lambda ours: ours.reshape(ours.shape[0], -1).T,
+)
+TRANSPOSED = TO_HEADS
+
+# A matrix (out, in) whose `in` is by head in ours: H, V, D.
+FROM_HEADS = Layout(
+    shape=lambda ours: (ours[-1], math.prod(ours[:-1])),
+    load=lambda theirs, ours: (theirs.T.reshape(ours),),
+    store=lambda ours: ours.reshape(-1, ours.shape[-1]).T,
+)
+
+# A convolution (out, in, K): ours is (K, in, out).
+CONVOLUTION = Layout(
+    shape=lambda ours: ours[::-1],
+    load=lambda theirs, _: (theirs.transpose(2, 1, 0),),
+    store=lambda ours: ours.transpose(2, 1, 0),
+)
+
+
+def _split(theirs: np.ndarray, *ours: Shape) -> tuple[np.ndarray, ...]:
+    width, heads, head_width = ours[0]
+    by_head = theirs.reshape(heads, len(ours), head_width, width)
+    return tuple(by_head[:, part].transpose(2, 0, 1) for part in range(len(ours)))
+
+
+def _join(*ours: np.ndarray) -> np.ndarray:
+    by_head = np.stack([array.transpose(1, 2, 0) for array in ours], axis=1)
+    return by_head.reshape(-1, by_head.shape[-1])
+
+
+# DeBERTa v1: the matrices of query, key and value as one, head by head: [q0; k0; v0; q1; k1; v1; ...].
+FUSED = Layout(
+    shape=lambda *ours: (sum(math.prod(shape[1:]) for shape in ours), ours[0][0]),
+    load=_split,
+    store=_join,
+)

@@ -1,0 +1,130 @@
+"""Name tables: which tensor of theirs is which parameter of ours, and the strict merge in both directions."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ag_jax.interop.layouts import AS_IS, Layout, Shape
+
+LAYER = "{layer}"
+LAYERS = "encoder/layers/"  # parameters below have a leading axis, one entry for each layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Name:
+    """One line of a table: the name of their tensor, with `{layer}` if each layer has one, and our paths that it holds."""
+
+    theirs: str
+    ours: str | tuple[str, ...]
+    layout: Layout = AS_IS
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Our paths, also where it is one."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One tensor of a file: its name and shape, and where it goes in which of our arrays."""
+
+    theirs: str
+    shape: Shape
+    paths: tuple[str, ...]
+    shapes: tuple[Shape, ...]  # of one layer
+    layer: int | None
+    layout: Layout
+
+    def __str__(self) -> str:
+        where = "" if self.layer is None else f" of layer {self.layer}"
+        ours = ", ".join(f"{path} {shape}" for path, shape in zip(self.paths, self.shapes, strict=True))
+        return f"{self.theirs} {self.shape}, for {ours}{where}"
+
+
+def places(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[Place]:
+    """Every tensor that parameters of these shapes need; lines of the table whose paths are not among them are left out.
+
+    Raises ValueError for parameters that the table has no name for.
+    """
+    found = []
+    for name in table:
+        if not all(path in ours for path in name.paths):
+            continue
+        shapes = tuple(ours[path] for path in name.paths)
+        if LAYER not in name.theirs:
+            found.append(Place(name.theirs, name.layout.shape(*shapes), name.paths, shapes, None, name.layout))
+            continue
+        inner = tuple(shape[1:] for shape in shapes)
+        for layer in range(shapes[0][0]):
+            theirs = name.theirs.replace(LAYER, str(layer))
+            found.append(Place(theirs, name.layout.shape(*inner), name.paths, inner, layer, name.layout))
+    named = {path for place in found for path in place.paths}
+    if nameless := [f"  {path} {shape}" for path, shape in ours.items() if path not in named]:
+        raise ValueError("there is no name for these parameters:\n" + "\n".join(nameless))
+    return found
+
+
+def check(
+    wanted: Iterable[Place], theirs: Mapping[str, Shape], of: str, expected: Sequence[str] = (), remedy: str = ""
+) -> list[str]:
+    """Compare what is wanted with what a file holds; returns the names that are left out because they were `expected`.
+
+    Raises ValueError that lists every missing, extra and misshapen tensor, with both sides.
+    """
+    by_name = {place.theirs: place for place in wanted}
+    missing = [f"  missing: {place}" for name, place in by_name.items() if name not in theirs]
+    misshapen = [
+        f"  of another shape: {place}: found {theirs[name]}"
+        for name, place in by_name.items()
+        if name in theirs and theirs[name] != place.shape
+    ]
+    left = [name for name in theirs if name not in by_name]
+    extra = [f"  without a place here: {name} {theirs[name]}" for name in left if not name.startswith(tuple(expected))]
+    if missing or misshapen or extra:
+        raise ValueError(
+            f"{of} ({len(missing)} missing, {len(misshapen)} of another shape, {len(extra)} without a place; "
+            f"{len(by_name)} expected, {len(theirs)} found):\n" + "\n".join(missing + misshapen + extra) + remedy
+        )
+    return left
+
+
+def load(wanted: Sequence[Place], read: Callable[[str], np.ndarray], ours: Mapping[str, Shape]) -> dict[str, np.ndarray]:
+    """Our arrays, float32, by path; `read(name)` gives their tensors one by one."""
+    arrays: dict[str, np.ndarray] = {}
+    for place in wanted:
+        parts = place.layout.load(np.asarray(read(place.theirs), np.float32), *place.shapes)
+        for path, part in zip(place.paths, parts, strict=True):
+            if path not in arrays:
+                arrays[path] = np.empty(ours[path], np.float32)
+            arrays[path][... if place.layer is None else place.layer] = part
+    return arrays
+
+
+def store(wanted: Iterable[Place], ours: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:
+    """Their tensors by name."""
+    tensors = {}
+    for place in wanted:
+        parts = [ours[path] if place.layer is None else ours[path][place.layer] for path in place.paths]
+        tensors[place.theirs] = np.ascontiguousarray(place.layout.store(*parts)).astype(dtype)
+    return tensors
+
+
+def flat(tree: Mapping, path: str = "") -> dict:
+    """A nested dict as `a/b/c: leaf`."""
+    leaves = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{path}{key}/") if isinstance(value, Mapping) else {path + key: value}
+    return leaves
+
+
+def nested(leaves: Mapping) -> dict:
+    """`flat` undone."""
+    tree: dict = {}
+    for path, value in leaves.items():
+        *sections, last = path.split("/")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    return tree

@@ -1,0 +1,84 @@
+"""A sentencepiece model as a tokenizer of the library `tokenizers`, with the same ids for the same text."""
+
+import sentencepiece
+import tokenizers as huggingface
+from google.protobuf.message import DecodeError
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+SPACE = "▁"
+_UNIGRAM, _BPE = 1, 2  # trainer_spec.model_type
+_CONTROL, _USER_DEFINED = 3, 4  # types of pieces
+# CamemBERT's model begins with fairseq's own specials in place of the model's first piece, and ends with its mask.
+_FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>", "<unk>NOTUSED")
+
+
+def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingface.Tokenizer:
+    """The tokenizer of a model; its control pieces become special tokens.
+
+    fairseq: ids as CamemBERT counts them. mask: added at the end if the model lacks it.
+    Raises ValueError for what is no model, for kinds other than unigram and BPE, and if ids of sample texts differ.
+    """
+    proto = sentencepiece_model_pb2.ModelProto()
+    try:
+        proto.ParseFromString(model)
+    except DecodeError as error:
+        raise ValueError(f"expected a sentencepiece model, got a file that it cannot read ({error}); copy it anew") from error
+    if proto.trainer_spec.model_type not in (_UNIGRAM, _BPE):
+        raise ValueError("only sentencepiece models of the kinds unigram and BPE can be converted")
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    if fairseq:
+        pieces = [(piece, 0.0) for piece in _FAIRSEQ[:-1]] + [(_FAIRSEQ[-1], -100.0)] + pieces[1:]
+    if mask and mask not in dict(pieces):
+        pieces.append((mask, 0.0))
+    unknown = next(piece.piece for piece in proto.pieces if piece.type == 2)
+    tokenizer = huggingface.Tokenizer(_model(proto, pieces, unknown))
+    _dress(tokenizer, proto)
+    special = [piece.piece for piece in proto.pieces if piece.type == _CONTROL]
+    special += [piece for piece in _FAIRSEQ if fairseq] + ([mask] if mask else [])
+    tokenizer.add_special_tokens(list(dict.fromkeys(piece for piece in special if piece in dict(pieces))))
+    tokenizer.add_tokens([piece.piece for piece in proto.pieces if piece.type == _USER_DEFINED])
+    _check(tokenizer, model, moved=len(_FAIRSEQ) - 1 if fairseq else 0)
+    return tokenizer
+
+
+def _model(proto, pieces: list[tuple[str, float]], unknown: str) -> models.Model:
+    fallback = proto.trainer_spec.byte_fallback
+    if proto.trainer_spec.model_type == _UNIGRAM:
+        ids = [piece for piece, _ in pieces]
+        return models.Unigram(pieces, unk_id=ids.index(unknown), byte_fallback=fallback)
+    vocabulary = {piece: id for id, (piece, _) in enumerate(pieces)}
+    merges = []
+    for piece, score in pieces:
+        cuts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+        merges += [(-score, left, right) for left, right in cuts if left in vocabulary and right in vocabulary]
+    # The highest score first; Python's sort keeps the order of the vocabulary among equals.
+    ordered = [(left, right) for _, left, right in sorted(merges, key=lambda merge: merge[0])]
+    return models.BPE(vocabulary, ordered, unk_token=unknown, fuse_unk=True, byte_fallback=fallback)
+
+
+def _dress(tokenizer: huggingface.Tokenizer, proto) -> None:
+    """Normaliser, cutting into words and decoder, as the model's normaliser is set."""
+    spec = proto.normalizer_spec
+    steps = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Replace(huggingface.Regex(" {2,}"), " "), normalizers.Strip()]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    scheme = "always" if spec.add_dummy_prefix else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
+
+
+def _check(tokenizer: huggingface.Tokenizer, model: bytes, moved: int) -> None:
+    """Raise ValueError unless both give the same ids for texts made of the model's own pieces."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    special = {piece.content for piece in tokenizer.get_added_tokens_decoder().values()}
+    pieces = [processor.id_to_piece(id) for id in range(processor.get_piece_size())]
+    words = [piece.replace(SPACE, " ").strip() for piece in pieces if piece not in special]
+    words = [word for word in words if word and not word.startswith("<0x")]
+    for at in range(0, min(len(words), 4000), 8):
+        text = " ".join(words[at : at + 8])
+        theirs = [id + moved if id else 3 for id in processor.encode(text)] if moved else processor.encode(text)
+        ours = tokenizer.encode(text, add_special_tokens=False).ids
+        if ours != theirs:
+            raise ValueError(f"the converted tokenizer reads {text!r} as {ours}, sentencepiece as {theirs}")

@@ -1,0 +1,114 @@
+"""A Hugging Face directory as it is found: family, encoder, heads, tensors; refused if anything is not supported."""
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ag_jax.attention.disentangled import DisentangledConfig
+from ag_jax.interop import catalogue
+from ag_jax.interop.families import Family
+from ag_jax.interop.settings import Settings
+from ag_jax.interop.tensors import Tensors
+from ag_jax.models.config import EncoderConfig
+
+_OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # as TensorFlow's checkpoints had it
+_BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")  # an encoder that was saved alone
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What a directory holds: `heads` are those of ours that it has tensors for, or says that it has."""
+
+    directory: pathlib.Path
+    family: Family
+    config: EncoderConfig
+    heads: tuple[str, ...]
+    tensors: Tensors
+    architectures: tuple[str, ...]
+    pad: int
+    license: str
+
+
+def read(directory: pathlib.Path) -> Source:
+    """Look at a directory. Raises ValueError that names every option that is not supported."""
+    values = _json(directory / "config.json")
+    family = catalogue.named(values.get("model_type"))
+    tensors = Tensors(directory)
+    tensors = tensors.renamed(lambda name: _modern(name, family, any(n.startswith(f"{family.root}.") for n in tensors.shapes)))
+    settings = Settings(values)
+    fields = family.read(settings, tensors.shapes)
+    architectures = tuple(settings.take("architectures", []))
+    if settings.problems:
+        listed = "\n".join(f"  {problem}" for problem in settings.problems)
+        raise ValueError(f"{directory / 'config.json'} asks for what is not supported here:\n{listed}")
+    config = EncoderConfig(**_with_relative(fields))
+    heads = {head for name in architectures for head in _declared(family, name)}
+    for head, beginnings in family.heads.items():
+        if any(name.startswith(beginnings) for name in tensors.shapes):
+            heads.add(head)
+    return Source(
+        directory, family, config, tuple(sorted(heads)), tensors, architectures, settings.take("pad_token_id", 0), _license(directory)
+    )
+
+
+def untie(source: Source) -> dict[str, tuple[int, ...]]:
+    """Names and shapes without the second copies of tied tensors. Raises ValueError for copies that differ."""
+    shapes = dict(source.tensors.shapes)
+    for second, first in source.family.tied.items():
+        if second not in shapes:
+            continue
+        if first not in shapes:
+            raise ValueError(f"{source.directory} has {second}, but not {first}, which it is a copy of")
+        if shapes[second] != shapes[first] or not np.array_equal(source.tensors.read(second), source.tensors.read(first)):
+            raise ValueError(
+                f"{second} {shapes[second]} and {first} {shapes[first]} of {source.directory} differ: output and input "
+                "embeddings of a model here are the same, which cannot hold both"
+            )
+        del shapes[second]
+    return shapes
+
+
+def _json(file: pathlib.Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{file} is missing: expected a model's directory as transformers saves it") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} must be a JSON object, got {type(values).__name__}")
+    return values
+
+
+def _modern(name: str, family: Family, rooted: bool) -> str:
+    """A tensor's name as it is saved today, below the family's root."""
+    for old, new in _OLD.items():
+        if name.endswith(old):
+            name = name.removesuffix(old) + new
+    if not rooted and name.startswith(_BARE):
+        name = f"{family.root}.{name}"
+    for beginning, meant in family.aliases.items():
+        if name.startswith(beginning):
+            return meant + name.removeprefix(beginning)
+    return name
+
+
+def _with_relative(fields: dict[str, Any]) -> dict[str, Any]:
+    return fields | ({"relative": DisentangledConfig(**fields["relative"])} if "relative" in fields else {})
+
+
+def _declared(family: Family, architecture: str) -> Sequence[str]:
+    return family.architectures.get(architecture.removeprefix(family.classes), ())
+
+
+def _license(directory: pathlib.Path) -> str:
+    """What the model card's first lines say; empty if they say nothing."""
+    card = directory / "README.md"
+    text = card.read_text(errors="replace") if card.exists() else ""
+    found = re.match(r"---\n(?:.*\n)*?license:[ \t]*(\S+)", text)
+    return found[1].strip("\"'") if found and "\n---" not in found[0][4:] else ""

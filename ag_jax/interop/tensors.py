@@ -1,0 +1,117 @@
+"""safetensors files, whole or in shards: what is in them, and one tensor after another."""
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+
+import ml_dtypes
+import numpy as np
+import safetensors
+from safetensors.numpy import save_file
+
+from ag_jax.interop.layouts import Shape
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_BUFFERS = (".position_ids", ".token_type_ids")  # counted out when a model is made; no parameters
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
+
+
+class Tensors:
+    """The tensors of a directory by their names, with shapes, apart from buffers; `read(name)` reads one.
+
+    Raises FileNotFoundError if there are none, ValueError if a file is damaged, or is a pickle.
+    """
+
+    def __init__(self, directory: pathlib.Path):
+        self._files: dict[str, pathlib.Path] = {}
+        self.shapes: dict[str, Shape] = {}
+        for file in _files(directory):
+            with _opened(file) as opened:
+                for name in opened.keys():
+                    if name in self._files:
+                        raise ValueError(f"{name} is in two files: {self._files[name]} and {file}; copy them anew")
+                    if name.endswith(_BUFFERS):
+                        continue
+                    tensor = opened.get_slice(name)
+                    if tensor.get_dtype() not in _FLOATS:
+                        raise ValueError(
+                            f"{name} in {file} is of type {tensor.get_dtype()}: expected one of {', '.join(_FLOATS)}; "
+                            "take a revision of the model that is not quantised"
+                        )
+                    self._files[name], self.shapes[name] = file, tuple(tensor.get_shape())
+        _check_index(directory, self._files)
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor, in the type that it was saved in."""
+        file = self._files[name]
+        with _opened(file) as opened:
+            return opened.get_tensor(name)
+
+    def renamed(self, rename: Callable[[str], str]) -> "Tensors":
+        """The same tensors by other names. Raises ValueError if two then have the same."""
+        other = object.__new__(Tensors)
+        other._files, other.shapes, source = {}, {}, {}
+        for name, file in self._files.items():
+            new = rename(name)
+            if new in source:
+                raise ValueError(f"{source[new]} and {name} are two names of {new}; leave one of them out")
+            source[new], other._files[new], other.shapes[new] = name, file, self.shapes[name]
+        other.read = lambda name: self.read(source[name])
+        return other
+
+
+def _files(directory: pathlib.Path) -> list[pathlib.Path]:
+    if (directory / WHOLE).exists():
+        return [directory / WHOLE]
+    if (directory / INDEX).exists():
+        shards = sorted(set(_weight_map(directory).values()))
+        if absent := [shard for shard in shards if not (directory / shard).exists()]:
+            raise FileNotFoundError(f"{directory / INDEX} names shards that are not there: {', '.join(absent)}")
+        return [directory / shard for shard in shards]
+    for pickled in PICKLES:
+        if (directory / pickled).exists():
+            raise ValueError(
+                f"{directory / pickled} is a pickle, which can run any program when it is read, so it is not. Convert it "
+                "where you trust it:\n  python -c \"from transformers import AutoModelForPreTraining as A; "
+                f"A.from_pretrained('{directory}').save_pretrained('{directory}-safe')\"\n"
+                f"(and copy the tokenizer's files), or take a revision of the model that has {WHOLE}"
+            )
+    raise FileNotFoundError(f"{directory} has no weights: expected {WHOLE}, or {INDEX} with its shards")
+
+
+def _weight_map(directory: pathlib.Path) -> Mapping[str, str]:
+    try:
+        found = json.loads((directory / INDEX).read_text())["weight_map"]
+        if all(pathlib.PurePath(file).name == file for file in found.values()):
+            return found
+        raise ValueError("a shard outside the directory")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{directory / INDEX} cannot be read ({error}): expected a `weight_map` of names to files") from error
+
+
+def _check_index(directory: pathlib.Path, found: Mapping[str, pathlib.Path]) -> None:
+    if (directory / WHOLE).exists():
+        return
+    if absent := [f"  {name} in {file}" for name, file in _weight_map(directory).items() if name not in found]:
+        listed = "\n".join(absent)
+        raise ValueError(f"{directory / INDEX} names tensors that the shards do not hold:\n{listed}\ncopy the shards anew")
+
+
+def _opened(file: pathlib.Path):
+    try:
+        return safetensors.safe_open(str(file), framework="numpy")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: pathlib.Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{file} is not a whole safetensors file, its header does not fit its size or content ({error}); copy it anew"
+    )
+
+
+def write(tensors: Mapping[str, np.ndarray], file: pathlib.Path) -> None:
+    """One safetensors file, which PyTorch's side reads as its own."""
+    save_file(dict(tensors), str(file), metadata={"format": "pt"})

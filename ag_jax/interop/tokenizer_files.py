@@ -1,0 +1,78 @@
+"""Tokenizers of a Hugging Face directory: read as ours, and written so that `AutoTokenizer` gives the same ids."""
+
+import json
+import pathlib
+
+import tokenizers as huggingface
+from tokenizers import AddedToken, processors
+
+from ag_jax.data import tokenizers
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.interop import sentencepiece_models
+from ag_jax.interop.families import Family
+
+NAMES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt", "*.model")
+_FAIRSEQ = ("camembert",)  # families whose sentencepiece ids are fairseq's
+_MASKS = {"camembert": "<mask>", "deberta-v2": "[MASK]"}  # which their sentencepiece models may lack
+
+
+def read(directory: pathlib.Path, family: Family) -> Tokenizer:
+    """The tokenizer of a model: `tokenizer.json` if there is one, else the files of its vocabulary.
+
+    Raises ValueError or FileNotFoundError if there is none that can be read.
+    """
+    model = next(iter(sorted(directory.glob("*.model"))), None)
+    kept = [directory / name for name in ("tokenizer.json", "vocab.json", "vocab.txt")]
+    if model is None or any(file.exists() for file in kept):
+        return tokenizers.load(directory)
+    kind = family.model_type
+    converted = sentencepiece_models.convert(model.read_bytes(), fairseq=kind in _FAIRSEQ, mask=_MASKS.get(kind, ""))
+    return tokenizers.of_library(converted, str(model))
+
+
+def check_size(tokenizer: Tokenizer, rows: int) -> None:
+    """Raise ValueError if the embedding has no row for some token."""
+    if tokenizer.vocabulary_size > rows:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocabulary_size} tokens, but the embedding {rows} rows (vocab_size): tokens from "
+            f"{rows} on would have no vector. Take the tokenizer that the model was trained with, or resize the embedding"
+        )
+
+
+def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, max_length: int) -> None:
+    """`tokenizer.json` and `tokenizer_config.json`, special tokens and their template included."""
+    name, content = tokenizer.file()
+    library = huggingface.Tokenizer.from_str(content.decode()) if name == "tokenizer.json" else None
+    library = library or sentencepiece_models.convert(content)
+    roles = vars(tokenizer.specials)
+    special = {role: library.id_to_token(roles[role]) for role in ("begin", "pad", "end", "unknown", "mask")}
+    present = {token.content for token in library.get_added_tokens_decoder().values()}
+    spaced = not isinstance(library.model, huggingface.models.WordPiece)
+    for role, token in special.items():
+        if token not in present or role == "mask":  # where spaces are part of the pieces, the mask takes the one before it
+            library.add_special_tokens([AddedToken(token, special=True, lstrip=spaced and role == "mask")])
+    begin, end = special["begin"], special["end"]
+    two = 0 if family.root == "roberta" else 1  # the segment of the second text
+    between = " ".join([f"{end}:0"] * tokenizer.specials.pair_separators)
+    library.post_processor = processors.TemplateProcessing(
+        single=f"{begin}:0 $A:0 {end}:0",
+        pair=f"{begin}:0 $A:0 {between} $B:{two} {end}:{two}",
+        special_tokens=[(begin, roles["begin"]), (end, roles["end"])],
+    )
+    library.save(str(directory / "tokenizer.json"))
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "model_input_names": inputs if two else ["input_ids", "attention_mask"],
+        "bos_token": begin,
+        "cls_token": begin,
+        "eos_token": end,
+        "sep_token": end,
+        "pad_token": special["pad"],
+        "unk_token": special["unknown"],
+        "mask_token": {"__type": "AddedToken", "content": special["mask"], "lstrip": spaced, "rstrip": False}
+        | {"normalized": False, "single_word": False, "special": True},
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
