@@ -26,6 +26,11 @@ ARGUMENTS = {
         "scale": ("paper", "small"),
     },
     "ag/table9_tpu_gpu.py": {"hardware": ("tpu", "gpu"), "arm": ("mlm", "ag"), "scale": ("paper", "small")},
+    "ag/table6_electra.py": {
+        "arm": ("electra", "ag"),
+        "generator": ("unigram", "mlm"),
+        "scale": ("paper", "small"),
+    },
     "deberta/table4_ablation.py": {
         "arm": ("deberta", "no_emd", "no_c2p", "no_p2c", "no_emd_c2p", "no_emd_p2c"),
         "scale": ("paper", "small"),

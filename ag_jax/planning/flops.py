@@ -80,3 +80,19 @@ def mfu(flops: float, seconds: float, devices: int, device_flops: float | None) 
     None if the peak of a device is not known.
     """
     return None if device_flops is None else flops / (seconds * devices * device_flops)
+
+
+def replaced_tokens_flops(
+    config: EncoderConfig, generator: EncoderConfig | None, *, rows: int, length: int, predicted: float
+) -> Flops:
+    """FLOPs of a step of replaced-token detection: the encoder's, its head's on every token, and those of the generator.
+
+    The detecting head costs 6 (d^2 + d) a token; no word is predicted by the encoder, so nothing is decoded for it. Sampling
+    uses the scores that the generator's loss needs.
+    """
+    encoder = step_flops(config, rows=rows, length=length, predicted=0)
+    parts = dataclasses.replace(encoder, head=6.0 * rows * length * (config.width**2 + config.width), decoder=0.0)
+    if generator is None:
+        return parts
+    small = step_flops(generator, rows=rows, length=length, predicted=predicted)
+    return Flops(**{name: value + getattr(small, name) for name, value in vars(parts).items()})
