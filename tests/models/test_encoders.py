@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from ag_jax.attention import guidance
+from ag_jax.attention.fused import reference as fused_reference
+from ag_jax.attention.fused import tpu
+from ag_jax.attention.fused.choice import Fused
 from ag_jax.models.encoder import Encoder, Ports
 from ag_jax.models.pretraining import PretrainingModel
 from tests import reference, tiny
@@ -169,6 +172,30 @@ def test_rematerialisation_changes_nothing(name, remat):
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6 * largest)
     assert "remat" in str(jax.make_jaxpr(loss_fn)(params))
+
+
+def test_a_kernel_gives_the_same_loss_and_gradient(batch):
+    """Scores of distances reach a kernel as a bias of full size, with dropout, guidance and the mask decoder."""
+    config = tiny.config(**tiny.DEBERTA_V1 | {"layers": 1, "decoder_passes": 1, "attention_dropout": 0.2})
+    params = tiny.params(PretrainingModel(config, next_sentence=True), batch)
+
+    def slope(attend):
+        objective = tiny.guided(PretrainingModel(config, next_sentence=True, attend=attend))
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(params):
+            outcome = objective(params, batch, {"dropout": jax.random.key(1)}, jnp.int32(0))
+            return sum(outcome.totals.values())
+
+        return loss(params)
+
+    plain_loss, plain = slope(fused_reference.attend)
+    loss, found = slope(Fused(functools.partial(tpu.attend, interpret=True)))
+    np.testing.assert_allclose(loss, plain_loss, rtol=1e-5)
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(plain))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize("name", ["roberta", "deberta_v1", "deberta_v2"])
