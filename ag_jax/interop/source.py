@@ -13,7 +13,7 @@ from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.interop import catalogue
 from ag_jax.interop.families import Family
 from ag_jax.interop.settings import Settings
-from ag_jax.interop.tensors import Tensors
+from ag_jax.interop.tensors import Tensors, open_directory
 from ag_jax.models.config import EncoderConfig
 
 _OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # as TensorFlow's checkpoints had it
@@ -38,8 +38,9 @@ def read(directory: pathlib.Path) -> Source:
     """Look at a directory. Raises ValueError that names every option that is not supported."""
     values = _json(directory / "config.json")
     family = catalogue.named(values.get("model_type"))
-    tensors = Tensors(directory)
-    tensors = tensors.renamed(lambda name: _modern(name, family, any(n.startswith(f"{family.root}.") for n in tensors.shapes)))
+    tensors = open_directory(directory)
+    rooted = any(name.startswith(f"{family.root}.") for name in tensors.shapes)
+    tensors = tensors.renamed(lambda name: _modern(name, family, rooted))
     settings = Settings(values)
     fields = family.read(settings, tensors.shapes)
     architectures = tuple(settings.take("architectures", []))

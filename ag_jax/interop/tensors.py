@@ -1,5 +1,6 @@
 """safetensors files, whole or in shards: what is in them, and one tensor after another."""
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Mapping
@@ -13,53 +14,71 @@ from ag_jax.interop.layouts import Shape
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+# Names and values stay what they are, whichever head they are of; `weights_only` unpickles tensors and nothing else.
+CONVERSION = (
+    "python -c \"import torch, safetensors.torch as s; t = torch.load('{directory}/pytorch_model.bin', weights_only=True); "
+    "s.save_file({{k: v.clone().contiguous() for k, v in t.items()}}, '{directory}/model.safetensors')\""
+)
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _BUFFERS = (".position_ids", ".token_type_ids")  # counted out when a model is made; no parameters
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 
 
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """Where a tensor is, and by which name."""
+
+    file: pathlib.Path
+    name: str
+    shape: Shape
+
+
 class Tensors:
-    """The tensors of a directory by their names, with shapes, apart from buffers; `read(name)` reads one.
+    """Tensors of files by their names, with shapes; `read(name)` reads one."""
 
-    Raises FileNotFoundError if there are none, ValueError if a file is damaged, or is a pickle.
-    """
-
-    def __init__(self, directory: pathlib.Path):
-        self._files: dict[str, pathlib.Path] = {}
-        self.shapes: dict[str, Shape] = {}
-        for file in _files(directory):
-            with _opened(file) as opened:
-                for name in opened.keys():
-                    if name in self._files:
-                        raise ValueError(f"{name} is in two files: {self._files[name]} and {file}; copy them anew")
-                    if name.endswith(_BUFFERS):
-                        continue
-                    tensor = opened.get_slice(name)
-                    if tensor.get_dtype() not in _FLOATS:
-                        raise ValueError(
-                            f"{name} in {file} is of type {tensor.get_dtype()}: expected one of {', '.join(_FLOATS)}; "
-                            "take a revision of the model that is not quantised"
-                        )
-                    self._files[name], self.shapes[name] = file, tuple(tensor.get_shape())
-        _check_index(directory, self._files)
+    def __init__(self, entries: Mapping[str, _Entry]):
+        self._entries = entries
+        self.shapes: dict[str, Shape] = {name: entry.shape for name, entry in entries.items()}
 
     def read(self, name: str) -> np.ndarray:
         """One tensor, in the type that it was saved in."""
-        file = self._files[name]
-        with _opened(file) as opened:
-            return opened.get_tensor(name)
+        entry = self._entries[name]
+        with _opened(entry.file) as opened:
+            return opened.get_tensor(entry.name)
 
     def renamed(self, rename: Callable[[str], str]) -> "Tensors":
         """The same tensors by other names. Raises ValueError if two then have the same."""
-        other = object.__new__(Tensors)
-        other._files, other.shapes, source = {}, {}, {}
-        for name, file in self._files.items():
+        entries: dict[str, _Entry] = {}
+        for name, entry in self._entries.items():
             new = rename(name)
-            if new in source:
-                raise ValueError(f"{source[new]} and {name} are two names of {new}; leave one of them out")
-            source[new], other._files[new], other.shapes[new] = name, file, self.shapes[name]
-        other.read = lambda name: self.read(source[name])
-        return other
+            if new in entries:
+                raise ValueError(f"{entries[new].name} and {entry.name} are two names of {new}; leave one of them out")
+            entries[new] = entry
+        return Tensors(entries)
+
+
+def open_directory(directory: pathlib.Path) -> Tensors:
+    """The tensors of a directory, apart from buffers.
+
+    Raises FileNotFoundError if there are none, ValueError if a file is damaged, or is a pickle.
+    """
+    entries: dict[str, _Entry] = {}
+    for file in _files(directory):
+        with _opened(file) as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no dict
+                if name.endswith(_BUFFERS):
+                    continue
+                if name in entries:
+                    raise ValueError(f"{name} is in two files: {entries[name].file} and {file}; copy them anew")
+                tensor = opened.get_slice(name)
+                if tensor.get_dtype() not in _FLOATS:
+                    raise ValueError(
+                        f"{name} in {file} is of type {tensor.get_dtype()}: expected one of {', '.join(_FLOATS)}; "
+                        "take a revision of the model that is not quantised"
+                    )
+                entries[name] = _Entry(file, name, tuple(tensor.get_shape()))
+    _check_index(directory, entries)
+    return Tensors(entries)
 
 
 def _files(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -73,10 +92,8 @@ def _files(directory: pathlib.Path) -> list[pathlib.Path]:
     for pickled in PICKLES:
         if (directory / pickled).exists():
             raise ValueError(
-                f"{directory / pickled} is a pickle, which can run any program when it is read, so it is not. Convert it "
-                "where you trust it:\n  python -c \"from transformers import AutoModelForPreTraining as A; "
-                f"A.from_pretrained('{directory}').save_pretrained('{directory}-safe')\"\n"
-                f"(and copy the tokenizer's files), or take a revision of the model that has {WHOLE}"
+                f"{directory / pickled} is a pickle, which can run any program when it is read, so it is not. Convert it where "
+                f"torch is installed:\n  {CONVERSION.format(directory=directory)}\nor take a revision of the model that has {WHOLE}"
             )
     raise FileNotFoundError(f"{directory} has no weights: expected {WHOLE}, or {INDEX} with its shards")
 
@@ -91,12 +108,13 @@ def _weight_map(directory: pathlib.Path) -> Mapping[str, str]:
         raise ValueError(f"{directory / INDEX} cannot be read ({error}): expected a `weight_map` of names to files") from error
 
 
-def _check_index(directory: pathlib.Path, found: Mapping[str, pathlib.Path]) -> None:
+def _check_index(directory: pathlib.Path, found: Mapping[str, _Entry]) -> None:
     if (directory / WHOLE).exists():
         return
-    if absent := [f"  {name} in {file}" for name, file in _weight_map(directory).items() if name not in found]:
-        listed = "\n".join(absent)
-        raise ValueError(f"{directory / INDEX} names tensors that the shards do not hold:\n{listed}\ncopy the shards anew")
+    listed = {name: file for name, file in _weight_map(directory).items() if not name.endswith(_BUFFERS)}
+    if absent := [f"  {name} in {file}" for name, file in listed.items() if name not in found]:
+        lines = "\n".join(absent)
+        raise ValueError(f"{directory / INDEX} names tensors that the shards do not hold:\n{lines}\ncopy the shards anew")
 
 
 def _opened(file: pathlib.Path):

@@ -148,7 +148,7 @@ def test_no_tokenizer(directory, tmp_path):
 
 def test_pickles_are_refused_with_the_way_out(directory, tmp_path):
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    refused(directory, tmp_path, "is a pickle", "save_pretrained")
+    refused(directory, tmp_path, "is a pickle", "weights_only=True")
 
 
 def test_no_weights_and_no_config(directory, tmp_path):

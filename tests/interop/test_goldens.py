@@ -1,17 +1,22 @@
 """Every family without PyTorch: stored directories of `transformers`, and what it computed from them."""
 
+import dataclasses
 import json
 import pathlib
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from etils import epath
 from safetensors.numpy import load_file, save_file
 
-from ag_jax import run
+from ag_jax import learner, run
+from ag_jax.data import batching
 from ag_jax.interop import catalogue, exporting, importing, names
 from ag_jax.models.encoder import Encoder
+from ag_jax.models.replaced_tokens import generator_parameters
+from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
 
 GOLDENS = pathlib.Path(__file__).parent / "goldens"
 NAMES = sorted(path.name for path in GOLDENS.iterdir())
@@ -104,8 +109,10 @@ def test_bfloat16(plain, tmp_path):
 
 def test_names_of_old(plain, tmp_path):
     def old(tensors):
-        return {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
-                for name, value in tensors.items()}
+        def rename(name):
+            return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+        return {rename(name): value for name, value in tensors.items()}
 
     same(converted(with_tensors("bert", tmp_path / "hf", old), tmp_path / "run"), plain)
 
@@ -177,3 +184,63 @@ def test_exports_of_half_the_size(dtype, plain, tmp_path):
     exporting.convert(epath.Path(tmp_path / "run"), None, str(tmp_path / "out"), dtype)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
     same(converted(tmp_path / "out", tmp_path / "again"), plain, tolerance=0.0 if dtype == "float16" else 1e-2)
+
+
+def test_the_enhanced_mask_decoder_comes_back(tmp_path):
+    """transformers has none, so its passes are in a section of ours, and its positions are one tensor more."""
+    positions = {"deberta.embeddings.position_embeddings.weight": np.ones((20, 6), np.float32)}
+    directory = with_tensors("deberta_v3", tmp_path / "hf", lambda tensors: tensors | positions)
+    ours = converted(directory, tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config["model"]["decoder_passes"] = 3
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    found = exporting.convert(epath.Path(tmp_path / "run"), None, str(tmp_path / "out"))
+    assert "enhanced mask decoder" in found.not_carried[0] and found.not_carried[0] in (tmp_path / "out" / "README.md").read_text()
+    same(converted(tmp_path / "out", tmp_path / "again"), ours)
+    assert run.open_run(tmp_path / "again").model.config.decoder_passes == 3
+
+
+def test_the_generator_of_replaced_tokens_is_a_model_of_its_own(tmp_path):
+    """Its tables are the model's, its projection and layers its own; the model goes without it."""
+    opened = run.open_run(_imported(tmp_path, "electra_generator"))
+    replaced = ReplacedTokensConfig(generator="mlm", generator_fraction=0.5)
+    config = dataclasses.replace(
+        opened.config,
+        replaced_tokens=replaced,
+        model=dataclasses.replace(opened.model.config, heads=2, width=8, layers=1),
+    )
+    model = learner.make_model(config, opened.tokenizer)
+    params = learner.unboxed(model.init(jax.random.key(1), batching.empty_batch(config.data, 1), deterministic=True)["params"])
+    workdir = epath.Path(tmp_path / "pair")
+    workdir.mkdir()
+    run.write(config, workdir, opened.tokenizer, params)
+    left = exporting.convert(workdir, None, str(tmp_path / "detector")).not_carried
+    assert any("generator" in item for item in left)
+    written = exporting.convert(workdir, None, str(tmp_path / "writer"), part="generator")
+    assert written.architecture == "ElectraForMaskedLM"
+    same(converted(tmp_path / "writer", tmp_path / "writer_run"), names.flat(generator_parameters(params)))
+    kept = {path: leaf for path, leaf in names.flat(params).items() if not path.startswith("generator/")}
+    same(converted(tmp_path / "detector", tmp_path / "detector_run"), kept)
+
+
+def _imported(tmp_path, name):
+    importing.convert(str(GOLDENS / name), epath.Path(tmp_path / "imported"))
+    return tmp_path / "imported"
+
+
+def test_positions_from_two_on_lose_the_rows_of_padding_alone(tmp_path):
+    """A model with RoBERTa's positions and BERT's padding is written as BERT, and computes the same."""
+    opened = run.open_run(_imported(tmp_path, "bert"))
+    config = dataclasses.replace(
+        opened.config,
+        data=dataclasses.replace(opened.config.data, sequence_length=18),
+        model=dataclasses.replace(opened.model.config, max_length=18, position_offset=2),
+    )
+    workdir = epath.Path(tmp_path / "shifted")
+    workdir.mkdir()
+    run.write(config, workdir, opened.tokenizer, opened.params)
+    assert exporting.convert(workdir, None, str(tmp_path / "out")).architecture == "BertForMaskedLM"
+    path = "encoder/embeddings/position/embedding"
+    ours, theirs = names.flat(opened.params), converted(tmp_path / "out", tmp_path / "again")
+    assert theirs[path].shape == (18, 6)
+    same({**ours, path: ours[path][2:]}, theirs)
