@@ -67,7 +67,7 @@ def call(objective, params, batch, key=None):
 
 def logits(params, batch):
     """Of the numpy model."""
-    x, _ = reference.encode(params["encoder"], batch, epsilon=1e-5, position_offset=2)
+    x, _ = reference.encode(params["encoder"], batch, CONFIG)
     head = params["discriminator_head"]
     return reference.linear(reference.gelu(reference.linear(x, head["dense"])), head["classifier"])[..., 0]
 
@@ -145,11 +145,13 @@ def test_the_tables_are_shared_and_nothing_else(params):
     assert params["generator"]["encoder"]["layers"]["feedforward_in"]["kernel"].shape == (2, 8, 10)
 
 
-@pytest.mark.parametrize("own", [0, 6])
-def test_the_generator_is_a_masked_language_model_of_its_own(masked, own):
-    """Also where the encoder projects its embeddings, too."""
-    small = tiny.config(heads=2, width=8, feedforward=10, embedding_width=own or 16)
-    both = ReplacedTokensModel(tiny.config(heads=4, width=16, embedding_width=own), small)
+@pytest.mark.parametrize(
+    ("own", "settings"), [(0, {}), (6, {}), (0, tiny.DEBERTA_V1)], ids=["shared", "projected", "deberta"]
+)
+def test_the_generator_is_a_masked_language_model_of_its_own(masked, own, settings):
+    """Also where the encoder projects its embeddings, too, and where words are predicted from what a mask decoder makes."""
+    small = tiny.config(**settings | {"heads": 2, "width": 8, "feedforward": 10, "embedding_width": own or 16})
+    both = ReplacedTokensModel(tiny.config(**settings | {"heads": 4, "width": 16, "embedding_width": own}), small)
     params = tiny.params(both, masked)
     found = call(ReplacedTokens(both), params, masked)
     expected = jax.jit(lambda params: Pretraining(PretrainingModel(small))(params, masked, None, STEP))(
@@ -279,7 +281,7 @@ def test_guidance_is_of_the_encoder_alone(params, masked):
     predictions = BESIDE.apply({"params": params}, masked, deterministic=True, method="generate")
     samples = sample_words(predictions, jax.random.fold_in(jax.random.key(0), 2))
     shown = masked | {"tokens": np.asarray(with_samples(masked, samples))}
-    _, weights = reference.encode(tiny.float64(params)["encoder"], shown, epsilon=1e-5, position_offset=2)
+    _, weights = reference.encode(tiny.float64(params)["encoder"], shown, CONFIG)
     loss = reference.guidance_loss(
         weights, tiny.ASSIGNMENT, masked["original"], masked["sequences"], "type_mean", "uniform", "uniform"
     )
