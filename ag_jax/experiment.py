@@ -20,7 +20,7 @@ from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
-from ag_jax.training.loop import TrainingConfig
+from ag_jax.training.config import TrainingConfig
 from ag_jax.training.optimizer import OptimizerConfig
 from ag_jax.training.sharding import MeshConfig
 

@@ -18,7 +18,7 @@ from ag_jax.interop import source as sources
 from ag_jax.interop.source import Source
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
 from ag_jax.training import sharding
-from ag_jax.training.loop import TrainingConfig
+from ag_jax.training.config import TrainingConfig
 
 ORIGIN = "origin.json"  # what an imported run was, for whoever exports it again
 SEQUENCE_LENGTH = 128  # of the run, where the model's positions allow it

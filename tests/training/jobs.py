@@ -11,7 +11,7 @@ from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.pretraining import Pretraining
 from ag_jax.training import loop, sharding
-from ag_jax.training.loop import TrainingConfig
+from ag_jax.training.config import TrainingConfig
 from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
 
 ROWS, LENGTH, MASKED, WORDS = 4, 11, 3, 37

@@ -14,7 +14,8 @@ import pytest
 import ag_jax.training.metrics as metrics_module
 from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
-from ag_jax.training.loop import Interrupted, NonFiniteError, TrainingConfig
+from ag_jax.training.config import TrainingConfig
+from ag_jax.training.loop import Interrupted, NonFiniteError
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from ag_jax.training.optimizer import OptimizerConfig
 from tests.training.jobs import batch, tiny_job
