@@ -33,6 +33,33 @@ TABLE_11 = {
     ("oromo", 16, "ag"): (1e-4, 0, 10.0, 32),
 }
 
+# `model` settings of published encoders, by the configurations that were released with them. BERT, RoBERTa and DeBERTa v1
+# and v3 in their base size, ELECTRA small, DeBERTa v2 xlarge.
+_BASE = {"layers": 12, "heads": 12, "width": 768, "max_length": 512}
+_BERT = _BASE | {"position_offset": 0, "segments": 2, "layer_norm_epsilon": 1e-12}
+_DEBERTA = _BASE | {
+    "position_offset": 0,
+    "segments": 0,
+    "layer_norm_epsilon": 1e-7,
+    "absolute_positions": "decoder",
+    "decoder_passes": 2,
+}
+_BUCKETS = {"terms": "c2p,p2c", "span": 512, "buckets": 256, "shared": True, "normalized": True, "key_bias": True}
+ENCODERS = {
+    "bert": _BERT,
+    "roberta": _BASE | {"position_offset": 2, "segments": 1, "layer_norm_epsilon": 1e-5},
+    "electra": _BERT | {"heads": 4, "width": 256, "feedforward": 1024, "embedding_width": 128},
+    "deberta_v1": _DEBERTA | {"relative": {"terms": "c2p,p2c", "span": 512, "shared": False, "key_bias": False}},
+    "deberta_v2": _DEBERTA
+    | {"layers": 24, "heads": 24, "width": 1536, "relative": _BUCKETS, "convolution": 3, "convolution_activation": "gelu"},
+    "deberta_v3": _DEBERTA | {"relative": _BUCKETS},
+}
+
+
+def encoder(config: Config, name: str) -> None:
+    """The architecture of a published encoder, by its name in `ENCODERS`; dropout and tokenizer are left alone."""
+    config.model.update(ENCODERS[name])
+
 
 def attention_guidance_code(config: Config) -> None:
     """Data and optimizer as in the code that was released with attention guidance, where it says more than the paper.
@@ -85,6 +112,22 @@ def bert_base(config: Config) -> None:
     """
     roberta_table_9(config)
     config.optimizer.update(learning_rate=1e-4, warmup_steps=10_000)
+    config.training.update(steps=1_000_000, batch_size=256, microbatches=1)
+
+
+def deberta_base(config: Config) -> None:
+    """DeBERTa-base's pre-training in the ablation, on BERT's text and with its number of rows (He et al. 2021, section 5.2).
+
+    The released script has 256 rows of 512 tokens from one stream, 1M steps, peak 1e-4 after 10,000 steps; the rest is the
+    paper's table for base models. The tokenizer is RoBERTa's.
+    """
+    encoder(config, "deberta_v1")
+    config.data.update(format="fixed_blocks", sequence_length=512)
+    config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=50_265)
+    config.data.masking.update(count="fixed", longest_span=3)
+    config.optimizer.update(
+        learning_rate=1e-4, warmup_steps=10_000, beta1=0.9, beta2=0.999, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0
+    )
     config.training.update(steps=1_000_000, batch_size=256, microbatches=1)
 
 

@@ -4,6 +4,8 @@ Nothing here imports from `ag_jax`. Shape letters as there: N layers, B batch, H
 D width, M masked positions, V vocabulary. `sequences` number the texts of a row from 1 on; padding has 0.
 """
 
+import math
+
 import numpy as np
 from scipy import special as functions
 
@@ -158,42 +160,124 @@ def linear(x, params):
     return x @ params["kernel"] + params["bias"]
 
 
-def attention(x_BLD, params, sequences_BL, bias_BHQK=0.0):
-    """Output and probabilities of multi-head attention with `kernel`s of shape D x H x W."""
-    query, key, value = (
-        np.einsum("bld,dhw->bhlw", x_BLD, params[name]["kernel"]) + params[name]["bias"][None, :, None, :]
-        for name in ("query", "key", "value")
-    )
-    scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1]) + bias_BHQK
+def heads_of(x, params):
+    """`...HLW` of `...LD`, by a kernel of shape D x H x W; without a bias if there is none."""
+    projected = np.einsum("...ld,dhw->...hlw", x, params["kernel"])
+    return projected + params["bias"][:, None, :] if "bias" in params else projected
+
+
+def distance_row(distance, span, buckets):
+    """The row of the table of relative embeddings for one distance (He et al. 2021; buckets: DeBERTa v2's code)."""
+    half, middle = buckets or span, buckets // 2
+    if buckets and abs(distance) > middle:
+        steps = math.ceil(math.log(abs(distance) / middle) / math.log((span - 1) / middle) * (middle - 1))
+        distance = int(math.copysign(middle + steps, distance))
+    return min(max(distance + half, 0), 2 * half - 1)
+
+
+def distance_scores(query_BHQW, key_BHKW, params, table_RD, relative):
+    """Content to position and position to content, before scaling: pair by pair of positions."""
+    length = query_BHQW.shape[2]
+    to_key, to_query = ("key", "query") if relative.shared else ("relative_key", "relative_query")
+    scores = np.zeros((*query_BHQW.shape[:2], length, length))
+    key_HRW = heads_of(table_RD, params[to_key]) if "c2p" in relative.terms else None
+    query_HRW = heads_of(table_RD, params[to_query]) if "p2c" in relative.terms else None
+    for i in range(length):
+        for j in range(length):
+            row = distance_row(i - j, relative.span, relative.buckets)
+            if "c2p" in relative.terms:
+                scores[:, :, i, j] += (query_BHQW[:, :, i] * key_HRW[None, :, row]).sum(-1)
+            if "p2c" in relative.terms:
+                if relative.index == "paper":
+                    row = distance_row(j - i, relative.span, relative.buckets)
+                scores[:, :, i, j] += (key_BHKW[:, :, j] * query_HRW[None, :, row]).sum(-1)
+    return scores
+
+
+def attention(x_BLD, params, sequences_BL, bias_BHQK=0.0, query_BLD=None, table_RD=None, relative=None):
+    """Output and probabilities of multi-head attention; with `table_RD`, the embeddings of distances, disentangled.
+
+    `relative` says how: anything with the attributes terms, span, buckets, shared and index.
+    """
+    query = heads_of(x_BLD if query_BLD is None else query_BLD, params["query"])
+    key, value = (heads_of(x_BLD, params[name]) for name in ("key", "value"))
+    scores = query @ key.swapaxes(-1, -2)
+    if table_RD is not None:
+        scores = (scores + distance_scores(query, key, params, table_RD, relative)) / np.sqrt(
+            1 + len(relative.terms.split(","))
+        )
+    scores = scores / np.sqrt(query.shape[-1]) + bias_BHQK
     scores = np.where((sequences_BL[:, :, None] == sequences_BL[:, None, :])[:, None], scores, -np.inf)
     weights = functions.softmax(scores, axis=-1)
     mixed = np.einsum("bhqw,hwd->bqd", weights @ value, params["output"]["kernel"])
     return mixed + params["output"]["bias"], weights
 
 
-def encode(params, batch, *, epsilon, position_offset, delta=0.0, bias_BHQK=0.0):
-    """Hidden states and `attention_NBHQK` of a post-norm encoder; `params` in float64 with a leading layer axis."""
-    table = params["embeddings"]
+def convolve(x_BLD, params, sequences_BL, activation):
+    """Neighbours of the same text, times the tap of their place, token by token."""
+    taps = len(params["kernel"])
+    out = np.zeros_like(x_BLD) + params["bias"]
+    for row, sequences_L in enumerate(sequences_BL):
+        for place in range(len(sequences_L)):
+            for tap in range(taps):
+                other = place + tap - taps // 2
+                if 0 <= other < len(sequences_L) and sequences_L[other] == sequences_L[place]:
+                    out[row, place] += x_BLD[row, other] @ params["kernel"][tap]
+    return {"tanh": np.tanh, "gelu": gelu}[activation](out)
+
+
+def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0):
+    """Hidden states, what words are predicted from, and `attention_NBHQK`; `params` in float64 with a leading layer axis.
+
+    Of `config` it reads what parameters do not tell: layer_norm_epsilon, position_offset, absolute_positions, relative,
+    decoder_passes and convolution_activation.
+    """
+    table, epsilon = params["embeddings"], config.layer_norm_epsilon
     sequences_BL = np.asarray(batch["sequences"])
-    positions_BL = np.zeros(sequences_BL.shape, int)
+    places_BL = np.zeros(sequences_BL.shape, int)
     for row, sequences_L in enumerate(sequences_BL):
         for places in texts(sequences_L):
-            positions_BL[row, places] = np.arange(len(places)) + position_offset
+            places_BL[row, places] = np.arange(len(places)) + config.position_offset
     x = table["word"]["embedding"][batch["tokens"]] + delta
-    x = x + table["position"]["embedding"][positions_BL] + table["segment"]["embedding"][batch["segments"]]
+    if config.absolute_positions == "input":
+        x = x + table["position"]["embedding"][places_BL]
+    if "segment" in table:  # a model with one knows no other
+        segments_BL = np.minimum(batch["segments"], len(table["segment"]["embedding"]) - 1)
+        x = x + table["segment"]["embedding"][segments_BL]
     x = layer_norm(x, table["norm"], epsilon)
+    if "projection" in table:
+        x = linear(x, table["projection"])
+
+    distances_RD = params["relative"]["embedding"] if "relative" in params else None
+    if "relative_norm" in params:
+        distances_RD = layer_norm(distances_RD, params["relative_norm"], epsilon)
+
+    def apply(layer, x, query):
+        mixed, weights = attention(x, layer["attention"], sequences_BL, bias_BHQK, query, distances_RD, config.relative)
+        y = layer_norm(query + mixed, layer["attention_norm"], epsilon)
+        wide = gelu(linear(y, layer["feedforward_in"]))
+        return layer_norm(y + linear(wide, layer["feedforward_out"]), layer["feedforward_norm"], epsilon), weights
+
     all_weights = []
     for index in range(len(params["layers"]["feedforward_in"]["bias"])):
-        layer = take_layer(params["layers"], index)
-        mixed, weights = attention(x, layer["attention"], sequences_BL, bias_BHQK)
-        x = layer_norm(x + mixed, layer["attention_norm"], epsilon)
-        x = layer_norm(
-            x + linear(gelu(linear(x, layer["feedforward_in"])), layer["feedforward_out"]),
-            layer["feedforward_norm"],
-            epsilon,
-        )
+        layer, before = take_layer(params["layers"], index), x
+        x, weights = apply(layer, before, before)
+        if index == 0 and "convolution" in params:
+            beside = convolve(before, params["convolution"], sequences_BL, config.convolution_activation)
+            x = layer_norm(x + beside, params["convolution_norm"], epsilon)
         all_weights.append(weights)
-    return x, np.stack(all_weights)
+    decoded = x
+    if config.decoder_passes:
+        decoded = before + table["position"]["embedding"][places_BL]
+        for _ in range(config.decoder_passes):
+            decoded, _ = apply(layer, before, decoded)
+    return x, decoded, np.stack(all_weights)
+
+
+def encode(params, batch, config, **ports):
+    """Hidden states and `attention_NBHQK` of a post-norm encoder."""
+    x, _, weights = encode_and_decode(params, batch, config, **ports)
+    return x, weights
 
 
 def take_layer(tree, index):
@@ -201,12 +285,12 @@ def take_layer(tree, index):
     return {k: take_layer(v, index) if isinstance(v, dict) else v[index] for k, v in tree.items()}
 
 
-def predict(params, batch, *, epsilon, position_offset, **ports):
+def predict(params, batch, config, **ports):
     """Word logits `BMV`, next-sentence logits `B2` and `attention_NBHQK` of the pre-training model."""
-    x, weights = encode(params["encoder"], batch, epsilon=epsilon, position_offset=position_offset, **ports)
-    at_masks = np.stack([row[places] for row, places in zip(x, batch["masked_positions"])])
+    x, decoded, weights = encode_and_decode(params["encoder"], batch, config, **ports)
+    at_masks = np.stack([row[places] for row, places in zip(decoded, batch["masked_positions"])])
     head = params["word_head"]
-    at_masks = layer_norm(gelu(linear(at_masks, head["dense"])), head["norm"], epsilon)
+    at_masks = layer_norm(gelu(linear(at_masks, head["dense"])), head["norm"], config.layer_norm_epsilon)
     words = at_masks @ params["encoder"]["embeddings"]["word"]["embedding"].T + head["bias"]
     following = linear(np.tanh(linear(x[:, 0], params["next_head"]["pooler"])), params["next_head"]["classifier"])
     return words, following, weights

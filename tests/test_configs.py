@@ -26,6 +26,15 @@ ARGUMENTS = {
         "scale": ("paper", "small"),
     },
     "ag/table9_tpu_gpu.py": {"hardware": ("tpu", "gpu"), "arm": ("mlm", "ag"), "scale": ("paper", "small")},
+    "ag/table6_electra.py": {
+        "arm": ("electra", "ag"),
+        "generator": ("unigram", "mlm"),
+        "scale": ("paper", "small"),
+    },
+    "deberta/table4_ablation.py": {
+        "arm": ("deberta", "no_emd", "no_c2p", "no_p2c", "no_emd_c2p", "no_emd_p2c"),
+        "scale": ("paper", "small"),
+    },
     "roberta/table1_masking.py": {"arm": ("static", "dynamic"), "scale": ("paper", "small")},
     "roberta/table2_input_formats.py": {
         "arm": ("segment_pair_nsp", "sentence_pair_nsp", "full_sentences", "doc_sentences"),
@@ -155,6 +164,34 @@ def test_roberta_table_9():
     assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.weight_decay) == (6e-4, 24_000, 0.01)
     assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon, optimizer.clip_norm) == (0.9, 0.98, 1e-6, 0.0)
     assert (training.steps, training.batch_size) == (500_000, 8192)
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+@pytest.mark.parametrize("arm", ARGUMENTS["deberta/table4_ablation.py"]["arm"])
+def test_arms_of_the_deberta_ablation_lack_what_their_name_says(arm, scale):
+    config = parsed("deberta/table4_ablation.py", f"arm={arm},scale={scale}")
+    model, lacking = config.model, arm.split("_")
+    assert [term not in model.relative.names for term in ("c2p", "p2c")] == [term in lacking for term in ("c2p", "p2c")]
+    assert (model.absolute_positions, model.decoder_passes) == (("none", 0) if "emd" in lacking else ("decoder", 2))
+    assert model.relative.span == config.data.sequence_length and model.segments == 0 and not model.relative.shared
+    if scale == "paper":
+        assert (model.layers, model.heads, model.width) == (12, 12, 768)
+        assert (config.training.steps, config.training.batch_size) == (1_000_000, 256)
+
+
+@pytest.mark.parametrize("name", presets.ENCODERS)
+def test_published_encoders(name):
+    """What distinguishes them; every setting is one that exists."""
+    config = experiment.default_config()
+    presets.encoder(config, name)
+    model = experiment.parse(config).model
+    deberta = name.startswith("deberta")
+    assert (model.decoder_passes == 2) == (model.absolute_positions == "decoder") == (model.relative.terms == "c2p,p2c") == deberta
+    assert (model.relative.buckets == 256) == model.relative.normalized == (name in ("deberta_v2", "deberta_v3"))
+    assert model.relative.shared != (name == "deberta_v1") and model.relative.key_bias != (name == "deberta_v1")
+    assert (model.convolution == 3) == (name == "deberta_v2") and model.is_projected == (name == "electra")
+    assert model.segments == {"bert": 2, "roberta": 1, "electra": 2}.get(name, 0)
+    assert model.position_offset == 2 * (name == "roberta")
 
 
 def test_small_has_the_arms_own_alpha():

@@ -47,6 +47,9 @@ def test_config_survives_json():
         ("data.sequence_length", 1024, "longer than the model's model.max_length=512"),
         ("data.format", "segment_pair_nsp", "model.segments=1: set it to 2"),
         ("data.format", "full_sentence", "did you mean 'full_sentences'"),
+        ("replaced_tokens.generator", "unigrams", "replaced_tokens.generator must be one of none, unigram, mlm"),
+        ("replaced_tokens.generator", "unigram", "goes with data.masking.replacement=unigram, got mask: set both"),
+        ("data.masking.replacement", "unigram", "generator=none goes with data.masking.replacement=mask, got unigram"),
     ],
 )
 def test_what_is_wrong_is_named(key, value, message):
@@ -58,6 +61,33 @@ def test_what_is_wrong_is_named(key, value, message):
     section[last] = value
     with pytest.raises(ValueError, match=message):
         parse(config)
+
+
+def electra(**settings):
+    config = default_config()
+    config.replaced_tokens.generator = "mlm"
+    config.update_from_flattened_dict(settings)
+    return parse(config)
+
+
+def test_the_generator_is_a_quarter_of_the_encoder():
+    generator = electra().generator
+    assert (generator.width, generator.heads, generator.feedforward, generator.layers) == (192, 3, 768, 12)
+    assert generator.embedding_width == 768 and generator.is_projected
+    small = {"model.width": 256, "model.heads": 4, "model.feedforward": 1024, "model.embedding_width": 128}
+    generator = electra(**small).generator  # ELECTRA-small's
+    assert (generator.width, generator.heads, generator.feedforward) == (64, 1, 256)
+    assert generator.embedding_width == 128
+    assert parse(default_config()).generator is None
+
+
+def test_generators_that_cannot_be():
+    with pytest.raises(ValueError, match="generator_fraction=0.3 of .* is 230 and 4: choose one"):
+        electra(**{"replaced_tokens.generator_fraction": 0.3})
+    with pytest.raises(ValueError, match="mesh.tensor=2 must divide the generator's 3 heads"):
+        electra(**{"mesh.tensor": 2, "training.batch_size": 64})
+    with pytest.raises(ValueError, match="has no next-sentence prediction"):
+        electra(**{"data.format": "segment_pair_nsp", "model.segments": 2})
 
 
 def test_integers_are_numbers():

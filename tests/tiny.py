@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ag_jax.attention import guidance
+from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.attention.patterns import PATTERNS, SpecialTokens
 from ag_jax.models.config import EncoderConfig
@@ -31,6 +32,35 @@ CONFIG = EncoderConfig(
     attention_dropout=0.0,
     remat="none",
 )
+
+# Every encoder by its settings; `tests/models/test_encoders.py` asks the same of all. Spans are shorter than the rows.
+DEBERTA_V1 = {
+    "segments": 0,
+    "position_offset": 0,
+    "absolute_positions": "decoder",
+    "decoder_passes": 2,
+    "relative": DisentangledConfig(terms="c2p,p2c", span=6, shared=False, key_bias=False),
+}
+DEBERTA_V3 = DEBERTA_V1 | {"relative": DisentangledConfig(terms="c2p,p2c", span=9, buckets=6, normalized=True)}
+WITHOUT_DECODER = {"absolute_positions": "none", "decoder_passes": 0}
+ENCODERS = {
+    "bert": {"position_offset": 0},
+    "roberta": {"segments": 1},
+    "electra": {"position_offset": 0, "embedding_width": 7},
+    "deberta_v1": DEBERTA_V1,
+    "deberta_v2": DEBERTA_V3 | {"convolution": 3},
+    "deberta_v3": DEBERTA_V3,
+}
+ABLATIONS = {
+    "no_emd": DEBERTA_V1 | WITHOUT_DECODER,
+    "no_c2p": DEBERTA_V1 | {"relative": DisentangledConfig(terms="p2c", span=20, shared=False)},
+    "no_p2c": DEBERTA_V1 | {"relative": DisentangledConfig(terms="c2p", span=20, shared=False)},
+    "no_emd_c2p": DEBERTA_V1 | WITHOUT_DECODER | {"relative": DisentangledConfig(terms="p2c", span=4)},
+    "no_emd_p2c": DEBERTA_V1 | WITHOUT_DECODER | {"relative": DisentangledConfig(terms="c2p", span=4)},
+    "paper_index": DEBERTA_V3 | {"relative": DisentangledConfig(terms="p2c,c2p", span=5, buckets=4, index="paper")},
+    "one_layer": DEBERTA_V3 | {"layers": 1, "decoder_passes": 1, "convolution": 5, "convolution_activation": "gelu"},
+    "biased_input": {"relative": DisentangledConfig(terms="c2p,p2c", span=3, normalized=True), "embedding_width": 7},
+}
 
 
 def config(**settings) -> EncoderConfig:
@@ -66,6 +96,21 @@ def batch(lengths=LENGTHS, length=LENGTH, masked=MASKED, vocabulary=VOCABULARY, 
         "masked_weights": weights_BM,
         "next_labels": (np.arange(len(lengths)) % 2).astype(np.int32),
     }
+
+
+def mixed_batch() -> dict[str, np.ndarray]:
+    """Rows of 11, 7, 3 and no tokens; a row with the texts of 3 and of 7 behind each other; and the 7 at the right."""
+    example = batch((11, 7, 3, 0, 0, 0))
+    for name in ("tokens", "original", "segments"):
+        example[name][4, :10] = np.concatenate([example[name][2, :3], example[name][1, :7]])
+        example[name][5, 4:] = example[name][1, :7]
+    example["sequences"][4, :10] = [1] * 3 + [2] * 7
+    example["sequences"][5, 4:] = 1
+    for row, moved in ((4, 3), (5, 4)):
+        used = example["masked_weights"][1] > 0
+        example["masked_positions"][row] = np.where(used, example["masked_positions"][1] + moved, 0)
+        example["masked_labels"][row], example["masked_weights"][row] = example["masked_labels"][1], used
+    return example
 
 
 def params(of: PretrainingModel, example: dict, seed=0):

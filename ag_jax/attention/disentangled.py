@@ -11,8 +11,8 @@ distance near 0 and grow with its logarithm.
 
 Which distance a pair has depends on i - j alone. So the projected embeddings are laid out by distance first, one row for each
 of the 2 L - 1 of them; a product with those has in row i what is wanted, moved by i places, and `skew` moves it back with one
-reshape. Twice the FLOPs that a gather from the product with the table would need, but accelerators gather single elements two
-orders of magnitude slower than they multiply, and buckets or clipping make no difference to it.
+reshape. A gather from the product with the table would be fewer FLOPs, by half at the most; but accelerators gather single
+elements slowly, and buckets or clipping make no difference here.
 
 Shape letters: B batch, L length, Q query position, K key position, H head, V width of a head, D width of the model,
 R rows of the table of relative embeddings, S distances.

@@ -54,6 +54,7 @@ class MaskingConfig:
     `count="fixed"` chooses floor(rate * n + u) of the n maskable tokens of a row without replacement (fairseq);
     `"bernoulli"` chooses each with probability `rate` (the Attention Guidance code). `static_copies=0` draws a new
     mask in every epoch; k > 0 draws k masks of a row and uses them in turn (RoBERTa, section 4.1, has k=10).
+    `longest_span` masks runs of n = 1, 2, ... tokens up to this, with probabilities in proportion to 1 / n; DeBERTa has 3.
     """
 
     rate: float = 0.15
@@ -63,6 +64,7 @@ class MaskingConfig:
     static_copies: int = 0
     mask_specials: bool = False  # fairseq lets <s> and </s> be masked; the paper excludes them
     replacement: str = "mask"
+    longest_span: int = 1
 
     def __post_init__(self):
         _one_of("masking.count", self.count, MASK_COUNTS)
@@ -81,6 +83,12 @@ class MaskingConfig:
             raise ValueError(
                 "data.masking.mask_fraction + random_fraction must be at most 1 (the rest keeps its token), got "
                 f"{self.mask_fraction} + {self.random_fraction}; lower one of them."
+            )
+        _in_range("masking.longest_span", self.longest_span, 1, SMALLEST_LENGTH)
+        if self.longest_span > 1 and self.count != "fixed":
+            raise ValueError(
+                f"data.masking.longest_span={self.longest_span} needs count='fixed', got {self.count!r}: with choices that are "
+                "independent of one another there are no spans"
             )
         _in_range("masking.static_copies", self.static_copies, 0, 2**31 - 1)
 

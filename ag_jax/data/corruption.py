@@ -2,7 +2,8 @@
 
 Every maskable token of a row gets a random key, and the tokens with the smallest keys are chosen. How many decides
 the kind: floor(rate * n + u) gives fairseq's fixed count without replacement, the number of keys below `rate` gives
-independent Bernoulli choices, as in the Attention Guidance code.
+independent Bernoulli choices, as in the Attention Guidance code. With spans, a token has the smallest key of those tokens that a
+span begins at which reaches it.
 
 Shape letters: B batch, L length, M masked positions, V vocabulary.
 """
@@ -19,7 +20,7 @@ from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.data.unigram import Unigram
 
 # What a random number is for; part of its hash, so that no two uses share numbers.
-_ROW_STREAM, _COUNT_STREAM, _CHOICE_STREAM, _ACTION_STREAM, _TOKEN_STREAM, _UNIGRAM_STREAM = range(6)
+_ROW_STREAM, _COUNT_STREAM, _CHOICE_STREAM, _ACTION_STREAM, _TOKEN_STREAM, _UNIGRAM_STREAM, _SPAN_STREAM = range(7)
 
 
 class Corrupted(NamedTuple):
@@ -97,6 +98,8 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
     # highest bit leaves room for keys that are never chosen.
     low = np.uint64(LARGEST_LENGTH - 1)
     keys_BL = randomness.words(row_B1, _CHOICE_STREAM, position_L) >> np.uint64(1)
+    if config.longest_span > 1:
+        keys_BL = _spread(config.longest_span, keys_BL, maskable_BL, row_B1)
     keys_BL = np.where(maskable_BL, keys_BL & ~low, ~low) | position_L.astype(np.uint64)
     if config.count == "fixed":
         expected_B = config.rate * maskable_BL.sum(axis=1)
@@ -108,6 +111,25 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
     positions_BM = np.where(chosen_BM, (smallest_BM & low).astype(np.int64), length)
     positions_BM.sort(axis=1)
     return np.minimum(positions_BM, length - 1), positions_BM < length
+
+
+def _spread(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
+    """For every token the smallest key of the spans that cover it.
+
+    A span begins at every token, has n of them with p(n) ~ 1 / n, and ends before one that must not be masked. The tokens of one
+    span have one key and so are chosen together, from the left, unless there are enough chosen already.
+    """
+    shares = 1.0 / np.arange(1, longest + 1)
+    borders = np.cumsum(shares / shares.sum())[:-1]
+    drawn_BL = randomness.units(row_B1, _SPAN_STREAM, np.arange(keys_BL.shape[1]))
+    tokens_BL = 1 + np.searchsorted(borders, drawn_BL, side="right")
+    spread_BL, reached_BL = keys_BL.copy(), maskable_BL
+    for offset in range(1, longest):
+        reached_BL = maskable_BL[:, offset:] & reached_BL[:, :-1]
+        covers_BL = reached_BL & (tokens_BL[:, :-offset] > offset)
+        nearest_BL = np.minimum(spread_BL[:, offset:], keys_BL[:, :-offset])
+        spread_BL[:, offset:] = np.where(covers_BL, nearest_BL, spread_BL[:, offset:])
+    return spread_BL
 
 
 def _masks(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndarray:

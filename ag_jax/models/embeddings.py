@@ -53,7 +53,10 @@ class Embeddings(nn.Module):
     def __call__(
         self, tokens_BL: Array, sequences_BL: Array, segments_BL: Array, embedding_delta: Array | None, deterministic: bool
     ) -> Array:
-        """Vectors in the width of the embeddings, to be projected yet. `embedding_delta` is added to the word embeddings: the port of FreeLB, SMART and SiFT."""
+        """Vectors in the width of the embeddings, which `project` takes to the encoder's.
+
+        `embedding_delta` is added to the word embeddings: the port of FreeLB, SMART and SiFT.
+        """
         words_BLD = self.word(tokens_BL)
         if embedding_delta is not None:
             words_BLD = words_BLD + embedding_delta

@@ -61,8 +61,9 @@ class Encoder(nn.Module):
     grow with depth. What attention sows has the same leading axis: with `mutable=["intermediates"]`,
     `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK` for all N layers.
 
-    The enhanced mask decoder (`decoder_passes`) applies the last layer some more times, for the word head alone: it neither
-    sows nor is guided. The ordinary last layer is computed too; it is what `__call__` returns and what guidance sees.
+    The enhanced mask decoder (`decoder_passes`) applies the last layer some more times, for the word head alone. It sows nothing
+    and no guidance loss sees it, though `attention_bias` is added there as in every layer. The ordinary last layer is computed
+    too; it is what `__call__` returns and what guidance sees.
 
     attend: the implementation of attention (`attention.fused.choice`); it changes nothing but speed and memory.
     """
@@ -88,22 +89,21 @@ class Encoder(nn.Module):
             self.convolution_norm = layers.NormParameters(config)
         self.layers = layers.EncoderLayer(config, self.attend)
 
-    def __call__(
+    def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
+        """Hidden states `BLD` of the last layer for `batch["tokens"]`, each text of `batch["sequences"]` on its own."""
+        return self._encode(batch, ports, deterministic)[1]
+
+    def with_decoded(
         self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool, embedded_BLE: Array | None = None
-    ) -> Array:
-        """Hidden states `BLD` of the last layer for `batch["tokens"]`, each text of `batch["sequences"]` on its own.
-
-        `embedded_BLE` are embeddings, not projected yet, of another encoder; this one then has none of its own.
-        """
-        return self._encode(batch, ports, deterministic, embedded_BLE)[1]
-
-    def with_decoded(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> tuple[Array, Array]:
+    ) -> tuple[Array, Array]:
         """The same, and the vectors `BLD` that words are predicted from: without a mask decoder these are the same, too.
 
         z_0 = H_{N-1} + absolute positions;  z_{t+1} = last layer(query z_t, key and value H_{N-1}), `decoder_passes` times
         (He et al. 2021, section 3.2, as its code has it, where the layers of the decoder are the last one's own).
+
+        `embedded_BLE` are embeddings, not projected yet, of another encoder; this one then has none of its own.
         """
-        before_BLD, hidden_BLD, context = self._encode(batch, ports, deterministic)
+        before_BLD, hidden_BLD, context = self._encode(batch, ports, deterministic, embedded_BLE)
         if not self.config.decoder_passes:
             return hidden_BLD, hidden_BLD
         decoded_BLD = before_BLD + self.embeddings.positions(context.sequences_BL)

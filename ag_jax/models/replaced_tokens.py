@@ -54,8 +54,8 @@ class Generator(nn.Module):
 
     def __call__(self, batch: Batch, embedded_BLE: Array, *, deterministic: bool) -> tuple[Array, Array]:
         """Vectors `BME` of the masked positions, to be multiplied with the word embeddings, and the bias of the words."""
-        hidden_BLD = self.encoder(batch, embedded_BLE=embedded_BLE, deterministic=deterministic)
-        return self.word_head(at_masks(hidden_BLD, batch))
+        _, decoded_BLD = self.encoder.with_decoded(batch, embedded_BLE=embedded_BLE, deterministic=deterministic)
+        return self.word_head(at_masks(decoded_BLD, batch))
 
 
 class ReplacedTokensModel(nn.Module):

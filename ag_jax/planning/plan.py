@@ -86,11 +86,9 @@ def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool =
 
 def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Bounds:
     """Bounds of a step that was compiled for this config and slice."""
-    model, data = learner.model_config(config, vocabulary(config)), config.data
-    rows, length = config.training.batch_size, data.sequence_length
+    data, rows, length = config.data, config.training.batch_size, config.data.sequence_length
     task, computed = (
-        flops.step_flops(model, rows=rows, length=length, predicted=predicted, next_sentence=config.next_sentence)
-        for predicted in (data.masking.rate * length, max_masked(data.masking, length))
+        _flops(config, predicted) for predicted in (data.masking.rate * length, max_masked(data.masking, length))
     )
     device = topology.chip.per_device()
     # A kernel without a declared cost is missing from the program's own count.
@@ -106,6 +104,15 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
         run_seconds=run_seconds,
         chip_hours=run_seconds / 3600 * topology.chips,
     )
+
+
+def _flops(config: ExperimentConfig, predicted: float) -> flops.Flops:
+    """FLOPs of a step of whichever objective the config has."""
+    words = vocabulary(config)
+    model, size = learner.model_config(config, words), {"rows": config.training.batch_size, "length": config.data.sequence_length}
+    if config.detects_replaced_tokens:
+        return flops.replaced_tokens_flops(model, learner.generator_config(config, words), predicted=predicted, **size)
+    return flops.step_flops(model, predicted=predicted, next_sentence=config.next_sentence, **size)
 
 
 def with_settings(config: ExperimentConfig, settings: dict[str, Any]) -> ExperimentConfig:

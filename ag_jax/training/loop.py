@@ -227,8 +227,7 @@ class Loop:
     def _collect(self) -> None:
         """Bring the steps' metrics from the device into the sums; raise at the first that is not finite."""
         steps, on_device = [step for step, _ in self.pending], [values for _, values in self.pending]
-        self.pending = []
-        headline = self.job.objective.headline.metric
+        self.pending, headline = [], self.job.objective.headline.metric
         for step, values in zip(steps, jax.device_get(on_device), strict=True):
             bad = metric_sums.not_finite(values)
             if bad:

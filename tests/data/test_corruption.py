@@ -53,6 +53,52 @@ def plain_mask(config, row, length, example, epoch, seed, tokenizer):
     return chosen
 
 
+@pytest.mark.parametrize("longest", [2, 3, 5])
+@pytest.mark.parametrize("mask_specials", [False, True])
+def test_spans_equal_a_plain_loop(tokenizer, longest, mask_specials):
+    """Starts in the order of their keys; each marks its tokens from the left until there are enough."""
+    config = MaskingConfig(rate=0.4, longest_span=longest, mask_specials=mask_specials)
+    tokens_BL, lengths_B = batch(tokenizer, 17, 29)
+    tokens_BL[:, 9] = tokenizer.specials.end  # a border within the row
+    result = mask(config, tokens_BL, lengths_B, tokenizer)
+    total = sum(1 / n for n in range(1, longest + 1))
+    runs = []
+    for b, (row, length) in enumerate(zip(tokens_BL, lengths_B)):
+        key = randomness.words(3, 0, 0, b)
+        allowed = [p for p in range(length) if mask_specials or row[p] not in tokenizer.special_ids]
+        count = min(int(np.floor(0.4 * len(allowed) + randomness.units(key, 1)[0])), corruption.max_masked(config, 29))
+        chosen = set()
+        for start in sorted(allowed, key=lambda p: int(randomness.words(key, 2, p)[0])):
+            drawn, tokens = randomness.units(key, 6, start)[0] * total, 1
+            while tokens < longest and drawn >= sum(1 / n for n in range(1, tokens + 1)):
+                tokens += 1
+            for p in range(start, start + tokens):
+                if p not in allowed or len(chosen) == count:
+                    break
+                chosen.add(p)
+            runs.append(tokens)
+        assert set(result.positions_BM[b][result.weights_BM[b] > 0].tolist()) == chosen
+    assert set(runs) == set(range(1, longest + 1))
+
+
+def test_spans_make_neighbours(tokenizer):
+    """As many masked tokens as without, but in runs."""
+    tokens_BL, lengths_B = batch(tokenizer, 400, 60)
+    counts, pairs = [], []
+    for longest in (1, 3):
+        result = mask(MaskingConfig(longest_span=longest), tokens_BL, lengths_B, tokenizer)
+        used = result.weights_BM > 0
+        counts.append(used.sum())
+        pairs.append((np.diff(result.positions_BM, axis=1)[used[:, 1:]] == 1).mean())
+    assert counts[0] == counts[1]
+    assert pairs[0] < 0.2 and pairs[1] > 0.3
+
+
+def test_spans_need_a_fixed_count():
+    with pytest.raises(ValueError, match="longest_span=3 needs count='fixed', got 'bernoulli'"):
+        MaskingConfig(longest_span=3, count="bernoulli")
+
+
 @pytest.mark.parametrize("count", ["fixed", "bernoulli"])
 @pytest.mark.parametrize("mask_specials", [False, True])
 @pytest.mark.parametrize("rate", [0.15, 0.6])

@@ -1,4 +1,4 @@
-"""The whole model against a float64 numpy one, and what it shows of its attention."""
+"""Ports, dropout, memory and birth of an encoder; what must hold of every encoder is in `test_encoders.py`."""
 
 import re
 
@@ -8,13 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ag_jax.attention import guidance
 from ag_jax.attention.multihead import MultiHeadAttention
 from ag_jax.models.encoder import Encoder, Ports
 from ag_jax.models.pretraining import PretrainingModel
 from tests import reference, tiny
-
-EPSILON, OFFSET = tiny.CONFIG.layer_norm_epsilon, tiny.CONFIG.position_offset
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +42,6 @@ def apply(model):
     return run
 
 
-@pytest.fixture(scope="module")
-def expected(params, batch):
-    """Word logits, next-sentence logits and attention of the numpy model."""
-    return reference.predict(tiny.float64(params), batch, epsilon=EPSILON, position_offset=OFFSET)
-
-
 def weights_of(sown):
     return sown["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0]
 
@@ -59,71 +50,12 @@ def statistics_of(sown):
     return sown["statistics"]["encoder"]["layers"]["attention"]["guided_heads"][0]
 
 
-def test_equals_numpy(apply, params, batch, expected):
-    predictions, sown = apply(params, batch)
-    words, following, weights = expected
-    np.testing.assert_allclose(predictions.words_BMV, words, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(predictions.next_B2, following, rtol=1e-5, atol=1e-5)
-    assert weights_of(sown).shape == (2, 4, 3, 11, 11)  # NBHQK
-    np.testing.assert_allclose(weights_of(sown), weights, atol=1e-6)
-    assert weights.max() > 0.9 and np.abs(words).max() > 1, "the comparison would be weak on even attention"
-
-
 def test_rows_sum_to_one_and_padding_is_seen_by_padding_alone(apply, params, batch):
     weights_NBHQK = np.asarray(weights_of(apply(params, batch)[1]))
     sequences_BL = batch["sequences"]
     np.testing.assert_allclose(weights_NBHQK.sum(-1), 1, rtol=1e-6)
     together_BQK = sequences_BL[:, :, None] == sequences_BL[:, None, :]
     np.testing.assert_array_equal(weights_NBHQK > 0, np.broadcast_to(together_BQK[:, None], weights_NBHQK.shape))
-
-
-def test_content_of_padding_does_not_matter(apply, params, batch):
-    before, before_sown = apply(params, batch)
-    changed = {**batch, "tokens": np.where(batch["sequences"], batch["tokens"], 17).astype(np.int32)}
-    changed["segments"] = np.where(batch["sequences"], batch["segments"], 1).astype(np.int32)
-    after, after_sown = apply(params, changed)
-    np.testing.assert_array_equal(before.words_BMV[:3], after.words_BMV[:3])
-    np.testing.assert_array_equal(before.next_B2[:3], after.next_B2[:3])
-    for row, n in enumerate(tiny.LENGTHS):
-        one, other = (np.asarray(weights_of(sown))[:, row, :, :n] for sown in (before_sown, after_sown))
-        np.testing.assert_array_equal(one, other)
-
-
-def test_a_row_is_the_same_alone_and_without_its_padding(apply, params, batch, expected):
-    for row, n in [(1, tiny.LENGTHS[1])]:
-        alone = {
-            name: field[row : row + 1, :n]
-            if name in ("tokens", "original", "sequences", "segments")
-            else field[row : row + 1]
-            for name, field in batch.items()
-        }
-        predictions, _ = apply(params, alone)
-        np.testing.assert_allclose(predictions.words_BMV[0], expected[0][row], rtol=1e-5, atol=1e-5)
-
-
-def test_left_padding_does_not_shift_positions(apply, params, batch, expected):
-    """Positions count tokens, so a row moved to the right means the same."""
-    rolled = {name: np.copy(field) for name, field in batch.items()}
-    gap = tiny.LENGTH - tiny.LENGTHS[1]
-    for name in ("tokens", "original", "sequences", "segments"):
-        rolled[name][1] = np.roll(batch[name][1], gap)
-    rolled["masked_positions"][1] = batch["masked_positions"][1] + gap
-    used = batch["masked_weights"][1] > 0
-    assert used.any()
-    predictions, _ = apply(params, rolled)
-    np.testing.assert_allclose(predictions.words_BMV[1][used], expected[0][1][used], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("after_dropout", [False, True])
-def test_statistics_are_those_of_the_weights(apply, params, batch, after_dropout):
-    guides = tiny.guides(batch, (("next", 1), ("first", 2)), after_dropout)
-    _, sown = apply(params, batch, Ports(guides=guides))
-    found = statistics_of(sown)
-    assert found.sum_of_squares_BHQ.shape == (2, 4, 3, 11)  # NBHQ
-    for layer in range(2):
-        expected = guidance.statistics(weights_of(sown)[layer], guides, jnp.asarray(batch["sequences"]))
-        np.testing.assert_allclose(found.sum_of_squares_BHQ[layer], expected.sum_of_squares_BHQ, rtol=1e-6)
-        np.testing.assert_allclose(found.overlap_BHQ[layer], expected.overlap_BHQ, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("after_dropout", [False, True])
@@ -201,7 +133,7 @@ def test_nothing_is_sown_that_nobody_asked_for(model, params, batch):
 def test_embedding_delta_is_added_to_the_word_vectors(apply, params, batch):
     delta = np.random.default_rng(0).standard_normal((4, 11, 12)).astype(np.float32)
     predictions, _ = apply(params, batch, Ports(embedding_delta=jnp.asarray(delta)))
-    words, *_ = reference.predict(tiny.float64(params), batch, epsilon=EPSILON, position_offset=OFFSET, delta=delta)
+    words, *_ = reference.predict(tiny.float64(params), batch, tiny.CONFIG, delta=delta)
     np.testing.assert_allclose(predictions.words_BMV, words, rtol=1e-5, atol=1e-5)
 
 
@@ -210,7 +142,7 @@ def test_attention_bias_is_added_to_the_scores_of_every_layer(apply, params, bat
     bias = 2 * np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     predictions, sown = apply(params, batch, Ports(attention_bias=jnp.asarray(bias)))
     words, following, weights = reference.predict(
-        tiny.float64(params), batch, epsilon=EPSILON, position_offset=OFFSET, bias_BHQK=bias
+        tiny.float64(params), batch, tiny.CONFIG, bias_BHQK=bias
     )
     # The empty row is left out: what its keys get there is nobody's business.
     np.testing.assert_allclose(weights_of(sown)[:, :3], weights[:, :3], atol=2e-6)
@@ -226,63 +158,6 @@ def test_ports_can_be_differentiated(model, params, batch):
     for leaf in (gradient.embedding_delta, gradient.attention_bias):
         assert np.abs(leaf[0]).max() > 1e-6, "the perturbed example answers"
         assert not np.asarray(leaf[1:]).any(), "the other examples do not"
-
-
-def test_bfloat16_is_close_and_keeps_what_must_be_exact(params, batch, expected):
-    model = tiny.model(dtype="bfloat16")
-    predictions, sown = jax.jit(
-        lambda params: model.apply(
-            {"params": params},
-            batch,
-            ports=tiny.ports(batch),
-            deterministic=True,
-            mutable=["intermediates", "statistics"],
-        )
-    )(params)
-    exact = (predictions.words_BMV, predictions.next_B2, predictions.bias_V, sown)
-    assert {leaf.dtype for leaf in jax.tree.leaves(exact)} == {jnp.dtype("float32")}
-    assert predictions.hidden_BMD.dtype == predictions.embedding_VD.dtype == jnp.bfloat16
-    error = np.abs(predictions.words_BMV - expected[0]).max() / np.abs(expected[0]).max()
-    assert 1e-5 < error < 0.05
-    assert np.abs(weights_of(sown) - expected[2]).max() < 0.05
-    np.testing.assert_allclose(np.asarray(weights_of(sown)).sum(-1), 1, rtol=1e-5)
-
-
-def loss_of(model, batch):
-    """A loss with dropout and guidance in it."""
-    objective = tiny.guided(model)
-
-    def loss(params):
-        outcome = objective(params, batch, {"dropout": jax.random.key(1)}, jnp.int32(0))
-        return sum(outcome.totals.values())
-
-    return loss
-
-
-@pytest.fixture(scope="module")
-def plain_gradient(params, batch):
-    return jax.jit(jax.value_and_grad(loss_of(tiny.model(dropout=0.2, attention_dropout=0.2), batch)))(params)
-
-
-@pytest.mark.parametrize("remat", ["layer", "dots"])
-def test_rematerialisation_changes_nothing(params, batch, plain_gradient, remat):
-    model = tiny.model(remat=remat, dropout=0.2, attention_dropout=0.2)
-    loss, gradient = jax.jit(jax.value_and_grad(loss_of(model, batch)))(params)
-    np.testing.assert_allclose(loss, plain_gradient[0], rtol=1e-6)
-    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(plain_gradient[1]))
-    for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(plain_gradient[1]), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6 * largest)
-    assert "remat" in str(jax.make_jaxpr(loss_of(model, batch))(params))
-
-
-def test_the_gradient_reaches_every_parameter_and_an_empty_row_brings_no_nan(plain_gradient):
-    loss, gradient = plain_gradient
-    assert np.isfinite(loss)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
-        name = jax.tree_util.keystr(path)
-        assert np.isfinite(leaf).all(), name
-        # Softmax does not see a constant added to all scores of a row.
-        assert np.abs(leaf).max() > (0 if "['key']['bias']" in name else 1e-7), name
 
 
 def test_two_calls_draw_the_same_dropout_and_two_layers_do_not(params, batch):
@@ -333,16 +208,6 @@ def test_no_array_of_batch_times_length_times_vocabulary():
     assert max(sizes) < B * L * V
 
 
-def test_program_does_not_grow_with_depth():
-    def lines(layers):
-        model = tiny.model(layers=layers)
-        batch = tiny.batch()
-        params = jax.eval_shape(lambda: tiny.params(model, batch))
-        return jax.jit(jax.grad(loss_of(model, batch))).lower(params).as_text().count("\n")
-
-    assert lines(2) == lines(8)
-
-
 def test_layers_differ_at_birth(model, batch):
     params = nn.unbox(jax.jit(lambda: model.init(jax.random.key(0), batch, deterministic=True))())["params"]
     kernel = np.asarray(params["encoder"]["layers"]["attention"]["query"]["kernel"])
@@ -358,7 +223,7 @@ def test_layers_differ_at_birth(model, batch):
 def test_encoder_alone_and_model_without_next_sentence(params, batch):
     encode = jax.jit(lambda params: Encoder(tiny.CONFIG).apply({"params": params}, batch, deterministic=True))
     hidden = encode(params["encoder"])
-    expected, _ = reference.encode(tiny.float64(params["encoder"]), batch, epsilon=EPSILON, position_offset=OFFSET)
+    expected, _ = reference.encode(tiny.float64(params["encoder"]), batch, tiny.CONFIG)
     np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
     without = {"params": {name: params[name] for name in ("encoder", "word_head")}}
     shapes = jax.eval_shape(lambda: PretrainingModel(tiny.CONFIG).apply(without, batch, deterministic=True))

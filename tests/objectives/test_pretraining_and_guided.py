@@ -32,7 +32,7 @@ def params(batch):
 @pytest.fixture(scope="module")
 def expected(params, batch):
     """Word logits, next-sentence logits and attention of the numpy model."""
-    return reference.predict(tiny.float64(params), batch, epsilon=1e-5, position_offset=2)
+    return reference.predict(tiny.float64(params), batch, tiny.CONFIG)
 
 
 @functools.cache
@@ -165,9 +165,7 @@ def test_bias_mode_adds_alpha_times_the_target_to_the_scores(params, batch, expe
     extra = np.random.default_rng(0).standard_normal((6, 1, 1, 11)).astype(np.float32)
     for more in (0 * extra, extra):  # what was plugged in before is kept
         outcome = call(objective, params, batch, Ports(attention_bias=jnp.asarray(more)))
-        words, _, weights = reference.predict(
-            tiny.float64(params), batch, epsilon=1e-5, position_offset=2, bias_BHQK=bias + more
-        )
+        words, _, weights = reference.predict(tiny.float64(params), batch, tiny.CONFIG, bias_BHQK=bias + more)
         logs = np.take_along_axis(functions.log_softmax(words, axis=-1), batch["masked_labels"][..., None], -1)[..., 0]
         np.testing.assert_allclose(outcome.totals["mlm"], -(logs * batch["masked_weights"]).sum(), rtol=1e-5)
         assert set(outcome.totals) == {"mlm", "nsp"} and "ag_loss" not in outcome.metrics

@@ -33,6 +33,39 @@ def test_parts_by_hand():
     assert counted.total == counted.body + counted.attention + counted.head + counted.next_sentence
 
 
+def test_replaced_tokens_by_hand():
+    """Encoder: 2 layers, width 12, 22 features. Generator: 2 layers, width 6, 10 features, embeddings of 12, 37 words."""
+    alone = flops.replaced_tokens_flops(tiny.CONFIG, None, rows=4, length=11, predicted=5)
+    assert alone.body == 6 * 44 * 2 * (4 * 144 + 2 * 12 * 22)
+    assert alone.attention == 6 * 2 * 4 * 2 * 11 * 11 * 12
+    assert alone.head == 6 * 44 * (144 + 12)
+    small = tiny.config(width=6, feedforward=10, embedding_width=12)
+    both = flops.replaced_tokens_flops(tiny.CONFIG, small, rows=4, length=11, predicted=5)
+    assert both.body - alone.body == 6 * 44 * (2 * (4 * 36 + 2 * 6 * 10) + 12 * 6)
+    assert both.attention - alone.attention == 6 * 2 * 4 * 2 * 11 * 11 * 6
+    assert both.head - alone.head == 6 * 20 * (6 * 12 + 12 * 37)
+    projected = flops.replaced_tokens_flops(tiny.config(embedding_width=5), None, rows=4, length=11, predicted=5)
+    assert projected.body - alone.body == 6 * 44 * 5 * 12
+
+
+def test_parts_of_deberta_by_hand():
+    """The same with one convolution, two terms, a table of 12 rows and two passes of the decoder."""
+    settings = {**tiny.DEBERTA_V1, "convolution": 3}
+    counted = flops.step_flops(tiny.config(**settings), rows=4, length=11, predicted=5)
+    projections = 2 * 12 * 144  # two terms, 12 of 21 distances have a row
+    assert counted.body == 6 * 44 * (2 * (4 * 144 + 2 * 12 * 22) + 3 * 144)
+    assert counted.attention == 6 * 2 * (4 * 2 * 11 * 11 * 12 + 2 * 44 * 11 * 12 + projections)
+    of_a_pass = 20 * (2 * 144 + 2 * 12 * 22 + 2 * 11 * 12 + 2 * 11 * 12)
+    assert counted.decoder == 6 * (2 * of_a_pass + 44 * 2 * 144 + projections)
+    assert counted.total == counted.body + counted.attention + counted.head + counted.decoder
+
+
+def test_embeddings_of_their_own_width_by_hand():
+    counted = flops.step_flops(tiny.config(embedding_width=7), rows=4, length=11, predicted=5)
+    assert counted.body == 6 * 44 * (2 * (4 * 144 + 2 * 12 * 22) + 7 * 12)
+    assert counted.head == 6 * 20 * (12 * 7 + 7 * 37)
+
+
 @pytest.mark.parametrize(
     ("rows", "length", "masked", "width", "features", "words", "extra"),
     [(4, 64, 11, 96, 384, 1009, 0.06), (3, 40, 40, 64, 200, 521, 0.085), (2, 128, 20, 768, 3072, 8009, 0.008)],
