@@ -161,10 +161,12 @@ def check_initial_weights(config: ExperimentConfig) -> None:
     """Raise ValueError, with the settings that differ, unless `training.initial_weights` is a run of the same encoder."""
     source = storage.directory(config.training.initial_weights)
     theirs, ours = (experiment.flat(experiment.to_dict(of)["model"]) for of in (read_config(source), config))
+    if 0 in (theirs["vocabulary_size"], ours["vocabulary_size"]):  # the tokenizer's, which is not loaded yet
+        theirs["vocabulary_size"] = ours["vocabulary_size"]
     different = [
         f"  model.{key}: there {theirs[key]!r}, here {ours[key]!r}"
         for key in ours
-        if theirs[key] != ours[key] and not (key in MODEL_MAY_DIFFER or (key == "vocabulary_size" and 0 in (theirs[key], ours[key])))
+        if theirs[key] != ours[key] and key not in MODEL_MAY_DIFFER
     ]
     if different:
         raise ValueError(
@@ -183,15 +185,12 @@ def _given(config: ExperimentConfig, tokenizer: Tokenizer, init: Callable[[], An
     opened = open_run(storage.directory(config.training.initial_weights))
     if opened.tokenizer.fingerprint() != tokenizer.fingerprint():
         raise ValueError(
-            f"the weights of {opened.workdir} go with another tokenizer: set --config.data.tokenizer.path={opened.workdir}/tokenizer"
+            f"the weights of {opened.workdir} go with another tokenizer: set "
+            f"--config.data.tokenizer.path={opened.workdir}/tokenizer"
         )
     expected = learner.unboxed(jax.eval_shape(init))
     kept = [name for name in opened.params if name in expected]
-    shapes = [
-        {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in ({name: opened.params[name] for name in kept}, {name: expected[name] for name in kept})
-    ]
-    theirs, ours = shapes
+    theirs, ours = (_shapes({name: tree[name] for name in kept}) for tree in (opened.params, expected))
     if different := [
         f"  {path}: there {theirs.get(path, 'none')}, here {ours.get(path, 'none')}"
         for path in sorted(theirs | ours)
@@ -203,6 +202,11 @@ def _given(config: ExperimentConfig, tokenizer: Tokenizer, init: Callable[[], An
         notes = [f"{what}: {', '.join(which)}" for what, which in (("new", new), ("dropped", dropped)) if which]
         print("; ".join([f"starting from step {opened.step} of {opened.workdir}", *notes]), file=sys.stderr, flush=True)
     return {name: jax.device_get(opened.params[name]) for name in kept}
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
 
 
 def write(config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, params: Any) -> None:

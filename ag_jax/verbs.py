@@ -158,12 +158,13 @@ def _convert(request: Request) -> None:
         options = (request.dtype, request.license, request.part)
         written = exporting.convert(workdir, request.step, request.path, *options)
         print(f"{written.parameters:,} parameters as {written.architecture}, in {request.path}")
-        print("\n".join(f"not carried: {item}" for item in written.not_carried), end="")
+        for item in written.not_carried:
+            print(f"not carried: {item}")
         return
     if storage.is_remote(workdir):
         raise ValueError(f"--workdir={workdir}: convert writes to a disk; copy the run to the store when it is there")
     found = importing.convert(request.path, workdir, request.expect)
-    print(f"{found.parameters:,} parameters of {found.family}, in {workdir}; look with: ag-jax inspect --workdir={workdir}")
+    print(f"{found.parameters:,} parameters of {found.family}, in {workdir}")
     for head in found.new:
         print(f"new: {head}, which the files lack; its values are fresh, so train before you use them")
     for name in found.left_out:

@@ -79,5 +79,7 @@ def _metrics(opened: OpenRun) -> list[str]:
     if not rows:
         return ["None were recorded."]
     last = rows[-1]
-    values = [f"| {name} | {value:.4f} |" for name, value in last.items() if name not in _POSITION and isinstance(value, float)]
+    values = [
+        f"| {name} | {value:.4f} |" for name, value in last.items() if name not in _POSITION and isinstance(value, float)
+    ]
     return [f"On held-out text at step {last['step']:,}:", "", "| | |", "|---|---|", *values]

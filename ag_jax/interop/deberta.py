@@ -83,7 +83,9 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     in_decoder = not settings.take("position_biased_input", True) and _POSITIONS in names
     input_or_none = "input" if settings.take("position_biased_input", True) else "none"
     if input_or_none == "none" and not terms:
-        settings.problems.append("position_biased_input=False needs relative_attention with c2p or p2c: there is no order of words")
+        settings.problems.append(
+            "position_biased_input=False needs relative_attention with c2p or p2c: there is no order of words"
+        )
     return common | {
         "layer_norm_epsilon": float(settings.take("layer_norm_eps", 1e-7)),
         "max_length": positions,

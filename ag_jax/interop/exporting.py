@@ -55,9 +55,7 @@ def convert(
         )
     wanted = names.places(family.names, {path: leaf.shape for path, leaf in params.items()})
     stored = names.store(wanted, params, tensors.DTYPES[dtype])
-    architecture = family.classes + next(
-        ending for ending, of in family.architectures.items() if set(of) == set(heads)
-    )
+    architecture = family.classes + next(ending for ending, of in family.architectures.items() if set(of) == set(heads))
     target = pathlib.Path(path).expanduser().resolve()
     with directories.whole(target) as partial:
         tensors.write(stored, partial / tensors.WHOLE)

@@ -53,7 +53,14 @@ def read(directory: pathlib.Path) -> Source:
         if any(name.startswith(beginnings) for name in tensors.shapes):
             heads.add(head)
     return Source(
-        directory, family, config, tuple(sorted(heads)), tensors, architectures, settings.take("pad_token_id", 0), _license(directory)
+        directory,
+        family,
+        config,
+        tuple(sorted(heads)),
+        tensors,
+        architectures,
+        settings.take("pad_token_id", 0),
+        _license(directory),
     )
 
 

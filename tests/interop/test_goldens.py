@@ -33,7 +33,9 @@ def golden(request, tmp_path_factory):
 
 
 def test_all_families_are_here():
-    assert {json.loads((GOLDENS / name / "config.json").read_text())["model_type"] for name in NAMES} == set(catalogue.FAMILIES)
+    assert {json.loads((GOLDENS / name / "config.json").read_text())["model_type"] for name in NAMES} == set(
+        catalogue.FAMILIES
+    )
 
 
 def test_what_it_computes(golden):
@@ -58,7 +60,15 @@ def test_the_export_has_the_same_tensors_and_settings(golden):
     for name, value in after.items():
         assert value.dtype == np.float32 and np.array_equal(value, before[name].astype(np.float32)), name
     theirs, ours = (json.loads((directory / "config.json").read_text()) for directory in (golden[0], golden[2]))
-    free = {"dtype", "bos_token_id", "eos_token_id", "position_buckets", "max_relative_positions", "conv_kernel_size", "conv_act"}
+    free = {
+        "dtype",
+        "bos_token_id",
+        "eos_token_id",
+        "position_buckets",
+        "max_relative_positions",
+        "conv_kernel_size",
+        "conv_act",
+    }
     different = {key for key in theirs.keys() & ours.keys() - free if theirs[key] != ours[key]}
     assert not different
 
@@ -151,7 +161,10 @@ def test_an_encoder_alone_gets_a_fresh_head(plain, tmp_path):
     found = importing.convert(str(directory), epath.Path(tmp_path / "run"))
     assert found.new == ("word_head",)
     ours = names.flat(run.open_run(tmp_path / "run").params)
-    same({path: ours[path] for path in plain if path.startswith("encoder/")}, {p: v for p, v in plain.items() if p.startswith("encoder/")})
+    same(
+        {path: ours[path] for path in plain if path.startswith("encoder/")},
+        {p: v for p, v in plain.items() if p.startswith("encoder/")},
+    )
     assert ours["word_head/dense/kernel"].std() > 0
 
 
@@ -167,7 +180,12 @@ def test_head_width_48_longer_positions_and_more_words(tmp_path):
 
     directory = with_tensors("bert", tmp_path / "hf", wider)
     config = json.loads((directory / "config.json").read_text())
-    config |= {"hidden_size": 96, "num_attention_heads": 2, "max_position_embeddings": 50, "vocab_size": config["vocab_size"] + 7}
+    config |= {
+        "hidden_size": 96,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 50,
+        "vocab_size": config["vocab_size"] + 7,
+    }
     (directory / "config.json").write_text(json.dumps(config))
     ours = converted(directory, tmp_path / "run")
     assert ours["encoder/layers/attention/query/kernel"].shape == (2, 96, 2, 48)
@@ -195,7 +213,10 @@ def test_the_enhanced_mask_decoder_comes_back(tmp_path):
     config["model"]["decoder_passes"] = 3
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     found = exporting.convert(epath.Path(tmp_path / "run"), None, str(tmp_path / "out"))
-    assert "enhanced mask decoder" in found.not_carried[0] and found.not_carried[0] in (tmp_path / "out" / "README.md").read_text()
+    assert (
+        "enhanced mask decoder" in found.not_carried[0]
+        and found.not_carried[0] in (tmp_path / "out" / "README.md").read_text()
+    )
     same(converted(tmp_path / "out", tmp_path / "again"), ours)
     assert run.open_run(tmp_path / "again").model.config.decoder_passes == 3
 
