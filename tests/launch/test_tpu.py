@@ -3,7 +3,6 @@
 The worker's side, launch/tpu_worker.sh, is run for real: processes in the background, logs, exit statuses.
 """
 
-import functools
 import json
 import os
 import pathlib
@@ -11,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -19,6 +19,9 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
 CREATE = ("one", "--accelerator=v5litepod-8", "--zone=us-west4-a", "--project=mine")
 TRAIN = ("train", "--config=configs/a b.py:arm=ag", "--workdir=gs://bucket/run 1")
+# A shell that starts something in the background has it ignore Ctrl-C, and so all that this starts; undone in a process
+# of its own, as Popen's preexec_fn would fork this one, which runs jax's threads.
+_HEED = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 class Cloud:
@@ -63,7 +66,7 @@ class Cloud:
 
     def start(self, script, *arguments, **environment):
         return subprocess.Popen(
-            ["bash", str(self.repository / "launch" / script), *arguments],
+            [sys.executable, "-c", _HEED, "bash", str(self.repository / "launch" / script), *arguments],
             env=self.environment | environment,
             cwd=self.folder,
             stdin=subprocess.PIPE,
@@ -71,8 +74,6 @@ class Cloud:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # A shell that starts something in the background has it ignore Ctrl-C, and so all that this starts.
-            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, script, *arguments, answer="", **environment):
