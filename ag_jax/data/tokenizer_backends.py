@@ -91,18 +91,22 @@ class SentencePiece:
         return self._model
 
 
-def byte_bpe(model: huggingface.models.BPE) -> huggingface.Tokenizer:
-    """RoBERTa's pipeline around a BPE model: bytes as letters, no space added in front of the text."""
+def byte_bpe(model: huggingface.models.BPE, *, space_first: bool = False) -> huggingface.Tokenizer:
+    """RoBERTa's pipeline around a BPE model: bytes as letters; space_first: one is added in front of the text."""
     tokenizer = huggingface.Tokenizer(model)
-    tokenizer.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=space_first)
     tokenizer.decoder = huggingface.decoders.ByteLevel()
     return tokenizer
 
 
-def wordpiece(model: huggingface.models.WordPiece, *, lowercase: bool) -> huggingface.Tokenizer:
-    """BERT's pipeline around a WordPiece model."""
+def wordpiece(
+    model: huggingface.models.WordPiece, *, lowercase: bool, strip_accents: bool | None = None, split_chinese: bool = True
+) -> huggingface.Tokenizer:
+    """BERT's pipeline around a WordPiece model; accents go with the capitals unless strip_accents says otherwise."""
     tokenizer = huggingface.Tokenizer(model)
-    tokenizer.normalizer = huggingface.normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.normalizer = huggingface.normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=split_chinese
+    )
     tokenizer.pre_tokenizer = huggingface.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = huggingface.decoders.WordPiece()
     return tokenizer

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import io
 import itertools
-import json
 import os
 import pathlib
 import re
@@ -19,6 +18,7 @@ import sentencepiece
 import tokenizers as huggingface
 from etils import epath
 
+from ag_jax.data import vocabularies
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tokenizer_backends import (
     BERT_SPECIALS,
@@ -36,7 +36,7 @@ _ROLES = {
     "unknown": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
-_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
+_FILES = ("tokenizer.json", *vocabularies.FILES)
 # sentencepiece holds its training text in memory and skips longer lines without a word.
 _SENTENCEPIECE_LINES = 2_000_000
 _SENTENCEPIECE_LINE_CHARACTERS = 1000
@@ -138,7 +138,7 @@ def load(path: str | os.PathLike) -> Tokenizer:
     """Load a directory or file: tokenizer.json, vocab.json with merges.txt, vocab.txt, or a sentencepiece model.
 
     vocab.json with merges.txt is RoBERTa's byte-level BPE, without a space added in front of the text. vocab.txt is
-    BERT's WordPiece, lower-cased unless `do_lower_case` in a tokenizer_config.json beside it says otherwise.
+    BERT's WordPiece, lower-cased. A tokenizer_config.json or added_tokens.json beside them is followed, or refused.
     """
     named = epath.Path(path)
     if not named.exists():
@@ -158,13 +158,13 @@ def _load(given: pathlib.Path, origin: str) -> Tokenizer:
     directory, names = (given, _names(given)) if given.is_dir() else (given.parent, [given.name])
     for name in names:
         if name == "tokenizer.json":
-            backend = HuggingFace(_read_file(directory / name, huggingface.Tokenizer.from_file))
+            backend = HuggingFace(vocabularies.read(directory / name, huggingface.Tokenizer.from_file))
         elif name in ("vocab.json", "merges.txt"):
-            backend = _load_byte_bpe(directory)
+            backend = vocabularies.load_byte_bpe(directory)
         elif name == "vocab.txt":
-            backend = _load_wordpiece(directory / name)
+            backend = vocabularies.load_wordpiece(directory / name)
         elif name.endswith(".model"):
-            backend = SentencePiece(_read_file(directory / name, lambda file: pathlib.Path(file).read_bytes()))
+            backend = SentencePiece(vocabularies.read(directory / name, lambda file: pathlib.Path(file).read_bytes()))
         else:
             continue
         return Tokenizer(backend, origin=origin)
@@ -263,35 +263,8 @@ def _explain_size(asked: int, message: str) -> str:
     return f"sentencepiece could not train a vocabulary of {asked} pieces: {message}"
 
 
-def _load_byte_bpe(directory: pathlib.Path) -> HuggingFace:
-    vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
-    for file in (vocabulary, merges):
-        if not file.exists():
-            raise FileNotFoundError(f"a byte-level BPE needs vocab.json and merges.txt, but {file} is missing; add it.")
-    tokenizer = byte_bpe(_read_file(vocabulary, lambda file: huggingface.models.BPE.from_file(file, str(merges))))
-    # Only those that the vocabulary has: adding a missing one would give it an id without an embedding.
-    tokenizer.add_special_tokens([name for name in ROBERTA_SPECIALS if tokenizer.token_to_id(name) is not None])
-    return HuggingFace(tokenizer)
-
-
-def _load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
-    settings = vocabulary.parent / "tokenizer_config.json"
-    lowercase = json.loads(settings.read_text()).get("do_lower_case", True) if settings.exists() else True
-    read = functools.partial(huggingface.models.WordPiece.from_file, unk_token="[UNK]")
-    tokenizer = wordpiece(_read_file(vocabulary, read), lowercase=lowercase)
-    tokenizer.add_special_tokens([name for name in BERT_SPECIALS if tokenizer.token_to_id(name) is not None])
-    return HuggingFace(tokenizer)
-
-
 def _names(directory: pathlib.Path) -> list[str]:
     """File names, the self-contained tokenizer.json first, vocab.json before vocab.txt before *.model."""
     order = ("tokenizer.json", "vocab.json", "vocab.txt")
     names = sorted(file.name for file in directory.iterdir())
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
-
-
-def _read_file(file: pathlib.Path, read):
-    try:
-        return read(str(file))
-    except Exception as error:  # the Rust library raises bare Exception
-        raise ValueError(f"{file} could not be read as a tokenizer ({error}); copy it anew.") from error

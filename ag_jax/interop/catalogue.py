@@ -11,7 +11,7 @@ FAMILIES = {family.model_type: family for family in (BERT, ROBERTA, CAMEMBERT, E
 
 def named(model_type: object) -> Family:
     """The family of a config.json. Raises ValueError that lists the known ones."""
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(f"model_type={model_type!r} is not known here; known are {', '.join(FAMILIES)}")
     return FAMILIES[model_type]
 

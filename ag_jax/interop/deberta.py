@@ -62,7 +62,10 @@ def _terms(settings: Settings) -> str:
     if not settings.take("relative_attention", False):
         return ""
     given = settings.raw("pos_att_type") or []
-    terms = [term for term in given.split("|") if term] if isinstance(given, str) else list(given)
+    if not isinstance(given, str | list):
+        settings.problems.append(f"pos_att_type must be a text or a list, got {given!r}")
+        return ""
+    terms = [term for term in given.split("|") if term] if isinstance(given, str) else given
     if strange := [term for term in terms if term not in ("c2p", "p2c")]:
         settings.problems.append(f"pos_att_type={given!r}: {', '.join(map(str, strange))} is not supported, only c2p and p2c")
         return ""
@@ -79,7 +82,7 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     terms = _terms(settings)
     positions = settings.need("max_position_embeddings")
     span = settings.take("max_relative_positions", -1)
-    ours = settings.take(SECTION, {})
+    passes = Settings(settings.take(SECTION, {})).take("decoder_passes", _PASSES)
     in_decoder = not settings.take("position_biased_input", True) and _POSITIONS in names
     input_or_none = "input" if settings.take("position_biased_input", True) else "none"
     if input_or_none == "none" and not terms:
@@ -92,7 +95,7 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "position_offset": 0,
         "segments": settings.take("type_vocab_size", 0),
         "absolute_positions": "decoder" if in_decoder else input_or_none,
-        "decoder_passes": ours.get("decoder_passes", _PASSES) if in_decoder else 0,
+        "decoder_passes": passes if in_decoder else 0,
         "relative": {"terms": terms, "span": span if span > 0 else positions},
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ag_jax.interop import tensors, tokenizer_files
 
-_WANTED = ("config.json", "README.md", "*.safetensors", tensors.INDEX, *tensors.PICKLES[1:], *tokenizer_files.NAMES)
+_WANTED = ("config.json", "README.md", "*.safetensors", tensors.INDEX, *tokenizer_files.NAMES)
 
 
 @contextlib.contextmanager
@@ -51,10 +51,18 @@ def find(path: str) -> pathlib.Path:
             f"--path={path} is no directory here; to take it from the hub: pip install huggingface_hub ({error})"
         ) from error
     try:
-        return pathlib.Path(huggingface_hub.snapshot_download(path, allow_patterns=list(_WANTED)))
+        found = pathlib.Path(huggingface_hub.snapshot_download(path, allow_patterns=list(_WANTED)))
+        whole_or_shards = any((found / name).exists() for name in (tensors.WHOLE, tensors.INDEX))
+        pickled = not whole_or_shards and any(huggingface_hub.file_exists(path, name) for name in tensors.PICKLES)
     except Exception as error:  # its own kinds, and those of two libraries below it
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ValueError(
             f"--path={path} is no directory here, and the Hugging Face hub did not give it ({type(error).__name__}: {reason}). "
             "Check the name and the network, or copy the model to a directory and give that"
         ) from error
+    if pickled:
+        raise ValueError(
+            f"{path} has its weights as a pickle alone, which can run any program when it is read, so it is not fetched. If you trust "
+            f"it: hf download {path} --local-dir=DIR, and then --path=DIR, which says how to convert it"
+        )
+    return found

@@ -61,7 +61,7 @@ def convert(
         tensors.write(stored, partial / tensors.WHOLE)
         settings = _settings(family, config, architecture, opened.tokenizer.specials, dtype)
         (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-        tokenizer_files.write(opened.tokenizer, partial, family, config.max_length)
+        tokenizer_files.write(opened.tokenizer, partial, family, config)
         text = card.text(opened, config, architecture, dtype, license or origin.get("license", ""), origin, not_carried)
         (partial / "README.md").write_text(text)
     return Exported(architecture, sum(tensor.size for tensor in stored.values()), tuple(not_carried))

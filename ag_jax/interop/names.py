@@ -102,11 +102,17 @@ def load(wanted: Sequence[Place], read: Callable[[str], np.ndarray], ours: Mappi
 
 
 def store(wanted: Iterable[Place], ours: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Their tensors by name."""
+    """Their tensors by name. Raises ValueError if a value is too large for the type."""
     tensors = {}
     for place in wanted:
         parts = [ours[path] if place.layer is None else ours[path][place.layer] for path in place.paths]
-        tensors[place.theirs] = np.ascontiguousarray(place.layout.store(*parts)).astype(dtype)
+        whole = np.ascontiguousarray(place.layout.store(*parts))
+        with np.errstate(over="ignore"):
+            tensors[place.theirs] = whole.astype(dtype)
+        if not np.array_equal(np.isfinite(tensors[place.theirs]), np.isfinite(whole)):
+            raise ValueError(
+                f"{place.theirs} reaches {np.abs(whole).max():.3g}, which {dtype} cannot hold: use --dtype=float32 or bfloat16"
+            )
     return tensors
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ class Source:
     heads: tuple[str, ...]
     tensors: Tensors
     architectures: tuple[str, ...]
-    pad: int
     license: str
 
 
@@ -41,9 +40,10 @@ def read(directory: pathlib.Path) -> Source:
     tensors = open_directory(directory)
     rooted = any(name.startswith(f"{family.root}.") for name in tensors.shapes)
     tensors = tensors.renamed(lambda name: _modern(name, family, rooted))
+    tensors = tensors.renamed(lambda name: _first_copy(name, family, tensors.shapes))
     settings = Settings(values)
     fields = family.read(settings, tensors.shapes)
-    architectures = tuple(settings.take("architectures", []))
+    architectures = tuple(map(str, settings.take("architectures", [])))
     if settings.problems:
         listed = "\n".join(f"  {problem}" for problem in settings.problems)
         raise ValueError(f"{directory / 'config.json'} asks for what is not supported here:\n{listed}")
@@ -59,7 +59,6 @@ def read(directory: pathlib.Path) -> Source:
         tuple(sorted(heads)),
         tensors,
         architectures,
-        settings.take("pad_token_id", 0),
         _license(directory),
     )
 
@@ -70,8 +69,6 @@ def untie(source: Source) -> dict[str, tuple[int, ...]]:
     for second, first in source.family.tied.items():
         if second not in shapes:
             continue
-        if first not in shapes:
-            raise ValueError(f"{source.directory} has {second}, but not {first}, which it is a copy of")
         if shapes[second] != shapes[first] or not np.array_equal(source.tensors.read(second), source.tensors.read(first)):
             raise ValueError(
                 f"{second} {shapes[second]} and {first} {shapes[first]} of {source.directory} differ: output and input "
@@ -104,6 +101,12 @@ def _modern(name: str, family: Family, rooted: bool) -> str:
         if name.startswith(beginning):
             return meant + name.removeprefix(beginning)
     return name
+
+
+def _first_copy(name: str, family: Family, names: Collection[str]) -> str:
+    """The first name of a tied tensor where a file kept only its second copy."""
+    first = family.tied.get(name, name)
+    return name if first in names else first
 
 
 def _with_relative(fields: dict[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,9 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Names and values stay what they are, whichever head they are of; `weights_only` unpickles tensors and nothing else.
 CONVERSION = (
-    "python -c \"import torch, safetensors.torch as s; t = torch.load('{directory}/pytorch_model.bin', weights_only=True); "
-    "s.save_file({{k: v.clone().contiguous() for k, v in t.items()}}, '{directory}/model.safetensors')\""
+    "python -c \"import glob, torch, safetensors.torch as s; files = glob.glob('{directory}/pytorch_model*.bin'); "
+    "t = {{k: v.clone().contiguous() for f in files for k, v in torch.load(f, weights_only=True).items()}}; "
+    "s.save_file(t, '{directory}/model.safetensors')\""
 )
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _BUFFERS = (".position_ids", ".token_type_ids")  # counted out when a model is made; no parameters

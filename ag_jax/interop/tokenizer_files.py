@@ -6,13 +6,15 @@ import pathlib
 import tokenizers as huggingface
 from tokenizers import AddedToken, processors
 
-from ag_jax.data import tokenizers
+from ag_jax.data import tokenizers, vocabularies
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop import sentencepiece_models
 from ag_jax.interop.families import Family
+from ag_jax.models.config import EncoderConfig
 
-NAMES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt", "*.model")
+NAMES = ("tokenizer.json", *vocabularies.FILES, "*.model")
 _FAIRSEQ = ("camembert",)  # families whose sentencepiece ids are fairseq's
+_CLASSES = {"camembert": ("CamembertTokenizer",), "deberta-v2": ("DebertaV2Tokenizer",)}  # of their sentencepiece models
 _MASKS = {"camembert": "<mask>", "deberta-v2": "[MASK]"}  # which their sentencepiece models may lack
 
 
@@ -26,7 +28,9 @@ def read(directory: pathlib.Path, family: Family) -> Tokenizer:
     if model is None or any(file.exists() for file in kept):
         return tokenizers.load(directory)
     kind = family.model_type
+    vocabularies.settings_beside(model, _CLASSES.get(kind, ()), {"do_lower_case": False, "split_by_punct": False})
     converted = sentencepiece_models.convert(model.read_bytes(), fairseq=kind in _FAIRSEQ, mask=_MASKS.get(kind, ""))
+    vocabularies.add_tokens(converted, directory)
     return tokenizers.of_library(converted, str(model))
 
 
@@ -39,7 +43,7 @@ def check_size(tokenizer: Tokenizer, rows: int) -> None:
         )
 
 
-def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, max_length: int) -> None:
+def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config: EncoderConfig) -> None:
     """`tokenizer.json` and `tokenizer_config.json`, special tokens and their template included."""
     name, content = tokenizer.file()
     library = huggingface.Tokenizer.from_str(content.decode()) if name == "tokenizer.json" else None
@@ -52,7 +56,7 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, max_len
         if token not in present or role == "mask":  # where spaces are part of the pieces, the mask takes the one before it
             library.add_special_tokens([AddedToken(token, special=True, lstrip=spaced and role == "mask")])
     begin, end = special["begin"], special["end"]
-    two = 0 if family.root == "roberta" else 1  # the segment of the second text
+    two = 0 if family.root == "roberta" or config.segments == 1 else 1  # the segment of the second text
     between = " ".join([f"{end}:0"] * tokenizer.specials.pair_separators)
     library.post_processor = processors.TemplateProcessing(
         single=f"{begin}:0 $A:0 {end}:0",
@@ -61,9 +65,9 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, max_len
     )
     library.save(str(directory / "tokenizer.json"))
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    config = {
+    settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length,
+        "model_max_length": config.max_length,
         "model_input_names": inputs if two else ["input_ids", "attention_mask"],
         "bos_token": begin,
         "cls_token": begin,
@@ -75,4 +79,4 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, max_len
         | {"normalized": False, "single_word": False, "special": True},
         "clean_up_tokenization_spaces": False,
     }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")

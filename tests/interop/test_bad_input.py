@@ -95,8 +95,9 @@ def test_a_header_that_lies(lie, directory, tmp_path):
 
 
 def test_unknown_model_types_list_the_known(directory, tmp_path):
-    settings(directory, model_type="gpt2")
-    refused(directory, tmp_path, "'gpt2' is not known", *catalogue.FAMILIES)
+    for unknown in ("gpt2", ["bert"], None):
+        settings(directory, model_type=unknown)
+        refused(directory, tmp_path, f"model_type={unknown!r} is not known", *catalogue.FAMILIES)
 
 
 def test_every_unsupported_option_is_named_at_once(directory, tmp_path):
@@ -127,6 +128,8 @@ def test_every_unsupported_option_of_deberta(tmp_path):
     }
     settings(directory, **asked)
     assert "p2p is not supported" in refused(directory, tmp_path, *asked)
+    settings(directory, pos_att_type=2)
+    refused(directory, tmp_path, "pos_att_type must be a text or a list, got 2")
 
 
 def test_a_tokenizer_with_more_words_than_the_embedding(directory, tmp_path):
@@ -139,6 +142,23 @@ def test_a_tokenizer_whose_padding_is_elsewhere(tmp_path):
     directory = with_tensors("roberta", tmp_path / "hf", lambda tensors: tensors)
     settings(directory, pad_token_id=2)
     refused(directory, tmp_path, "pad_token_id + 1 = 3", "padding is 1")
+
+
+@pytest.mark.parametrize(
+    ("settings_beside", "said"),
+    [
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, "tokenizer_class=BertJapaneseTokenizer is not one of BertTokenizer"),
+        ({"tokenizer_class": "BertTokenizerFast", "do_basic_tokenize": False}, "do_basic_tokenize=False"),
+    ],
+)
+def test_a_tokenizer_that_cuts_in_another_way(settings_beside, said, directory, tmp_path):
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings_beside))
+    refused(directory, tmp_path, said, "tokenizer.json")
+
+
+def test_added_tokens_of_another_vocabulary(directory, tmp_path):
+    (directory / "added_tokens.json").write_text(json.dumps({"unionized": 41}))
+    refused(directory, tmp_path, "gives 'unionized' the id 41, but here it has 39")
 
 
 def test_no_tokenizer(directory, tmp_path):
@@ -197,6 +217,11 @@ def test_a_hub_that_does(directory, tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(directory))
     assert directories.find("someone/model") == directory
+    (directory / "model.safetensors").unlink()
+    monkeypatch.setattr(huggingface_hub, "file_exists", lambda name, file: file == "pytorch_model.bin")
+    refused("someone/model", tmp_path, "someone/model has its weights as a pickle", "hf download someone/model")
+    monkeypatch.setattr(huggingface_hub, "file_exists", lambda name, file: False)
+    refused("someone/model", tmp_path, "no weights", error=FileNotFoundError)
 
 
 @pytest.fixture(scope="module")
@@ -206,13 +231,18 @@ def workdir(tmp_path_factory):
     return epath.Path(target)
 
 
-def test_exports_that_cannot_be(workdir, tmp_path):
+def test_exports_that_cannot_be(workdir, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="--dtype must be one of float32, bfloat16, float16"):
         exporting.convert(workdir, None, str(tmp_path / "out"), "int8")
     with pytest.raises(ValueError, match="no checkpoint of step 7"):
         exporting.convert(workdir, 7, str(tmp_path / "out"))
     with pytest.raises(ValueError, match="no generator"):
         exporting.convert(workdir, None, str(tmp_path / "out"), part="generator")
+    opened = run.open_run(workdir)
+    opened.params["word_head"]["bias"] = opened.params["word_head"]["bias"] + 1e5
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r"cls.predictions.bias reaches 1e\+05, which float16"):
+        patch.setattr(run, "open_run", lambda *_: opened)
+        exporting.convert(workdir, None, str(tmp_path / "out"), "float16")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "x").touch()
     with pytest.raises(ValueError, match="not empty"):

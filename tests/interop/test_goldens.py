@@ -8,6 +8,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+import tokenizers as huggingface
 from etils import epath
 from safetensors.numpy import load_file, save_file
 
@@ -139,6 +140,15 @@ def test_tied_tensors_that_are_there_twice_and_buffers(plain, tmp_path):
     same(converted(with_tensors("bert", tmp_path / "hf", twice), tmp_path / "run"), plain)
 
 
+def test_tied_tensors_of_which_the_second_copy_was_kept(plain, tmp_path):
+    def second(tensors):
+        kept = {"bert.embeddings.word_embeddings.weight": "cls.predictions.decoder.weight"}
+        kept["cls.predictions.bias"] = "cls.predictions.decoder.bias"
+        return {kept.get(name, name): value for name, value in tensors.items()}
+
+    same(converted(with_tensors("bert", tmp_path / "hf", second), tmp_path / "run"), plain)
+
+
 def test_shards(plain, tmp_path):
     directory = with_tensors("bert", tmp_path / "hf", lambda tensors: tensors)
     tensors = load_file(directory / "model.safetensors")
@@ -194,6 +204,21 @@ def test_head_width_48_longer_positions_and_more_words(tmp_path):
     for name, value in after.items():
         assert np.array_equal(value, before[name]), name
     same(converted(tmp_path / "out", tmp_path / "again"), ours)
+
+
+def test_pairs_of_a_model_without_segments_stay_in_the_first(tmp_path):
+    """BERT with one segment: a second text of segment 1 would have no row in its table."""
+    opened = run.open_run(_imported(tmp_path, "bert"))
+    params = names.flat(opened.params)
+    params["encoder/embeddings/segment/embedding"] = params["encoder/embeddings/segment/embedding"][:1]
+    config = dataclasses.replace(opened.config, model=dataclasses.replace(opened.model.config, segments=1))
+    workdir = epath.Path(tmp_path / "one")
+    workdir.mkdir()
+    run.write(config, workdir, opened.tokenizer, names.nested(params))
+    for source, second in ((tmp_path / "imported", 1), (workdir, 0)):
+        exporting.convert(epath.Path(source), None, str(source) + "_out")
+        library = huggingface.Tokenizer.from_file(f"{source}_out/tokenizer.json")
+        assert max(library.encode("our", "roads").type_ids) == second
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -13,6 +13,7 @@ import tokenizers as huggingface
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.interop import catalogue, tokenizer_files
+from ag_jax.models.config import EncoderConfig
 
 TEXTS = ["The state of our union is strong. We will rebuild our roads, and we will do it together.", "Äpfel und Öl?"] * 9
 PROBES = ["We will rebuild, and the Äpfel are strong.", "our roads", "?", "unions", "x", "Öl und\tÖl", "  two  spaces "]
@@ -34,7 +35,7 @@ def test_ours_opened_by_theirs(kind, tmp_path):
     tokenizer = trained(kind)
     family = catalogue.named(FAMILY[kind])
     settle(tmp_path, family.model_type)
-    tokenizer_files.write(tokenizer, tmp_path, family, 77)
+    tokenizer_files.write(tokenizer, tmp_path, family, EncoderConfig(vocabulary_size=999, max_length=77, segments=2))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in [*TEXTS[:2], *PROBES]:
         assert theirs(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(text), text
@@ -72,6 +73,20 @@ def _bert(directory, lowercase=False):
     (directory / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
 
 
+def _bert_with_accents_and_added_tokens(directory):
+    _bert(directory)
+    settings = {"do_lower_case": True, "strip_accents": False, "tokenize_chinese_chars": False, "tokenizer_class": "BertTokenizer"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    words = list(dict.fromkeys([*(directory / "vocab.txt").read_text().splitlines(), "ä", "##pfel", "国", "##家", "家"]))
+    (directory / "vocab.txt").write_text("\n".join(words) + "\n")
+    (directory / "added_tokens.json").write_text(json.dumps({"unions": len(words)}))
+
+
+def _roberta_with_a_space_first(directory):
+    _roberta(directory)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
+
+
 def _camembert(directory):
     spm(directory, "sentencepiece.bpe.model")
 
@@ -83,7 +98,15 @@ def _deberta_v3(directory):
 
 @pytest.mark.parametrize(
     ("model_type", "make"),
-    [("roberta", _roberta), ("bert", _bert), ("electra", _bert), ("camembert", _camembert), ("deberta-v2", _deberta_v3)],
+    [
+        ("roberta", _roberta),
+        ("roberta", _roberta_with_a_space_first),
+        ("bert", _bert),
+        ("bert", _bert_with_accents_and_added_tokens),
+        ("electra", _bert),
+        ("camembert", _camembert),
+        ("deberta-v2", _deberta_v3),
+    ],
 )
 def test_theirs_read_as_ours(model_type, make, tmp_path):
     """The files that older models of each family come with; sentencepiece ids as CamemBERT and DeBERTa count them."""
@@ -91,7 +114,7 @@ def test_theirs_read_as_ours(model_type, make, tmp_path):
     make(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ours = tokenizer_files.read(tmp_path, catalogue.named(model_type))
-    for text in [*TEXTS[:2], *PROBES[:5]]:
+    for text in [*TEXTS[:2], *PROBES[:5], "国家"]:
         assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
     roles = {"begin": "cls", "end": "sep", "pad": "pad", "unknown": "unk", "mask": "mask"}
     for role, name in roles.items():

@@ -1,0 +1,105 @@
+"""Tokenizers of which a vocabulary is kept, and what else they do in files beside it, as with older models.
+
+Whatever `tokenizer_config.json` and `added_tokens.json` ask for is done or refused: a tokenizer that cuts in another way than
+the one that a model was trained with gives other ids without a word.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Collection
+from typing import Any
+
+import tokenizers as huggingface
+
+from ag_jax.data.tokenizer_backends import BERT_SPECIALS, ROBERTA_SPECIALS, HuggingFace, byte_bpe, wordpiece
+
+SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
+FILES = ("vocab.json", "merges.txt", "vocab.txt", SETTINGS, ADDED)
+_WORDPIECE = ("BertTokenizer", "ElectraTokenizer")
+_BYTE_BPE = ("RobertaTokenizer", "GPT2Tokenizer", "DebertaTokenizer")
+
+
+def load_byte_bpe(directory: pathlib.Path) -> HuggingFace:
+    """RoBERTa's byte-level BPE from vocab.json and merges.txt."""
+    vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
+    for file in (vocabulary, merges):
+        if not file.exists():
+            raise FileNotFoundError(f"a byte-level BPE needs vocab.json and merges.txt, but {file} is missing; add it.")
+    settings = settings_beside(vocabulary, _BYTE_BPE)
+    model = read(vocabulary, lambda file: huggingface.models.BPE.from_file(file, str(merges)))
+    tokenizer = byte_bpe(model, space_first=settings.get("add_prefix_space", False))
+    return HuggingFace(_completed(tokenizer, ROBERTA_SPECIALS, directory))
+
+
+def load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
+    """BERT's WordPiece from vocab.txt, lower-cased unless the settings say otherwise."""
+    settings = settings_beside(vocabulary, _WORDPIECE, {"do_basic_tokenize": True})
+    tokenizer = wordpiece(
+        read(vocabulary, lambda file: huggingface.models.WordPiece.from_file(file, unk_token="[UNK]")),
+        lowercase=settings.get("do_lower_case", True),
+        strip_accents=settings.get("strip_accents"),
+        split_chinese=settings.get("tokenize_chinese_chars", True),
+    )
+    return HuggingFace(_completed(tokenizer, BERT_SPECIALS, vocabulary.parent))
+
+
+def settings_beside(
+    vocabulary: pathlib.Path, classes: Collection[str], only: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """tokenizer_config.json beside a vocabulary, empty if there is none; `only`: keys with the one value that is supported.
+
+    Raises ValueError if it names none of the classes, which cut text alike, or another value.
+    """
+    file = vocabulary.parent / SETTINGS
+    settings = _object(file)
+    named = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+    wrong = [] if named in ("", *classes) else [f"tokenizer_class={named} is not one of {', '.join(classes)}"]
+    for key, value in (only or {}).items():
+        if settings.get(key, value) != value:
+            wrong.append(f"{key}={settings[key]!r} is not supported, only {value!r}")
+    if wrong:
+        raise ValueError(
+            f"{vocabulary.name} would be read in another way than {file} says: {'; '.join(wrong)}. If transformers has a fast "
+            "tokenizer for it, AutoTokenizer.from_pretrained(...).save_pretrained(...) writes a tokenizer.json, which is read as it is."
+        )
+    return settings
+
+
+def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> None:
+    """Add those that were added after training, under their ids. Raises ValueError if they cannot have them."""
+    added = _object(directory / ADDED)
+    for token, id in sorted(added.items(), key=lambda item: item[1]):
+        if tokenizer.token_to_id(token) is None:
+            tokenizer.add_tokens([token])
+        if tokenizer.token_to_id(token) != id:
+            raise ValueError(
+                f"{directory / ADDED} gives {token!r} the id {id}, but here it has {tokenizer.token_to_id(token)}: the vocabulary "
+                "beside it is of another model"
+            )
+
+
+def read(file: pathlib.Path, reader: Callable[[str], Any]) -> Any:
+    """`reader` of the file's name. Raises ValueError for whatever the library cannot read."""
+    try:
+        return reader(str(file))
+    except Exception as error:  # the Rust library raises bare Exception
+        raise ValueError(f"{file} could not be read as a tokenizer ({error}); copy it anew.") from error
+
+
+def _completed(tokenizer: huggingface.Tokenizer, specials: Collection[str], directory: pathlib.Path) -> huggingface.Tokenizer:
+    # Only those that the vocabulary has: adding a missing one would give it an id without an embedding.
+    tokenizer.add_special_tokens([name for name in specials if tokenizer.token_to_id(name) is not None])
+    add_tokens(tokenizer, directory)
+    return tokenizer
+
+
+def _object(file: pathlib.Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}); copy it anew.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must be a JSON object, got {type(content).__name__}")
+    return content
