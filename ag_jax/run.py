@@ -117,7 +117,10 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
         raise ValueError(f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written") from error
     path, ours = workdir / "config.json", experiment.to_dict(config)
     if path.exists():
-        theirs, ours_flat = experiment.flat(json.loads(path.read_text())), experiment.flat(ours)
+        # A setting that did not exist yet when that run began counts as its default.
+        defaults = experiment.to_dict(ExperimentConfig())
+        theirs = experiment.flat(defaults) | experiment.flat(json.loads(path.read_text()))
+        ours_flat = experiment.flat(ours)
         different = [
             f"  {key}: there {theirs.get(key)!r}, now {ours_flat.get(key)!r}"
             for key in sorted(theirs | ours_flat)

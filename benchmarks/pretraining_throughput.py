@@ -6,7 +6,8 @@
 All variants take turns in one process (`--rounds` times `--steps` steps each), on the same real batches, so that ratios are of
 the same minutes of the same machine. Tokens are those that are no padding. With torch and transformers installed, Hugging
 Face's RoBERTa of the same size (random weights, SDPA, loss over the logits of all positions, AdamW; on a GPU bf16 autocast and
-torch.compile) takes its turns on the same batches. Writes benchmarks/results/pretraining_throughput-DEVICE.json.
+torch.compile) takes its turns on the same batches, if these are for masked words. Writes
+benchmarks/results/pretraining_throughput-DEVICE.json.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from ag_jax import experiment, learner, run
 from ag_jax.attention import dropout
 from ag_jax.data import pipeline
 from ag_jax.models import encoder
-from ag_jax.planning import chips, flops
+from ag_jax.planning import chips, flops, plan
 from ag_jax.training import loop, sharding
 from ag_jax.training.state import create_state
 from ag_jax.training.step import compile_train_step
@@ -96,14 +97,8 @@ class Runner:
         with variant.change():
             self.program = step.lower(self.state, example, self.job.key).compile()
         self.compile_seconds = time.perf_counter() - began
-        model = learner.model_config(config, corpus.tokenizer)
-        self.flops = flops.step_flops(
-            model,
-            rows=config.training.batch_size,
-            length=config.data.sequence_length,
-            predicted=config.data.masking.rate * config.data.sequence_length,
-            next_sentence=config.next_sentence,
-        ).total
+        predicted = config.data.masking.rate * config.data.sequence_length
+        self.flops = plan.step_flops(config, corpus.tokenizer, predicted).total
         self.times: list[float] = []
         self.waits: list[float] = []
         self.tokens = 0
@@ -234,7 +229,8 @@ def runners(options: argparse.Namespace, overrides: dict[str, Any]) -> Iterator[
         like = Runner(variant, config, corpus, directory)
         print(f"{variant.name}: compiled in {like.compile_seconds:.1f} s", flush=True)
         yield like
-    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+    peer = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
+    if peer and not like.config.detects_replaced_tokens:
         yield HuggingFace(like, learner.model_config(like.config, corpus.tokenizer).vocabulary_size)
 
 

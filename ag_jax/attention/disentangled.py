@@ -15,7 +15,7 @@ reshape. A gather from the product with the table would be fewer FLOPs, by half 
 elements slowly, and buckets or clipping make no difference here.
 
 Shape letters: B batch, L length, Q query position, K key position, H head, V width of a head, D width of the model,
-R rows of the table of relative embeddings, S distances.
+R rows of the table of relative embeddings, S distances, M places that ask where not all do.
 """
 
 import dataclasses
@@ -124,19 +124,43 @@ def skew(products: Array) -> Array:
     return line.reshape(*batch, length, double - 1)[..., :length]
 
 
+def at_places(scores_BHQK: Array, places_BM: Array) -> Array:
+    """The rows of those queries, `BHMK`; a single row for all queries stays as it is."""
+    return scores_BHQK if scores_BHQK.shape[2] == 1 else jnp.take_along_axis(scores_BHQK, places_BM[:, None, :, None], axis=2)
+
+
+def skew_at(products_BHMS: Array, places_BM: Array) -> Array:
+    """`skew` for rows that stand at some places alone: out[b, h, m, j] = products[b, h, m, j - places[b, m] + L - 1]."""
+    length = products_BHMS.shape[-1] // 2
+
+    def cut(row_HS: Array, place: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(row_HS, length - 1 - place, length, axis=1)
+
+    return jax.vmap(jax.vmap(cut, in_axes=(1, 0), out_axes=1))(products_BHMS, places_BM)
+
+
 def relative_scores(
-    config: DisentangledConfig, query_BLHV: Array, key_BLHV: Array, projected: dict[str, tuple[Array, np.ndarray]]
+    config: DisentangledConfig,
+    query_BQHV: Array,
+    key_BLHV: Array,
+    projected: dict[str, tuple[Array, np.ndarray]],
+    places_BM: Array | None = None,
 ) -> Array:
     """The terms of distances `BHQK` in float32, scaled.
 
     `projected` holds for each term the projected rows of the table, `RHV`, and their layout: keys for c2p, queries for p2c.
+    `places_BM` says where the queries stand, if they are not those of all positions.
     """
     total_BHQK = 0.0
     for term in config.names:
         table_RHV, places_S = projected[term]
-        content_BLHV = query_BLHV if term == "c2p" else key_BLHV
+        content_BLHV = query_BQHV if term == "c2p" else key_BLHV
         table_SHV = jnp.take(table_RHV, places_S, axis=0)
         products = jnp.einsum("blhv,shv->bhls", content_BLHV, table_SHV, preferred_element_type=jnp.float32)
-        skewed = skew(products)
-        total_BHQK = total_BHQK + (skewed if term == "c2p" else skewed.swapaxes(-1, -2))
-    return total_BHQK * (config.content_scale / math.sqrt(query_BLHV.shape[-1]))
+        if term == "c2p":
+            of_term_BHQK = skew(products) if places_BM is None else skew_at(products, places_BM)
+        else:  # of all queries in any case, for what they differ in is the row of the table
+            of_term_BHQK = skew(products).swapaxes(-1, -2)
+            of_term_BHQK = of_term_BHQK if places_BM is None else at_places(of_term_BHQK, places_BM)
+        total_BHQK = total_BHQK + of_term_BHQK
+    return total_BHQK * (config.content_scale / math.sqrt(query_BQHV.shape[-1]))

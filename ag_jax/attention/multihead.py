@@ -1,13 +1,14 @@
 """Multi-head self-attention that can be looked at, guided and attacked.
 
 Shape letters: B batch, L length, Q query position, K key position, H head, D width of the model, V width of a head,
-R rows of the table of relative embeddings.
+R rows of the table of relative embeddings, M places that ask where not all do.
 """
 
 import functools
 from typing import Any
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +23,14 @@ Array = jax.Array
 
 # Products of any precision whose sums are handed on in float32.
 _dot_float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+
+
+@flax.struct.dataclass
+class Asking:
+    """Queries of some positions alone: what asks, `query_BMD`, and where in its row it stands, `places_BM`."""
+
+    query_BMD: Array
+    places_BM: Array
 
 
 class MultiHeadAttention(nn.Module):
@@ -52,18 +61,22 @@ class MultiHeadAttention(nn.Module):
         attention_bias: Array | None,
         deterministic: bool,
         *,
-        query_BLD: Array | None = None,
+        asking: Asking | None = None,
         relative_RD: Array | None = None,
     ) -> Array:
         """Mix `hidden_BLD` within each text. `attention_bias` broadcasts to `BHQK` and is added to the scores.
 
-        query_BLD: what asks, if it is not `hidden_BLD` itself; relative_RD: embeddings of distances, for `relative.terms`.
+        asking: what asks, if it is not `hidden_BLD` itself; the answer is `BMD` then, in plain XLA, and nothing is sown.
+        relative_RD: embeddings of distances, for `relative.terms`.
         """
         key_bias = self.relative.key_bias
         query = self._projection("query", dot_general=_dot_float32 if self.relative.terms else None)
         key, value = self._projection("key", use_bias=key_bias), self._projection("value")
-        query_BLHV = query(hidden_BLD if query_BLD is None else query_BLD)
+        places_BM = None if asking is None else asking.places_BM
+        query_BQHV = query(hidden_BLD if asking is None else asking.query_BMD)
         key_BLHV, value_BLHV = key(hidden_BLD), value(hidden_BLD)
+        if asking is not None and attention_bias is not None:
+            attention_bias = disentangled.at_places(attention_bias, places_BM)
         if self.relative.terms:
             if not self.relative.shared:
                 key = self._projection("relative_key", use_bias=key_bias)
@@ -71,15 +84,20 @@ class MultiHeadAttention(nn.Module):
             of_terms = {"c2p": key, "p2c": query}
             projected = self._project_distances(of_terms, relative_RD, hidden_BLD.shape[1])
             relative_BHQK = disentangled.relative_scores(
-                self.relative, query_BLHV.astype(self.dtype), key_BLHV, projected
+                self.relative, query_BQHV.astype(self.dtype), key_BLHV, projected, places_BM
             )
             attention_bias = relative_BHQK if attention_bias is None else relative_BHQK + attention_bias
             # Scaled in float32: what has been rounded already would be rounded once more.
-            query_BLHV = (query_BLHV * self.relative.content_scale).astype(self.dtype)
+            query_BQHV = (query_BQHV * self.relative.content_scale).astype(self.dtype)
 
-        mixed_BLHV = self._mix(
-            query_BLHV, key_BLHV, value_BLHV, sequences_BL, guides, attention_bias, deterministic
-        )
+        thinning = self._thinning(deterministic)
+        if asking is None:
+            mixed_BQHV = self._mix(query_BQHV, key_BLHV, value_BLHV, sequences_BL, guides, attention_bias, thinning)
+        else:
+            asking_BM = jnp.take_along_axis(sequences_BL, places_BM, axis=1)
+            weights_BHMK = reference.probabilities(query_BQHV, key_BLHV, sequences_BL, attention_bias, asking_BM)
+            mixed_BQHV, _ = reference.mix(weights_BHMK, value_BLHV, sequences_BL, **thinning)
+            mixed_BQHV = checkpoint_name(mixed_BQHV, KEPT)
         return nn.DenseGeneral(
             self.width,
             axis=(-2, -1),
@@ -87,7 +105,7 @@ class MultiHeadAttention(nn.Module):
             kernel_init=nn.with_logical_partitioning(self.kernel_init, ("heads", "head_width", "embed")),
             bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
             name="output",
-        )(mixed_BLHV)
+        )(mixed_BQHV)
 
     def _projection(self, name: str, **settings) -> nn.DenseGeneral:
         return nn.DenseGeneral(
@@ -109,14 +127,14 @@ class MultiHeadAttention(nn.Module):
             projected[term] = of_terms[term](relative_RD[needed]).astype(self.dtype), places_S
         return projected
 
-    def _mix(self, query_BLHV, key_BLHV, value_BLHV, sequences_BL, guides, attention_bias, deterministic) -> Array:
-        """What the heads mix of the values; sows what is asked for."""
+    def _thinning(self, deterministic: bool) -> dict[str, Any]:
+        """Rate and key of dropout on the probabilities."""
         thins = self.dropout > 0.0 and not deterministic
-        options = {
-            "guides": guides if self.is_mutable_collection("statistics") else None,
-            "rate": self.dropout if thins else 0.0,
-            "key": self.make_rng("dropout") if thins else None,
-        }
+        return {"rate": self.dropout, "key": self.make_rng("dropout")} if thins else {"rate": 0.0, "key": None}
+
+    def _mix(self, query_BLHV, key_BLHV, value_BLHV, sequences_BL, guides, attention_bias, thinning) -> Array:
+        """What the heads mix of the values; sows what is asked for."""
+        options = {"guides": guides if self.is_mutable_collection("statistics") else None, **thinning}
         if self.is_mutable_collection("intermediates"):
             weights_BHQK = reference.probabilities(query_BLHV, key_BLHV, sequences_BL, attention_bias)
             self.sow("intermediates", "attention_weights", weights_BHQK)

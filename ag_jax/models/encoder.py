@@ -1,6 +1,6 @@
 """The encoder: embeddings and a scanned stack of layers.
 
-Shape letters: B batch, L length, D width, E width of the embeddings.
+Shape letters: B batch, L length, M masked positions of a row, D width, E width of the embeddings.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ag_jax.attention import guidance
 from ag_jax.attention.fused import reference
 from ag_jax.attention.fused.contract import KEPT, Attend
+from ag_jax.attention.multihead import Asking
 from ag_jax.models import embeddings, layers
 from ag_jax.models.config import EncoderConfig
 
@@ -54,6 +55,11 @@ class Beside:
         return layers.layer_norm(config, parent=None).apply({"params": self.norm}, hidden_BLD + self.convolved_BLD)
 
 
+def at_masks(hidden_BLD: Array, batch: Batch) -> Array:
+    """The vectors `BMD` of the masked positions."""
+    return jnp.take_along_axis(hidden_BLD, batch["masked_positions"][:, :, None], axis=1)
+
+
 class Encoder(nn.Module):
     """A bidirectional Transformer encoder: BERT, RoBERTa, ELECTRA or DeBERTa by its settings (`EncoderConfig`).
 
@@ -61,9 +67,9 @@ class Encoder(nn.Module):
     grow with depth. What attention sows has the same leading axis: with `mutable=["intermediates"]`,
     `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK` for all N layers.
 
-    The enhanced mask decoder (`decoder_passes`) applies the last layer some more times, for the word head alone. It sows nothing
-    and no guidance loss sees it, though `attention_bias` is added there as in every layer. The ordinary last layer is computed
-    too; it is what `__call__` returns and what guidance sees.
+    The enhanced mask decoder (`decoder_passes`) applies the last layer some more times, at the masked positions and for the word
+    head alone. It sows nothing and no guidance loss sees it, though `attention_bias` is added there as in every layer. The
+    ordinary last layer is computed too; it is what `__call__` returns and what guidance sees.
 
     attend: the implementation of attention (`attention.fused.choice`); it changes nothing but speed and memory.
     """
@@ -96,21 +102,23 @@ class Encoder(nn.Module):
     def with_decoded(
         self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array, Array]:
-        """The same, and the vectors `BLD` that words are predicted from: without a mask decoder these are the same, too.
+        """The same, and the vectors `BMD` that the masked words are predicted from: without a mask decoder of the same, too.
 
         z_0 = H_{N-1} + absolute positions;  z_{t+1} = last layer(query z_t, key and value H_{N-1}), `decoder_passes` times
-        (He et al. 2021, section 3.2, as its code has it, where the layers of the decoder are the last one's own).
+        (He et al. 2021, section 3.2, as its code has it, where the layers of the decoder are the last one's own). No query sees
+        another one, so those of the masked positions are enough.
 
         `embedded_BLE` are embeddings, not projected yet, of another encoder; this one then has none of its own.
         """
         before_BLD, hidden_BLD, context = self._encode(batch, ports, deterministic, embedded_BLE)
         if not self.config.decoder_passes:
-            return hidden_BLD, hidden_BLD
-        decoded_BLD = before_BLD + self.embeddings.positions(context.sequences_BL)
+            return hidden_BLD, at_masks(hidden_BLD, batch)
+        decoded_BMD = at_masks(before_BLD + self.embeddings.positions(context.sequences_BL), batch)
         last = jax.tree.map(lambda leaf: leaf[-1], nn.unbox(self.layers.variables["params"]))
         for _ in range(self.config.decoder_passes):
-            decoded_BLD = self._apply_once_more(last, decoded_BLD, before_BLD, context)
-        return hidden_BLD, decoded_BLD
+            asking = Asking(decoded_BMD, batch["masked_positions"])
+            decoded_BMD = self._apply_once_more(last, asking, before_BLD, context)
+        return hidden_BLD, decoded_BMD
 
     def _encode(
         self, batch: Batch, ports: Ports, deterministic: bool, embedded_BLE: Array | None = None
@@ -158,16 +166,16 @@ class Encoder(nn.Module):
         relative_RD = self.relative.embedding.astype(self.config.dtype)
         return self.relative_norm(relative_RD) if self.config.relative.normalized else relative_RD
 
-    def _apply_once_more(self, params: Params, query_BLD: Array, hidden_BLD: Array, context: layers.Context) -> Array:
-        """The layer of these parameters, asked by `query_BLD`, with dropout of its own."""
+    def _apply_once_more(self, params: Params, asking: Asking, hidden_BLD: Array, context: layers.Context) -> Array:
+        """What the layer of these parameters answers, `BMD`, with dropout of its own."""
         config, attend = self.config, self.attend
         thins = not context.deterministic and max(config.dropout, config.attention_dropout) > 0.0
         rngs = {"dropout": self.make_rng("dropout")} if thins else None
 
-        def apply(params, rngs, query_BLD, hidden_BLD, context):
+        def apply(params, rngs, asking, hidden_BLD, context):
             layer = layers.EncoderLayer(config, attend, parent=None)
-            return layer.apply({"params": params}, hidden_BLD, context, query_BLD=query_BLD, rngs=rngs)
+            return layer.apply({"params": params}, hidden_BLD, context, asking=asking, rngs=rngs)
 
         if config.remat != "none":
             apply = jax.checkpoint(apply, policy=REMAT_POLICIES[config.remat])
-        return apply(params, rngs, query_BLD, hidden_BLD, context)
+        return apply(params, rngs, asking, hidden_BLD, context)

@@ -69,10 +69,10 @@ class EncoderLayer(nn.Module):
     attend: Attend = reference.attend
 
     @nn.compact
-    def __call__(self, hidden_BLD: Array, context: Context, *, query_BLD: Array | None = None) -> Array:
+    def __call__(self, hidden_BLD: Array, context: Context, *, asking: multihead.Asking | None = None) -> Array:
         """The next hidden states `BLD`.
 
-        `query_BLD`, if given, asks instead of `hidden_BLD`, which is what is looked at, and is what the answer is added to.
+        `asking`, if given, asks instead of `hidden_BLD`, which is what is looked at; the answer, `BMD`, is added to it.
         """
         config = self.config
         dropout, deterministic = Dropout(config.dropout), context.deterministic
@@ -94,12 +94,12 @@ class EncoderLayer(nn.Module):
             context.guides,
             context.attention_bias,
             deterministic,
-            query_BLD=query_BLD,
+            asking=asking,
             relative_RD=relative_RD,
         )
         mixed_BLD = dropout(mixed_BLD, deterministic=deterministic)
-        asking_BLD = hidden_BLD if query_BLD is None else query_BLD
-        hidden_BLD = layer_norm(config, "attention_norm")(asking_BLD + mixed_BLD)
+        asked_BLD = hidden_BLD if asking is None else asking.query_BMD
+        hidden_BLD = layer_norm(config, "attention_norm")(asked_BLD + mixed_BLD)
         features = config.feedforward or 4 * config.width
         wide_BLF = gelu(dense(config, features, ("embed", "feedforward"), "feedforward_in")(hidden_BLD))
         narrow_BLD = dense(config, config.width, ("feedforward", "embed"), "feedforward_out")(wide_BLF)
@@ -129,11 +129,12 @@ class Convolution(nn.Module):
         sides = taps // 2, taps // 2
         padded_BLD = jnp.pad(hidden_BLD, [(0, 0), sides, (0, 0)])
         padded_BL = jnp.pad(sequences_BL, [(0, 0), sides])
-        total_BLD = bias_D[None, None, :]
+        neighbours = []
         for tap in range(taps):
             own_BL1 = (padded_BL[:, tap : tap + length] == sequences_BL)[:, :, None]
-            neighbour_BLD = jnp.where(own_BL1, padded_BLD[:, tap : tap + length], 0)
-            total_BLD = total_BLD + neighbour_BLD @ kernel_TDD[tap]
+            neighbours.append(jnp.where(own_BL1, padded_BLD[:, tap : tap + length], 0))
+        # One product over taps and width: rounded once, where the sum of a product for each tap is rounded every time.
+        total_BLD = jnp.einsum("bltd,tdo->blo", jnp.stack(neighbours, axis=2), kernel_TDD) + bias_D[None, None, :]
         activation = {"tanh": nn.tanh, "gelu": gelu}[config.convolution_activation]
         return activation(Dropout(config.dropout)(total_BLD, deterministic=deterministic))
 

@@ -43,11 +43,6 @@ def word_scores(hidden_BMD: Array, embedding_VD: Array, bias_V: Array) -> Array:
     return scores_BMV + bias_V[None, None, :]
 
 
-def at_masks(hidden_BLD: Array, batch: Batch) -> Array:
-    """The vectors `BMD` of the masked positions."""
-    return jnp.take_along_axis(hidden_BLD, batch["masked_positions"][:, :, None], axis=1)
-
-
 class MaskedLanguageHead(nn.Module):
     """LayerNorm(gelu(W x + b)) and the bias of the words: with the word embeddings they give the logits."""
 
@@ -93,8 +88,8 @@ class PretrainingModel(nn.Module):
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Predictions:
         """Predictions for a batch with the fields of `ag_jax.data.batching`."""
-        hidden_BLD, decoded_BLD = self.encoder.with_decoded(batch, ports=ports, deterministic=deterministic)
-        hidden_BMD, bias_V = self.word_head(at_masks(decoded_BLD, batch))
+        hidden_BLD, decoded_BMD = self.encoder.with_decoded(batch, ports=ports, deterministic=deterministic)
+        hidden_BMD, bias_V = self.word_head(decoded_BMD)
         embedding_VD = self.encoder.embeddings.word.embedding.astype(hidden_BMD.dtype)
         next_B2 = self.next_head(hidden_BLD[:, 0]) if self.next_sentence else None
         return Predictions(hidden_BMD, embedding_VD, bias_V, next_B2)

@@ -15,7 +15,7 @@ from ag_jax.attention.fused.contract import Attend
 from ag_jax.models import encoder, layers
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
-from ag_jax.models.pretraining import MaskedLanguageHead, Predictions, at_masks
+from ag_jax.models.pretraining import MaskedLanguageHead, Predictions
 
 Array = jax.Array
 
@@ -54,8 +54,8 @@ class Generator(nn.Module):
 
     def __call__(self, batch: Batch, embedded_BLE: Array, *, deterministic: bool) -> tuple[Array, Array]:
         """Vectors `BME` of the masked positions, to be multiplied with the word embeddings, and the bias of the words."""
-        _, decoded_BLD = self.encoder.with_decoded(batch, embedded_BLE=embedded_BLE, deterministic=deterministic)
-        return self.word_head(at_masks(decoded_BLD, batch))
+        _, decoded_BMD = self.encoder.with_decoded(batch, embedded_BLE=embedded_BLE, deterministic=deterministic)
+        return self.word_head(decoded_BMD)
 
 
 class ReplacedTokensModel(nn.Module):

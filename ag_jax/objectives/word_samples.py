@@ -14,9 +14,14 @@ Array = jax.Array
 
 
 def gumbel(key: Array, shape: tuple[int, ...]) -> Array:
-    """-log(-log u) for u uniform in (0, 1), float32: a hash of each element's index, as the masks of dropout are."""
+    """-log(-log(1 - u)) for u uniform in (0, 1), float32: a hash of each element's index, as the masks of dropout are.
+
+    From 1 - u, for a sample is decided by the largest noises: those come of small u, which float32 tells apart, where numbers just
+    below 1 are few and round to 1, whose noise is infinite.
+    """
     bits = dropout.random_bits(dropout.seeds(key), dropout.element_index(shape))
-    return -jnp.log(-jnp.log(((bits >> 8).astype(jnp.float32) + 0.5) * 2.0**-24))
+    uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
+    return -jnp.log(-jnp.log1p(-uniform))
 
 
 def sample_words(predictions: Predictions, key: Array) -> Array:

@@ -16,7 +16,8 @@ What DeBERTa has besides costs a token, with R the smaller of 2 T - 1 and the ro
     a pass of the mask decoder        as one more layer, at the M positions that are predicted; keys and values once for all T
 
 A token is at T distances from others, no more, so that is all that a term is worth; the program multiplies with 2 T
-(`attention.disentangled`), and passes of the decoder are computed at all T positions.
+(`attention.disentangled`). In every pass of the decoder it projects keys and values again, and position to content is computed for
+all T positions, of which M are taken.
 """
 
 import dataclasses

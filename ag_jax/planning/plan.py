@@ -87,8 +87,9 @@ def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool =
 def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Bounds:
     """Bounds of a step that was compiled for this config and slice."""
     data, rows, length = config.data, config.training.batch_size, config.data.sequence_length
+    words = vocabulary(config)
     task, computed = (
-        _flops(config, predicted) for predicted in (data.masking.rate * length, max_masked(data.masking, length))
+        step_flops(config, words, predicted) for predicted in (data.masking.rate * length, max_masked(data.masking, length))
     )
     device = topology.chip.per_device()
     # A kernel without a declared cost is missing from the program's own count.
@@ -106,9 +107,8 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
     )
 
 
-def _flops(config: ExperimentConfig, predicted: float) -> flops.Flops:
-    """FLOPs of a step of whichever objective the config has."""
-    words = vocabulary(config)
+def step_flops(config: ExperimentConfig, words: learner.Vocabulary, predicted: float) -> flops.Flops:
+    """FLOPs of a step of whichever objective the config has; `predicted` as `flops.step_flops` has it."""
     model, size = learner.model_config(config, words), {"rows": config.training.batch_size, "length": config.data.sequence_length}
     if config.detects_replaced_tokens:
         return flops.replaced_tokens_flops(model, learner.generator_config(config, words), predicted=predicted, **size)

@@ -16,12 +16,18 @@ from ag_jax.attention.fused.contract import MASKED_SCORE, Mixed
 Array = jax.Array
 
 
-def probabilities(query_BLHV: Array, key_BLHV: Array, sequences_BL: Array, bias: Array | None = None) -> Array:
-    """H = softmax(Q K^T / sqrt(d) + bias) within sequences: `BHQK`, float32."""
-    scores_BHQK = scores.dot_product_scores(query_BLHV, key_BLHV)
+def probabilities(
+    query_BQHV: Array, key_BLHV: Array, sequences_BL: Array, bias: Array | None = None, asking_BQ: Array | None = None
+) -> Array:
+    """H = softmax(Q K^T / sqrt(d) + bias) within sequences: `BHQK`, float32.
+
+    asking_BQ: the sequences of the queries, if these are not those of all positions.
+    """
+    scores_BHQK = scores.dot_product_scores(query_BQHV, key_BLHV)
     if bias is not None:
         scores_BHQK = scores_BHQK + bias
-    together_BQK = sequences_BL[:, :, None] == sequences_BL[:, None, :]
+    asking_BQ = sequences_BL if asking_BQ is None else asking_BQ
+    together_BQK = asking_BQ[:, :, None] == sequences_BL[:, None, :]
     return jax.nn.softmax(jnp.where(together_BQK[:, None], scores_BHQK, MASKED_SCORE))
 
 
