@@ -47,7 +47,8 @@ def get_config(argument: str = ""):
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
     if chosen.scale == "small":
-        presets.small(config, steps=500)
+        presets.small(config, steps=900)
+        config.optimizer.update(learning_rate=2e-3, warmup_steps=100)
         config.model.layers = 4
         config.model.relative.span = config.data.sequence_length  # as 512 is in the paper
     parts = ARMS[chosen.arm]
