@@ -12,18 +12,17 @@ Hardware and time: the paper does not say for these runs; its others had 8 P40 G
 one CPU core.
 
 Expected (scale=paper, train loss of the detection, electra/ag): final 0.27/0.10, average 0.32/0.15; guessing from a token
-alone gives nearly 0.42. Nobody has run scale=paper with this program yet. scale=small, seed 0, in a setting that
-was searched for with the guided arm (benchmarks/results/table6_electra_small.json): final 0.403/0.307, average 0.405/0.365,
-validation 0.403/0.289; guessing from a token alone
-gives 0.403, which electra does not leave in its 3,000 steps and ag leaves at step 1,700.
+alone gives nearly 0.42. Nobody has run scale=paper with this program yet. scale=small, seed 0, in a setting that was searched
+for with the guided arm (benchmarks/results/table6_electra_small.json): final 0.403/0.307, average 0.405/0.365, validation
+0.403/0.289; guessing from a token alone gives 0.403, which electra does not leave in its 3,000 steps and ag leaves at step 1,700.
 
 Deviations: the paper gives neither text nor settings. BooksCorpus is not public: give the files with
 --config.data.source=PATH; its 985M words are taken for as many tokens. Learning rate, warm-up, batch and alpha are those of
 RoBERTa-12 (table 11), as section 5.4 speaks of no tuning for ELECTRA; blocks of 512 tokens across documents as in the released
 code, BERT's segment and position embeddings. ELECTRA's own recipe differs: Adam without bias correction, a decay that begins
-with the warm-up, and positions chosen with replacement; here they are chosen without. scale=small has 2 layers, 300 words and
-weights of the size 1 / sqrt(width) in the beginning: with 6 layers, 2,048 words or weights of 0.02 the guided model, too, stands on
-its plateau for longer than a laptop should take, though its heads follow their patterns from the first hundreds of steps on.
+with the warm-up, and positions chosen with replacement; here they are chosen without. scale=small has 2 layers, 300 words
+and weights of the size 1 / sqrt(width) in the beginning: with 6 layers, more words or weights of 0.02 the guided model, too, stands
+on its plateau for longer than a laptop should take, though its heads follow their patterns from the first hundreds of steps on.
 """
 
 from ag_jax import experiment, presets
@@ -55,8 +54,9 @@ def get_config(argument: str = ""):
         presets.small(config, steps=3000)
         config.title = "Replaced-token detection (a small ELECTRA)"
         config.data.tokenizer.vocabulary_size = 300
-        # A narrow model of small weights is nearly linear, and what tells a replaced token is a product: of it and its neighbours.
-        config.model.update(layers=2, heads=4, initializer_range=0.1)  # 1 / sqrt(width)
+        # 1 / sqrt(width): a narrow model of small weights is nearly linear, and what tells a replaced token is a product, of the
+        # token and its neighbours.
+        config.model.update(layers=2, heads=4, initializer_range=0.1)
         config.optimizer.update(learning_rate=1e-3, warmup_steps=0 if chosen.arm == "ag" else 240)
         config.training.update(log_every=100, evaluate_every=500)
         config.guidance.alpha = 1.0
