@@ -50,7 +50,7 @@ def _race(name: str, *levels: str) -> Task:
         form="race",
         pair_limit=_OPTION,
         layouts=(Layout("tree", files, ("RACE", "race")),),
-        prepared=Layout("tfds", {split: folder for split, folder in splits.items()}, tuple(f"race/{level}" for level in levels)),
+        prepared=Layout("tfds", splits, tuple(f"race/{level}" for level in levels), {"id": "example_id"}),
         **_CHOICE,
     )
 
