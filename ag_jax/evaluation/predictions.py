@@ -46,24 +46,17 @@ def choose_answers(examples: Examples, features: Features, logits: Sequence[np.n
     return [answers.choose(example.context, own) for example, own in zip(examples, windows, strict=True)]
 
 
-def average(task: Task, features: Features, models: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+def average(logits: Sequence[Sequence[np.ndarray]], task: Task) -> list[np.ndarray]:
     """The logits of an ensemble, from those of each model: for each row the logarithm of the mean of their probabilities.
 
-    Probabilities are over classes or candidates, and over the tokens for the beginning and for the end of an answer. Of a
-    regression it is the mean of the numbers.
+    Probabilities are over classes or candidates, and over the tokens for the beginning and for the end of an answer; what a
+    batch added to a row must have been cut off. Of a regression it is the mean of the numbers.
     """
-    averaged = []
-    for row, *logits in zip(features.rows, *models, strict=True):
-        scores = np.stack([np.asarray(one, np.float64) for one in logits])
-        if task.kind == "regression":
-            averaged.append(scores.mean(0))
-        elif task.kind == "span":
-            averaged.append(_log_mean(scores[:, : len(row["tokens"])], axis=1))
-        elif task.kind in ("choice", "ranking"):
-            averaged.append(_log_mean(scores[:, : len(row["labels"])], axis=1))
-        else:
-            averaged.append(_log_mean(scores, axis=-1))
-    return averaged
+    rows = (np.stack([np.asarray(one, np.float64) for one in of_row]) for of_row in zip(*logits, strict=True))
+    if task.kind == "regression":
+        return [row.mean(0) for row in rows]
+    axis = 1 if task.kind == "span" else -1
+    return [_log_mean(row, axis) for row in rows]
 
 
 def _log_mean(scores: np.ndarray, axis: int) -> np.ndarray:

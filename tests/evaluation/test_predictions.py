@@ -102,27 +102,26 @@ def test_an_ensemble_averages_probabilities(tokenizer, name):
     task, examples = TASKS[name], Examples(tuple(EXAMPLES[name]), "a test")
     features = encode(task, examples, tokenizer, 64, 1, stride=16)
     rng = np.random.default_rng(1)
-    one = run(task, features, score=1.0) if task.kind != "regression" else run(task, features)
-    other = [np.asarray(logits) + rng.normal(size=np.shape(logits)) for logits in one]
-    both = average(task, features, [one, other])
+    # Without what batches add: [C] as it is, [L, ...] and candidates to the length of the row.
+    one = [
+        np.asarray(logits)[: len(row["tokens"])] if task.kind in ("span", "tagging", "choice") else np.asarray(logits)
+        for row, logits in zip(features.rows, run(task, features, score=1.0), strict=True)
+    ]
+    other = [logits + rng.normal(size=np.shape(logits)) for logits in one]
     axis = 0 if task.kind == "span" else -1
-    for row, first, second, found in zip(features.rows, one, other, both, strict=True):
+    for first, second, found in zip(one, other, average([one, other], task), strict=True):
         if task.kind == "regression":
             assert found == pytest.approx((first + second) / 2)
-            continue
-        if task.kind in ("span", "choice"):
-            size = len(row["tokens"])
-            first, second = first[:size], second[:size]
-        mean = (softmax(first, axis) + softmax(second, axis)) / 2
-        assert softmax(found, axis) == pytest.approx(mean)
-    alone = average(task, features, [one])
-    assert predict(task, examples, features, alone) == predict(task, examples, features, one)
+        else:
+            assert softmax(found, axis) == pytest.approx((softmax(first, axis) + softmax(second, axis)) / 2)
+    assert predict(task, examples, features, average([one], task)) == predict(task, examples, features, one)
 
 
-def test_an_ensemble_survives_certainty(tokenizer):
-    task, examples = TASKS["mnli"], Examples(tuple(EXAMPLES["mnli"]), "a test")
-    features = encode(task, examples, tokenizer, 64, 1)
-    sure = [np.array([2000.0, 0.0, -2000.0])] * 2
-    unsure = [np.array([0.0, 0.1, 0.2])] * 2
-    (first, _) = average(task, features, [sure, unsure])
-    assert np.isfinite(first).all() and np.argmax(first) == 0
+def test_an_ensemble_survives_certainty():
+    sure, unsure = [np.array([2000.0, 0.0, -2000.0])], [np.array([0.0, 0.1, 0.2])]
+    (found,) = average([sure, unsure], TASKS["mnli"])
+    assert np.isfinite(found).all() and np.argmax(found) == 0
+    (found,) = average([sure, sure], TASKS["mnli"])
+    assert np.isfinite(found).all() and np.argmax(found) == 0
+    with pytest.raises(ValueError, match="zip"):
+        average([sure, unsure * 2], TASKS["mnli"])

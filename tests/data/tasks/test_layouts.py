@@ -218,10 +218,10 @@ def test_conll_2003_in_both_of_its_notations(tmp_path):
 
 
 def test_wnut_and_oromo_in_two_columns(tmp_path):
-    text = "Empire\tB-location\nState\tI-location\n=\tO\n\n\n\u200b\tO\na\u00a0b\tO\n"
+    text = "Empire\tB-location\nState\tI-location\n=\tO\n\n\n\u200b\tO\na\u00a0b\tO\r\nc d\tO\n \n"
     root = write(tmp_path, {"wnut17/wnut17train.conll": text, "oromo_ner/all.conll": "Oromiyaa B-GPE\n"})
     sentences = load(TASKS["wnut17"], root, "train")
-    assert [example.words for example in sentences] == [("Empire", "State", "="), ("\u200b", "a\u00a0b")]
+    assert [example.words for example in sentences] == [("Empire", "State", "="), ("\u200b", "a\u00a0b", "c d")]
     assert load(TASKS["oromo_ner"], root, "train")[0] == Words("0", ("Oromiyaa",), ("B-GPE",))
     assert len(TASKS["oromo_ner"].labels) == 9 and TASKS["oromo_ner"].folds == 10
 
