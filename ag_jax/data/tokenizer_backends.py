@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 import sentencepiece
 import tokenizers as huggingface
+from sentencepiece.sentencepiece_pb2 import SentencePieceText
 
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+Located = tuple[list[int], list[tuple[int, int]]]
 
 
 class HuggingFace:
@@ -28,6 +30,11 @@ class HuggingFace:
         """Ids of many texts, on all cores."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def locate_batch(self, texts: Sequence[str]) -> list[Located]:
+        """Ids of many texts, and the characters that each stands for."""
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids, none of them special."""
@@ -73,6 +80,11 @@ class SentencePiece:
         """Ids of many texts, on all cores."""
         return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
 
+    def locate_batch(self, texts: Sequence[str]) -> list[Located]:
+        """Ids of many texts, and the characters that each stands for."""
+        found = self._processor.encode(list(texts), out_type="serialized_proto", num_threads=os.cpu_count() or 1)
+        return [_placed(text, SentencePieceText.FromString(one)) for text, one in zip(texts, found, strict=True)]
+
     def decode(self, ids: list[int]) -> str:
         """Text of ids, none of them special."""
         return self._processor.decode(ids)
@@ -89,6 +101,15 @@ class SentencePiece:
     def serialized(self) -> bytes:
         """All of it, as the bytes of a file."""
         return self._model
+
+
+def _placed(text: str, encoded: SentencePieceText) -> Located:
+    """Ids and characters of a text that sentencepiece encoded; what it says of places is in bytes."""
+    character = [0]
+    for number, letter in enumerate(text, 1):
+        character += [number - 1] * (len(letter.encode()) - 1) + [number]
+    places = [(character[piece.begin], character[piece.end]) for piece in encoded.pieces]
+    return [piece.id for piece in encoded.pieces], places
 
 
 def byte_bpe(model: huggingface.models.BPE, *, space_first: bool = False) -> huggingface.Tokenizer:
