@@ -20,7 +20,10 @@ Kind = TypeVar("Kind")
 
 def default(kind: type) -> ConfigDict:
     """Every setting of a dataclass at its default, for a config file to change."""
-    return ConfigDict(dataclasses.asdict(kind()))
+    values = {field.name: field.default for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
+    values |= {field.name: field.default_factory() for field in dataclasses.fields(kind) if field.name not in values}
+    sections = {name: dataclasses.asdict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
+    return ConfigDict(values | sections)  # not `kind()`: what must be given may be missing yet
 
 
 def to_dict(config: Any) -> dict[str, Any]:

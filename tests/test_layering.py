@@ -28,8 +28,9 @@ MAY_IMPORT = {
     "analysis": BELOW_RUN | {"run", "evaluation"},
     "planning": BELOW_RUN | {"learner"},
     "interop": BELOW_RUN | {"learner", "run"},
+    "finetuning": BELOW_RUN | LEAVES | {"learner", "run", "interop"},
     "comparison": BELOW_RUN | LEAVES | {"learner", "run"},
-    "verbs": BELOW_RUN | LEAVES | {"learner", "run", "planning", "interop", "comparison"},
+    "verbs": BELOW_RUN | LEAVES | {"learner", "run", "planning", "interop", "comparison", "finetuning"},
     "main": {"verbs", "configuration"},
     "presets": {"configuration", "experiment"},  # for config files; nothing in the package imports it
 }
