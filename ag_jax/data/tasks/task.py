@@ -88,8 +88,8 @@ class Task:
     kind: one of `KINDS`.
     form: the parser of its records, a name of `readers.PARSERS`.
     labels: names of the classes or the BIO tags, in the order of their indices; otherwise empty.
-    metric: the one by which it is judged, larger is better; metrics: all that are reported, names of
-        `evaluation.metrics.METRICS`.
+    metric: the one by which it is judged, larger is better; metrics: all that are reported, as
+        `evaluation.metrics.evaluate` names them.
     layouts: forms of its files, the first one found counts; prepared: as TFDS has it, None where it does not.
     aliases: other spellings of a label in some distributions.
     span: the lowest and the highest number of a regression task.
