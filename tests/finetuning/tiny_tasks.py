@@ -1,0 +1,104 @@
+"""Tasks of a few examples, in the layouts of their official distributions, and a trial that trains nothing."""
+
+import json
+import pathlib
+import types
+import zlib
+
+import numpy as np
+
+from ag_jax.data.tasks.task import Texts, Words
+from ag_jax.evaluation import metrics
+from ag_jax.finetuning import splits as task_splits
+
+GOOD = ("a warm and funny film", "truly good", "one of the best", "charming work", "i liked it")
+BAD = ("a cold and boring film", "truly bad", "one of the worst", "tired work", "i hated it")
+VALIDATION, TEST = 11, 7
+
+
+def sentence(number: int) -> tuple[str, int]:
+    label = number % 2
+    return f"{(BAD, GOOD)[label][number % 5]} number {number}", label
+
+
+def write(folder: pathlib.Path) -> pathlib.Path:
+    """SST-2 and RTE with test sets without labels, STS-B, Oromo NER as one file."""
+    for name in ("SST-2", "RTE", "STS-B", "oromo_ner"):
+        (folder / name).mkdir(parents=True)
+    for split, count in (("train", 24), ("dev", VALIDATION)):
+        rows = [sentence(number) for number in range(count)]
+        _table(folder / "SST-2" / f"{split}.tsv", ["sentence", "label"], rows)
+        pairs = [(number, text, text.upper(), ("not_entailment", "entailment")[label]) for number, (text, label) in enumerate(rows)]
+        _table(folder / "RTE" / f"{split}.tsv", ["index", "sentence1", "sentence2", "label"], pairs)
+        scores = [(number, text, text.upper(), 5 * label) for number, (text, label) in enumerate(rows)]
+        _table(folder / "STS-B" / f"{split}.tsv", ["index", "sentence1", "sentence2", "score"], scores)
+    tests = [(number, sentence(number)[0]) for number in range(TEST)]
+    _table(folder / "SST-2" / "test.tsv", ["index", "sentence"], tests)
+    _table(folder / "RTE" / "test.tsv", ["index", "sentence1", "sentence2"], [(*row, "so it is") for row in tests])
+    words = "\n".join(f"Caaltuu{number}\tB-PER\ndeemte\tO\nFinfinnee\tB-LOC\n" for number in range(17))
+    (folder / "oromo_ner" / "all.conll").write_text(words)
+    return folder
+
+
+def _table(path: pathlib.Path, header: list[str], rows) -> None:
+    path.write_text("\n".join("\t".join(map(str, row)) for row in [header, *rows]) + "\n")
+
+
+def guess(example, *key) -> tuple[object, object]:
+    """A prediction that is right about two times in three, and its scores; a function of the example and the key."""
+    luck = zlib.crc32(repr((example.id, key)).encode()) % 3
+    if isinstance(example, Words):
+        return ["O" if luck == 0 else tag for tag in example.tags], None
+    truth = example.label if isinstance(example, Texts) and example.label is not None else 0
+    if isinstance(truth, float):
+        return truth - luck, truth - luck
+    chosen = int(truth) if luck else 1 - int(truth)
+    return chosen, [2.0 * (chosen == number) - luck for number in range(2)]
+
+
+def run_trial(one, config, start, splits, directory) -> dict:
+    """In the place of `trial.run_trial`: writes what it would write, from guesses."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if one.fold is not None:
+        splits = task_splits.of_fold(splits, one.fold, one.recipe.folds)
+    key = (one.task, one.learning_rate, one.batch_size, one.seed, bool(start.description.startswith("trial")))
+    for name, examples in {"validation": splits.validation, **splits.others}.items():
+        lines = []
+        for example in examples:
+            prediction, scores = guess(example, *key)
+            line = {"id": example.id, "prediction": prediction} | ({"scores": scores} if scores is not None else {})
+            lines.append(json.dumps(line) + "\n")
+        (directory / f"predictions_{name}.jsonl").write_text("".join(lines))
+    predicted = [guess(example, *key)[0] for example in splits.validation]
+    result = {
+        "task": one.task,
+        "seed": one.seed,
+        "learning_rate": one.learning_rate,
+        "batch_size": one.batch_size,
+        "fold": one.fold,
+        "epochs": [{"epoch": 1}, {"epoch": 2}],
+        "best_epoch": 2,
+        "metrics": metrics.evaluate(splits.task, splits.validation, predicted),
+        "truncated": 3,
+        "skipped": splits.skipped,
+        "examples": {"train": len(splits.train), "validation": len(splits.validation)},
+        "seconds": 1.5,
+    }
+    if config.keeps_weights(one.task):
+        (directory / "weights").mkdir(exist_ok=True)
+        (directory / "weights" / "task.json").write_text("{}")
+    (directory / "result.json").write_text(json.dumps(result))
+    return result
+
+
+def open_encoder(checkpoint, step=None, *, fresh=False):
+    """In the place of `weights.open_encoder`."""
+    if (pathlib.Path(checkpoint) / "weights").exists():
+        return types.SimpleNamespace(config=types.SimpleNamespace(max_length=64), description=f"trial {checkpoint}")
+    if not pathlib.Path(checkpoint).is_dir():
+        raise FileNotFoundError(f"checkpoint={checkpoint} is no model")
+    return types.SimpleNamespace(config=types.SimpleNamespace(max_length=64), description=f"run {checkpoint}")
+
+
+def accuracies(splits, *key) -> float:
+    return float(np.mean([guess(example, *key)[0] == example.label for example in splits.validation]))
