@@ -21,7 +21,6 @@ import itertools
 import json
 import logging
 import lzma
-import os
 import pathlib
 import re
 import tarfile
@@ -29,6 +28,7 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any
 
+from ag_jax.data import prepared
 from ag_jax.data.wikipedia import clean_wikipedia
 
 LARGEST_DOCUMENT = 2**22  # bytes
@@ -191,34 +191,13 @@ def _tfds_name(part: str) -> tuple[str, str, str]:
 
 
 def _tfds_directory(part: str) -> tuple[pathlib.Path, str]:
-    """Where a prepared data set lies, and the split.
-
-    Found by its files, since most of the builders cannot even be looked up by name without TensorFlow.
-    """
+    """Where a prepared data set lies, and the split."""
     name, version, split = _tfds_name(part)
-    root = pathlib.Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
-    versions = [path.parent for path in (root / name).glob(f"{version or '*.*.*'}/dataset_info.json")]
-    if not versions:
-        raise FileNotFoundError(
-            f"no TensorFlow data set {name!r} is prepared below {root}; prepare it once, where TensorFlow is "
-            f"(pip install 'ag_jax[tf]'): tfds build {name} --file_format=array_record. If it lies elsewhere, set TFDS_DATA_DIR"
-        )
-    newest = max(versions, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
-    return newest, split
+    return prepared.directory(name, version), split
 
 
 def _tfds_documents(part: str) -> Iterator[str]:
-    import tensorflow_datasets as tfds  # imports no TensorFlow, but takes long
-
-    directory, split = _tfds_directory(part)
-    try:
-        builder = tfds.builder_from_directory(directory)
-        records = builder.as_data_source(split=split)
-    except Exception as error:  # a wrong split and a wrong file format raise many kinds
-        raise ValueError(
-            f"the TensorFlow data set in {directory} cannot be read as split {split!r}: {str(error).strip()}\n"
-            "Expected array_record files; prepare it again with tfds build --file_format=array_record"
-        ) from error
+    builder, records = prepared.records(*_tfds_directory(part))
     if "text" not in builder.info.features:
         raise ValueError(f"{part} has no feature 'text': expected one, got {', '.join(builder.info.features)}; choose another")
     for record in records:

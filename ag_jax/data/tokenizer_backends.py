@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 import sentencepiece
 import tokenizers as huggingface
+from sentencepiece.sentencepiece_pb2 import SentencePieceText
 
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+Located = tuple[list[int], list[tuple[int, int]]]
 
 
 class HuggingFace:
@@ -28,6 +30,11 @@ class HuggingFace:
         """Ids of many texts, on all cores."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def locate_batch(self, texts: Sequence[str]) -> list[Located]:
+        """Ids of many texts, and the characters that each stands for."""
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids, none of them special."""
@@ -72,6 +79,19 @@ class SentencePiece:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of many texts, on all cores."""
         return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
+
+    def locate_batch(self, texts: Sequence[str]) -> list[Located]:
+        """Ids of many texts, and the characters that each stands for."""
+        return [self._locate(text) for text in texts]
+
+    def _locate(self, text: str) -> Located:
+        found = SentencePieceText.FromString(self._processor.encode_as_serialized_proto(text))
+        # Its places are bytes.
+        character = [0]
+        for number, letter in enumerate(text, 1):
+            width = len(letter.encode())
+            character += [number - 1] * (width - 1) + [number]
+        return [piece.id for piece in found.pieces], [(character[piece.begin], character[piece.end]) for piece in found.pieces]
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids, none of them special."""

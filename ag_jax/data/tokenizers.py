@@ -72,6 +72,13 @@ class Tokenizer:
         """Ids of many texts, on all cores; no special token is added."""
         return self._backend.encode_batch(texts)
 
+    def locate_batch(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """For each text the ids of `encode_batch`, and for each id the first and last + 1 character that it stands for.
+
+        A space before a word may count to its first piece; the pieces of one character have its place in common.
+        """
+        return self._backend.locate_batch(texts)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; special tokens are left out."""
         special = set(self.special_ids)

@@ -1,0 +1,106 @@
+"""Records of multiple choice.
+
+Questions about a text become pairs (text, question + " " + answer); where the question has a gap "_", the answer fills it
+(reference: RACE and DREAM as RoBERTa and ASA read them).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ag_jax.data.tasks.containers import Record
+from ag_jax.data.tasks.task import Choices, Task
+from ag_jax.data.tasks.texts import is_unknown, text_of
+
+PLACEHOLDER = "@placeholder"
+
+
+def hellaswag(record: Record, task: Task, labelled: bool) -> list[Choices]:
+    """A context and four endings."""
+    endings = _texts(record, "endings")
+    return [_choices(record["id"], text_of(record, "ctx"), endings, record.get("label"), labelled)]
+
+
+def swag(record: Record, task: Task, labelled: bool) -> list[Choices]:
+    """A sentence, and the beginning of the next one with four endings."""
+    start = text_of(record, "sent2")
+    endings = [f"{start} {text_of(record, f'ending{number}')}" for number in range(4)]
+    return [_choices(record["id"], text_of(record, "sent1"), endings, record.get("label"), labelled)]
+
+
+def race(record: Record, task: Task, labelled: bool) -> list[Choices]:
+    """An article with several questions of four options; answers are letters."""
+    article, questions, options = text_of(record, "article"), _texts(record, "questions"), record.get("options")
+    answers = record.get("answers") or [None] * len(questions)
+    if not isinstance(options, list) or not len(questions) == len(options) == len(answers):
+        raise ValueError("expected as many lists of options, and answers, as questions")
+    examples = []
+    for number, (question, texts, answer) in enumerate(zip(questions, options, answers, strict=True)):
+        candidates = _filled(question, _texts({"options": texts}, "options"))
+        right = None if is_unknown(answer) else "ABCDEFGH".find(str(answer).strip() or "?")
+        examples.append(_choices(f"{record['id']}-{number}", article, candidates, right, labelled))
+    return examples
+
+
+def dream(record: Record, task: Task, labelled: bool) -> list[Choices]:
+    """A dialogue with several questions of three answers."""
+    dialogue = " ".join(_texts(record, "turns"))
+    questions = record["questions"]
+    if not isinstance(questions, list) or not questions:
+        raise ValueError("expected a list of questions")
+    examples = []
+    for number, question in enumerate(questions):
+        if not isinstance(question, dict):
+            raise ValueError("expected an object for every question")
+        answers, answer = _texts(question, "choice"), question.get("answer")
+        if answer is not None and answers.count(answer) != 1:
+            raise ValueError(f"question {number + 1}: the answer {answer!r} is not one of the choices")
+        right = None if answer is None else answers.index(answer)
+        candidates = _filled(text_of(question, "question"), answers)
+        examples.append(_choices(f"{record['id']}-{number}", dialogue, candidates, right, labelled))
+    return examples
+
+
+def record(record: Record, task: Task, labelled: bool) -> list[Choices]:
+    """ReCoRD: a passage, and a query with a gap that one of the passage's entities fills; all names of it are right.
+
+    Entities that are written alike are one candidate. Its own markers, such as "@highlight", stay in the passage.
+    """
+    passage, query = record.get("passage"), text_of(record, "query")
+    if isinstance(passage, dict):
+        text = text_of(passage, "text")
+        entities = [text[place["start"] : place["end"] + 1] for place in passage.get("entities", ())]
+    else:
+        text, entities = text_of(record, "passage"), _texts(record, "entities")
+    if PLACEHOLDER not in query:
+        raise ValueError(f"expected {PLACEHOLDER} in the query, got {query!r}")
+    names = tuple(dict.fromkeys(name for name in entities if name.strip()))
+    if not names:
+        raise ValueError("the passage has no entity: expected at least one")
+    answers = [answer["text"] if isinstance(answer, dict) else answer for answer in record.get("answers") or ()]
+    missing = [answer for answer in answers if answer not in names]
+    if missing or (labelled and not answers):
+        raise ValueError(f"expected an answer that is an entity of the passage, got {missing[:1] or 'none'}")
+    pairs = tuple((text, query.replace(PLACEHOLDER, name)) for name in names)
+    right = tuple(sorted({names.index(answer) for answer in answers})) or None
+    return [Choices(record["id"], pairs, right, names)]
+
+
+def _filled(question: str, answers: Sequence[str]) -> list[str]:
+    return [question.replace("_", answer, 1) if "_" in question else f"{question} {answer}" for answer in answers]
+
+
+def _texts(record: Record, name: str) -> list[str]:
+    values = record.get(name)
+    if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"the field {name!r} must be a list of texts, got {values!r}")
+    return values
+
+
+def _choices(id: str, first: str, seconds: Sequence[str], label: Any, labelled: bool) -> Choices:
+    right = None
+    if labelled or not is_unknown(label):
+        text = str(label).strip()
+        if not text.isdecimal() or int(text) >= len(seconds):
+            raise ValueError(f"unknown label {label!r}: expected the number of a candidate, 0 to {len(seconds) - 1}")
+        right = (int(text),)
+    return Choices(id, tuple((first, second) for second in seconds), right)

@@ -1,0 +1,174 @@
+"""Files cut into records, each with the place that an error names; what is in a record is not looked at here.
+
+A record whose cutting fails is handed over as the ValueError itself, so that one bad row does not hide those behind it.
+"""
+
+import csv
+import gzip
+import io
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+Record = Mapping[str, Any]
+Placed = tuple[str, Record | ValueError]
+
+csv.field_size_limit(2**24)  # a news article is longer than the library's 128 KiB
+
+
+def read_text(file: pathlib.Path) -> str:
+    """The text of a file in UTF-8, without the mark (BOM) that some begin with; .gz is unpacked."""
+    try:
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        return content.decode("utf-8-sig")
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{file} is not text in UTF-8 ({error}); copy it anew") from error
+
+
+def jsonl(file: pathlib.Path) -> Iterator[Placed]:
+    """An object a line."""
+    for number, line in enumerate(read_text(file).split("\n"), 1):
+        if line.strip():
+            yield f"line {number}", _object(line)
+
+
+def tsv(file: pathlib.Path, header: bool = True) -> Iterator[Placed]:
+    """Columns between tabs, where quotes are characters as any other; without `header` the fields are "0", "1", ..."""
+    names: list[str] = []
+    for number, line in enumerate(read_text(file).split("\n"), 1):
+        fields = line.rstrip("\r").split("\t")
+        if fields == [""]:
+            continue
+        if not names:
+            names = fields if header else [str(column) for column in range(len(fields))]
+            if header:
+                continue
+        yield f"line {number}", _row(names, fields)
+
+
+def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
+    """A table with a header and quotes as spreadsheets write it, where a field may have line breaks."""
+    rows = csv.reader(io.StringIO(read_text(file), newline=""), delimiter=delimiter, strict=True)
+    names, begins = next(rows, []), rows.line_num + 1
+    while True:
+        try:
+            fields = next(rows, None)
+        except csv.Error as error:
+            yield f"line {begins}", ValueError(f"not a row of a table: {error}")
+            return  # where the next row begins is not known
+        if fields is None:
+            return
+        if fields:
+            yield f"line {begins}", _row(names, fields)
+        begins = rows.line_num + 1
+
+
+def columns(file: pathlib.Path) -> Iterator[Placed]:
+    """A word a line with its tag in the last column, blank lines between sentences (CoNLL); -DOCSTART- is left out."""
+    words, tags, begins = [], [], 0
+    error = None
+    for number, line in enumerate([*read_text(file).split("\n"), ""], 1):
+        # Not str.split(): a word may hold a space that is not ASCII's.
+        fields = [field for field in line.strip("\r\n\t ").replace("\t", " ").split(" ") if field]
+        if fields and fields[0] == "-DOCSTART-":
+            continue
+        if fields:
+            begins = begins or number
+            if len(fields) < 2:
+                error = error or ValueError(f"line {number} has no tag: expected a word and a tag, got {line!r}")
+            words.append(fields[0])
+            tags.append(fields[-1])
+        elif words:
+            yield f"line {begins}", error or {"words": words, "tags": tags}
+            words, tags, begins, error = [], [], 0, None
+
+
+def dialogues(file: pathlib.Path) -> Iterator[Placed]:
+    """DREAM: a list of [turns, questions, id]."""
+    for number, entry in enumerate(_json(file, list), 1):
+        if isinstance(entry, list) and len(entry) == 3:
+            turns, questions, id = entry
+            yield f"dialogue {number} ({id})", {"turns": turns, "questions": questions, "id": str(id)}
+        else:
+            yield f"dialogue {number}", ValueError("expected [turns, questions, id]")
+
+
+def articles(file: pathlib.Path) -> Iterator[Placed]:
+    """SQuAD: {"data": [{"paragraphs": [{"context", "qas": [...]}]}]}; a record a question."""
+    for number, article in enumerate(_data(file), 1):
+        for paragraph_number, paragraph in enumerate(_list(article, "paragraphs"), 1):
+            place = f"article {number}, paragraph {paragraph_number}"
+            yield from _questions(place, paragraph, {"context": _field(paragraph, "context")})
+
+
+def passages(file: pathlib.Path) -> Iterator[Placed]:
+    """ReCoRD: {"data": [{"passage", "qas": [...]}]}, or SuperGLUE's form of it, an object a line; a record a question."""
+    if file.name.removesuffix(".gz").endswith(".jsonl"):
+        entries = jsonl(file)
+    else:
+        entries = ((f"passage {number}", entry) for number, entry in enumerate(_data(file), 1))
+    for place, entry in entries:
+        if isinstance(entry, ValueError):
+            yield place, entry
+        else:
+            yield from _questions(place, entry, {"passage": _field(entry, "passage")})
+
+
+def tree(folder: pathlib.Path) -> Iterator[Placed]:
+    """RACE: a folder of files that each hold one JSON object."""
+    for file in sorted(folder.rglob("*.txt")):
+        yield f"{file.relative_to(folder)}", _object(read_text(file))
+
+
+CONTAINERS: dict[str, Callable[..., Iterator[Placed]]] = {
+    function.__name__: function for function in (jsonl, tsv, quoted, columns, dialogues, articles, passages, tree)
+}
+
+
+def _object(text: str) -> Record | ValueError:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        return ValueError(f"not JSON: {error}")
+    return value if isinstance(value, dict) else ValueError(f"expected a JSON object, got {type(value).__name__}")
+
+
+def _row(names: list[str], fields: list[str]) -> Record | ValueError:
+    if len(fields) != len(names):
+        return ValueError(f"expected {len(names)} columns, got {len(fields)}")
+    return dict(zip(names, fields, strict=True))
+
+
+def _json(file: pathlib.Path, kind: type) -> Any:
+    try:
+        value = json.loads(read_text(file))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not JSON ({error}); copy it anew") from error
+    if not isinstance(value, kind):
+        raise ValueError(f"{file}: expected a JSON {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _data(file: pathlib.Path) -> list[Any]:
+    data = _json(file, dict).get("data")
+    if not isinstance(data, list):
+        raise ValueError(f'{file}: expected {{"data": [...]}} as in SQuAD, got no such list')
+    return data
+
+
+def _field(entry: Any, name: str) -> Any:
+    return entry.get(name) if isinstance(entry, dict) else None
+
+
+def _list(entry: Any, name: str) -> list[Any]:
+    found = _field(entry, name)
+    return found if isinstance(found, list) else [None]  # None becomes a record that is refused
+
+
+def _questions(place: str, entry: Any, common: Record) -> Iterator[Placed]:
+    for number, question in enumerate(_list(entry, "qas"), 1):
+        if isinstance(question, dict):
+            yield f"{place}, question {number}", {**question, **common}
+        else:
+            yield f"{place}, question {number}", ValueError('expected an object in the list "qas"')

@@ -1,0 +1,148 @@
+"""Examples to features, by kind of task.
+
+Too long a row is cut as its task says (`Task.pair_limit`; a long context becomes several rows), and the examples of which
+something was cut are counted. Examples whose label is not known have weight 0, and zeros in the place of labels.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ag_jax.data.tasks.rows import Features, Row, Shape, first_gives_way, ids_of, longest_first
+from ag_jax.data.tasks.task import Examples, Task
+from ag_jax.data.tasks.windows import encode_questions
+from ag_jax.data.tokenizers import Tokenizer
+
+
+def encode(
+    task: Task,
+    examples: Examples,
+    tokenizer: Tokenizer,
+    max_length: int,
+    segments: int,
+    *,
+    training: bool = False,
+    stride: int = 128,
+) -> Features:
+    """Features of examples, in their order.
+
+    max_length: of a row, in tokens. segments: segment embeddings of the model; with 2, the second text of a pair has number 1.
+    training: leave out windows that hold no answer where every question has one. stride: tokens from one window of a context
+    to the next. Raises ValueError if max_length leaves no room.
+    """
+    shape = Shape(tokenizer.specials, max_length, segments)
+    if task.kind == "span":
+        return encode_questions(task, examples, tokenizer, shape, training=training, stride=stride)
+    return _ENCODERS[task.kind](task, examples, tokenizer, shape)
+
+
+def _texts(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+    ids = ids_of(tokenizer, [text for example in examples for text in (example.first, example.second) if text is not None])
+    rows, truncated = [], 0
+    low, high = task.span
+    for example in examples:
+        if example.second is None:
+            whole = ids[example.first]
+            first = whole[: shape.room(pair=False)]
+            row, cut = shape.row(first), len(first) < len(whole)
+        else:
+            row, cut = _pair(task, ids[example.first], ids[example.second], shape)
+        known = example.label is not None
+        if task.kind == "regression":
+            row["labels"] = np.float32((example.label - low) / (high - low) if known else 0)
+        else:
+            row["labels"] = np.int32(example.label if known else 0)
+        row["weights"] = np.float32(known)
+        truncated += cut
+        rows.append(row)
+    return _features(rows, truncated, shape)
+
+
+def _choices(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+    ids = ids_of(tokenizer, [text for example in examples for pair in example.pairs for text in pair])
+    rows, truncated = [], 0
+    for example in examples:
+        candidates, cuts = zip(
+            *(_pair(task, ids[first], ids[second], shape) for first, second in example.pairs), strict=True
+        )
+        longest = max(len(candidate["tokens"]) for candidate in candidates)
+        row = {
+            "tokens": np.full((len(candidates), longest), shape.specials.pad, np.int32),
+            "sequences": np.zeros((len(candidates), longest), np.int8),
+            "segments": np.zeros((len(candidates), longest), np.int8),
+        }
+        for name, field in row.items():
+            for number, candidate in enumerate(candidates):
+                field[number, : len(candidate[name])] = candidate[name]
+        labels = np.zeros(len(candidates), np.float32)
+        labels[list(example.right or ())] = 1 / len(example.right or (0,))
+        row |= {
+            "choice_weights": np.ones(len(candidates), np.float32),
+            "labels": labels,
+            "weights": np.float32(example.right is not None),
+        }
+        truncated += any(cuts)
+        rows.append(row)
+    return _features(rows, truncated, shape)
+
+
+def _words(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+    located = tokenizer.locate_batch([" ".join(example.words) for example in examples])
+    rows, truncated, cut_words = [], 0, 0
+    room = shape.room(pair=False)
+    for example, (ids, places) in zip(examples, located, strict=True):
+        pieces = pieces_of_words(example.words, ids, places, tokenizer.specials.unknown)
+        first_pieces = np.cumsum([0, *map(len, pieces)])[:-1]
+        fitting = first_pieces[first_pieces < room]
+        row = shape.row([id for piece in pieces for id in piece][:room])
+        labels, weights = np.zeros(len(row["tokens"]), np.int32), np.zeros(len(row["tokens"]), np.float32)
+        weights[1 + fitting] = 1  # after the <s>
+        if example.tags is not None:
+            labels[1 + fitting] = [task.labels.index(tag) for tag in example.tags[: len(fitting)]]
+        row |= {"labels": labels, "label_weights": weights, "weights": np.float32(example.tags is not None)}
+        cut_words += len(pieces) - len(fitting)
+        truncated += sum(map(len, pieces)) > room
+        rows.append(row)
+    return _features(rows, truncated, shape, cut_words=cut_words)
+
+
+def pieces_of_words(
+    words: tuple[str, ...], ids: list[int], places: list[tuple[int, int]], unknown: int
+) -> list[list[int]]:
+    """The ids of each word, given those of the words with a space between them, and the characters these stand for.
+
+    A piece counts to the word of its first character that is no space; a word without a piece, as when a tokenizer drops
+    its letters, becomes `unknown`. So the row is what pre-training would have made of the text.
+    """
+    ends = np.cumsum([len(word) + 1 for word in words])  # of each word with the space behind it
+    text = " ".join(words)
+    pieces: list[list[int]] = [[] for _ in words]
+    for id, (begin, end) in zip(ids, places, strict=True):
+        while begin < end and text[begin].isspace():
+            begin += 1
+        if begin == end:  # a space alone, which counts to the word behind it
+            begin = min(begin, len(text) - 1)
+        pieces[int(np.searchsorted(ends, begin, side="right"))].append(id)
+    return [word or [unknown] for word in pieces]
+
+
+def _pair(task: Task, first: list[int], second: list[int], shape: Shape) -> tuple[Row, bool]:
+    room = shape.room(pair=True)
+    if task.pair_limit:
+        parts = first_gives_way(first, second, room, task.pair_limit)
+    else:
+        parts = longest_first(first, second, room)
+    return shape.row(*parts), len(parts[0]) + len(parts[1]) < len(first) + len(second)
+
+
+def _features(rows: list[Row], truncated: int, shape: Shape, **counts: int) -> Features:
+    return Features(rows, np.arange(len(rows), dtype=np.int32), truncated, shape.specials.pad, **counts)
+
+
+_ENCODERS: dict[str, Callable[[Task, Examples, Tokenizer, Shape], Features]] = {
+    "classification": _texts,
+    "regression": _texts,
+    "choice": _choices,
+    "ranking": _choices,
+    "tagging": _words,
+}

@@ -1,0 +1,122 @@
+"""The tasks of GLUE: as one JSON object a line, as the benchmark's own .tsv files, and as TFDS has them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ag_jax.data.tasks.task import Layout, Task
+
+SPLITS = {"train": "train", "validation": "validation", "test": "test"}
+ACCURACY = {"metric": "accuracy", "metrics": ("accuracy",)}
+TABLES = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
+NLI = ("entailment", "neutral", "contradiction")
+_TWO = ("entailment", "not_entailment")
+_PAIR = {"first": "sentence1", "second": "sentence2"}
+_MATCHED = {  # MNLI: ours to the benchmark's
+    "train": "train",
+    "validation": "validation_matched",
+    "validation_mismatched": "validation_mismatched",
+    "test": "test_matched",
+    "test_mismatched": "test_mismatched",
+}
+
+
+def lines(name: str, columns: Mapping[str, Any], splits: Mapping[str, str] = SPLITS) -> Layout:
+    """One JSON object a line in SPLIT.jsonl."""
+    return Layout("jsonl", {split: f"{split}.jsonl" for split in splits}, (f"glue/{name}", name), columns)
+
+
+def tables(official: str, columns: Mapping[str, Any], files: Mapping[str, str] = TABLES, **options: Any) -> Layout:
+    """The benchmark's files. Quotes are nothing special in them, and a test file has an index and no label."""
+    folders = (official, f"glue/{official}", f"GLUE/{official}", f"glue_data/{official}")
+    return Layout("tsv", files, folders, {"id": "index", **columns}, options)
+
+
+def _glue(
+    name: str,
+    columns: Mapping[str, Any],
+    labels: tuple[str, ...],
+    *official: Layout,
+    splits: Mapping[str, str] = SPLITS,
+    **settings: Any,
+) -> Task:
+    fields = {**columns, "label": "label", "id": "idx"}
+    return Task(
+        name=name,
+        form="texts",
+        labels=labels,
+        layouts=(lines(name, fields, splits), *official),
+        prepared=Layout("tfds", splits, (f"glue/{name}",), fields),
+        **{"kind": "classification", **ACCURACY, **settings},
+    )
+
+
+GLUE = (
+    _glue(
+        "cola",
+        {"first": "sentence"},
+        ("unacceptable", "acceptable"),
+        # source, label, the author's mark, sentence; only the test file has a header
+        tables("CoLA", {"first": "3", "label": "1"}, {"train": "train.tsv", "validation": "dev.tsv"}, header=False),
+        tables("CoLA", {"first": "sentence"}, {"test": "test.tsv"}),
+        metric="matthews",
+        metrics=("matthews", "accuracy"),
+    ),
+    _glue("sst2", {"first": "sentence"}, ("negative", "positive"), tables("SST-2", {"first": "sentence"})),
+    _glue(
+        "mrpc",
+        _PAIR,
+        ("not_equivalent", "equivalent"),
+        tables(
+            "MRPC",
+            {"first": "#1 String", "second": "#2 String", "label": "Quality"},
+            # The corpus itself, in two files, has no validation part: GLUE takes it from train by a list of ids.
+            {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv|msr_paraphrase_test.txt"},
+        ),
+        metrics=("accuracy", "f1"),
+    ),
+    _glue(
+        "stsb",
+        _PAIR,
+        (),
+        tables("STS-B", {**_PAIR, "label": "score"}),
+        kind="regression",
+        span=(0.0, 5.0),
+        metric="pearson",
+        metrics=("pearson", "spearman"),
+    ),
+    _glue(
+        "qqp",
+        {"first": "question1", "second": "question2"},
+        ("not_duplicate", "duplicate"),
+        tables("QQP", {"first": "question1", "second": "question2", "label": "is_duplicate", "id": "id"}),
+        metric="f1",
+        metrics=("f1", "accuracy"),
+    ),
+    _glue(
+        "mnli",
+        {"first": "premise", "second": "hypothesis"},
+        NLI,
+        tables(
+            "MNLI",
+            {**_PAIR, "label": "gold_label"},
+            {
+                "train": "train.tsv",
+                "validation": "dev_matched.tsv",
+                "validation_mismatched": "dev_mismatched.tsv",
+                "test": "test_matched.tsv",
+                "test_mismatched": "test_mismatched.tsv",
+            },
+        ),
+        tables("diagnostic", _PAIR, {"diagnostic": "diagnostic.tsv"}),
+        tables("AX", _PAIR, {"diagnostic": "AX.tsv"}),
+        splits=_MATCHED,
+    ),
+    _glue(
+        "qnli",
+        {"first": "question", "second": "sentence"},
+        _TWO,
+        tables("QNLI", {"first": "question", "second": "sentence"}),
+    ),
+    _glue("rte", _PAIR, _TWO, tables("RTE", _PAIR)),
+    _glue("wnli", _PAIR, ("not_entailment", "entailment"), tables("WNLI", _PAIR)),
+)

@@ -1,0 +1,161 @@
+"""The examples of a task, from its files or from TFDS; malformed rows are named, counted, and refused unless asked otherwise."""
+
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ag_jax.data import prepared
+from ag_jax.data.tasks import choice, spans, tagging, texts
+from ag_jax.data.tasks.containers import CONTAINERS, Placed, Record
+from ag_jax.data.tasks.task import Example, Examples, Layout, Task, is_held_out, is_labelled
+
+Parser = Callable[[Record, Task, bool], list[Example]]
+PARSERS: dict[str, Parser] = {
+    "texts": texts.texts,
+    "hellaswag": choice.hellaswag,
+    "swag": choice.swag,
+    "race": choice.race,
+    "dream": choice.dream,
+    "record": choice.record,
+    "words": tagging.words,
+    "chunked_words": tagging.chunked_words,
+    "squad": spans.squad,
+}
+SHOWN = 5  # problems in an error
+
+
+def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, legacy: bool = False) -> Examples:
+    """The examples of a split, in the order of their file.
+
+    root: a directory with the folders of the tasks, in any of the layouts of the catalogue; empty: TFDS.
+    skip_malformed: leave malformed rows out and count them in `Examples.skipped`; otherwise they are an error.
+    legacy: what released code did (`Task.legacy`): of DREAM, only the first question about each dialogue.
+    Raises FileNotFoundError if the task or the split is not there, ValueError for malformed rows or none.
+    """
+    if split not in task.splits:
+        raise ValueError(f"task {task.name} has no split {split!r}: expected one of {', '.join(task.splits)}")
+    layout, files = _local(task, root, split) if root else _prepared(task, split)
+    source = ", ".join(str(file) for file in files)
+    shared = _is_shared(layout, split)
+    items: list[Example] = []
+    problems: list[str] = []
+    for file in files:
+        for place, record in _records(layout, file, split):
+            try:
+                if isinstance(record, ValueError):
+                    raise record
+                found = PARSERS[task.form](record, task, is_labelled(split))
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                reason = str(error) if isinstance(error, ValueError) else f"not of the form expected ({error!r})"
+                problems.append(f"{_name(file)}, {place}: {reason}")
+                continue
+            if legacy and task.form == "dream":
+                found = found[:1]
+            items.extend(found)
+    if problems and not skip_malformed:
+        raise ValueError(_refusal(task, split, problems))
+    if shared:
+        items = [item for item in items if is_held_out(item) == (split != "train")]
+    if not items:
+        more = f"; all of {len(problems)} rows are malformed, the first: {problems[0]}" if problems else ""
+        raise ValueError(f"{source} holds no example of task {task.name}, split {split}: expected at least one{more}")
+    return Examples(tuple(items), source, len(problems))
+
+
+def _refusal(task: Task, split: str, problems: list[str]) -> str:
+    shown = "\n".join(f"  {problem}" for problem in problems[:SHOWN])
+    rest = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+    return (
+        f"task {task.name}, split {split}: {len(problems)} malformed rows; mend them, or set skip_malformed=True to leave "
+        f"them out, counted:\n{shown}{rest}"
+    )
+
+
+def _is_shared(layout: Layout, split: str) -> bool:
+    others = [file for name, file in layout.files.items() if name in ("train", "validation") and name != split]
+    return split in ("train", "validation") and layout.files[split] in others
+
+
+def _local(task: Task, root: str, split: str) -> tuple[Layout, list[pathlib.Path]]:
+    base = pathlib.Path(root).expanduser()
+    tried = []
+    for layout in task.layouts:
+        if split not in layout.files:
+            continue
+        for folder in layout.folders:
+            if layout.sign and not (base / folder / layout.sign).exists():
+                tried.append(f"{folder}/{layout.files[split]} beside {layout.sign}")
+                continue
+            for name in layout.files[split].split("|"):
+                # A split of several files joins them with "+".
+                files = [base / folder / part for part in name.split("+")]
+                packed = [file.with_name(f"{file.name}.gz") for file in files]
+                for found in (files, packed):
+                    if all(file.exists() for file in found):
+                        return layout, found
+                tried.append(f"{folder}/{name}")
+    raise FileNotFoundError(
+        f"task {task.name}: no split {split!r} below {base}: expected one of {', '.join(dict.fromkeys(tried)) or 'no file at all'}; "
+        "put it there, or choose another directory (empty: TFDS)"
+    )
+
+
+def _prepared(task: Task, split: str) -> tuple[Layout, list[pathlib.Path]]:
+    layout = task.prepared
+    if layout is None or split not in layout.files:
+        raise FileNotFoundError(
+            f"task {task.name}: TFDS has no split {split!r} of it; give the directory of its files, which may be in the form of "
+            f"{', '.join(dict.fromkeys(folder for form in task.layouts for folder in form.folders))}"
+        )
+    return layout, [prepared.directory(name) for name in layout.folders]
+
+
+def _records(layout: Layout, file: pathlib.Path, split: str) -> Iterator[Placed]:
+    """Records of a file with our names of the fields and an id."""
+    cut = _tfds(file, layout.files[split]) if layout.container == "tfds" else CONTAINERS[layout.container](file, **layout.options)
+    for number, (place, record) in enumerate(cut):
+        yield place, record if isinstance(record, ValueError) else _renamed(record, layout.columns, number)
+
+
+def _renamed(record: Record, names: Mapping[str, Any], number: int) -> Record | ValueError:
+    renamed = dict(record)
+    for ours, theirs in names.items():
+        parts = theirs if isinstance(theirs, tuple) else (theirs,)
+        missing = [part for part in parts if part not in record]
+        if missing and ours not in ("id", "label"):  # which test sets may lack
+            return ValueError(f"expected the field {missing[0]!r}, got {', '.join(record)}")
+        if not missing:
+            renamed[ours] = record[theirs] if parts == (theirs,) else " ".join(record[part] for part in parts)
+    renamed["id"] = str(renamed.get("id", number))
+    return renamed
+
+
+def _tfds(folder: pathlib.Path, split: str) -> Iterator[Placed]:
+    builder, records = prepared.records(folder, split)
+    names = {name: _class_names(feature) for name, feature in builder.info.features.items()}
+    for number, record in enumerate(records):
+        yield f"record {number}", {name: _plain(value, names[name]) for name, value in record.items()}
+
+
+def _class_names(feature: Any) -> list[str] | None:
+    """Names of the classes of a feature of TFDS, or of those in a sequence of it."""
+    feature = getattr(feature, "feature", feature)
+    return list(feature.names) if hasattr(feature, "names") else None
+
+
+def _plain(value: Any, names: list[str] | None) -> Any:
+    """bytes to str, arrays to lists, numbers of classes to their names (-1, which is none, stays)."""
+    if isinstance(value, dict):
+        return {name: _plain(part, None) for name, part in value.items()}
+    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim):
+        return [_plain(part, names) for part in value]
+    if isinstance(value, bytes):
+        return value.decode()
+    value = value.item() if hasattr(value, "item") else value
+    return names[value] if names and isinstance(value, int) and value >= 0 else value
+
+
+def _name(file: pathlib.Path) -> str:
+    return "/".join(file.parts[-2:])

@@ -1,0 +1,43 @@
+"""Records of questions whose answer is a part of a text."""
+
+from typing import Any
+
+from ag_jax.data.tasks.containers import Record
+from ag_jax.data.tasks.task import Question, Task
+from ag_jax.data.tasks.texts import text_of
+
+STRIPPED = 16  # characters of white space before a context, at most, that TFDS cuts off
+
+
+def squad(record: Record, task: Task, labelled: bool) -> list[Question]:
+    """A question of SQuAD. Raises ValueError if an answer does not stand in the context where it should."""
+    context, question = text_of(record, "context"), text_of(record, "question").strip()
+    answers = record.get("answers")
+    if isinstance(answers, dict):  # TFDS: lists of texts and of places
+        pairs = zip(answers["text"], answers["answer_start"], strict=True)
+        answers = [{"text": text, "answer_start": _moved(context, text, start)} for text, start in pairs]
+    if record.get("is_impossible"):
+        answers = []  # those that it has are only plausible
+    if answers is None and not labelled:
+        return [Question(record["id"], question, context, None)]
+    if not isinstance(answers, list) or not (answers or not task.answerable):
+        raise ValueError(f"expected answers, got {answers!r}")
+    found = tuple(dict.fromkeys(_answer(context, answer) for answer in answers))
+    return [Question(record["id"], question, context, found)]
+
+
+def _answer(context: str, answer: Any) -> tuple[str, int]:
+    text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (None, None)
+    if not isinstance(text, str) or not text.strip() or not isinstance(start, int):
+        raise ValueError(f"expected an answer with a text and the character where it begins, got {answer!r}")
+    if start < 0 or context[start : start + len(text)] != text:
+        elsewhere = context.find(text)
+        where = f"it begins at {elsewhere}" if elsewhere >= 0 else "nor anywhere else"
+        raise ValueError(f"the answer {text!r} is not in the context at character {start} ({where})")
+    return text, start
+
+
+def _moved(context: str, text: str, start: int) -> int:
+    """Where an answer is in a context that lost white space at its beginning, which its places do not take into account."""
+    moves = (start - move for move in range(min(STRIPPED, start) + 1))
+    return next((place for place in moves if context.startswith(text, place)), start)

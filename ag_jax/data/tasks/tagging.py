@@ -1,0 +1,45 @@
+"""Records of tagging: words with BIO tags."""
+
+from collections.abc import Sequence
+
+from ag_jax.data.tasks.containers import Record
+from ag_jax.data.tasks.task import Task, Words
+
+
+def words(record: Record, task: Task, labelled: bool) -> list[Words]:
+    """A sentence. Raises ValueError if its tags are unknown or not BIO."""
+    forms, tags = record.get("words"), record.get("tags")
+    if not isinstance(forms, list) or not forms or not all(isinstance(form, str) and form.strip() for form in forms):
+        raise ValueError(f"expected a list of words, got {forms!r}")
+    if tags is None and not labelled:
+        return [Words(record["id"], tuple(forms), None)]
+    if not isinstance(tags, list) or len(tags) != len(forms):
+        raise ValueError(f"expected a tag for each of {len(forms)} words, got {tags!r}")
+    check_bio(tags, task.labels)
+    return [Words(record["id"], tuple(forms), tuple(tags))]
+
+
+def chunked_words(record: Record, task: Task, labelled: bool) -> list[Words]:
+    """A sentence of CoNLL-2003, whose own files write B- only between neighbours of one type (IOB1); BIO stays as it is."""
+    tags = record.get("tags")
+    return words({**record, "tags": from_iob1(tags)} if isinstance(tags, list) else record, task, labelled)
+
+
+def check_bio(tags: Sequence[str], labels: Sequence[str]) -> None:
+    """Raises ValueError for an unknown tag, and for an I- that continues nothing."""
+    before = "O"
+    for number, tag in enumerate(tags, 1):
+        if tag not in labels:
+            raise ValueError(f"unknown tag {tag!r} at word {number}: expected one of {', '.join(labels)}")
+        if tag.startswith("I-") and before[2:] != tag[2:]:
+            raise ValueError(f"the tags are not BIO: {tag} at word {number} follows {before}")
+        before = tag
+
+
+def from_iob1(tags: Sequence[str]) -> list[str]:
+    """BIO tags of IOB1 tags: an I- that begins an entity becomes a B-."""
+    before = ["O", *tags]
+    return [
+        f"B-{tag[2:]}" if tag.startswith("I-") and last[2:] != tag[2:] else tag
+        for last, tag in zip(before, tags, strict=False)
+    ]

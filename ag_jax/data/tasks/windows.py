@@ -1,0 +1,128 @@
+"""Questions to rows: windows of a context that is longer than a row, and answers from characters to tokens and back.
+
+    <s> question </s></s> window of the context </s>
+
+A window begins `stride` tokens after the one before it (Devlin et al. 2019, run_squad.py). Tokens know their characters, so
+whatever span a model chooses is a part of the context as it was written.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ag_jax.data.tasks.rows import Features, Row, Shape, ids_of
+from ag_jax.data.tasks.task import Examples, Question, Task
+from ag_jax.data.tokenizers import Tokenizer
+
+QUESTION = 64  # tokens that a question keeps, and half of the row at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Ids of a context, and for each the first and last + 1 character, white space left out: int32 [N, 2]."""
+
+    ids: list[int]
+    places: np.ndarray
+
+    @classmethod
+    def of(cls, text: str, ids: list[int], places: list[tuple[int, int]]) -> "Context":
+        """From what `Tokenizer.locate_batch` says of the text."""
+        return cls(ids, np.asarray([_bare(text, *place) for place in places], np.int32).reshape(-1, 2))
+
+    def tokens_of(self, begin: int, end: int) -> tuple[int, int] | None:
+        """First and last token with a part of the characters begin to end - 1; None if there is none."""
+        touching = np.flatnonzero((self.places[:, 1] > begin) & (self.places[:, 0] < end))
+        return (int(touching[0]), int(touching[-1])) if len(touching) else None
+
+
+def encode_questions(
+    task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape, *, training: bool, stride: int
+) -> Features:
+    """Rows of all windows of all questions; see `encoding.encode`."""
+    if stride < 1:
+        raise ValueError(f"stride must be at least 1 token, got {stride}")
+    questions = ids_of(tokenizer, [example.question for example in examples])
+    texts = list(dict.fromkeys(example.context for example in examples))
+    located = tokenizer.locate_batch(texts)
+    contexts = {text: Context.of(text, *found) for text, found in zip(texts, located, strict=True)}
+    rows: list[Row] = []
+    owner, characters = [], []
+    truncated = lost = 0
+    for number, example in enumerate(examples):
+        question = questions[example.question]
+        kept = question[: min(QUESTION, shape.max_length // 2)]
+        context = contexts[example.context]
+        found = _windows(task, example, context, kept, shape, stride)
+        truncated += len(kept) < len(question)
+        answered = [row for row, _ in found if row["starts"]]
+        lost += bool(example.answers) and not answered
+        for row, places in found:
+            if training and task.answerable and not row["starts"]:
+                continue
+            rows.append(row)
+            characters.append(places)
+            owner.append(number)
+    return Features(
+        rows, np.asarray(owner, np.int32), truncated, shape.specials.pad, lost=lost, characters=tuple(characters)
+    )
+
+
+def _windows(
+    task: Task, example: Question, context: Context, question: list[int], shape: Shape, stride: int
+) -> list[tuple[Row, np.ndarray]]:
+    room = shape.room(pair=True) - len(question)
+    begins = _begins(len(context.ids), room, min(stride, room))
+    widest = _widest(len(context.ids), begins, room)
+    answer = None
+    if example.answers:
+        text, start = example.answers[0]
+        answer = context.tokens_of(start, start + len(text))
+    offset = 1 + len(question) + shape.specials.pair_separators
+    found = []
+    for window, begin in enumerate(begins):
+        ids = context.ids[begin : begin + room]
+        row = shape.row(question, ids)
+        inside = slice(offset, offset + len(ids))
+        weights = np.zeros(len(row["tokens"]), np.float32)
+        weights[inside] = 1
+        weights[0] = not task.answerable
+        places = np.full((len(weights), 3), (-1, -1, 0), np.int32)
+        places[inside, :2] = context.places[begin : begin + len(ids)]
+        places[inside, 2] = widest[begin : begin + len(ids)] == window
+        starts = ends = 0
+        if answer and begin <= answer[0] and answer[1] < begin + len(ids):
+            starts, ends = (offset + token - begin for token in answer)
+        # Where every question has an answer, a window without it says nothing.
+        known = example.answers is not None and (starts > 0 or not task.answerable)
+        row |= {"starts": np.int32(starts), "ends": np.int32(ends), "span_weights": weights, "weights": np.float32(known)}
+        found.append((row, places))
+    return found
+
+
+def _begins(length: int, room: int, stride: int) -> list[int]:
+    """First tokens of the windows: as many as it takes to reach the end."""
+    begins = [0]
+    while begins[-1] + room < length:
+        begins.append(begins[-1] + stride)
+    return begins
+
+
+def _widest(length: int, begins: list[int], room: int) -> np.ndarray:
+    """For each token the window in which it has the most context on its poorer side (run_squad.py, `max_context`)."""
+    best, chosen = np.full(length, -1.0), np.zeros(length, np.int64)
+    for window, begin in enumerate(begins):
+        end = min(begin + room, length)
+        tokens = np.arange(begin, end)
+        score = np.minimum(tokens - begin, end - 1 - tokens) + 0.01 * (end - begin)
+        better = score > best[begin:end]
+        best[begin:end][better] = score[better]
+        chosen[begin:end][better] = window
+    return chosen
+
+
+def _bare(text: str, begin: int, end: int) -> tuple[int, int]:
+    while begin < end and text[begin].isspace():
+        begin += 1
+    while end > begin and text[end - 1].isspace():
+        end -= 1
+    return begin, end
