@@ -54,10 +54,10 @@ def main(argv: list[str]) -> int:
     if any(argument in ("--help", "-h", "help") for argument in argv[1:]) or len(argv) == 1:
         print(USAGE)
         return 0 if len(argv) > 1 else 2
-    from ag_jax import experiment, verbs  # not at the top: --help need not wait for JAX
+    from ag_jax import configuration, verbs  # not at the top: --help need not wait for JAX
 
     try:
-        experiment.check_overrides(argument[2:] for argument in argv if argument.startswith("--config."))
+        configuration.check_flags(argv[1:])
         positional = flags.FLAGS(argv)[1:]
         if len(positional) != 1 or positional[0] not in VERBS:
             raise ValueError(f"expected one verb of {', '.join(VERBS)}, got {' '.join(positional) or 'none'}; see --help")

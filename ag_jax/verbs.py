@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from ag_jax import comparison, experiment, learner, run
+from ag_jax import comparison, configuration, experiment, learner, run
 from ag_jax.analysis import maps, plots
 from ag_jax.data import pipeline
 from ag_jax.interop import exporting, importing
@@ -54,7 +54,7 @@ class Request:
         """The checked config."""
         if self.config is None:
             raise ValueError("this verb needs --config=FILE, such as --config=configs/quickstart.py")
-        return experiment.parse(experiment.load(self.config, self.overrides))
+        return experiment.parse(configuration.load(self.config, self.overrides))
 
     def directory(self) -> epath.Path:
         """The run directory."""
@@ -83,7 +83,7 @@ class Request:
 def run_verb(verb: str, request: Request) -> None:
     """Do it. Raises ValueError or OSError for what the user can mend."""
     if request.print_config:
-        print(json.dumps(experiment.to_dict(request.experiment()), indent=2))
+        print(json.dumps(configuration.to_dict(request.experiment()), indent=2))
         return
     request.join(verb)
     VERBS[verb](request)

@@ -30,7 +30,7 @@ import numpy as np
 import record
 from etils import epath
 
-from ag_jax import experiment, learner, run
+from ag_jax import configuration, experiment, learner, run
 from ag_jax.attention import dropout
 from ag_jax.data import pipeline
 from ag_jax.models import encoder
@@ -216,15 +216,15 @@ class HuggingFace:
 
 def runners(options: argparse.Namespace, overrides: dict[str, Any]) -> Iterator[Runner | HuggingFace]:
     """Everything that takes turns, compiled."""
-    first = experiment.parse(experiment.load(options.config, overrides))
+    first = experiment.parse(configuration.load(options.config, overrides))
     corpus = pipeline.prepare(first.data)
     known = choices(first.model.layers)
     variants = [Variant(arm, arm) for arm in options.arms.split(",")]
     variants += [variant for choice in filter(None, options.choices.split(",")) for variant in known[choice]]
     like = None
     for variant in variants:
-        source = experiment.with_argument(options.config, "arm", variant.arm)
-        config = experiment.parse(experiment.load(source, overrides | variant.settings))
+        source = configuration.with_argument(options.config, "arm", variant.arm)
+        config = experiment.parse(configuration.load(source, overrides | variant.settings))
         directory = epath.Path(tempfile.gettempdir()) / "pretraining_throughput"  # never written to
         like = Runner(variant, config, corpus, directory)
         print(f"{variant.name}: compiled in {like.compile_seconds:.1f} s", flush=True)
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10 if on_cpu else 20)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax")
     options = parser.parse_args()
-    experiment.check_overrides(options.set)
+    configuration.check_overrides(options.config, options.set)
     overrides = {} if on_cpu else {"model.vocabulary_size": 52_000}
     overrides |= SHARED | {"data.cache_dir": ""}
     for item in options.set:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ag_jax import experiment
+from ag_jax import configuration
 from ag_jax.models.config import EncoderConfig
 from ag_jax.run import OpenRun
 from ag_jax.training.metrics import read_metrics
@@ -37,7 +37,7 @@ def text(
     lines += ["", "## Data", "", *_data(opened), "", "## Training", "", *_training(opened)]
     lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated}.", ""]
     lines += ["## What does not carry over", "", *(f"- {item}" for item in not_carried or ["Nothing is lost."]), ""]
-    settings = json.dumps(_without_places(experiment.to_dict(config)), indent=2)
+    settings = json.dumps(_without_places(configuration.to_dict(config)), indent=2)
     return "\n".join([*lines, "## Config", "", "```json", settings, "```", ""])
 
 

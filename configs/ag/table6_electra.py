@@ -23,14 +23,14 @@ code, BERT's segment and position embeddings. ELECTRA's own recipe differs: Adam
 with the warm-up, and positions chosen with replacement; here they are chosen without.
 """
 
-from ag_jax import experiment, presets
+from ag_jax import configuration, experiment, presets
 
 BOOKS_CORPUS = 985e6  # words (Zhu et al. 2015, table 2)
 
 
 def get_config(argument: str = ""):
     """`arm`: ag or electra; `generator`: unigram or mlm; `scale`: paper or small."""
-    chosen = experiment.arguments(
+    chosen = configuration.arguments(
         argument, arm=("ag", "electra"), generator=("unigram", "mlm"), scale=("paper", "small")
     )
     config = experiment.default_config()
