@@ -18,7 +18,7 @@ import safetensors.numpy
 from etils import epath
 from flax import traverse_util
 
-from ag_jax.attention.disentangled import DisentangledConfig
+from ag_jax import configuration
 from ag_jax.attention.fused import reference
 from ag_jax.attention.fused.contract import Attend
 from ag_jax.data import tokenizers
@@ -99,8 +99,7 @@ def load(directory: epath.PathLike) -> FineTuned:
     try:
         settings = json.loads((place / TASK).read_text())
         head = Head(**settings["head"] | {"labels": tuple(settings["head"]["labels"])})
-        model = settings["model"]
-        config = EncoderConfig(**model | {"relative": DisentangledConfig(**model["relative"])})
+        config = configuration.parse(EncoderConfig, settings["model"])
         flat = safetensors.numpy.load((place / WEIGHTS).read_bytes())
         origin = settings["origin"]
     except (KeyError, TypeError, json.JSONDecodeError, safetensors.SafetensorError) as error:
