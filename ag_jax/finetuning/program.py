@@ -20,8 +20,9 @@ from ag_jax.attention.fused import choice
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.attention.patterns import SpecialTokens
 from ag_jax.finetuned import Head
+from ag_jax.models import tasks
 from ag_jax.models.config import EncoderConfig
-from ag_jax.models.tasks import CANDIDATES, TaskModel
+from ag_jax.models.tasks import TaskModel
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.losses import Objective
 from ag_jax.objectives.supervised import Supervised
@@ -90,14 +91,6 @@ class Program:
     create: Callable[[jax.Array, jax.Array], TrainState]
 
 
-def example_batch(kind: str) -> Batch:
-    """One row, for the shapes of parameters."""
-    shape = (1, 2, 4) if kind in CANDIDATES else (1, 4)
-    tokens = np.ones(shape, np.int32)
-    ones = {"choice_weights": np.ones(shape[:2], np.float32), "span_weights": np.ones(shape, np.float32)}
-    return {"tokens": tokens, "sequences": tokens, "segments": np.zeros_like(tokens), **ones}
-
-
 def make_objective(plan: Plan, model: TaskModel) -> Objective:
     """The task's loss, guided if the plan says so."""
     objective = Supervised(model)
@@ -130,10 +123,10 @@ def compiled(plan: Plan) -> Program:
     objective = make_objective(plan, model)
     optimizer = optax.chain(make_optimizer(plan.optimizer, plan.steps), scale_by_peak())
     # The reference has the same parameters, and no demands on the shape of the example.
-    fresh, example = plan.head.model(plan.config), example_batch(plan.head.kind)
+    fresh, row = plan.head.model(plan.config), tasks.example(plan.head.kind)
 
     def init(key: jax.Array) -> Any:
-        return fresh.init(key, example, deterministic=True)["params"]
+        return fresh.init(key, row, deterministic=True)["params"]
 
     def create(key: jax.Array, learning_rate: jax.Array) -> TrainState:
         params = nn.unbox(init(key))

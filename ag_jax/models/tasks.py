@@ -39,6 +39,14 @@ def task_encoder(config: EncoderConfig) -> EncoderConfig:
     return dataclasses.replace(config, decoder_passes=0, absolute_positions="none")
 
 
+def example(kind: str) -> Batch:
+    """A batch of one row, for the shapes of parameters."""
+    shape = (1, 2, 4) if kind in CANDIDATES else (1, 4)
+    tokens, weights = jnp.ones(shape, jnp.int32), jnp.ones(shape)
+    fields = {"tokens": tokens, "sequences": tokens, "segments": jnp.zeros_like(tokens)}
+    return fields | {"choice_weights": weights[..., 0], "span_weights": weights}
+
+
 class TextHead(nn.Module):
     """W2 dropout(activation(W1 h + b1)) + b2 of the first token's vector, in the manner of `STYLES[style]`.
 
