@@ -32,7 +32,7 @@ def read_rows(directory: epath.Path, split: str) -> list[Row]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Predicted:
+class Predictions:
     """What the models of one point predicted for one set: a list of rows for each seed, in the order of the seeds."""
 
     task: Task
@@ -76,7 +76,7 @@ class Chosen:
     task: Task
     points: tuple[Point, ...]
     best: Point
-    predicted: dict[str, Predicted]
+    predicted: dict[str, Predictions]
     notes: tuple[str, ...]
 
     @property
@@ -97,11 +97,11 @@ def choose(splits: Splits, recipe: Recipe, results: Sequence[tuple[Result, epath
             [row for result in of_seed for row in read_rows(places[_key(result)], "test")]
             for of_seed in best.results.values()
         )
-        predicted = {POOLED: Predicted(splits.task, examples, rows)}
+        predicted = {POOLED: Predictions(splits.task, examples, rows)}
     else:
         sets = {"validation": splits.validation, **splits.others}
         predicted = {
-            name: Predicted(
+            name: Predictions(
                 splits.task,
                 examples,
                 tuple(read_rows(places[_key(of_seed[0])], name) for of_seed in best.results.values()),

@@ -21,11 +21,6 @@ class Splits:
     others: dict[str, Examples]
     notes: tuple[str, ...] = ()
 
-    @property
-    def skipped(self) -> int:
-        """Malformed rows that were left out of all of them."""
-        return sum({id(examples): examples.skipped for examples in (self.train, self.validation, *self.others.values())}.values())
-
 
 def find_task(name: str, recipe: Recipe) -> Task:
     """The task of a name, judged by the recipe's metric. Raises ValueError for an unknown task, metric, or use of `legacy_eval`."""

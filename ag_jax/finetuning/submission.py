@@ -7,7 +7,7 @@ from etils import epath
 
 from ag_jax.data.tasks import catalogue, ranking
 from ag_jax.data.tasks.task import Task
-from ag_jax.finetuning.results import Chosen, Predicted
+from ag_jax.finetuning.results import Chosen, Predictions
 from ag_jax.training import storage
 
 # (task, split) to the file; AX are the diagnostics, which MNLI's model answers.
@@ -75,7 +75,7 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
     return [note for note in notes if note]
 
 
-def unranked(task: Task, predicted: Predicted, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def unranked(task: Task, predicted: Predictions, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The choices of a ranked task as classes of the examples: the chosen candidate is the right one, the others are not."""
     right = task.labels.index(ranking.RIGHT[task.name])
     return [

@@ -20,7 +20,7 @@ from ag_jax.finetuning.choosing import Result
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.results import Chosen
 from ag_jax.finetuning.splits import Splits
-from ag_jax.finetuning.trial import Trial
+from ag_jax.finetuning.trial import TaskData, Trial
 from ag_jax.training import storage
 
 # Settings that change no trial that is done: a suite may go on with others, more tasks and a larger sweep included.
@@ -39,8 +39,7 @@ def trials(config: FinetuningConfig, task: str) -> Iterator[Trial]:
 
 def directory_of(workdir: epath.Path, one: Trial) -> epath.Path:
     """Where a trial lies below the directory of its suite."""
-    fold = "" if one.fold is None else f"-fold{one.fold}"
-    return workdir / one.task / f"lr{one.learning_rate:g}-bs{one.batch_size}-seed{one.seed}{fold}"
+    return workdir / one.task / one.name
 
 
 def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
@@ -113,20 +112,26 @@ def run(config: FinetuningConfig, workdir: epath.Path) -> dict[str, Chosen]:
         claim(config, workdir)
         _tell(f"{missing} of {sum(map(len, planned.values()))} trials to do, from {opened.description}")
     for name, of_task in planned.items():
+        metric, recipe = material[name].task.metric, config.tasks[name]
+        encoded: dict[int | None, TaskData] = {}  # of each fold
         for one in of_task:
             directory = directory_of(workdir, one)
-            if not is_done(directory):
-                start = _initial(config, workdir, one, material) or opened
-                result = trial.run_trial(one, config, start, material[name], directory)
-                _tell(f"{name} {directory.name}: {_told(result, material[name].task.metric)}")
-        _keep_best(config, workdir, name, material[name].task.metric)
+            if is_done(directory):
+                continue
+            if one.fold not in encoded:
+                examples = material[name] if one.fold is None else task_splits.of_fold(material[name], one.fold, recipe.folds)
+                encoded[one.fold] = trial.encode(examples, opened.tokenizer, opened.config, recipe)
+            start = _initial(config, workdir, one, material) or opened
+            result = trial.run_trial(one, config, start, encoded[one.fold], directory, config.keeps_weights(name))
+            _tell(f"{name} {one.name}: {_told(result, metric)}")
+        _keep_best(config, workdir, name, metric)
     order = [name for name in catalogue.TASKS if name in planned]
     return {name: results.choose(material[name], config.tasks[name], _done(config, workdir, name)) for name in order}
 
 
 def is_done(directory: epath.Path) -> bool:
     """Whether a trial is done: its result is written last."""
-    return (directory / "result.json").exists()
+    return (directory / trial.RESULT).exists()
 
 
 def _tell(message: str) -> None:
@@ -140,7 +145,7 @@ def _told(result: Result, metric: str) -> str:
 
 def _done(config: FinetuningConfig, workdir: epath.Path, name: str) -> list[tuple[Result, epath.Path]]:
     directories = [directory_of(workdir, one) for one in trials(config, name)]
-    return [(json.loads((directory / "result.json").read_text()), directory) for directory in directories]
+    return [(json.loads((directory / trial.RESULT).read_text()), directory) for directory in directories]
 
 
 def _check_lengths(config: FinetuningConfig, longest: int) -> None:

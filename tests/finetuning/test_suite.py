@@ -31,15 +31,16 @@ def calls(monkeypatch, tmp_path):
 
     calls = Calls()
 
-    def run_trial(one, config, start, splits, directory):
+    def run_trial(one, config, start, splits, directory, keep):
         calls.append(f"{one.task}/{directory.name}")
         if len(calls) == calls.stop:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "predictions_validation.jsonl").write_text('{"id": ')  # as a kill may leave it
             raise KeyboardInterrupt
-        return tiny_tasks.run_trial(one, config, start, splits, directory)
+        return tiny_tasks.run_trial(one, config, start, splits, directory, keep)
 
     monkeypatch.setattr(suite.trial, "run_trial", run_trial)
+    monkeypatch.setattr(suite.trial, "encode", lambda splits, tokenizer, encoder, recipe: splits)
     monkeypatch.setattr(suite.weights, "open_encoder", tiny_tasks.open_encoder)
     (tmp_path / "model").mkdir()
     return calls

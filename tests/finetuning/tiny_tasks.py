@@ -9,7 +9,6 @@ import numpy as np
 
 from ag_jax.data.tasks.task import Texts, Words
 from ag_jax.evaluation import metrics
-from ag_jax.finetuning import splits as task_splits
 
 GOOD = ("a warm and funny film", "truly good", "one of the best", "charming work", "i liked it")
 BAD = ("a cold and boring film", "truly bad", "one of the worst", "tired work", "i hated it")
@@ -56,11 +55,9 @@ def guess(example, *key) -> tuple[object, object]:
     return chosen, [2.0 * (chosen == number) - luck for number in range(2)]
 
 
-def run_trial(one, config, start, splits, directory) -> dict:
+def run_trial(one, config, start, splits, directory, keep) -> dict:
     """In the place of `trial.run_trial`: writes what it would write, from guesses."""
     directory.mkdir(parents=True, exist_ok=True)
-    if one.fold is not None:
-        splits = task_splits.of_fold(splits, one.fold, one.recipe.folds)
     key = (one.task, one.learning_rate, one.batch_size, one.seed, bool(start.description.startswith("trial")))
     for name, examples in {"validation": splits.validation, **splits.others}.items():
         lines = []
@@ -80,11 +77,11 @@ def run_trial(one, config, start, splits, directory) -> dict:
         "best_epoch": 2,
         "metrics": metrics.evaluate(splits.task, splits.validation, predicted),
         "truncated": 3,
-        "skipped": splits.skipped,
+        "skipped": splits.train.skipped,
         "examples": {"train": len(splits.train), "validation": len(splits.validation)},
         "seconds": 1.5,
     }
-    if config.keeps_weights(one.task):
+    if keep:
         (directory / "weights").mkdir(exist_ok=True)
         (directory / "weights" / "task.json").write_text("{}")
     (directory / "result.json").write_text(json.dumps(result))
@@ -94,10 +91,10 @@ def run_trial(one, config, start, splits, directory) -> dict:
 def open_encoder(checkpoint, step=None, *, fresh=False):
     """In the place of `weights.open_encoder`."""
     if (pathlib.Path(checkpoint) / "weights").exists():
-        return types.SimpleNamespace(config=types.SimpleNamespace(max_length=64), description=f"trial {checkpoint}")
+        return types.SimpleNamespace(tokenizer=None, config=types.SimpleNamespace(max_length=64), description=f"trial {checkpoint}")
     if not pathlib.Path(checkpoint).is_dir():
         raise FileNotFoundError(f"checkpoint={checkpoint} is no model")
-    return types.SimpleNamespace(config=types.SimpleNamespace(max_length=64), description=f"run {checkpoint}")
+    return types.SimpleNamespace(tokenizer=None, config=types.SimpleNamespace(max_length=64), description=f"run {checkpoint}")
 
 
 def accuracies(splits, *key) -> float:
