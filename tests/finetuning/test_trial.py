@@ -60,8 +60,8 @@ def test_every_kind_is_learnt(kind, tmp_path, one_device):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setattr(jax, "devices", lambda found=jax.devices()[0]: [found])
+    patch, device = pytest.MonkeyPatch(), jax.devices()[0]
+    patch.setattr(jax, "devices", lambda: [device])
     directory = tmp_path_factory.mktemp("whole")
     result = setting(keep=True)(directory)
     patch.undo()
