@@ -16,6 +16,7 @@ from ag_jax.training.stopping import Interrupted, StopSignal
 from tests.finetuning import tasks
 
 RECIPE = Recipe(epochs=3, max_length=24)
+STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 CLOCK = ("seconds", "tokens_per_second")
 
 
@@ -40,7 +41,7 @@ def rows(path):
 
 @pytest.mark.parametrize("kind", tasks.KINDS)
 def test_every_kind_is_learnt(kind, tmp_path, one_device):
-    result = setting(kind, epochs=12)(tmp_path)
+    result = setting(kind, epochs=16, learning_rate=3e-3, **STILL)(tmp_path)
     assert result["metrics"][tasks.KINDS[kind]["metric"]] > 0.9
     assert result["epochs"][-1]["train_loss"] < 0.5 * result["epochs"][0]["train_loss"]
     assert result == json.loads((tmp_path / RESULT).read_text())
@@ -115,8 +116,9 @@ def test_seeds_and_learning_rates_share_a_program(tmp_path, one_device):
             found = program.compiled.cache_info().misses
     assert program.compiled.cache_info().misses == found
     assert len({result["epochs"][0]["train_loss"] for result in results}) == 3
+    # Three steps an epoch: one of warm-up, then two of the eight in which it falls to nothing.
     first = rows(tmp_path / "0" / "metrics.jsonl")[0]
-    assert first["learning_rate"] == pytest.approx(5e-3 * (1 - 2 / 8)) or first["learning_rate"] < 5e-3
+    assert first["learning_rate"] == pytest.approx(5e-3 * (1 - 1 / 8))
 
 
 def test_the_peak_is_the_learning_rate(one_device, tmp_path):
@@ -142,11 +144,10 @@ def test_patience_stops_early(tmp_path, one_device):
     assert (len(result["epochs"]), result["best_epoch"]) == (3, 1)
 
 
-def test_microbatches_and_guidance(tmp_path, one_device):
-    """Half-batches give the same losses without dropout; guidance is trained on beside the task."""
-    still = {"dropout": 0.0, "attention_dropout": 0.0, "epochs": 1}
+def test_microbatches_change_nothing(tmp_path, one_device):
+    """Without dropout, half-batches give the same loss."""
     losses = [
-        setting(microbatches=parts, **still)(tmp_path / str(parts))["epochs"][0]["train_loss"] for parts in (1, 2)
+        setting(microbatches=parts, epochs=1, **STILL)(tmp_path / str(parts))["epochs"][0]["train_loss"] for parts in (1, 2)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
