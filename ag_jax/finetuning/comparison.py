@@ -1,6 +1,7 @@
 """`evaluate` and `compare` with a suite: the trials of every arm, then `report.md`, `report.json` and files for servers."""
 
 import json
+import shlex
 from typing import Any
 
 from etils import epath
@@ -62,7 +63,7 @@ def _report(
     workdir: epath.Path,
 ) -> epath.Path:
     baseline, first = next(iter(configs.items()))
-    settings = "".join(f" --config.{key}={value}" for key, value in overrides.items())
+    settings = "".join(" " + shlex.quote(f"--config.{key}={value}") for key, value in overrides.items())
     tasks = {}
     for name, of_baseline in chosen[baseline].items():
         notes = list(of_baseline.notes)

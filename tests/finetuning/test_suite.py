@@ -9,9 +9,10 @@ import scipy.stats
 from etils import epath
 
 from ag_jax import configuration
-from ag_jax.finetuning import comparison, suite
+from ag_jax.finetuning import comparison, report, suite
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.training.stopping import Interrupted, StopSignal
 from tests.finetuning import tiny_tasks
 
 SMALL = {"max_length": 32, "epochs": 2}
@@ -175,7 +176,7 @@ def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
 def test_the_report_says_what_a_paper_prints(source, tmp_path, calls):
     text = comparison.compare(f"{source},tasks=sst2+stsb", {"seeds": (3, 7)}, epath.Path(tmp_path / "w")).read_text()
     numbers = json.loads((tmp_path / "w" / "report.json").read_text())
-    assert text.startswith("# A title\n") and "--config.seeds=(3, 7)`" in text
+    assert text.startswith("# A title\n") and "'--config.seeds=(3, 7)'`" in text
     assert "over 2 seeds (3, 7)" in text
     assert text.index("| sst2 | accuracy | validation |") < text.index("| stsb | pearson | validation |")
     of_ag = numbers["tasks"]["sst2"]["arms"]["ag"]["splits"]["validation"]["accuracy"]
@@ -289,3 +290,41 @@ def test_arms_that_cannot_be_paired_are_refused(source, tmp_path):
         (tmp_path / "other.py").write_text(text.replace("    return config", f"    {change}\n    return config"))
         with pytest.raises(ValueError, match=message):
             comparison.arm_configs(f"{tmp_path / 'other.py'}:{argument}", {})
+
+
+def test_marks_are_for_scores_that_differ():
+    assert report.marks({"seeds": 0.01, "examples": 0.04}, 0.1) == "+*"
+    assert report.marks({"seeds": 0.06, "examples": 0.04}, -0.1) == "*"
+    assert report.marks({"seeds": None, "examples": 0.051}, 0.1) == report.marks(None, 0.1) == ""
+    assert report.marks({"seeds": None, "examples": 0.001}, 0.0) == "", "words may be tagged otherwise, and F1 be the same"
+
+
+def test_real_trials_killed_between_and_within(source, tmp_path, monkeypatch, one_device):
+    """Six steps a trial, three an epoch, two seeds and one point; a signal in the second epoch of each trial in turn."""
+    model = tiny_tasks.checkpoint(tmp_path)
+    path = source.partition(":")[0]
+    source = f"{path}:model={model},data={source.rpartition('data=')[2]},seeds=2"
+    overrides = {"tasks.sst2.learning_rates": (1e-3,), "tasks.sst2.batch_sizes": (8,), "tasks.sst2.max_length": 16}
+    asked, stops = [], {5, 13}
+
+    def reached(_):
+        asked.append(1)
+        return "SIGTERM" if len(asked) in stops else None
+
+    monkeypatch.setattr(StopSignal, "reached", reached)
+    workdir = epath.Path(tmp_path / "killed")
+    for done in (0, 1):
+        with pytest.raises(Interrupted, match="SIGTERM: stopped in epoch 2 of sst2"):
+            comparison.evaluate(source, overrides, workdir)
+        assert len([*workdir.glob("sst2/*/result.json")]) == done
+    comparison.evaluate(source, overrides, workdir)
+    assert len(asked) == 5 + 3 + 5 + 3, "whole epochs and done trials must not be done again"
+    stops.clear()
+    comparison.evaluate(source, overrides, epath.Path(tmp_path / "whole"))
+    numbers = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("killed", "whole")]
+    for of_run in numbers:
+        of_run["tasks"]["sst2"]["arms"]["score"].pop("seconds")
+    assert numbers[0] == numbers[1]
+    for found in (tmp_path / "killed").glob("sst2/*/predictions_*.jsonl"):
+        other = tmp_path / "whole" / found.relative_to(tmp_path / "killed")
+        assert found.read_text() == other.read_text()
