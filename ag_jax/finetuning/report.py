@@ -121,8 +121,8 @@ def _sweeps(numbers: Numbers, arms: list[str]) -> list[str]:
             for point in task["arms"][arm]["sweep"]:
                 mark = "**" if point["chosen"] else ""
                 epochs = ", ".join(map(str, point["best_epochs"]))
-                shown = [f"{mark}{point['learning_rate']:g}{mark}", str(point["batch_size"]), f"{mark}{percent(point['median'])}{mark}"]
-                rows.append([name, arm, *shown, cell(point), str(point["n"]), epochs])
+                rate, median = (f"{mark}{shown}{mark}" for shown in (f"{point['learning_rate']:g}", percent(point["median"])))
+                rows.append([name, arm, rate, str(point["batch_size"]), median, cell(point), str(point["n"]), epochs])
     header = ["Task", "Arm", "Learning rate", "Batch", "Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]
     return ["## Sweeps", "", "On the development set; what was chosen is bold.", "", *_table(header, rows)]
 
@@ -135,7 +135,8 @@ def _counts(numbers: Numbers, arms: list[str]) -> list[str]:
             shown = [f"{counts[key]:,}" for key in ("train", "validation", "truncated", "skipped", "trials")]
             rows.append([name, arm, *shown, f"{task['arms'][arm]['seconds']:,.0f}"])
     header = ["Task", "Arm", "Training examples", "Development examples", "Cut to fit", "Malformed, left out", "Trials", "Seconds"]
-    return ["## Examples and times", "", "What was cut to fit or left out is of all sets; seconds are those of all trials together.", "", *_table(header, rows)]
+    explained = "What was cut to fit or left out is of all sets; seconds are those of all trials together."
+    return ["## Examples and times", "", explained, "", *_table(header, rows)]
 
 
 def _notes(numbers: Numbers) -> list[str]:

@@ -54,10 +54,11 @@ class Predictions:
             return self.rows[0]
         if not all("scores" in row for rows in self.rows for row in rows):
             return None
-        averaged = predictions.average([[row["scores"] for row in rows] for rows in self.rows], self.task)
-        numbers = [self.task.kind == "regression" or int(np.argmax(scores)) for scores in averaged]
         if self.task.kind == "regression":
             numbers = [float(np.mean([row["prediction"] for row in same])) for same in zip(*self.rows, strict=True)]
+        else:
+            averaged = predictions.average([[row["scores"] for row in rows] for rows in self.rows], self.task)
+            numbers = [int(np.argmax(scores)) for scores in averaged]
         return [{"id": row["id"], "prediction": number} for row, number in zip(self.rows[0], numbers, strict=True)]
 
     def is_labelled(self) -> bool:
@@ -118,9 +119,9 @@ def _key(result: Result) -> tuple:
 def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
     """The numbers of a task of one arm, tested against the baseline's if it is not the baseline itself."""
     labelled = {name: predicted for name, predicted in chosen.predicted.items() if predicted.is_labelled()}
-    sets = {name: {key: choosing.summary(of_seeds) for key, of_seeds in predicted.values().items()} for name, predicted in labelled.items()}
-    together = {}
+    sets, together = {}, {}
     for name, predicted in labelled.items():
+        sets[name] = {key: choosing.summary(of_seeds) for key, of_seeds in predicted.values().items()}
         rows = predicted.together() if len(predicted.rows) > 1 else None
         if rows:
             together[name] = metrics.evaluate(chosen.task, predicted.examples, _predictions(rows))
@@ -131,7 +132,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
     return {
         "headline": chosen.headline,
         "chosen": {"learning_rate": chosen.best.learning_rate, "batch_size": chosen.best.batch_size},
-        "splits": {name: {key: numbers_of(summary) for key, summary in metrics.items()} for name, metrics in sets.items()},
+        "splits": {name: {key: numbers_of(summary) for key, summary in of_set.items()} for name, of_set in sets.items()},
         "ensemble": together,
         "p_value": None if baseline is None else p_values(baseline, chosen),
         "sweep": [_swept(chosen, point) for point in chosen.points],

@@ -67,7 +67,7 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
     validation = train if recipe.folds else load(chooses)
     others = {}
     for split in () if recipe.folds else task.splits:
-        if split not in ("train", chooses):
+        if split not in ("train", "validation", chooses):
             try:
                 others[split] = load(split)
             except FileNotFoundError:
