@@ -5,7 +5,7 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import experiment, learner, run
+from ag_jax import configuration, experiment, learner, run
 from ag_jax.analysis import maps, plateau, plots, report
 from ag_jax.analysis.report import ArmResults
 from ag_jax.data import pipeline
@@ -18,13 +18,13 @@ PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # figure 4
 
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int], ExperimentConfig]:
     """The checked config of every (arm, seed): `source` with its argument `arm` replaced, settings on top."""
-    config = experiment.parse(experiment.load(source, overrides))
+    config = experiment.parse(configuration.load(source, overrides))
     if not config.comparison.arms:
         raise ValueError(f"{source} names no arms to compare; set comparison.arms, or use `ag-jax train` for one run")
     configs = {}
     for seed in config.comparison.seeds:
         for arm in config.comparison.arms.split(","):
-            named = experiment.load(experiment.with_argument(source, "arm", arm), overrides)
+            named = configuration.load(configuration.with_argument(source, "arm", arm), overrides)
             named.seed = seed
             configs[arm, seed] = experiment.parse(named)
     measured = {learner.headline(config).label for config in configs.values()}
@@ -75,7 +75,7 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epat
 
 
 def _settings(config: ExperimentConfig) -> dict[str, Any]:
-    flat = experiment.flat(experiment.to_dict(config))
+    flat = configuration.flat(configuration.to_dict(config))
     return {key: value for key, value in flat.items() if key not in ("title", "seed")}
 
 

@@ -1,20 +1,9 @@
-"""From a config to checked, frozen dataclasses: the one place that reads a `ConfigDict`.
-
-The dataclasses of the rooms hold every default. `default_config()` lays them out as a `ConfigDict` for config files and
-flags to change, `parse` takes it back, refusing what is unknown, of a wrong type or impossible before anything runs.
-"""
+"""The settings of a pre-training run: one frozen dataclass, with a section for each room, checked as a whole."""
 
 import dataclasses
-import difflib
-import importlib.util
-import json
-from collections.abc import Iterable
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
-import ml_collections
-
+from ag_jax import configuration
 from ag_jax.attention import guidance
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
@@ -141,107 +130,11 @@ class ExperimentConfig:
         return self.data.format in PAIR_FORMATS
 
 
-def default_config() -> ml_collections.ConfigDict:
+def default_config() -> configuration.ConfigDict:
     """Every setting at its default, for a config file to change."""
-    return ml_collections.ConfigDict(dataclasses.asdict(ExperimentConfig()))
+    return configuration.default(ExperimentConfig)
 
 
-def to_dict(config: ExperimentConfig) -> dict[str, Any]:
-    """The settings as JSON holds them; `parse` takes them back."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def parse(config: ml_collections.ConfigDict | dict[str, Any]) -> ExperimentConfig:
+def parse(config: configuration.ConfigDict | dict[str, Any]) -> ExperimentConfig:
     """The checked experiment. Raises ValueError that names the key and what it may be."""
-    values = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
-    return _to_dataclass(ExperimentConfig, values, "")
-
-
-def _to_dataclass(kind: type, values: dict[str, Any], path: str) -> Any:
-    types = get_type_hints(kind)
-    for key in values:
-        if key not in types:
-            raise ValueError(unknown_key(path + key, [path + name for name in types]))
-    return kind(**{key: _to_type(types[key], value, path + key) for key, value in values.items()})
-
-
-def _to_type(kind: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise ValueError(f"{path} is a section of settings, got {value!r}")
-        return _to_dataclass(kind, value, path + ".")
-    if get_origin(kind) is tuple:
-        if not isinstance(value, (tuple, list)):
-            raise ValueError(f"{path} must be a list, such as (1, 2), got {value!r}")
-        return tuple(_to_type(get_args(kind)[0], item, path) for item in value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:
-        raise ValueError(f"{path} must be of type {kind.__name__}, got {value!r}")
-    return value
-
-
-def unknown_key(key: str, known: list[str]) -> str:
-    """A message for a misspelt key, with the nearest one that exists."""
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-    return f"unknown setting {key!r}{hint}"
-
-
-def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested settings as `section.key: value`."""
-    leaves = {}
-    for key, value in config.items():
-        leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
-    return leaves
-
-
-def check_overrides(items: Iterable[str]) -> None:
-    """Raise ValueError if one of `config.section.key=value` names a setting that does not exist."""
-    known = [*flat(default_config().to_dict())]
-    for item in items:
-        key = item.partition("=")[0].removeprefix("config.")
-        if key not in known:
-            raise ValueError(unknown_key(key, known))
-
-
-def arguments(text: str, **choices: tuple | type[str]) -> SimpleNamespace:
-    """The argument of a config file, `name=value,...`, as attributes; every name has its choices, the default first.
-
-    `arguments("arm=mlm", layers=(12, 8), arm=("ag", "mlm"))` is `layers=12, arm="mlm"`. A name with the choices `str` takes any
-    text, and must be given. Raises ValueError otherwise.
-    """
-    values = {name: options[0] for name, options in choices.items() if options is not str}
-    for item in filter(None, (text or "").split(",")):
-        name, _, value = item.partition("=")
-        if name not in choices:
-            raise ValueError("in the argument of the config file: " + unknown_key(name, list(choices)))
-        if choices[name] is str:
-            values[name] = value
-            continue
-        matches = [option for option in choices[name] if str(option) == value]
-        if not matches:
-            options = ", ".join(map(str, choices[name]))
-            raise ValueError(f"in the argument of the config file: {name} must be one of {options}, got {value!r}")
-        values[name] = matches[0]
-    if missing := [name for name in choices if name not in values]:
-        raise ValueError(f"the config file needs the argument {missing[0]}, as in FILE.py:{missing[0]}=VALUE")
-    return SimpleNamespace(**values)
-
-
-def load(path_and_argument: str, overrides: dict[str, Any] | None = None) -> ml_collections.ConfigDict:
-    """The config of `path.py:argument`, with settings of the command line on top."""
-    path, _, argument = path_and_argument.partition(":")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = module.get_config(argument)
-    config.update_from_flattened_dict(overrides or {})
-    return config
-
-
-def with_argument(path_and_argument: str, name: str, value: str) -> str:
-    """`path.py:a=1,name=old` as `path.py:a=1,name=value`."""
-    path, _, argument = path_and_argument.partition(":")
-    kept = [item for item in filter(None, argument.split(",")) if item.partition("=")[0] != name]
-    return f"{path}:{','.join([*kept, f'{name}={value}'])}"
+    return configuration.parse(ExperimentConfig, config)

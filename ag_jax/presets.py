@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ag_jax import experiment
+from ag_jax import configuration, experiment
 
 Config = Any  # an `ml_collections.ConfigDict` from `experiment.default_config`
 
@@ -156,7 +156,7 @@ def continue_from(config: Config, directory: str) -> None:
     path = Path(directory).expanduser().resolve()
     if not (path / "config.json").exists():
         raise ValueError(f"run={directory} is no run directory: {path / 'config.json'} does not exist")
-    found = experiment.to_dict(experiment.parse(json.loads((path / "config.json").read_text())))
+    found = configuration.to_dict(experiment.parse(json.loads((path / "config.json").read_text())))
     config.model.update(found["model"])
     config.replaced_tokens.update(found["replaced_tokens"])
     config.data.update(format=found["data"]["format"], sequence_length=min(512, config.model.max_length))

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from ag_jax import experiment, learner
+from ag_jax import configuration, experiment, learner
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.experiment import ExperimentConfig
@@ -86,7 +86,7 @@ def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
     Raises ValueError, with the settings that differ, if another config was run there, if the hosts have different ones, or if
     they do not share the directory.
     """
-    settings = experiment.flat(experiment.to_dict(config))
+    settings = configuration.flat(configuration.to_dict(config))
     hosts.agree("their settings", {key: value for key, value in settings.items() if key != "data.cache_dir"})
     hosts.from_first("the run directory", lambda: _claim(config, workdir))
     if hosts.count() == 1:
@@ -115,12 +115,12 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
     except (OSError, FileExistsError) as error:
         raise ValueError(f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written") from error
-    path, ours = workdir / "config.json", experiment.to_dict(config)
+    path, ours = workdir / "config.json", configuration.to_dict(config)
     if path.exists():
         # A setting that did not exist yet when that run began counts as its default.
-        defaults = experiment.to_dict(ExperimentConfig())
-        theirs = experiment.flat(defaults) | experiment.flat(json.loads(path.read_text()))
-        ours_flat = experiment.flat(ours)
+        defaults = configuration.to_dict(ExperimentConfig())
+        theirs = configuration.flat(defaults) | configuration.flat(json.loads(path.read_text()))
+        ours_flat = configuration.flat(ours)
         different = [
             f"  {key}: there {theirs.get(key)!r}, now {ours_flat.get(key)!r}"
             for key in sorted(theirs | ours_flat)
@@ -163,7 +163,7 @@ def train(config: ExperimentConfig, workdir: epath.Path) -> dict[str, Any]:
 def check_initial_weights(config: ExperimentConfig) -> None:
     """Raise ValueError, with the settings that differ, unless `training.initial_weights` is a run of the same encoder."""
     source = storage.directory(config.training.initial_weights)
-    theirs, ours = (experiment.flat(experiment.to_dict(of)["model"]) for of in (read_config(source), config))
+    theirs, ours = (configuration.flat(configuration.to_dict(of)["model"]) for of in (read_config(source), config))
     if 0 in (theirs["vocabulary_size"], ours["vocabulary_size"]):  # the tokenizer's, which is not loaded yet
         theirs["vocabulary_size"] = ours["vocabulary_size"]
     different = [

@@ -17,7 +17,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,9 +27,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import record
+import turns
 from etils import epath
 
-from ag_jax import experiment, learner, run
+from ag_jax import configuration, experiment, learner, run
 from ag_jax.attention import dropout
 from ag_jax.data import pipeline
 from ag_jax.models import encoder
@@ -113,9 +113,9 @@ class Runner:
             waits.append(time.perf_counter() - asked)
             tokens.append(int((batch["sequences"] > 0).sum()))
             self.state, metrics = self.program(self.state, sharding.place_batch(batch, self.job.mesh), self.job.key)
-            before = finish(in_flight, times, before)
+            before = turns.finish(in_flight, times, before)
             in_flight = metrics["loss"]
-        finish(in_flight, times, before)
+        turns.finish(in_flight, times, before)
         if counted:
             self.times, self.waits = self.times + times, self.waits + waits
             self.tokens += sum(tokens)
@@ -126,7 +126,7 @@ class Runner:
         seconds = sum(self.times)
         memory, used = self.program.memory_analysis(), devices[0].memory_stats()
         compiled = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-        return speed(self.times, self.tokens) | {
+        return turns.speed(self.times, tokens=self.tokens) | {
             "mfu": flops.mfu(self.flops * len(self.times), seconds, len(devices), peak),
             "model_flops_a_step": self.flops,
             "input_wait_share": sum(self.waits) / seconds,
@@ -134,26 +134,6 @@ class Runner:
             "program_bytes": compiled,
             "peak_bytes_of_the_process": used and used.get("peak_bytes_in_use"),
         }
-
-
-def finish(in_flight: Any, times: list[float], before: float) -> float:
-    """Wait for a step's loss and note the time since `before`; returns the time now."""
-    if in_flight is None:
-        return before
-    jax.block_until_ready(in_flight)
-    now = time.perf_counter()
-    times.append(now - before)
-    return now
-
-
-def speed(times: list[float], tokens: int) -> dict[str, float]:
-    """Tokens/s over all steps, and the times of the steps."""
-    return {
-        "tokens_per_second": tokens / sum(times),
-        "step_seconds_p50": statistics.median(times),
-        "step_seconds_p95": float(np.percentile(times, 95)),
-        "steps": len(times),
-    }
 
 
 class HuggingFace:
@@ -211,20 +191,20 @@ class HuggingFace:
     def figures(self, peak: float | None) -> dict[str, Any]:
         """What was measured; no MFU, for it computes logits that the task does not ask for."""
         versions = {package: importlib.metadata.version(package) for package in ("torch", "transformers")}
-        return speed(self.times, self.tokens) | {"versions": versions, "device": self.device}
+        return turns.speed(self.times, tokens=self.tokens) | {"versions": versions, "device": self.device}
 
 
 def runners(options: argparse.Namespace, overrides: dict[str, Any]) -> Iterator[Runner | HuggingFace]:
     """Everything that takes turns, compiled."""
-    first = experiment.parse(experiment.load(options.config, overrides))
+    first = experiment.parse(configuration.load(options.config, overrides))
     corpus = pipeline.prepare(first.data)
     known = choices(first.model.layers)
     variants = [Variant(arm, arm) for arm in options.arms.split(",")]
     variants += [variant for choice in filter(None, options.choices.split(",")) for variant in known[choice]]
     like = None
     for variant in variants:
-        source = experiment.with_argument(options.config, "arm", variant.arm)
-        config = experiment.parse(experiment.load(source, overrides | variant.settings))
+        source = configuration.with_argument(options.config, "arm", variant.arm)
+        config = experiment.parse(configuration.load(source, overrides | variant.settings))
         directory = epath.Path(tempfile.gettempdir()) / "pretraining_throughput"  # never written to
         like = Runner(variant, config, corpus, directory)
         print(f"{variant.name}: compiled in {like.compile_seconds:.1f} s", flush=True)
@@ -245,18 +225,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10 if on_cpu else 20)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax")
     options = parser.parse_args()
-    experiment.check_overrides(options.set)
+    configuration.check_overrides(options.config, options.set)
     overrides = {} if on_cpu else {"model.vocabulary_size": 52_000}
     overrides |= SHARED | {"data.cache_dir": ""}
     for item in options.set:
         name, _, value = item.partition("=")
         overrides[name] = int(value) if value.isdigit() else value
     running = list(runners(options, overrides))
-    for one in running:
-        one.steps(0, 3, counted=False)
-    for number in range(options.rounds):
-        for one in running:
-            one.steps(3 + number * options.steps, 3 + (number + 1) * options.steps)
+    turns.take(running, options.rounds, options.steps)
     device = jax.devices()[0]
     chip = chips.of_kind(device.device_kind)
     peak = chip and chip.per_device().flops
@@ -269,7 +245,7 @@ def main() -> None:
         "rows": config.training.batch_size,
         "length": config.data.sequence_length,
         "dtype": config.model.dtype,
-        "turns": f"{options.rounds} rounds of {options.steps} steps each, after 3 that are not counted",
+        "turns": turns.described(options.rounds, options.steps),
         "load_average_at_start": os.getloadavg()[0],
         "peak_flops_of_a_device": peak,
         "chip": chip and chip.name,

@@ -17,7 +17,7 @@ import pathlib
 import record
 from etils import epath
 
-from ag_jax import experiment, run
+from ag_jax import configuration, experiment, run
 from ag_jax.analysis.plateau import unigram_loss
 from ag_jax.analysis.report import first_step_below
 from ag_jax.data import pipeline
@@ -54,7 +54,7 @@ def main() -> None:
     rows, plateau = [], None
     for number, (arm, settings) in enumerate(grid(options.steps)):
         name = f"{number:02d}-{arm}"
-        config = experiment.parse(experiment.load(f"{CONFIG}:arm={arm}", settings))
+        config = experiment.parse(configuration.load(f"{CONFIG}:arm={arm}", settings))
         plateau = plateau or unigram_loss(pipeline.prepare(config.data).train)
         workdir = epath.Path(options.workdir).resolve() / name
         summary = run.train(config, workdir)

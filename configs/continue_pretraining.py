@@ -17,12 +17,12 @@ Deviations: 12,500 steps of 256 rows where Gururangan et al. have 2,048. alpha_0
 for shorter rows, as the guidance loss is a mean over n x n that shrinks as 1/n.
 """
 
-from ag_jax import experiment, presets
+from ag_jax import configuration, experiment, presets
 
 
 def get_config(argument: str = ""):
     """`run`: the directory of a run; `arm`: mlm or ag (of a run that detects replaced tokens, mlm is that alone)."""
-    chosen = experiment.arguments(argument, run=str, arm=("ag", "mlm"))
+    chosen = configuration.arguments(argument, run=str, arm=("ag", "mlm"))
     config = experiment.default_config()
     presets.continue_from(config, chosen.run)
     config.title = "Going on with a model, with and without attention guidance"

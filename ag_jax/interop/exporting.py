@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from ag_jax import run
-from ag_jax.interop import card, catalogue, directories, names, tensors, tokenizer_files
+from ag_jax import finetuned, run
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.interop import card, catalogue, directories, names, task_heads, tensors, tokenizer_files
 from ag_jax.interop.families import Family
-from ag_jax.interop.importing import ORIGIN
+from ag_jax.interop.importing import ORIGIN, POSITIONS
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.replaced_tokens import generator_parameters
-
-POSITIONS = "encoder/embeddings/position/embedding"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,22 +29,20 @@ class Exported:
 def convert(
     workdir: epath.Path, step: int | None, path: str, dtype: str = "float32", license: str = "", part: str = "model"
 ) -> Exported:
-    """Write the checkpoint of `step` (the newest by default) to the directory `path`.
+    """Write the checkpoint of `step` (the newest by default), or a fine-tuned model, to the directory `path`.
 
     part: the model, or the `generator` that was trained beside it to replace tokens.
     Raises ValueError if no family of transformers computes what the model does, with nothing written.
     """
     if dtype not in tensors.DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(tensors.DTYPES)}, got {dtype!r}")
+    if finetuned.locate(workdir) is not None:
+        return _convert_finetuned(workdir, step, path, dtype, license, part)
     opened = run.open_run(workdir, step)
     origin = json.loads((workdir / ORIGIN).read_text()) if (workdir / ORIGIN).exists() else {}
     config, tree, not_carried = _part(opened, part)
-    params = {path: np.asarray(leaf) for path, leaf in names.flat(tree).items()}
-    pad = opened.tokenizer.specials.pad
-    heads = sorted({path.partition("/")[0] for path in params} - {"encoder"})
-    family = catalogue.fitting(config, heads, pad, origin.get("model_type", ""))
-    if family.root != "roberta":
-        config, params = _from_zero(config, params)
+    heads = sorted(tree.keys() - {"encoder"})
+    family = catalogue.fitting(config, heads, opened.tokenizer.specials.pad, origin.get("model_type", ""))
     if f"{family.root}.pooler." in family.left_out and "next_head" not in heads:
         not_carried.append("There is no pooler: where a class of transformers has one, it is fresh, and wants fine-tuning.")
     if config.decoder_passes:
@@ -53,18 +50,60 @@ def convert(
             "The enhanced mask decoder: transformers predicts words from the last layer instead, so masked words come out worse "
             "than here. Its position embeddings are in the file, and `ag-jax convert --from=hf` takes it up again."
         )
-    wanted = names.places(family.names, {path: leaf.shape for path, leaf in params.items()})
-    stored = names.store(wanted, params, tensors.DTYPES[dtype])
     architecture = family.classes + next(ending for ending, of in family.architectures.items() if set(of) == set(heads))
+    text = card.text(opened, config, architecture, dtype, license or origin.get("license", ""), origin, not_carried)
+    written = Written(family, family.names, architecture, config, tree, opened.tokenizer, text, {})
+    return Exported(architecture, _write(written, path, dtype), tuple(not_carried))
+
+
+def _convert_finetuned(
+    workdir: epath.Path, step: int | None, path: str, dtype: str, license: str, part: str
+) -> Exported:
+    """The same for a model with the head of a task, which has one checkpoint and no parts."""
+    if step is not None or part != "model":
+        raise ValueError(f"{workdir} is a fine-tuned model, which has neither steps nor parts: leave --step and --part out")
+    tuned = finetuned.load(workdir)
+    head, origin = tuned.head, tuned.origin
+    wish = origin.get("model_type", "") or head.style
+    family = catalogue.fitting(
+        tuned.config, (), tuned.tokenizer.specials.pad, wish, lambda family: task_heads.misfits(family, head.kind, head.style)
+    )
+    architecture, table = family.classes + task_heads.CLASSES[head.kind], (*family.names, *task_heads.names(family, head.kind))
+    text = card.finetuned_text(tuned, architecture, dtype, license or origin.get("license", ""))
+    extra = task_heads.settings(head)
+    written = Written(family, table, architecture, tuned.config, tuned.params, tuned.tokenizer, text, extra)
+    return Exported(architecture, _write(written, path, dtype), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What goes to a directory: parameters by the names of `table`, the card `text`, and `settings` of the head."""
+
+    family: Family
+    table: tuple[names.Name, ...]
+    architecture: str
+    config: EncoderConfig
+    params: dict[str, Any]
+    tokenizer: Tokenizer
+    text: str
+    settings: dict[str, Any]
+
+
+def _write(model: Written, path: str, dtype: str) -> int:
+    """Write it; how many parameters there are."""
+    config, params = model.config, {path: np.asarray(leaf) for path, leaf in names.flat(model.params).items()}
+    if model.family.root != "roberta":
+        config, params = _from_zero(config, params)
+    wanted = names.places(model.table, {path: leaf.shape for path, leaf in params.items()})
+    stored = names.store(wanted, params, tensors.DTYPES[dtype])
     target = pathlib.Path(path).expanduser().resolve()
     with directories.whole(target) as partial:
         tensors.write(stored, partial / tensors.WHOLE)
-        settings = _settings(family, config, architecture, opened.tokenizer.specials, dtype)
+        settings = _settings(model.family, config, model.architecture, model.tokenizer.specials, dtype) | model.settings
         (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-        tokenizer_files.write(opened.tokenizer, partial, family, config)
-        text = card.text(opened, config, architecture, dtype, license or origin.get("license", ""), origin, not_carried)
-        (partial / "README.md").write_text(text)
-    return Exported(architecture, sum(tensor.size for tensor in stored.values()), tuple(not_carried))
+        tokenizer_files.write(model.tokenizer, partial, model.family, config)
+        (partial / "README.md").write_text(model.text)
+    return sum(tensor.size for tensor in stored.values())
 
 
 def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any], list[str]]:

@@ -4,23 +4,27 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
-from ag_jax import learner, run
+from ag_jax import finetuned, learner, run
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.experiment import ExperimentConfig
-from ag_jax.interop import directories, names, tokenizer_files
+from ag_jax.finetuned import FineTuned
+from ag_jax.interop import directories, names, task_heads, tokenizer_files
 from ag_jax.interop import source as sources
 from ag_jax.interop.source import Source
+from ag_jax.models.tasks import example, task_encoder
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
 from ag_jax.training import sharding
 from ag_jax.training.config import TrainingConfig
 
 ORIGIN = "origin.json"  # what an imported run was, for whoever exports it again
+POSITIONS = "encoder/embeddings/position/embedding"
 SEQUENCE_LENGTH = 128  # of the run, where the model's positions allow it
 
 
@@ -34,31 +38,112 @@ class Imported:
     left_out: tuple[str, ...]
 
 
-def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imported:
-    """Write the model of `path` as the run `workdir`. `expected`: beginnings of names of tensors that may be left out.
+@dataclasses.dataclass(frozen=True)
+class OpenModel:
+    """A directory's encoder with its heads of pre-training, as a run would have them; new, left_out: see `Imported`."""
 
+    source: Source
+    config: ExperimentConfig
+    tokenizer: Tokenizer
+    params: dict[str, Any]
+    new: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imported:
+    """Write the model of `path` as the run `workdir`, or, if it has the head of a task, as a fine-tuned model.
+
+    `expected`: beginnings of names of tensors that may be left out.
     Raises ValueError or FileNotFoundError for whatever does not fit, with nothing written.
     """
+    source, target = sources.read(directories.find(path)), pathlib.Path(workdir)
+    tuned = None
+    with directories.whole(target) as partial:
+        if _kind(source, expected):
+            tuned, left_out = open_finetuned(path, expected)
+            finetuned.save(tuned, epath.Path(partial))
+            params, new = tuned.params, ()
+        else:
+            opened = open_model(path, expected, target / "tokenizer")
+            params, new, left_out = opened.params, opened.new, opened.left_out
+            run.write(opened.config, epath.Path(partial), opened.tokenizer, params)
+            (partial / ORIGIN).write_text(json.dumps(origin_of(opened, path), indent=2) + "\n")
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    what = source.family.model_type + (f" for {tuned.head.kind}" if tuned else "")
+    return Imported(what, count, tuple(new), tuple(left_out))
+
+
+def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: pathlib.Path | None = None) -> OpenModel:
+    """The model of a directory or hub name, without writing it; the head of a task, if it has one, is left out.
+
+    tokenizer_place: where its config says that the tokenizer is, by default in the directory itself.
+    """
     source = sources.read(directories.find(path))
+    tokenizer = _tokenizer(source)
+    config = experiment_config(source, tokenizer_place or source.directory)
+    kind = task_heads.kind_of(source.family, source.architectures)
+    heads = [name.theirs for name in task_heads.names(source.family, kind)] if kind else []
+    params, new, left_out = parameters(source, config, tokenizer, (*expected, *heads))
+    return OpenModel(source, config, tokenizer, params, tuple(new), tuple(left_out))
+
+
+def origin_of(opened: OpenModel, path: str) -> dict[str, Any]:
+    """What a model was, for whoever exports it again."""
+    return _origin(opened.source, path) | {"new": opened.new, "left_out": opened.left_out}
+
+
+def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, tuple[str, ...]]:
+    """The model of a directory with the head of a task, and the names of tensors that were left out.
+
+    Raises ValueError if it has no such head, or anything does not fit.
+    """
+    source = sources.read(directories.find(path))
+    kind = task_heads.kind_of(source.family, source.architectures)
+    if kind is None:
+        known = ", ".join(dict.fromkeys(task_heads.CLASSES.values()))
+        raise ValueError(
+            f"{path} has no head of a task: its classes are {', '.join(source.architectures) or 'not stated'}, known endings {known}"
+        )
+    config = task_encoder(source.config)
+    head = task_heads.read(source.family, kind, source.values, min(SEQUENCE_LENGTH, config.max_length))
+    model = head.model(config)
+    made = jax.eval_shape(lambda: model.init(jax.random.key(0), example(head.kind), deterministic=True)["params"])
+    shapes = {path: leaf.shape for path, leaf in names.flat(learner.unboxed(made)).items()}
+    wanted = names.places((*source.family.names, *task_heads.names(source.family, head.kind)), shapes)
+    unread = [POSITIONS] if config != source.config else []
+    left_out = names.check(
+        wanted,
+        sources.untie(source),
+        f"the tensors of {source.directory} are not those of the {source.family.model_type} for {head.kind} in its config.json",
+        (*expected, *source.family.left_out, *(name.theirs for name in source.family.names if name.ours in unread)),
+        "\nTo leave out what has no place here, name the beginnings: --expect=cls,lm_head",
+    )
+    params = names.nested(names.load(wanted, source.tensors.read, shapes))
+    return FineTuned(head, config, _tokenizer(source), params, _origin(source, path)), tuple(left_out)
+
+
+def _kind(source: Source, expected: Sequence[str]) -> str | None:
+    """The kind of the directory's head of a task, unless that is expected to be left out."""
+    kind = task_heads.kind_of(source.family, source.architectures)
+    if kind and all(name.theirs.startswith(tuple(expected)) for name in task_heads.names(source.family, kind)[-2:]):
+        return None
+    return kind
+
+
+def _origin(source: Source, path: str) -> dict[str, Any]:
+    return {
+        "model_type": source.family.model_type,
+        "name": source.directory.name if pathlib.Path(path).expanduser().is_dir() else path,
+        "architectures": list(source.architectures),
+        "license": source.license,
+    }
+
+
+def _tokenizer(source: Source) -> Tokenizer:
     tokenizer = tokenizer_files.read(source.directory, source.family)
     tokenizer_files.check_size(tokenizer, source.config.vocabulary_size)
     _check_padding(source, tokenizer)
-    target = pathlib.Path(workdir)
-    with directories.whole(target) as partial:
-        config = experiment_config(source, target / "tokenizer")
-        params, new, left_out = parameters(source, config, tokenizer, expected)
-        run.write(config, epath.Path(partial), tokenizer, params)
-        origin = {
-            "model_type": source.family.model_type,
-            "name": source.directory.name if pathlib.Path(path).expanduser().is_dir() else path,
-            "architectures": source.architectures,
-            "license": source.license,
-            "new": new,
-            "left_out": left_out,
-        }
-        (partial / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return Imported(source.family.model_type, count, tuple(new), tuple(left_out))
+    return tokenizer
 
 
 def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConfig:

@@ -22,7 +22,10 @@ _BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")  # an enco
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What a directory holds: `heads` are those of ours that it has tensors for, or says that it has."""
+    """What a directory holds: `heads` are those of pre-training that it has tensors for, or says that it has.
+
+    values: of its config.json.
+    """
 
     directory: pathlib.Path
     family: Family
@@ -31,6 +34,7 @@ class Source:
     tensors: Tensors
     architectures: tuple[str, ...]
     license: str
+    values: dict[str, Any]
 
 
 def read(directory: pathlib.Path) -> Source:
@@ -60,6 +64,7 @@ def read(directory: pathlib.Path) -> Source:
         tensors,
         architectures,
         _license(directory),
+        values,
     )
 
 

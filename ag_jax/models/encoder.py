@@ -55,6 +55,16 @@ class Beside:
         return layers.layer_norm(config, parent=None).apply({"params": self.norm}, hidden_BLD + self.convolved_BLD)
 
 
+def rows(batch: Batch) -> Batch:
+    """What an encoder and its patterns read, each text a row of its own: candidates `BCL` of examples come one after another.
+
+    Where nothing was corrupted, `original` is the tokens.
+    """
+    read = {name: batch[name] for name in ("tokens", "sequences", "segments")}
+    read["original"] = batch.get("original", batch["tokens"])
+    return {name: field.reshape(-1, field.shape[-1]) for name, field in read.items()}
+
+
 def at_masks(hidden_BLD: Array, batch: Batch) -> Array:
     """The vectors `BMD` of the masked positions."""
     return jnp.take_along_axis(hidden_BLD, batch["masked_positions"][:, :, None], axis=1)

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from ag_jax.attention import guidance, patterns, sequences
+from ag_jax.models import encoder
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.objectives.losses import Array, Headline, Objective, Outcome, Params, Schedule
 
@@ -32,9 +33,10 @@ class Guided:
         return self.inner.headline
 
     def guides(self, batch: Batch) -> guidance.Guides:
-        """Targets for the batch, from the tokens as they were before masking."""
+        """Targets for the rows of the batch, from the tokens as they were before masking."""
+        rows = encoder.rows(batch)
         targets = tuple(
-            patterns.find_pattern(name)(batch["original"], batch["sequences"], self.special) for name, _ in self.assignment
+            patterns.find_pattern(name)(rows["original"], rows["sequences"], self.special) for name, _ in self.assignment
         )
         counts = tuple(count for _, count in self.assignment)
         return guidance.Guides(targets, counts, self.config.probabilities == "after_dropout")
@@ -43,7 +45,7 @@ class Guided:
         """Those of the inner objective, and the number of texts."""
         weights = self.inner.normalizers(batch)
         if self.config.mode == "loss":
-            weights["ag"] = sequences.firsts(batch["sequences"]).sum().astype(jnp.float32)
+            weights["ag"] = sequences.firsts(encoder.rows(batch)["sequences"]).sum().astype(jnp.float32)
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
@@ -57,15 +59,15 @@ class Guided:
         self, params: Params, batch: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
     ) -> Outcome:
         """The inner outcome with the term `ag`, before alpha, and the masses."""
-        guides = self.guides(batch)
+        guides, sequences_BL = self.guides(batch), encoder.rows(batch)["sequences"]
         ports = ports.replace(guides=guides)
         if self.config.mode == "bias":
-            bias_BHQK = guidance.bias(guides, batch["sequences"], self.heads, self.alpha(step))
+            bias_BHQK = guidance.bias(guides, sequences_BL, self.heads, self.alpha(step))
             if ports.attention_bias is not None:
                 bias_BHQK = bias_BHQK + ports.attention_bias
             ports = ports.replace(attention_bias=bias_BHQK)
         outcome = self.inner(params, batch, rngs, step, ports)
-        total, masses = guidance.guidance_loss(outcome.statistics, guides, batch["sequences"], self.config)
+        total, masses = guidance.guidance_loss(outcome.statistics, guides, sequences_BL, self.config)
         metrics = outcome.metrics | {
             f"mass/{name}": mass for (name, _), mass in zip(self.assignment, masses, strict=True)
         }

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from ag_jax import experiment
+from ag_jax import configuration
 from ag_jax.planning.compilation import Compiled
 from ag_jax.planning.plan import Bounds, Plan, Trial, bounds
 from ag_jax.planning.search import needed
@@ -43,7 +43,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "bounds_of": chosen and chosen.settings,
         "bounds": chosen and _bounds_json(_bounds(chosen, plan.topology)),
         "chip": dataclasses.asdict(plan.topology.chip),
-        "config": experiment.to_dict(plan.own.config),
+        "config": configuration.to_dict(plan.own.config),
     }
 
 

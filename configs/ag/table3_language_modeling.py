@@ -16,7 +16,7 @@ Wikipedia of June 2023 from TensorFlow Datasets; for Filipino (WikiText-TL-39) a
 files with --config.data.source=PATH. Filipino models are BERT-like with next-sentence prediction, as in section 4.3.
 """
 
-from ag_jax import experiment, presets
+from ag_jax import configuration, experiment, presets
 
 # Tokens of the training text (table 2), passes over it (section 4.5), share held out (table 2).
 CORPORA = {"english": (2116e6, 10, 0.01), "filipino": (36e6, 40, 0.10), "oromo": (4.6e6, 40, 0.03)}
@@ -24,7 +24,7 @@ CORPORA = {"english": (2116e6, 10, 0.01), "filipino": (36e6, 40, 0.10), "oromo":
 
 def get_config(argument: str = ""):
     """`language`: english, filipino or oromo; `layers`: 12, 8 or 16; `arm`: ag or mlm; `scale`: paper or small."""
-    chosen = experiment.arguments(
+    chosen = configuration.arguments(
         argument, language=tuple(CORPORA), layers=(12, 8, 16), arm=("ag", "mlm"), scale=("paper", "small")
     )
     tokens, passes, held_out = CORPORA[chosen.language]

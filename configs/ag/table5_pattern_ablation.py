@@ -15,7 +15,7 @@ are guided: one Next, one Prev, and the other four shared by First, Period and D
 left out stay free.
 """
 
-from ag_jax import experiment, presets
+from ag_jax import configuration, experiment, presets
 
 HEADS = {"next": 1, "prev": 1, "first": 2, "period": 1, "delim": 1}
 OMITTED = {
@@ -29,7 +29,7 @@ OMITTED = {
 
 def get_config(argument: str = ""):
     """`arm`: all, no_next_prev, no_first, no_period or no_delim; `scale`: paper or small."""
-    chosen = experiment.arguments(argument, arm=tuple(OMITTED), scale=("paper", "small"))
+    chosen = configuration.arguments(argument, arm=tuple(OMITTED), scale=("paper", "small"))
     config = experiment.default_config()
     config.title = "Ablation of attention patterns (RoBERTa-12)"
     presets.attention_guidance_code(config)

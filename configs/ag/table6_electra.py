@@ -25,14 +25,14 @@ and weights of about 1 / sqrt(width) in the beginning: with 6 layers, more words
 on its plateau for longer than a laptop should take, though its heads follow their patterns from the first hundreds of steps on.
 """
 
-from ag_jax import experiment, presets
+from ag_jax import configuration, experiment, presets
 
 BOOKS_CORPUS = 985e6  # words (Zhu et al. 2015, table 2)
 
 
 def get_config(argument: str = ""):
     """`arm`: ag or electra; `generator`: unigram or mlm; `scale`: paper or small."""
-    chosen = experiment.arguments(
+    chosen = configuration.arguments(
         argument, arm=("ag", "electra"), generator=("unigram", "mlm"), scale=("paper", "small")
     )
     config = experiment.default_config()

@@ -28,7 +28,7 @@ Deviations: batch and mesh on the TPU are not given in the paper. Here a TPU sli
 chips, with the hyperparameters of table 11 otherwise; GPUs take table 11's 84. Compute is in bfloat16 on both.
 """
 
-from ag_jax import experiment, presets
+from ag_jax import configuration, experiment, presets
 
 EPOCHS = {"tpu": 8, "gpu": 7}
 ENGLISH_TOKENS = 2116e6
@@ -36,7 +36,7 @@ ENGLISH_TOKENS = 2116e6
 
 def get_config(argument: str = ""):
     """`hardware`: tpu or gpu; `arm`: ag or mlm; `scale`: paper or small."""
-    chosen = experiment.arguments(argument, hardware=("tpu", "gpu"), arm=("ag", "mlm"), scale=("paper", "small"))
+    chosen = configuration.arguments(argument, hardware=("tpu", "gpu"), arm=("ag", "mlm"), scale=("paper", "small"))
     config = experiment.default_config()
     config.title = f"RoBERTa-12 on {chosen.hardware.upper()}"
     presets.attention_guidance_code(config)

@@ -25,7 +25,7 @@ to three words. Without the mask decoder there are no absolute positions at all,
 say. Terms of distances have projections of their own, as released base models have. Of scale=small nothing was tuned.
 """
 
-from ag_jax import experiment, presets
+from ag_jax import configuration, experiment, presets
 
 # The parts that an arm has.
 ARMS = {
@@ -40,7 +40,7 @@ ARMS = {
 
 def get_config(argument: str = ""):
     """`arm`: deberta, no_emd, no_c2p, no_p2c, no_emd_c2p or no_emd_p2c; `scale`: paper or small."""
-    chosen = experiment.arguments(argument, arm=tuple(ARMS), scale=("paper", "small"))
+    chosen = configuration.arguments(argument, arm=tuple(ARMS), scale=("paper", "small"))
     config = experiment.default_config()
     config.title = "Parts of DeBERTa"
     presets.deberta_base(config)

@@ -15,12 +15,12 @@ Deviations: BookCorpus is not to be had, so the text is Wikipedia alone; 12 laye
 next-sentence prediction, so that masking is the only difference. Static masking has 10 masks of each row, used in turn.
 """
 
-from ag_jax import experiment, presets
+from ag_jax import configuration, experiment, presets
 
 
 def get_config(argument: str = ""):
     """`arm`: static or dynamic; `scale`: paper or small."""
-    chosen = experiment.arguments(argument, arm=("static", "dynamic"), scale=("paper", "small"))
+    chosen = configuration.arguments(argument, arm=("static", "dynamic"), scale=("paper", "small"))
     config = experiment.default_config()
     config.title = "Static and dynamic masking"
     presets.bert_base(config)

@@ -15,14 +15,14 @@ batches so that a step sees about as many tokens, by how much it does not say: h
 times for document sentences at scale=paper.
 """
 
-from ag_jax import experiment, presets
+from ag_jax import configuration, experiment, presets
 
 BATCH_FACTORS = {"segment_pair_nsp": 1.0, "sentence_pair_nsp": 4.0, "full_sentences": 1.0, "doc_sentences": 1.25}
 
 
 def get_config(argument: str = ""):
     """`arm`: segment_pair_nsp, sentence_pair_nsp, full_sentences or doc_sentences; `scale`: paper or small."""
-    chosen = experiment.arguments(argument, arm=tuple(BATCH_FACTORS), scale=("paper", "small"))
+    chosen = configuration.arguments(argument, arm=tuple(BATCH_FACTORS), scale=("paper", "small"))
     config = experiment.default_config()
     config.title = "Input formats and next-sentence prediction"
     presets.bert_base(config)

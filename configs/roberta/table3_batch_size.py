@@ -14,7 +14,7 @@ Deviations: Wikipedia alone, without BookCorpus. At scale=small the batches are 
 3e-4, 6e-4 and 1.2e-3, which were not tuned.
 """
 
-from ag_jax import experiment, presets
+from ag_jax import configuration, experiment, presets
 
 # Rows a step, steps, peak learning rate, warm-up steps; and parts of a step.
 PAPER = {
@@ -27,7 +27,7 @@ SMALL = {"256": (8, 2400, 3e-4, 144, 1), "2k": (32, 600, 6e-4, 36, 1), "8k": (12
 
 def get_config(argument: str = ""):
     """`arm`: 256, 2k or 8k; `scale`: paper or small."""
-    chosen = experiment.arguments(argument, arm=tuple(PAPER), scale=("paper", "small"))
+    chosen = configuration.arguments(argument, arm=tuple(PAPER), scale=("paper", "small"))
     config = experiment.default_config()
     config.title = "Batch size at equal passes over the text"
     presets.bert_base(config)

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import scipy.stats
 
-from ag_jax.evaluation.significance import paired_t_test, spread
+from ag_jax.evaluation.significance import paired_t_test, paired_t_test_over_examples, spread
 
 
 def test_spread_by_hand():
@@ -29,3 +30,13 @@ def test_undefined_tests_are_none():
     assert paired_t_test([1.0, 2.0], [2.0, 3.0]) is None
     with pytest.raises(ValueError, match="pairs are needed"):
         paired_t_test([1.0, 2.0], [2.0])
+
+
+def test_examples_are_pairs_of_means_over_seeds():
+    rng = np.random.default_rng(0)
+    baseline_SN, other_SN = rng.integers(0, 2, (3, 41)), rng.integers(0, 2, (5, 41))
+    expected = scipy.stats.ttest_rel(other_SN.mean(0), baseline_SN.mean(0)).pvalue
+    assert paired_t_test_over_examples(baseline_SN, other_SN) == pytest.approx(expected, rel=1e-12)
+    assert paired_t_test_over_examples([[1, 1, 0]], [[1, 1, 0]]) is None
+    with pytest.raises(ValueError, match="pairs are needed: got 41 and 40"):
+        paired_t_test_over_examples(baseline_SN, other_SN[:, :40])

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from etils import epath
 
-from ag_jax import experiment, run, verbs
+from ag_jax import configuration, experiment, run, verbs
 from tests.multihost.launch import REPOSITORY, free_port
 from tests.training.fake_hosts import FakeHosts
 
@@ -43,7 +43,7 @@ def test_a_wrong_config_is_refused_before_anyone_is_waited_for(tmp_path, capsys)
 
 
 def small() -> experiment.ExperimentConfig:
-    return experiment.parse(experiment.load(CONFIG))
+    return experiment.parse(configuration.load(CONFIG))
 
 
 def test_hosts_that_share_the_directory(tmp_path, monkeypatch):
@@ -66,14 +66,14 @@ def test_hosts_that_do_not_share_the_directory_are_refused_even_if_an_old_run_li
 def test_a_directory_of_another_config_is_refused_by_all(tmp_path, monkeypatch):
     workdir = epath.Path(tmp_path / "run")
     run.claim_workdir(small(), workdir)
-    changed = experiment.parse(experiment.load(CONFIG, {"model.layers": 3}))
+    changed = experiment.parse(configuration.load(CONFIG, {"model.layers": 3}))
     errors = FakeHosts(monkeypatch, 2).run(lambda host: run.claim_workdir(changed, workdir))
     assert all("model.layers: there 8, now 3" in str(error) for error in errors) and "host 0: " in str(errors[1])
 
 
 def test_the_cache_may_lie_elsewhere_on_each_host_and_the_program_is_known_by_its_content(tmp_path, monkeypatch):
     def task(host):
-        config = experiment.parse(experiment.load(CONFIG, {"data.cache_dir": str(tmp_path / str(host))}))
+        config = experiment.parse(configuration.load(CONFIG, {"data.cache_dir": str(tmp_path / str(host))}))
         return run.claim_workdir(config, epath.Path(tmp_path / "run"))
 
     assert FakeHosts(monkeypatch, 2).run(task) == [None, None]

@@ -1,0 +1,108 @@
+"""A fine-tuned model and the directory that it is kept in.
+
+    task.json             the task, its labels and the encoder's config; written last, so its presence means that all is there
+    weights.safetensors   the parameters by their paths, float32
+    tokenizer/            as in a run directory
+
+A trial that kept its weights has them in `weights/`, and is opened by its own name, too.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+from etils import epath
+from flax import traverse_util
+
+from ag_jax import configuration
+from ag_jax.attention.fused import reference
+from ag_jax.attention.fused.contract import Attend
+from ag_jax.data import tokenizers
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.models.config import EncoderConfig
+from ag_jax.models.tasks import TaskModel
+from ag_jax.training import storage
+
+TASK, WEIGHTS, TOKENIZER = "task.json", "weights.safetensors", "tokenizer"
+FOLDER = "weights"  # of a trial
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """What a head is for.
+
+    task: its name, empty if it is not one of ours; kind, style: see `TaskModel`; labels: of classes or BIO tags.
+    low, high: what 0 and 1 stand for in a regression; max_length: tokens of a row in training.
+    answerable: every question has an answer, so a span is always chosen.
+    """
+
+    task: str
+    kind: str
+    labels: tuple[str, ...] = ()
+    style: str = "roberta"
+    low: float = 0.0
+    high: float = 1.0
+    max_length: int = 128
+    answerable: bool = True
+
+    def model(self, config: EncoderConfig, attend: Attend = reference.attend) -> TaskModel:
+        """The model with this head."""
+        return TaskModel(config, self.kind, len(self.labels) or 1, self.style, attend)
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuned:
+    """A model of a task, ready for use; origin: where it comes from, such as the `model_type` of an imported one."""
+
+    head: Head
+    config: EncoderConfig
+    tokenizer: Tokenizer
+    params: Any
+    origin: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def model(self) -> TaskModel:
+        """To be applied to `{"params": params}` and a batch."""
+        return self.head.model(self.config)
+
+
+def locate(directory: epath.PathLike) -> epath.Path | None:
+    """Where the files of a fine-tuned model are: in the directory or in its `weights/`; None if in neither."""
+    directory = epath.Path(directory)
+    return next((place for place in (directory, directory / FOLDER) if (place / TASK).exists()), None)
+
+
+def save(tuned: FineTuned, directory: epath.Path) -> None:
+    """Write the files to a directory, over those of an earlier model."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / TASK).unlink(missing_ok=True)
+    flat = traverse_util.flatten_dict(jax.device_get(tuned.params), sep="/")
+    tensors = {path: np.ascontiguousarray(leaf) for path, leaf in flat.items()}
+    (directory / WEIGHTS).write_bytes(safetensors.numpy.save(tensors))
+    tuned.tokenizer.save(directory / TOKENIZER)
+    settings = {"head": dataclasses.asdict(tuned.head), "model": dataclasses.asdict(tuned.config), "origin": tuned.origin}
+    storage.write_whole(directory / TASK, json.dumps(settings, indent=2) + "\n")
+
+
+def load(directory: epath.PathLike) -> FineTuned:
+    """The model of a directory. Raises FileNotFoundError if there is none, ValueError if it is damaged."""
+    place = locate(directory)
+    if place is None:
+        raise FileNotFoundError(
+            f"{directory} holds no fine-tuned model: expected {TASK}, in it or in its {FOLDER}/. Trials keep their weights with "
+            "--config.keep=best"
+        )
+    try:
+        settings = json.loads((place / TASK).read_text())
+        head = Head(**settings["head"] | {"labels": tuple(settings["head"]["labels"])})
+        config = configuration.parse(EncoderConfig, settings["model"])
+        flat = safetensors.numpy.load((place / WEIGHTS).read_bytes())
+        origin = settings["origin"]
+    except (KeyError, TypeError, json.JSONDecodeError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{place} is damaged, or of another version ({type(error).__name__}: {error})") from error
+    params = traverse_util.unflatten_dict(flat, sep="/")
+    return FineTuned(head, config, tokenizers.load(place / TOKENIZER), params, origin)

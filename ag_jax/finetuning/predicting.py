@@ -1,0 +1,87 @@
+"""A split through a model: logits of its rows, metrics, and the lines of `predictions_SPLIT.jsonl`."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ag_jax.data.tasks import buckets
+from ag_jax.data.tasks.rows import Features
+from ag_jax.data.tasks.task import Choices, Example, Examples, Question, Task, Texts
+from ag_jax.evaluation import metrics, predictions
+
+IN_FLIGHT = 8  # batches that are made and computed before logits are brought from the device
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """A split: its examples, and what they are for a model."""
+
+    examples: Examples
+    features: Features
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+    """What a model says of a split; metrics: None if labels are not known."""
+
+    metrics: dict[str, float] | None
+    lines: str
+
+
+def logits_of(
+    predict: Callable[[dict[str, np.ndarray]], Any], features: Features, batch_size: int, max_length: int
+) -> list[np.ndarray]:
+    """Logits of every row of the features, in their order; `predict` gives those of a batch, on the device."""
+    found: list[Any] = [None] * len(features)
+    waiting: list[tuple[np.ndarray, Any]] = []
+
+    def collect() -> None:
+        for rows, logits in waiting:
+            logits = np.asarray(logits)
+            for place in np.flatnonzero(rows >= 0):
+                found[rows[place]] = logits[place]
+        waiting.clear()
+
+    for batch in buckets.batches(features, batch_size, max_length=max_length, shuffle=False):
+        rows = batch.pop("rows")
+        waiting.append((rows, predict(batch)))
+        if len(waiting) == IN_FLIGHT:
+            collect()
+    collect()
+    return found
+
+
+def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Predicted:
+    """Predictions, with metrics if the labels of all examples are known. Raises ValueError for logits that are no numbers."""
+    if not all(np.isfinite(row).all() for row in logits):
+        raise ValueError(f"the model of task {task.name} says NaN or infinity: lower its learning rate")
+    examples = encoded.examples
+    found = predictions.predict(task, examples, encoded.features, logits)
+    unknown = not len(examples) or any(metrics.is_unknown(example) for example in examples)
+    measured = None if unknown else metrics.evaluate(task, examples, found)
+    rows = [
+        {"id": example.id, "prediction": prediction, "label": _label(example)}
+        for example, prediction in zip(examples, found, strict=True)
+    ]
+    if task.kind not in ("span", "tagging"):
+        rows = [row | {"scores": _scores(example, of)} for row, example, of in zip(rows, examples, logits, strict=True)]
+    return Predicted(measured, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _scores(example: Example, logits: np.ndarray) -> Any:
+    """Logits as plain numbers, without those of candidates that an example does not have."""
+    kept = logits[: len(example.pairs)] if isinstance(example, Choices) else logits
+    return np.asarray(kept, np.float64).tolist()
+
+
+def _label(example: Example) -> Any:
+    if isinstance(example, Texts):
+        return example.label
+    if isinstance(example, Choices):
+        return None if example.right is None else list(example.right)
+    if isinstance(example, Question):
+        return None if example.answers is None else [text for text, _ in example.answers]
+    return None if example.tags is None else list(example.tags)

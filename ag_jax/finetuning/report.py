@@ -1,0 +1,144 @@
+"""The report of a suite: its numbers as the table that a paper prints, what was swept, counted and how long it took.
+
+`numbers` is what `results.numbers` gives and report.json holds. Metrics are fractions there, and times 100 in the tables.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ag_jax.analysis.report import settings_table
+from ag_jax.evaluation.significance import SIGNIFICANT
+
+Numbers = dict[str, Any]
+
+
+def markdown(numbers: Numbers, settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """The report as Markdown; settings: of each arm, flat."""
+    arms = numbers["arms"]
+    lines = [f"# {numbers['title']}", "", f"`{numbers['command']}`", ""]
+    lines += _scores(numbers, arms) + _significance(numbers, arms) + _all_metrics(numbers, arms)
+    lines += _sweeps(numbers, arms) + _counts(numbers, arms) + _notes(numbers)
+    if len(arms) > 1:
+        lines += ["## What differs between the arms", "", *settings_table(settings), ""]
+    return "\n".join(lines)
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    header = list(header)
+    return ["| " + " | ".join(header) + " |", "|---" * len(header) + "|", *("| " + " | ".join(row) + " |" for row in rows), ""]
+
+
+def percent(value: float) -> str:
+    """A fraction, times 100."""
+    return f"{100 * value:.1f}"
+
+
+def cell(summary: Mapping[str, Any]) -> str:
+    """Mean ± standard deviation and median, or the one value there is."""
+    if summary["n"] == 1:
+        return percent(summary["mean"])
+    return f"{percent(summary['mean'])} ± {percent(summary['deviation'])} ({percent(summary['median'])})"
+
+
+def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str:
+    """`+` for p < .05 over seeds, `*` for p < .05 over examples; nothing where the score itself does not differ."""
+    return "".join(
+        mark
+        for mark, of in (("+", "seeds"), ("*", "examples"))
+        if p_values and difference and p_values[of] is not None and p_values[of] < SIGNIFICANT
+    )
+
+
+def _headline(of_arm: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+    return of_arm["splits"][of_arm["headline"]][metric]
+
+
+def _scores(numbers: Numbers, arms: list[str]) -> list[str]:
+    seeds, several = numbers["seeds"], len(numbers["seeds"]) > 1
+    over = f"over {len(seeds)} seeds ({', '.join(map(str, seeds))})"
+    lines = ["## Scores", ""]
+    lines += [f"Mean ± standard deviation {over}, and in brackets the median." if several else f"One seed ({seeds[0]})."]
+    lines += [
+        "Of every sweep the point with the best median on the development set is shown, of every run the epoch that was best there."
+    ]
+    if len(arms) > 1:
+        p = f"p < {SIGNIFICANT:g}"
+        lines += [f"`+` {p} over seeds, `*` {p} over examples: paired t-tests against {numbers['baseline']}."]
+    rows = []
+    for name, task in numbers["tasks"].items():
+        scores = {arm: _headline(task["arms"][arm], task["metric"]) for arm in arms}
+        base = scores[numbers["baseline"]]["mean"]
+        shown = [cell(score) + marks(task["arms"][arm]["p_value"], score["mean"] - base) for arm, score in scores.items()]
+        rows.append([name, task["metric"], next(iter(task["arms"].values()))["headline"], *shown])
+    return [*lines, "", *_table(["Task", "Metric", "Set", *arms], rows)]
+
+
+def _significance(numbers: Numbers, arms: list[str]) -> list[str]:
+    if len(arms) == 1:
+        return []
+    rows = []
+    for name, task in numbers["tasks"].items():
+        base = _headline(task["arms"][numbers["baseline"]], task["metric"])["mean"]
+        for arm in arms:
+            p_value = task["arms"][arm]["p_value"]
+            if p_value:
+                difference = 100 * (_headline(task["arms"][arm], task["metric"])["mean"] - base)
+                shown = ["–" if p_value[of] is None else f"{p_value[of]:.2g}" for of in ("seeds", "examples")]
+                rows.append([name, arm, f"{difference:+.1f}", *shown])
+    return [
+        "## Differences",
+        "",
+        f"Against {numbers['baseline']}. A test over seeds needs two or more, and differences that are not all the same; over examples "
+        "the score of each is its mean over seeds: right or not, minus the squared error of a number, F1 of an answer, and of a "
+        "tagged sentence, whose entities' F1 is no mean over sentences, the part of its words that are right.",
+        "",
+        *_table(["Task", "Arm", "Difference of means", "p over seeds", "p over examples"], rows),
+    ]
+
+
+def _all_metrics(numbers: Numbers, arms: list[str]) -> list[str]:
+    rows = []
+    for name, task in numbers["tasks"].items():
+        for split in dict.fromkeys(split for of_arm in task["arms"].values() for split in of_arm["splits"]):
+            metrics = next(of_arm["splits"][split] for of_arm in task["arms"].values() if split in of_arm["splits"])
+            for metric in metrics:
+                row = [name, split, metric]
+                for arm in arms:
+                    of_arm = task["arms"][arm]
+                    together = of_arm["ensemble"].get(split, {}).get(metric)
+                    summary = of_arm["splits"].get(split, {}).get(metric)
+                    shown = "–" if summary is None else cell(summary)
+                    row.append(shown if together is None else f"{shown}; together {percent(together)}")
+                rows.append(row)
+    explained = "*Together* is the ensemble of the seeds' models, whose scores are averaged."
+    return ["## All sets and metrics", "", explained, "", *_table(["Task", "Set", "Metric", *arms], rows)]
+
+
+def _sweeps(numbers: Numbers, arms: list[str]) -> list[str]:
+    rows = []
+    for name, task in numbers["tasks"].items():
+        for arm in arms:
+            for point in task["arms"][arm]["sweep"]:
+                mark = "**" if point["chosen"] else ""
+                epochs = ", ".join(map(str, point["best_epochs"]))
+                rate, median = (f"{mark}{shown}{mark}" for shown in (f"{point['learning_rate']:g}", percent(point["median"])))
+                rows.append([name, arm, rate, str(point["batch_size"]), median, cell(point), str(point["n"]), epochs])
+    header = ["Task", "Arm", "Learning rate", "Batch", "Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]
+    return ["## Sweeps", "", "On the development set; what was chosen is bold.", "", *_table(header, rows)]
+
+
+def _counts(numbers: Numbers, arms: list[str]) -> list[str]:
+    rows = []
+    for name, task in numbers["tasks"].items():
+        for arm in arms:
+            counts = task["arms"][arm]["counts"]
+            shown = [f"{counts[key]:,}" for key in ("train", "validation", "truncated", "skipped", "trials")]
+            rows.append([name, arm, *shown, f"{task['arms'][arm]['seconds']:,.0f}"])
+    header = ["Task", "Arm", "Training examples", "Development examples", "Cut to fit", "Malformed, left out", "Trials", "Seconds"]
+    explained = "What was cut to fit or left out is of all sets; seconds are those of all trials together."
+    return ["## Examples and times", "", explained, "", *_table(header, rows)]
+
+
+def _notes(numbers: Numbers) -> list[str]:
+    notes = [f"- {name}: {note}" for name, task in numbers["tasks"].items() for note in task["notes"]]
+    return ["## Notes", "", *notes, ""] if notes else []

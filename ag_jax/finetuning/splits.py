@@ -1,0 +1,95 @@
+"""Which examples a trial learns from, which choose its best epoch, and which it only predicts."""
+
+import dataclasses
+
+from ag_jax.data.tasks import catalogue, folds, ranking, readers
+from ag_jax.data.tasks.task import Examples, Task
+from ag_jax.finetuning.config import Recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """The examples of a task, or of one fold of it.
+
+    train: to learn from; validation: to choose by; others: split to examples that are predicted with the best epoch's weights
+    and never choose anything, such as `test` and `validation_mismatched`. notes: what a report should say of them.
+    """
+
+    task: Task
+    train: Examples
+    validation: Examples
+    others: dict[str, Examples]
+    notes: tuple[str, ...] = ()
+
+
+def find_task(name: str, recipe: Recipe) -> Task:
+    """The task of a name, judged by the recipe's metric. Raises ValueError for an unknown task, metric, or use of `legacy_eval`."""
+    task = catalogue.find(name)
+    if recipe.metric and recipe.metric not in task.metrics:
+        raise ValueError(f"tasks.{name}.metric must be one of {', '.join(task.metrics)}, got {recipe.metric!r}")
+    if recipe.legacy_eval and not task.legacy_validation:
+        with_legacy = [other for other, known in catalogue.TASKS.items() if known.legacy_validation]
+        raise ValueError(
+            f"tasks.{name}.legacy_eval is for tasks that released code chose on test data ({', '.join(with_legacy)}): leave it out"
+        )
+    if recipe.first_question and name != "dream":
+        raise ValueError(f"tasks.{name}.first_question is for dream, whose dialogues have several questions: leave it out")
+    if recipe.folds and "validation" in task.splits:
+        raise ValueError(f"tasks.{name}.folds is for tasks without a validation split: leave it out")
+    if not recipe.folds and "validation" not in task.splits:
+        raise ValueError(f"task {name} has no validation split: set tasks.{name}.folds, such as {task.folds or 10}")
+    if recipe.ranking:
+        task = ranking.ranked(task)
+    return dataclasses.replace(task, metric=recipe.metric) if recipe.metric else task
+
+
+def read(name: str, recipe: Recipe, root: str) -> Splits:
+    """The examples of a task from `root` ("": TFDS), whole; `of_fold` cuts it for cross-validation.
+
+    Raises FileNotFoundError if what is to be learnt or chosen from is missing, where other splits may be; ValueError for
+    malformed rows.
+    """
+    task, source, notes = find_task(name, recipe), catalogue.find(name), []
+    if recipe.first_question:
+        notes.append("the first question about each dialogue only")
+
+    def load(split: str) -> Examples:
+        examples = readers.load(source, root, split, skip_malformed=recipe.skip_malformed, legacy=recipe.first_question)
+        if recipe.ranking:
+            examples, left_out = ranking.rank(source, examples)
+            notes.append(f"{left_out} of the {split} examples have no other candidate to be ranked with, and are left out")
+        return examples
+
+    train, chooses = load("train"), "validation"
+    if recipe.legacy_eval:
+        chooses = task.legacy_validation
+        notes.append(f"epochs and points are chosen on {chooses} data ({task.legacy}): no estimate of what new data would give")
+    validation = train if recipe.folds else load(chooses)
+    others = {}
+    for split in () if recipe.folds else task.splits:
+        if split not in ("train", "validation", chooses):
+            try:
+                others[split] = load(split)
+            except FileNotFoundError:
+                continue  # not every distribution has every split
+    train, validation = _first(train, recipe.train_examples), _first(validation, recipe.validation_examples)
+    found = Splits(task, train, validation, others, tuple(notes))
+    if recipe.folds:
+        of_fold(found, 0, recipe.folds)  # refuses more folds than examples
+    return found
+
+
+def of_fold(splits: Splits, number: int, count: int) -> Splits:
+    """Fold `number` of `count` to be tested, the next one to choose the epoch by, the rest to learn from.
+
+    So every example is tested once, by a model that was neither trained nor chosen with it.
+    """
+    parts = [folds.fold(splits.train, count, part)[1] for part in range(count)]
+    tested, chosen = number, (number + 1) % count
+    rest = tuple(item for part in range(count) if part not in (tested, chosen) for item in parts[part])
+    train = dataclasses.replace(splits.train, items=rest)
+    return dataclasses.replace(splits, train=train, validation=parts[chosen], others={"test": parts[tested]})
+
+
+def _first(examples: Examples, count: int) -> Examples:
+    return examples.take(slice(count)) if count else examples

@@ -1,0 +1,85 @@
+"""Files for the server of GLUE, one a test set, in its names, headers and words (gluebenchmark.com, sample_submission.zip)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from ag_jax.data.tasks import catalogue, ranking
+from ag_jax.data.tasks.task import Task
+from ag_jax.finetuning.results import Chosen, Predictions
+from ag_jax.training import storage
+
+# (task, split) to the file; AX are the diagnostics, which MNLI's model answers.
+FILES = {
+    ("cola", "test"): "CoLA",
+    ("sst2", "test"): "SST-2",
+    ("mrpc", "test"): "MRPC",
+    ("stsb", "test"): "STS-B",
+    ("mnli", "test"): "MNLI-m",
+    ("mnli", "test_mismatched"): "MNLI-mm",
+    ("qnli", "test"): "QNLI",
+    ("qqp", "test"): "QQP",
+    ("rte", "test"): "RTE",
+    ("wnli", "test"): "WNLI",
+    ("mnli", "diagnostic"): "AX",
+}
+IN_WORDS = ("mnli", "qnli", "rte")  # the others want the number of the class
+HEADER = "index\tprediction"
+
+
+def table(task: Task, predictions: Sequence[Mapping[str, Any]]) -> str:
+    """The file of one test set, from rows with `id` and `prediction`, in the order of the ids, which are the server's index.
+
+    Raises ValueError unless the ids are the numbers from 0 on: a file with others is refused there, or scored wrongly.
+    """
+    ids = [str(row["id"]) for row in predictions]
+    if not all(id.isdecimal() for id in ids) or sorted(map(int, ids)) != list(range(len(ids))):
+        raise ValueError(
+            f"task {task.name}: the server wants predictions for the indices 0 to {len(ids) - 1}, each once, but the ids of the test "
+            f"set are others (the first: {', '.join(ids[:3])}): use the benchmark's own test file, whole"
+        )
+    lines = [f"{row['id']}\t{_shown(task, row['prediction'])}" for row in sorted(predictions, key=lambda row: int(row["id"]))]
+    return "\n".join([HEADER, *lines]) + "\n"
+
+
+def _shown(task: Task, prediction: Any) -> str:
+    if task.kind == "regression":
+        low, high = task.span
+        return f"{min(max(prediction, low), high):.3f}"
+    return task.labels[prediction] if task.name in IN_WORDS else str(prediction)
+
+
+def write(directory: epath.Path, task: Task, split: str, predictions: Sequence[Mapping[str, Any]]) -> str | None:
+    """Write the file of a test set, if the server has it; returns a word on it for the report, also on why there is none."""
+    name = FILES.get((task.name, split))
+    if name is None:
+        return None
+    try:
+        text = table(task, predictions)
+    except ValueError as error:
+        return f"no {name}.tsv: {error}"
+    directory.mkdir(parents=True, exist_ok=True)
+    storage.write_whole(directory / f"{name}.tsv", text)
+    return f"{directory.name}/{name}.tsv has the {len(predictions)} predictions of {split}"
+
+
+def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
+    """The files of a task: what the models of all seeds say together, of every test set that the server has."""
+    notes = []
+    for split, predicted in chosen.predicted.items():
+        task, rows = catalogue.find(chosen.task.name), predicted.together()
+        if chosen.task.kind != task.kind and rows:
+            rows = unranked(task, predicted, rows)
+        notes.append(write(directory, task, split, rows) if rows else None)
+    return [note for note in notes if note]
+
+
+def unranked(task: Task, predicted: Predictions, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The choices of a ranked task as classes of the examples: the chosen candidate is the right one, the others are not."""
+    right = task.labels.index(ranking.RIGHT[task.name])
+    return [
+        {"id": name, "prediction": right if number == row["prediction"] else 1 - right}
+        for example, row in zip(predicted.examples, rows, strict=True)
+        for number, name in enumerate(example.names)
+    ]

@@ -1,0 +1,108 @@
+"""Heads of tasks as `transformers` names them, in both directions; by family and kind of task."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ag_jax.finetuned import Head
+from ag_jax.interop import catalogue
+from ag_jax.interop.families import Family, dense
+from ag_jax.interop.names import Name
+from ag_jax.models.config import EncoderConfig
+from ag_jax.models.tasks import CANDIDATES, OF_TEXTS, STYLES
+
+# The ending of the class for each kind; a pairwise ranking is a choice between two.
+CLASSES = {
+    "classification": "ForSequenceClassification",
+    "regression": "ForSequenceClassification",
+    "choice": "ForMultipleChoice",
+    "ranking": "ForMultipleChoice",
+    "tagging": "ForTokenClassification",
+    "span": "ForQuestionAnswering",
+}
+_OURS, _DENSE = "task_head/classifier", "task_head/dense"
+# Theirs of dense layer and classifier of a head for texts: of one text or a pair, and of a choice.
+_OF_TEXTS = {
+    "bert": (("bert.pooler.dense", "classifier"), ("bert.pooler.dense", "classifier")),
+    "roberta": (("classifier.dense", "classifier.out_proj"), ("roberta.pooler.dense", "classifier")),
+    "electra": (("classifier.dense", "classifier.out_proj"), ("sequence_summary.summary", "classifier")),
+    "deberta": (("pooler.dense", "classifier"), ("pooler.dense", "classifier")),
+}
+# Options of these heads, with the one value that each is supported with.
+_ONLY = {
+    "pooler_hidden_act": "gelu",
+    "summary_activation": "gelu",
+    "summary_type": "first",
+    "summary_use_proj": True,
+}
+
+
+def names(family: Family, kind: str) -> tuple[Name, ...]:
+    """The table of a head."""
+    if kind not in OF_TEXTS:
+        return dense("qa_outputs" if kind == "span" else "classifier", _OURS)
+    hidden, classifier = _OF_TEXTS[family.root][kind in CANDIDATES]
+    return *dense(hidden, _DENSE), *dense(classifier, _OURS)
+
+
+def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> str:
+    """The style of a new head for texts: that of the family that a model came from, else of the one that it is like."""
+    if model_type:
+        return catalogue.named(model_type).root
+    if config.relative.terms:
+        return "deberta"
+    if "discriminator_head" in heads or config.is_projected:
+        return "electra"
+    return "bert" if "next_head" in heads else "roberta"
+
+
+def misfits(family: Family, kind: str, style: str) -> list[str]:
+    """Why a head cannot be written as one of this family; empty if it can."""
+    if kind in CANDIDATES and family.model_type == "deberta":
+        return ["transformers has no DebertaForMultipleChoice"]
+    if kind in OF_TEXTS and STYLES[family.root][0] is not STYLES[style][0]:
+        return [f"its heads for texts have another activation than that of style {style}"]
+    return []
+
+
+def settings(head: Head) -> dict[str, Any]:
+    """What config.json says of a head."""
+    if head.kind in CANDIDATES or head.kind == "span":
+        return {}
+    labels = head.labels or ("LABEL_0",)
+    written = {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
+    problems = {"classification": "single_label_classification", "regression": "regression"}
+    return written | ({"problem_type": problems[head.kind]} if head.kind in problems else {})
+
+
+def kind_of(family: Family, architectures: Collection[str]) -> str | None:
+    """The kind of task that a directory's classes are for; None for those of pre-training."""
+    endings = {name.removeprefix(family.classes) for name in architectures}
+    return next((kind for kind, ending in CLASSES.items() if ending in endings), None)
+
+
+def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) -> Head:
+    """The head that a config.json tells of. Raises ValueError for options that are not supported."""
+    problems = [
+        f"{key}={values[key]!r} is not supported, only {wanted!r}"
+        for key, wanted in _ONLY.items()
+        if kind in OF_TEXTS and values.get(key, wanted) != wanted
+    ]
+    if values.get("problem_type") == "multi_label_classification":
+        problems.append("problem_type='multi_label_classification' is not supported: a text has one label here")
+    labels = _labels(values)
+    if kind == "classification" and (values.get("problem_type") == "regression" or len(labels) == 1):
+        kind = "regression"
+    if problems:
+        raise ValueError("config.json asks for what is not supported here:\n" + "\n".join(f"  {one}" for one in problems))
+    shown = labels if kind in ("classification", "tagging") else ()
+    return Head("", kind, shown, family.root, max_length=max_length, answerable=False)
+
+
+def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the classes in their order; transformers leaves them out where there are two without names."""
+    named = values.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
+    try:
+        by_index = {int(index): str(label) for index, label in named.items()}
+        return tuple(by_index[index] for index in range(len(by_index)))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"id2label must be names by the numbers 0, 1, ..., got {named!r}") from error

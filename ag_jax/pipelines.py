@@ -1,0 +1,275 @@
+"""Trained models in three lines of a notebook.
+
+    from ag_jax import pipelines
+
+    fill = pipelines.fill_mask("runs/quickstart/ag-seed0")
+    fill("The state of our <mask> is strong.")  # [Guess(text="union", score=0.83), ...]
+
+    classify = pipelines.classify("runs/glue/sst2/lr2e-05-bs32-seed0")
+    classify("A masterpiece.")                  # Guess(text="positive", score=0.99)
+
+Each takes a directory: of a run, of a trial that kept its weights (`--config.keep=best`), or of a Hugging Face model; what it
+returns takes one text or a list of them. Scores are probabilities. Rows longer than the model's positions are cut.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ag_jax import finetuned, learner, run
+from ag_jax.data.tasks import buckets, encoding
+from ag_jax.data.tasks.rows import Features, Row, Shape
+from ag_jax.data.tasks.task import Choices, Example, Examples, Question, Task, Texts, Words
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.evaluation import predictions
+from ag_jax.finetuned import FineTuned
+from ag_jax.finetuning import predicting, weights
+from ag_jax.interop import importing
+from ag_jax.models.encoder import Encoder
+from ag_jax.training import storage
+
+BATCH = 16  # rows that are computed together
+POOLINGS = ("mean", "first")
+Pair = tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """A word, a class, or an answer, and its probability."""
+
+    text: str
+    score: float
+
+
+def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
+    """The likeliest words for the mask token of a text, as `Guess`es; a list of these if the text has several masks.
+
+    `fill(text, top=5)`; the mask is written as the tokenizer writes it, such as <mask> or [MASK], or as <mask> anywhere.
+    Raises ValueError for a model without a head for masked words.
+
+        fill = pipelines.fill_mask("runs/quickstart/ag-seed0")
+        fill("The state of our <mask> is strong.", top=3)
+    """
+    model, params, tokenizer = _pretraining(directory, step)
+    mask = tokenizer.specials.mask
+    shape = Shape(tokenizer.specials, model.config.max_length, model.config.segments)
+    apply = jax.jit(lambda batch: model.apply({"params": params}, batch, deterministic=True).words_BMV)
+
+    def fill(text: str, top: int = 5) -> Any:
+        parts = _split_at_masks(text, tokenizer)
+        if len(parts) == 1:
+            raise ValueError(f"there is no mask to fill in {text!r}: write <mask> where a word is missing")
+        ids = [*tokenizer.encode(parts[0])]
+        for part in parts[1:]:
+            ids += [mask, *(tokenizer.encode(part) if part else [])]
+        if len(ids) > shape.room(pair=False):
+            raise ValueError(f"the text has {len(ids)} tokens, but the model room for {shape.room(pair=False)}: shorten it")
+        row = shape.row(ids)
+        places = np.flatnonzero(row["tokens"] == mask)
+        features = _features([row], tokenizer)
+        batch = next(_batches(features, model.config.max_length, rows=1))
+        batch |= {"original": batch["tokens"], "masked_positions": places[None].astype(np.int32)}
+        logits_MV = np.array(apply(batch)[0, :, : tokenizer.vocabulary_size], np.float64)
+        logits_MV[:, list(tokenizer.special_ids)] = -np.inf
+        found = []
+        for scores in _softmax(logits_MV):
+            best = np.argsort(-scores, kind="stable")[:top]
+            found.append([Guess(tokenizer.decode([index]).strip(), float(scores[index])) for index in best])
+        return found[0] if len(found) == 1 else found
+
+    return fill
+
+
+def classify(directory: str) -> Callable[..., Any]:
+    """The class of a text, of a pair `(first, second)`, or of each of a list, as a `Guess`; of a regression the number.
+
+        classify = pipelines.classify("runs/glue/mnli/lr2e-05-bs32-seed0")
+        classify([("It rains.", "The street is wet."), ("It rains.", "It is dry.")])
+    """
+    predict = _Predict(_tuned(directory, ("classification", "regression")))
+
+    def say(texts: str | Pair | Sequence[str | Pair]) -> Any:
+        single = _is_single(texts)
+        pairs = [(text, None) if isinstance(text, str) else tuple(text) for text in ([texts] if single else texts)]
+        examples = [Texts(str(number), *pair, None) for number, pair in enumerate(pairs)]
+        found, logits = predict(examples)
+        if predict.task.kind == "classification":
+            labels = predict.task.labels
+            found = [Guess(labels[label], float(_softmax(row)[label])) for label, row in zip(found, logits, strict=True)]
+        return found[0] if single else found
+
+    return say
+
+
+def choose(directory: str) -> Callable[[str, Sequence[str]], Guess]:
+    """Which candidate goes on from a text, as a `Guess`.
+
+        choose = pipelines.choose("runs/choice/hellaswag/lr2e-05-bs32-seed0")
+        choose("He opened the door and", ["went in.", "is a door."])
+    """
+    predict = _Predict(_tuned(directory, ("choice", "ranking")))
+
+    def say(text: str, candidates: Sequence[str]) -> Guess:
+        if len(candidates) < 2:
+            raise ValueError(f"expected at least two candidates to choose from, got {len(candidates)}")
+        found, logits = predict([Choices("0", tuple((text, candidate) for candidate in candidates), None)])
+        scores = _softmax(logits[0][: len(candidates)])
+        return Guess(candidates[found[0]], float(scores[found[0]]))
+
+    return say
+
+
+def tag(directory: str) -> Callable[..., Any]:
+    """(word, tag) of each word of a text, which is split at spaces, or of a list of words.
+
+        tag = pipelines.tag("runs/tagging/wnut17/lr2e-05-bs32-seed0")
+        tag("Ana flew from Lisbon to Oslo".split())
+    """
+    predict = _Predict(_tuned(directory, ("tagging",)))
+
+    def say(text: str | Sequence[str]) -> list[tuple[str, str]]:
+        words = tuple(text.split() if isinstance(text, str) else text)
+        if not words:
+            raise ValueError("there is no word to tag")
+        found, _ = predict([Words("0", words, None)])
+        return list(zip(words, found[0], strict=True))
+
+    return say
+
+
+def answer(directory: str) -> Callable[[str, str], str]:
+    """The part of a context that answers a question; "" where the model was trained to find that there is none.
+
+        answer = pipelines.answer("runs/squad/squad2/lr2e-05-bs32-seed0")
+        answer("Where does the king live?", context)
+    """
+    predict = _Predict(_tuned(directory, ("span",)))
+
+    def say(question: str, context: str) -> str:
+        if not context.strip():
+            raise ValueError("there is no context to find an answer in")
+        return predict([Question("0", question, context, None)])[0][0]
+
+    return say
+
+
+def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Callable[..., np.ndarray]:
+    """Vectors of texts, float32 [texts, width], or [width] of one: the mean of a text's tokens, or the `first` token's.
+
+        embed = pipelines.embed("runs/quickstart/ag-seed0")
+        embed(["We will rebuild our roads.", "The union is strong."]).shape
+    """
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+    opened = weights.open_encoder(directory, step)
+    model, params = Encoder(opened.config), opened.params["encoder"]
+    shape = Shape(opened.tokenizer.specials, opened.config.max_length, opened.config.segments)
+
+    @jax.jit
+    def apply(batch: dict[str, Any]) -> jax.Array:
+        hidden_BLD = model.apply({"params": params}, batch, deterministic=True).astype(jnp.float32)
+        if pooling == "first":
+            return hidden_BLD[:, 0]
+        weights_BL1 = (batch["sequences"] > 0).astype(jnp.float32)[:, :, None]
+        return (hidden_BLD * weights_BL1).sum(1) / jnp.maximum(weights_BL1.sum(1), 1.0)
+
+    def say(texts: str | Sequence[str]) -> np.ndarray:
+        single = isinstance(texts, str)
+        ids = opened.tokenizer.encode_batch([texts] if single else list(texts))
+        rows = [shape.row(of[: shape.room(pair=False)]) for of in ids]
+        features = _features(rows, opened.tokenizer)
+        vectors = np.stack(predicting.logits_of(apply, features, BATCH, shape.max_length)) if rows else np.zeros((0, opened.config.width))
+        return vectors[0] if single else vectors
+
+    return say
+
+
+class _Predict:
+    """Examples of a fine-tuned model's task to predictions and logits."""
+
+    def __init__(self, tuned: FineTuned):
+        head = tuned.head
+        self.tuned, self.length = tuned, min(max(head.max_length, 1), tuned.config.max_length)
+        span = (head.low, head.high)
+        self.task = Task(head.task, head.kind, "", "none", ("none",), (), labels=head.labels, span=span, answerable=head.answerable)
+        self._apply = jax.jit(lambda batch: tuned.model.apply({"params": tuned.params}, batch, deterministic=True))
+
+    def __call__(self, given: list[Example]) -> tuple[list[Any], list[np.ndarray]]:
+        examples, tokenizer = Examples(tuple(given), "a pipeline"), self.tuned.tokenizer
+        features = encoding.encode(self.task, examples, tokenizer, self.length, self.tuned.config.segments)
+        logits = predicting.logits_of(self._apply, features, min(BATCH, max(len(features), 1)), self.length)
+        return predictions.predict(self.task, examples, features, logits), logits
+
+
+def _tuned(directory: str, kinds: Sequence[str]) -> FineTuned:
+    """The fine-tuned model of a directory. Raises ValueError if it has no head of these kinds, FileNotFoundError if none at all."""
+    place = storage.directory(directory)
+    wanted = " or ".join(kinds)
+    if finetuned.locate(place) is not None:
+        tuned = finetuned.load(place)
+    elif weights.is_huggingface(place):
+        tuned, _ = importing.open_finetuned(str(place))
+    elif (place / "config.json").exists():
+        raise ValueError(
+            f"{directory} is a run of pre-training, which has no head for {wanted}: fine-tune it with `ag-jax evaluate "
+            "--config.keep=best` and give the directory of a trial"
+        )
+    else:
+        raise FileNotFoundError(
+            f"{directory} is no model: expected a trial that kept its weights (--config.keep=best), or a Hugging Face model"
+        )
+    if tuned.head.kind not in kinds:
+        raise ValueError(f"{directory} has a head for {tuned.head.kind}, but {wanted} is asked for")
+    return tuned
+
+
+def _pretraining(directory: str, step: int | None) -> tuple[Any, Any, Tokenizer]:
+    """Model, parameters and tokenizer with a head for masked words."""
+    place = storage.directory(directory)
+    if finetuned.locate(place) is not None:
+        raise ValueError(f"{directory} is fine-tuned and has no head for masked words: give the run that it started from")
+    if weights.is_huggingface(place):
+        opened = importing.open_model(str(place))
+        if "word_head" in opened.new:
+            raise ValueError(f"{directory} has no head for masked words: its classes are {', '.join(opened.source.architectures)}")
+        model, params, tokenizer = learner.make_model(opened.config, opened.tokenizer), opened.params, opened.tokenizer
+    else:
+        opened = run.open_run(place, step)
+        model, params, tokenizer = opened.model, opened.params, opened.tokenizer
+    if "word_head" not in params:
+        raise ValueError(
+            f"{directory} detects replaced tokens and has no head for masked words; `ag-jax convert --to=hf --part=generator` takes "
+            "its generator out, if it has one"
+        )
+    return model, params, tokenizer
+
+
+def _split_at_masks(text: str, tokenizer: Tokenizer) -> list[str]:
+    """The text between the masks; spaces before a mask belong to what stands in its place."""
+    own = tokenizer.tokens([tokenizer.specials.mask])[0]
+    parts = text.replace(own, "<mask>").split("<mask>")
+    return [part.rstrip() for part in parts[:-1]] + parts[-1:]
+
+
+def _features(rows: list[Row], tokenizer: Tokenizer) -> Features:
+    return Features(rows, np.arange(len(rows), dtype=np.int32), 0, tokenizer.specials.pad)
+
+
+def _batches(features: Features, max_length: int, rows: int) -> Iterator[dict[str, np.ndarray]]:
+    for batch in buckets.batches(features, rows, max_length=max_length, shuffle=False):
+        batch.pop("rows")
+        yield batch
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    raised = np.exp(np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True))
+    return raised / raised.sum(-1, keepdims=True)
+
+
+def _is_single(texts: Any) -> bool:
+    """One text or one pair, and not a list of them."""
+    return isinstance(texts, str) or (isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts))

@@ -1,0 +1,135 @@
+"""Recipes of fine-tuning that several config files share, each with its source."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ag_jax import configuration
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+
+Config = Any  # an `ml_collections.ConfigDict`
+
+SCALES = ("paper", "small")
+
+# Learning rate, batch size, epochs, warm-up proportion, longest row (Wu et al. 2022, Adversarial Self-Attention, table 5).
+ASA_TABLE_5 = {
+    "sst2": (2e-5, 32, 3, 0.06, 128),
+    "mnli": (3e-5, 32, 3, 0.06, 128),
+    "qnli": (2e-5, 32, 3, 0.06, 128),
+    "qqp": (5e-5, 32, 3, 0.06, 128),
+    "stsb": (5e-5, 16, 3, 0.06, 128),
+    "wnut17": (5e-5, 16, 5, 0.1, 64),
+    "dream": (3e-5, 16, 8, 0.1, 128),
+    "anli_r1": (3e-5, 32, 3, 0.06, 128),
+    "anli_r2": (3e-5, 32, 3, 0.06, 128),
+    "anli_r3": (3e-5, 32, 3, 0.06, 128),
+    "paws_qqp": (5e-5, 16, 3, 0.06, 128),
+    "hellaswag": (2e-5, 32, 3, 0.1, 128),
+}
+_ASA_WITHOUT_DECAY = ("wnut17", "dream", "hellaswag")  # tagging and choice, in its released code
+
+# Liu et al. 2019, table 10, and fairseq's commands: Adam's betas and epsilon as in pre-training, no clipping.
+_ROBERTA = {"warmup_fraction": 0.06, "beta2": 0.98, "epsilon": 1e-6, "clip_norm": 0.0, "max_length": 512}
+_SWEEP = {"batch_sizes": (16, 32), "learning_rates": (1e-5, 2e-5, 3e-5)}
+GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+FROM_MNLI = ("rte", "stsb", "mrpc")
+
+
+def suite(title: str, chosen: Any) -> Config:
+    """A suite without tasks; `chosen` holds the arguments `seeds`, `data` and, if the config file has it, `checkpoint`."""
+    config = configuration.default(FinetuningConfig)
+    config.title = title
+    config.seeds = tuple(range(chosen.seeds))
+    config.data = chosen.data
+    if "checkpoint" in vars(chosen):
+        config.checkpoint = chosen.checkpoint
+    return config
+
+
+def names(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The names in `sst2+rte`, or all that a config file knows for `all`. Raises ValueError for others."""
+    chosen = tuple(known) if text == "all" else tuple(text.split("+"))
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"in the argument of the config file: {configuration.unknown_key(name, list(known))}")
+    return chosen
+
+
+def add(config: Config, task: str, **settings: Any) -> None:
+    """A task with a recipe that differs from the defaults in `settings`."""
+    config.tasks[task] = configuration.default(Recipe)
+    config.tasks[task].update(settings)
+
+
+def roberta_glue(config: Config, tasks: Sequence[str]) -> None:
+    """RoBERTa's sweep for GLUE: six points, at most ten epochs of which the best on the development set counts.
+
+    QQP is judged by accuracy, as in its table 5.
+    """
+    for task in tasks:
+        add(config, task, **_ROBERTA, **_SWEEP, epochs=10, weight_decay=0.1)
+        if task == "qqp":
+            config.tasks[task].metric = "accuracy"
+
+
+def start_from_mnli(config: Config) -> None:
+    """RTE, STS-B and MRPC from MNLI's weights, as for RoBERTa's test submissions; its development scores are without.
+
+    Raises ValueError if MNLI is not among the tasks.
+    """
+    if "mnli" not in config.tasks:
+        raise ValueError("to start from MNLI's weights it must be among the tasks: add mnli to tasks=...")
+    for task in FROM_MNLI:
+        if task in config.tasks:
+            config.tasks[task].initial_task = "mnli"
+
+
+def roberta_squad(config: Config, tasks: Sequence[str]) -> None:
+    """RoBERTa's settings for SQuAD; rows of 384 tokens as in Devlin et al. 2019, whose procedure it follows."""
+    for task in tasks:
+        settings = _ROBERTA | {"max_length": 384}
+        add(config, task, **settings, batch_sizes=(48,), learning_rates=(1.5e-5,), epochs=2, weight_decay=0.01)
+
+
+def roberta_race(config: Config, tasks: Sequence[str]) -> None:
+    """RoBERTa's settings for RACE: passage, question and answer in 512 tokens, of which question and answer get 128."""
+    for task in tasks:
+        add(config, task, **_ROBERTA, batch_sizes=(16,), learning_rates=(1e-5,), epochs=4, weight_decay=0.1)
+
+
+def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
+    """Table 5 of Adversarial Self-Attention; a task that it lacks gets the row of `like`.
+
+    Its released code has AdamW with weight decay 0.01, none for tagging and choice, and no clipping.
+    """
+    for task in tasks:
+        row = task if task in ASA_TABLE_5 else like
+        learning_rate, batch_size, epochs, warmup, length = ASA_TABLE_5[row]
+        add(config, task, learning_rates=(learning_rate,), batch_sizes=(batch_size,), epochs=epochs, warmup_fraction=warmup)
+        decay = 0.0 if row in _ASA_WITHOUT_DECAY else 0.01
+        config.tasks[task].update(max_length=length, weight_decay=decay, clip_norm=0.0)
+
+
+def attention_guidance(config: Config, tasks: Sequence[str]) -> None:
+    """As in the code released with attention guidance: 32 rows of 128 tokens, 3 epochs, 2e-5 falling to 0 without warm-up.
+
+    That is `run_glue.py` with the values of its README; the paper names none. AdamW without weight decay, clipped at norm 1.
+    """
+    for task in tasks:
+        add(config, task, warmup_fraction=0.0, weight_decay=0.0)
+
+
+def oromo(config: Config, tasks: Sequence[str]) -> None:
+    """Small sets of Oromo: 10 epochs of 16 rows at 5e-5, named entities by ten-fold cross-validation. No paper names any."""
+    for task in tasks:
+        settings = {"batch_sizes": (16,), "learning_rates": (5e-5,), "epochs": 10, "warmup_fraction": 0.1}
+        add(config, task, **settings, folds=10 if task == "oromo_ner" else 0)
+
+
+PROTOCOLS = {"roberta": roberta_glue, "asa": asa, "ag": attention_guidance}
+
+
+def small(config: Config, examples: int = 640) -> None:
+    """The same suite in minutes on a CPU, for a narrow model: one point, two epochs, the first examples, short rows."""
+    for recipe in config.tasks.values():
+        recipe.update(batch_sizes=(32,), learning_rates=(3e-4,), epochs=2, max_length=64)
+        recipe.update(train_examples=examples, validation_examples=examples // 2)

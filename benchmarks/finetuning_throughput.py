@@ -1,0 +1,210 @@
+"""Speed of fine-tuning: examples/s on SST-2 and MNLI beside transformers, and what each shape of a batch costs to compile.
+
+    python benchmarks/finetuning_throughput.py --data=DIR
+
+DIR holds the tasks' files, as `config.data` of a fine-tuning config. Per task three take turns in one process on the same
+examples: ours; `huggingface`, RobertaForSequenceClassification of the same size (random weights, SDPA, AdamW, clipping) on the
+very same batches; and `huggingface_padded`, the same on batches in random order, each padded to its longest row, as
+transformers' own examples make them. float32, dropout 0.1. Writes benchmarks/results/finetuning_throughput-DEVICE.json.
+"""
+
+import argparse
+import importlib.metadata
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import record
+import turns
+
+from ag_jax.data import tokenizers
+from ag_jax.data.config import TokenizerConfig
+from ag_jax.data.tasks import buckets
+from ag_jax.data.tasks.rows import Features
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.finetuning import program, splits, trial
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning.trial import TaskData, Trial
+from ag_jax.finetuning.weights import Pretrained
+from ag_jax.models.config import EncoderConfig
+from ag_jax.training import sharding
+
+LEARNING_RATE = 2e-5
+
+
+def endless(features: Features, options: argparse.Namespace, lengths: tuple[int, ...] = ()) -> Iterator[dict[str, np.ndarray]]:
+    """Batches of one epoch after the other; `lengths`: that they may have, the best ones by default."""
+    epoch = 0
+    while True:
+        yield from buckets.batches(
+            features, options.batch_size, max_length=options.max_length, epoch=epoch, shuffle=True, lengths=lengths
+        )
+        epoch += 1
+
+
+def padded(features: Features, options: argparse.Namespace) -> Iterator[dict[str, np.ndarray]]:
+    """Batches in random order, each padded to its longest row."""
+    for batch in endless(features, options, lengths=(options.max_length,)):
+        longest = int((batch["sequences"] > 0).sum(-1).max())
+        yield {name: field[:, :longest] if field.ndim == 2 else field for name, field in batch.items()}
+
+
+class Ours:
+    """A trial's compiled steps."""
+
+    name = "ag_jax"
+
+    def __init__(self, data: TaskData, opened: Pretrained, options: argparse.Namespace):
+        recipe = Recipe(epochs=3, max_length=options.max_length, batch_sizes=(options.batch_size,))
+        config = FinetuningConfig(checkpoint="random", tasks={data.task.name: recipe})
+        of = Trial(data.task.name, recipe, LEARNING_RATE, options.batch_size, seed=0)
+        self.program = program.compiled(trial.make_plan(of, config, opened, data))
+        self.key = jax.random.key(0)
+        self.state = self.program.create(self.key, np.float32(LEARNING_RATE))
+        self.batches = endless(data.train.features, options)
+        self.times: list[float] = []
+        self.examples = self.tokens = 0
+        self.compiled: dict[int, Any] = {}
+        self.compile_seconds: dict[int, float] = {}
+        planned = buckets.plan(data.train.features, options.batch_size, options.max_length, shuffle=True)
+        for one in {plan.length: plan for plan in planned}.values():
+            batch = self._place(buckets.make_batch(data.train.features, one, options.batch_size))
+            began = time.perf_counter()
+            self.compiled[one.length] = self.program.step.lower(self.state, batch, self.key).compile()
+            self.compile_seconds[one.length] = time.perf_counter() - began
+        self.shares = {length: sum(plan.length == length for plan in planned) / len(planned) for length in sorted(self.compiled)}
+
+    def _place(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        return sharding.place_batch({name: field for name, field in batch.items() if name != "rows"}, self.program.mesh)
+
+    def steps(self, start: int, stop: int, counted: bool = True) -> None:
+        """Some steps; one is in flight while the next batch is made, as in a trial."""
+        times, examples, tokens, in_flight = [], 0, 0, None
+        before = time.perf_counter()
+        for _ in range(start, stop):
+            batch = next(self.batches)
+            examples, tokens = examples + int((batch["rows"] >= 0).sum()), tokens + int((batch["sequences"] > 0).sum())
+            step = self.compiled[batch["tokens"].shape[-1]]
+            self.state, metrics = step(self.state, self._place(batch), self.key)
+            before = turns.finish(in_flight, times, before)
+            in_flight = metrics["loss"]
+        turns.finish(in_flight, times, before)
+        if counted:
+            self.times, self.examples, self.tokens = self.times + times, self.examples + examples, self.tokens + tokens
+
+    def figures(self) -> dict[str, Any]:
+        """What was measured."""
+        compiled = {"compile_seconds": self.compile_seconds, "share_of_batches": self.shares}
+        return turns.speed(self.times, examples=self.examples, tokens=self.tokens) | compiled
+
+
+class HuggingFace:
+    """RobertaForSequenceClassification, trained as transformers' examples do."""
+
+    def __init__(self, name: str, batches: Iterator[dict[str, np.ndarray]], config: EncoderConfig, classes: int):
+        import torch
+        import transformers
+
+        self.name, self.batches, self.torch = name, batches, torch
+        settings = transformers.RobertaConfig(
+            vocab_size=config.vocabulary_size,
+            hidden_size=config.width,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            intermediate_size=config.feedforward or 4 * config.width,
+            max_position_embeddings=config.max_length + config.position_offset,
+            hidden_dropout_prob=config.dropout,
+            attention_probs_dropout_prob=config.attention_dropout,
+            type_vocab_size=config.segments,
+            layer_norm_eps=config.layer_norm_epsilon,
+            num_labels=classes,
+            attn_implementation="sdpa",
+        )
+        self.model = transformers.RobertaForSequenceClassification(settings).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
+        self.times: list[float] = []
+        self.examples = self.tokens = 0
+
+    def steps(self, start: int, stop: int, counted: bool = True) -> None:
+        """Some steps."""
+        torch, times, examples, tokens = self.torch, [], 0, 0
+        for _ in range(start, stop):
+            began = time.perf_counter()
+            batch = next(self.batches)
+            fields = {"input_ids": batch["tokens"], "attention_mask": batch["sequences"] > 0, "labels": batch["labels"]}
+            given = {name: torch.from_numpy(np.ascontiguousarray(field, np.int64)) for name, field in fields.items()}
+            loss = self.model(**given).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.item()
+            times.append(time.perf_counter() - began)
+            examples, tokens = examples + int((batch["rows"] >= 0).sum()), tokens + int((batch["sequences"] > 0).sum())
+        if counted:
+            self.times, self.examples, self.tokens = self.times + times, self.examples + examples, self.tokens + tokens
+
+    def figures(self) -> dict[str, Any]:
+        """What was measured."""
+        versions = {package: importlib.metadata.version(package) for package in ("torch", "transformers")}
+        speed = turns.speed(self.times, examples=self.examples, tokens=self.tokens)
+        return speed | {"versions": versions, "threads": self.torch.get_num_threads()}
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One task: everything takes turns."""
+    recipe = Recipe(train_examples=options.examples, validation_examples=options.batch_size, max_length=options.max_length)
+    read = splits.read(name, recipe, options.data)
+    texts = [text for example in read.train for text in (example.first, example.second) if text]
+    tokenizer: Tokenizer = tokenizers.train(TokenizerConfig(kind="byte_bpe", vocabulary_size=options.vocabulary), texts)
+    config = EncoderConfig(
+        vocabulary_size=tokenizer.vocabulary_size,
+        layers=options.layers,
+        heads=options.heads,
+        width=options.width,
+        max_length=max(options.max_length, 128),
+    )
+    opened = Pretrained(config, tokenizer, {}, "roberta", "random weights")
+    data = trial.encode(read, tokenizer, config, recipe)
+    ours, features = Ours(data, opened, options), data.train.features
+    running = [
+        ours,
+        HuggingFace("huggingface", endless(features, options), config, len(read.task.labels)),
+        HuggingFace("huggingface_padded", padded(features, options), config, len(read.task.labels)),
+    ]
+    turns.take(running, options.rounds, options.steps)
+    figures = {one.name: one.figures() for one in running}
+    rate = figures["ag_jax"]["examples_per_second"]
+    ratios = {name: rate / found["examples_per_second"] for name, found in figures.items() if name != "ag_jax"}
+    for one, found in figures.items():
+        print(f"{name:<6} {one:<20} {found['examples_per_second']:>9,.1f} examples/s  {found['tokens_per_second']:>10,.0f} tokens/s")
+    compiled = ", ".join(f"{length}: {seconds:.1f} s" for length, seconds in sorted(ours.compile_seconds.items()))
+    print(f"{name:<6} compiled by length: {compiled}", flush=True)
+    return {"examples": len(read.train), "faster_than": ratios, "variants": figures}
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="directory with the tasks' files")
+    parser.add_argument("--tasks", default="sst2,mnli")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--max_length", type=int, default=128)
+    parser.add_argument("--examples", type=int, default=20_000, help="of the training split, 0 for all")
+    for name, default in (("layers", 4), ("heads", 4), ("width", 256), ("vocabulary", 16_000)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    tasks = {name: measure(name, options) for name in options.tasks.split(",")}
+    conditions = {name: value for name, value in vars(options).items() if name not in ("data", "tasks")}
+    conditions |= {"turns": turns.described(options.rounds, options.steps), "dtype": "float32", "load_average_at_start": load}
+    record.save(f"finetuning_throughput-{jax.devices()[0].platform}", {**conditions, "tasks": tasks})
+
+
+if __name__ == "__main__":
+    main()

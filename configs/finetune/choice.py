@@ -1,0 +1,38 @@
+"""Multiple choice from any checkpoint: HellaSWAG, SWAG, DREAM, ReCoRD and RACE.
+
+Zellers et al. 2019 and 2018; Sun et al. 2019; Zhang et al. 2018; Lai et al. 2017. Settings of Wu et al. 2022 (ASA), table 5; for RACE
+of Liu et al. 2019 (RoBERTa), table 10.
+
+    ag-jax evaluate --config=configs/finetune/choice.py:checkpoint=DIR,tasks=hellaswag+dream,data=FOLDER --workdir=DIR
+    ag-jax evaluate --config=configs/finetune/choice.py:checkpoint=DIR,tasks=dream,scale=small,data=FOLDER --workdir=DIR
+
+Hardware and time: three or four rows of 128 tokens an example, 40k examples of HellaSWAG and 6k of DREAM: for an accelerator.
+scale=small takes minutes on 2 CPU cores.
+
+Expected: HellaSWAG 39.7 +- 0.28 for BERT-base (dev; ASA's table 2), DREAM 62.9 +- 0.16 for BERT-base and 67.0 +- 0.62 for
+RoBERTa-base (test; its table 1). Nobody has run scale=paper with this program yet.
+
+Deviations: DREAM is all questions of a dialogue and its epochs are chosen on the development set; ASA's released code reads the
+first question alone (--config.tasks.dream.first_question=True) and chooses on the test set (--config.tasks.dream.legacy_eval=True).
+SWAG and ReCoRD, which that table lacks, have the settings of HellaSWAG; ReCoRD's rows have 512 tokens. `race` is middle and high
+school together.
+"""
+
+from ag_jax import configuration, protocols
+
+TASKS = ("hellaswag", "swag", "dream", "record", "race", "race_middle", "race_high")
+
+
+def get_config(argument: str = ""):
+    """`checkpoint`; `tasks`: names with `+`, or `all`; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
+    chosen = configuration.arguments(argument, checkpoint=str, tasks="hellaswag+dream", seeds=5, data="", scale=protocols.SCALES)
+    config = protocols.suite("Multiple choice", chosen)
+    tasks = protocols.names(chosen.tasks, TASKS)
+    of_race = [task for task in tasks if task.startswith("race")]
+    protocols.asa(config, [task for task in tasks if task not in of_race], like="hellaswag")
+    protocols.roberta_race(config, of_race)
+    if "record" in tasks:
+        config.tasks.record.max_length = 512
+    if chosen.scale == "small":
+        protocols.small(config, examples=320)
+    return config

@@ -1,0 +1,34 @@
+"""Questions whose answers are spans, from any checkpoint, by RoBERTa's settings: SQuAD 1.1 and 2.0, and the small XQuAD.
+
+Rajpurkar et al. 2016 and 2018; Artetxe et al. 2020 (XQuAD); Liu et al. 2019 (RoBERTa), section 5.2 and table 10.
+
+    ag-jax evaluate --config=configs/finetune/squad.py:checkpoint=DIR,seeds=5 --workdir=DIR
+    ag-jax evaluate --config=configs/finetune/squad.py:checkpoint=DIR,tasks=xquad_en,scale=small,data=FOLDER --workdir=DIR
+
+`tasks`: squad1, squad2, and the small xquad_en and xquad_de, which are SQuAD's questions in two languages.
+
+Hardware and time: 88k and 130k questions, two epochs of rows of 384 tokens: for an accelerator. scale=small takes minutes on 2
+CPU cores.
+
+Expected: RoBERTa-large 88.9 EM and 94.6 F1 on SQuAD 1.1, 86.5 and 89.4 on 2.0 (dev; its table 6). Nobody has run scale=paper with
+this program yet.
+
+Deviations: whether a question has no answer is the span at the first token, as in Devlin et al. 2019; RoBERTa adds a classifier
+of its own. Where the rows of a context begin is every 128 tokens.
+"""
+
+from ag_jax import configuration, protocols
+
+TASKS = ("squad1", "squad2", "xquad_en", "xquad_de")
+
+
+def get_config(argument: str = ""):
+    """`checkpoint`; `tasks`: squad1+squad2 or others; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
+    chosen = configuration.arguments(
+        argument, checkpoint=str, tasks="squad1+squad2", seeds=5, data="", scale=protocols.SCALES
+    )
+    config = protocols.suite("SQuAD", chosen)
+    protocols.roberta_squad(config, protocols.names(chosen.tasks, TASKS))
+    if chosen.scale == "small":
+        protocols.small(config)
+    return config

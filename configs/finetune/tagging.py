@@ -1,0 +1,31 @@
+"""Named entities from any checkpoint: WNUT-17 and CoNLL-2003.
+
+Derczynski et al. 2017 (WNUT-17); Tjong Kim Sang & De Meulder 2003 (CoNLL-2003); settings of Wu et al. 2022 (ASA), table 5.
+
+    ag-jax evaluate --config=configs/finetune/tagging.py:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax evaluate --config=configs/finetune/tagging.py:checkpoint=DIR,tasks=wnut17,scale=small,data=FOLDER --workdir=DIR
+
+Hardware and time: WNUT-17 has 3,394 sentences, CoNLL-2003 14,041; a GPU takes minutes. scale=small takes minutes on 2 CPU cores.
+
+Expected: WNUT-17 F1 47.8 +- 1.08 for BERT-base, 54.8 +- 0.80 for RoBERTa-base (test; ASA's table 1). Nobody has run scale=paper
+with this program yet.
+
+Deviations: F1 is that of whole entities; ASA's released code has the F1 of tokens, which --config.tasks.wnut17.metric=token_f1
+chooses by (both are in the report). CoNLL-2003, which that table lacks, has the settings of WNUT-17, with rows of 128 tokens.
+"""
+
+from ag_jax import configuration, protocols
+
+TASKS = ("wnut17", "conll2003")
+
+
+def get_config(argument: str = ""):
+    """`checkpoint`; `tasks`: `all` or names with `+`; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
+    chosen = configuration.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=protocols.SCALES)
+    config = protocols.suite("Named entities", chosen)
+    for task in protocols.names(chosen.tasks, TASKS):
+        protocols.asa(config, [task], like="wnut17")
+        config.tasks[task].max_length = {"wnut17": 64, "conll2003": 128}[task]
+    if chosen.scale == "small":
+        protocols.small(config)
+    return config

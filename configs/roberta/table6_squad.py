@@ -1,0 +1,30 @@
+"""SQuAD 1.1 and 2.0 by RoBERTa's protocol.
+
+Liu et al. 2019 (RoBERTa), table 6 (section 5.2) and table 10.
+
+    ag-jax evaluate --config=configs/roberta/table6_squad.py:checkpoint=DIR --workdir=DIR
+    ag-jax evaluate --config=configs/roberta/table6_squad.py:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
+
+Hardware and time: 48 rows of 384 tokens, two epochs of 88k and 130k questions, five seeds: for an accelerator. scale=small takes
+minutes on 2 CPU cores; without SQuAD's files, configs/finetune/squad.py has the small XQuAD.
+
+Expected (roberta-large, dev, EM/F1): 88.9/94.6 on SQuAD 1.1, 86.5/89.4 on 2.0. Nobody has run scale=paper with this program yet.
+
+Deviations: whether a question has no answer is the span at the first token; RoBERTa adds a classifier of its own and its loss.
+"""
+
+from ag_jax import configuration, protocols
+
+TASKS = ("squad1", "squad2")
+
+
+def get_config(argument: str = ""):
+    """`checkpoint`; `tasks`: `all`, squad1 or squad2; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
+    chosen = configuration.arguments(
+        argument, checkpoint=str, tasks="all", seeds=5, data="", scale=protocols.SCALES
+    )
+    config = protocols.suite("SQuAD by RoBERTa's protocol", chosen)
+    protocols.roberta_squad(config, protocols.names(chosen.tasks, TASKS))
+    if chosen.scale == "small":
+        protocols.small(config)
+    return config

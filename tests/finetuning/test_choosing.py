@@ -1,0 +1,45 @@
+"""What is chosen of a sweep, worked out by hand."""
+
+import pytest
+
+from ag_jax.finetuning import choosing
+
+
+def result(rate, size, seed, accuracy, **more):
+    return {"learning_rate": rate, "batch_size": size, "seed": seed, "metrics": {"accuracy": accuracy}, **more}
+
+
+SWEEP = [
+    *(result(1e-5, 16, seed, value) for seed, value in enumerate((0.1, 0.9, 0.2))),  # mean 0.4, median 0.2
+    *(result(2e-5, 16, seed, value) for seed, value in enumerate((0.3, 0.35, 0.3))),  # mean 0.317, median 0.3
+    *(result(1e-5, 32, seed, value) for seed, value in enumerate((0.3, 0.3, 0.8))),  # median 0.3, too, but later
+]
+
+
+def test_the_point_with_the_best_median_not_the_best_mean_or_run():
+    points = choosing.points(SWEEP)
+    assert [(point.learning_rate, point.batch_size) for point in points] == [(1e-5, 16), (2e-5, 16), (1e-5, 32)]
+    best = choosing.best_point(points, "accuracy")
+    assert (best.learning_rate, best.batch_size) == (2e-5, 16)
+    assert best.values("accuracy") == [0.3, 0.35, 0.3] and best.name == "2e-05, 16"
+
+
+def test_a_summary_by_hand():
+    summary = choosing.summary([1.0, 2.0, 6.0])
+    assert (summary.median, summary.spread.mean, summary.count) == (2.0, 3.0, 3)
+    assert summary.spread.deviation == pytest.approx(7**0.5)
+
+
+def test_folds_count_as_one_value_a_seed():
+    folds = [result(1e-5, 16, 0, value, fold=number) for number, value in enumerate((0.2, 0.4, 0.9))]
+    (point,) = choosing.points([*folds, result(1e-5, 16, 1, 0.1, fold=0)])
+    assert point.values("accuracy") == [pytest.approx(0.5), 0.1]
+
+
+def test_the_best_trial_of_a_seed():
+    best = choosing.best_of_seed(choosing.points(SWEEP), "accuracy", 1)
+    assert (best["learning_rate"], best["seed"]) == (1e-5, 1) and best["metrics"]["accuracy"] == 0.9
+    with pytest.raises(ValueError, match="no trial of seed 7"):
+        choosing.best_of_seed(choosing.points(SWEEP), "accuracy", 7)
+    with pytest.raises(ValueError, match="at least one"):
+        choosing.best_point([], "accuracy")

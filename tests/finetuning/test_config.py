@@ -1,0 +1,75 @@
+"""Recipes and suites: what is impossible is refused with its name and range."""
+
+import pytest
+
+from ag_jax import configuration
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+
+
+def suite(**settings):
+    values = configuration.default(FinetuningConfig)
+    values.checkpoint = "runs/x"
+    for name in ("sst2", "rte", "mnli"):
+        values.tasks[name] = configuration.default(Recipe)
+    values.update_from_flattened_dict(settings)
+    return configuration.parse(FinetuningConfig, values)
+
+
+def test_a_suite_survives():
+    config = suite(**{"tasks.rte.learning_rates": (1e-5, 3e-5), "tasks.rte.epochs": 10})
+    assert configuration.parse(FinetuningConfig, configuration.to_dict(config)) == config
+    assert config.tasks["rte"].epochs == 10 and config.tasks["sst2"] == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("tasks.rte.epochs", 0, "^tasks.rte.epochs must be at least 1, got 0"),
+        ("tasks.rte.patience", -1, "^tasks.rte.patience must be at least 0"),
+        ("tasks.rte.learning_rates", (), "^tasks.rte.learning_rates must be different numbers, at least one"),
+        ("tasks.rte.learning_rates", (1e-5, 1e-5), "must be different numbers"),
+        ("tasks.rte.learning_rates", (0.0,), "^tasks.rte.learning_rates must be above 0"),
+        ("tasks.rte.batch_sizes", (0,), "^tasks.rte.batch_sizes must be at least 1"),
+        ("tasks.rte.microbatches", 3, "multiples of microbatches=3, got \\(32,\\)"),
+        ("tasks.rte.microbatches", 0, "^tasks.rte.microbatches must be at least 1"),
+        ("tasks.rte.warmup_fraction", 1.0, r"^tasks.rte.warmup_fraction must be in \[0, 1\)"),
+        ("tasks.rte.beta2", 1.0, r"^tasks.rte.beta2 must be in \[0, 1\)"),
+        ("tasks.rte.epsilon", 0.0, "^tasks.rte.epsilon must be above 0"),
+        ("tasks.rte.weight_decay", -0.1, "^tasks.rte.weight_decay must be a finite number of at least 0"),
+        ("tasks.rte.dropout", -0.5, r"^tasks.rte.dropout must be in \[0, 1\), or -1"),
+        ("tasks.rte.decay", "cosine", "^tasks.rte.decay must be one of linear, constant"),
+        ("tasks.rte.max_length", 2, "^tasks.rte.max_length must be at least 8"),
+        ("tasks.rte.folds", 2, "^tasks.rte.folds must be at least 3"),
+        ("tasks.rte.initial_task", "cola", "tasks.rte.initial_task must be another task of the suite .mnli, rte, sst2., got"),
+        ("tasks.rte.initial_task", "rte", "must be a task that starts from the checkpoint itself, got 'rte'"),
+        ("tasks.rte.leraning_rates", (1.0,), "'tasks.rte.leraning_rates'; did you mean 'tasks.rte.learning_rates'"),
+        ("checkpoint", "", "checkpoint must be a run directory"),
+        ("seeds", (), "seeds must be different integers"),
+        ("seeds", (-1,), "seeds must be different integers in 0"),
+        ("keep", "all", "keep must be one of none, best"),
+        ("dtype", "float16", 'dtype must be one of "", float32, bfloat16'),
+        ("step", -2, "step must be"),
+    ],
+)
+def test_what_is_wrong_is_named(key, value, message):
+    with pytest.raises(ValueError, match=message):
+        suite(**{key: value})
+
+
+def test_a_suite_without_tasks_is_refused():
+    values = configuration.default(FinetuningConfig)
+    with pytest.raises(ValueError, match="tasks must name at least one task"):
+        configuration.parse(FinetuningConfig, values)
+
+
+def test_tasks_that_others_start_from_come_first_and_are_kept():
+    config = suite(**{"tasks.rte.initial_task": "mnli", "tasks.sst2.initial_task": "mnli"})
+    assert config.ordered_tasks == ("mnli", "rte", "sst2")
+    assert config.keeps_weights("mnli") and not config.keeps_weights("rte")
+    with pytest.raises(ValueError, match="tasks.rte.initial_task must be a task that starts from the checkpoint itself"):
+        suite(**{"tasks.rte.initial_task": "sst2", "tasks.sst2.initial_task": "mnli"})
+    assert suite(keep="best").keeps_weights("rte")
+
+
+def test_points_of_a_sweep():
+    assert Recipe(batch_sizes=(16, 32), learning_rates=(1e-5, 2e-5)).points == ((1e-5, 16), (2e-5, 16), (1e-5, 32), (2e-5, 32))

@@ -1,0 +1,186 @@
+"""Trials: every kind of task is learnt, a killed one ends as if it had not been, and what is left of it."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from ag_jax import finetuned
+from ag_jax.finetuning import program, trial
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning.trial import RESULT, Trial, run_trial
+from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.stopping import Interrupted, StopSignal
+from tests.finetuning import tasks
+
+RECIPE = Recipe(epochs=3, max_length=24)
+STILL = {"dropout": 0.0, "attention_dropout": 0.0}
+CLOCK = ("seconds", "tokens_per_second")
+
+
+def setting(kind="classification", keep=False, seed=0, learning_rate=5e-3, opened=None, **settings):
+    recipe = dataclasses.replace(RECIPE, **settings)
+    opened = opened or tasks.pretrained()
+    data = trial.encode(tasks.splits(kind), opened.tokenizer, opened.config, recipe)
+    config = FinetuningConfig(checkpoint="nowhere", tasks={kind: recipe})
+    of = Trial(kind, recipe, learning_rate, 8, seed)
+    return lambda directory: run_trial(of, config, opened, data, directory, keep)
+
+
+def without_clock(value):
+    if isinstance(value, dict):
+        return {key: without_clock(item) for key, item in value.items() if key not in CLOCK}
+    return [without_clock(item) for item in value] if isinstance(value, list) else value
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", tasks.KINDS)
+def test_every_kind_is_learnt(kind, tmp_path, one_device):
+    result = setting(kind, epochs=16, learning_rate=3e-3, **STILL)(tmp_path)
+    assert result["metrics"][tasks.KINDS[kind]["metric"]] > 0.9
+    assert result["epochs"][-1]["train_loss"] < 0.5 * result["epochs"][0]["train_loss"]
+    assert result == json.loads((tmp_path / RESULT).read_text())
+    assert result["examples"] == {"train": 24, "validation": 10, "test": 6}
+    splits = tasks.splits(kind)
+    for name, examples in (("validation", splits.validation), ("test", splits.others["test"])):
+        found = rows(tmp_path / f"predictions_{name}.jsonl")
+        assert [row["id"] for row in found] == [example.id for example in examples]
+        assert all((row["label"] is None) == (name == "test") for row in found)
+        assert all(("scores" in row) == (kind not in ("tagging", "span")) for row in found)
+        if kind == "choice":
+            assert [len(row["scores"]) for row in found] == [len(example.pairs) for example in examples]
+        if kind == "span":
+            assert {row["prediction"] for row in found} == {"good"}
+    assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "weights").exists()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    patch, device = pytest.MonkeyPatch(), jax.devices()[0]
+    patch.setattr(jax, "devices", lambda: [device])
+    directory = tmp_path_factory.mktemp("whole")
+    result = setting(keep=True)(directory)
+    patch.undo()
+    return directory, result
+
+
+@pytest.mark.parametrize("step", [2, 4, 8], ids=["first epoch", "second epoch", "third epoch"])
+def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, monkeypatch):
+    """Three steps an epoch; after the kill the same command goes on from the last whole epoch."""
+    asked = []
+
+    def reached(_):
+        asked.append(1)
+        return "SIGTERM" if len(asked) == step else None
+
+    monkeypatch.setattr(StopSignal, "reached", reached)
+    run = setting(keep=True)
+    with pytest.raises(Interrupted, match="SIGTERM: stopped in epoch"):
+        run(tmp_path)
+    assert not (tmp_path / RESULT).exists()
+    result = run(tmp_path)
+    assert len(asked) == step + 9 - (step - 1) // 3 * 3, "whole epochs must not be done again"
+    whole, expected = undisturbed
+    assert without_clock(result) == without_clock(expected)
+    for name in ("metrics.jsonl", "predictions_validation.jsonl", "predictions_test.jsonl"):
+        assert without_clock(rows(tmp_path / name)) == without_clock(rows(whole / name))
+    assert (tmp_path / "weights" / finetuned.WEIGHTS).read_bytes() == (whole / "weights" / finetuned.WEIGHTS).read_bytes()
+    assert run(tmp_path) == result and len(asked) == step + 9 - (step - 1) // 3 * 3, "a trial that is done is not done again"
+
+
+def test_kept_weights_are_the_best_epochs(undisturbed):
+    directory, result = undisturbed
+    tuned = finetuned.load(directory)
+    assert tuned.head == finetuned.load(directory / "weights").head
+    assert (tuned.head.task, tuned.head.labels, tuned.head.max_length) == ("classification", ("bad", "good"), 24)
+    examples = tasks.splits("classification").validation
+    opened = tasks.pretrained()
+    data = trial.encode(tasks.splits("classification"), opened.tokenizer, opened.config, RECIPE)
+    for row, scores in zip(data.validation.features.rows, rows(directory / "predictions_validation.jsonl"), strict=True):
+        batch = {name: np.asarray(row[name])[None] for name in ("tokens", "sequences", "segments")}
+        said = tuned.model.apply({"params": tuned.params}, batch, deterministic=True)
+        np.testing.assert_allclose(said[0], scores["scores"], atol=1e-5)
+    assert len(examples) == result["examples"]["validation"]
+
+
+def test_seeds_and_learning_rates_share_a_program(tmp_path, one_device):
+    results = []
+    for number, settings in enumerate(({}, {"learning_rate": 1e-3}, {"seed": 1})):
+        results.append(setting(**settings)(tmp_path / str(number)))
+        if not number:
+            found = program.compiled.cache_info().misses
+    assert program.compiled.cache_info().misses == found
+    assert len({result["epochs"][0]["train_loss"] for result in results}) == 3
+    # Three steps an epoch: one of warm-up, then two of the eight in which it falls to nothing.
+    first = rows(tmp_path / "0" / "metrics.jsonl")[0]
+    assert first["learning_rate"] == pytest.approx(5e-3 * (1 - 1 / 8))
+
+
+def test_the_peak_is_the_learning_rate(one_device, tmp_path):
+    """The same updates as of an optimizer that has the learning rate itself."""
+    from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
+
+    params = {"kernel": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
+    gradient = jax.tree.map(lambda leaf: np.cos(leaf), params)
+    settings = {"warmup_steps": 2, "weight_decay": 0.1}
+    plain = make_optimizer(OptimizerConfig(learning_rate=0.03, **settings), 5)
+    state = plain.init(params)
+    unit = make_optimizer(OptimizerConfig(learning_rate=1.0, **settings), 5)
+    scaled_state, peak = unit.init(params), program.scale_by_peak()
+    for _ in range(4):
+        expected, state = plain.update(gradient, state, params)
+        found, scaled_state = unit.update(gradient, scaled_state, params)
+        found, _ = peak.update(found, program.Peak(np.float32(0.03)))
+        jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-12), found, expected)
+
+
+def test_patience_stops_early(tmp_path, one_device):
+    result = setting(epochs=9, patience=2, learning_rate=1e-12)(tmp_path)
+    assert (len(result["epochs"]), result["best_epoch"]) == (3, 1)
+
+
+def test_microbatches_change_nothing(tmp_path, one_device):
+    """Without dropout, half-batches give the same loss."""
+    losses = [
+        setting(microbatches=parts, epochs=1, **STILL)(tmp_path / str(parts))["epochs"][0]["train_loss"] for parts in (1, 2)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_starts_from_what_it_is_given(tmp_path, one_device):
+    """With a learning rate of next to nothing the kept encoder is the given one; the head is fresh and follows the seed."""
+    result = setting(keep=True)(tmp_path / "first")
+    given = {"encoder": finetuned.load(tmp_path / "first").params["encoder"]}
+    kept = []
+    for seed in (0, 1):
+        setting(keep=True, seed=seed, learning_rate=1e-12, epochs=1, opened=tasks.pretrained(given))(tmp_path / str(seed))
+        kept.append(finetuned.load(tmp_path / str(seed)).params)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-9), kept[0]["encoder"], given["encoder"])
+    kernels = [params["task_head"]["classifier"]["kernel"] for params in kept]
+    assert np.abs(kernels[0] - kernels[1]).max() > 1e-3 and result["best_epoch"]
+
+
+def test_losses_that_are_no_numbers_are_told(tmp_path, one_device):
+    with pytest.raises(NonFiniteError, match=r"of classification is not finite at step \d.*Lower tasks.classification.learning_rates"):
+        setting(learning_rate=1e30)(tmp_path)
+    assert not (tmp_path / RESULT).exists()
+
+
+def test_what_cannot_be_is_refused(tmp_path, one_device):
+    with pytest.raises(ValueError, match=r"max_length=99 is more than the checkpoint's 24 positions"):
+        setting(max_length=99)
+    with pytest.raises(ValueError, match="cannot be split"):
+        setting(microbatches=3)(tmp_path)
+    opened = tasks.pretrained()
+    splits = dataclasses.replace(tasks.splits("classification"), train=tasks.examples("classification", 0, 0))
+    data = trial.encode(splits, opened.tokenizer, opened.config, RECIPE)
+    config = FinetuningConfig(checkpoint="x", tasks={"classification": RECIPE})
+    with pytest.raises(ValueError, match="nothing to learn from"):
+        run_trial(Trial("classification", RECIPE, 1e-3, 8, 0), config, opened, data, tmp_path)
+    with pytest.raises(FileNotFoundError, match="keep=best"):
+        finetuned.load(tmp_path)

@@ -1,0 +1,234 @@
+"""Heads and losses of every kind of task: against numpy, in parts, guided, and through the ports."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special as functions
+
+from ag_jax.models import encoder
+from ag_jax.models.encoder import Ports
+from ag_jax.models.tasks import CANDIDATES, KINDS, NEVER, OF_TEXTS, STYLES, TaskModel, task_encoder
+from ag_jax.objectives.supervised import Supervised
+from ag_jax.training.step import loss_and_gradient
+from tests import reference, tiny
+
+STEP = jnp.int32(5)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@functools.cache
+def case(kind, style="roberta"):
+    """Model, batch, parameters."""
+    model, batch = tiny.task_model(kind, style), tiny.task_batch(kind)
+    return model, batch, tiny.params(model, batch)
+
+
+def flat_rows(batch):
+    return {name: batch[name].reshape(-1, tiny.LENGTH) for name in ("tokens", "sequences", "segments")}
+
+
+def numpy_logits(kind, style, params, batch):
+    """Logits of a head, from the numpy encoder."""
+    params = tiny.float64(params)
+    hidden, _ = reference.encode(params["encoder"], flat_rows(batch), tiny.CONFIG)
+    head = params["task_head"]
+    if kind not in OF_TEXTS:
+        return reference.linear(hidden, head["classifier"])
+    activation = np.tanh if style in ("bert", "roberta") else reference.gelu
+    return reference.linear(activation(reference.linear(hidden[:, 0], head["dense"])), head["classifier"])
+
+
+def numpy_loss(kind, logits, batch):
+    """Total, weight, number of right predictions, label by label."""
+    total = weight = right = 0.0
+    for row, counts in enumerate(batch["weights"]):
+        if not counts:
+            continue
+        if kind == "classification":
+            found = [(logits[row], batch["labels"][row])]
+        elif kind == "regression":
+            total, weight = total + (logits[row, 0] - batch["labels"][row]) ** 2, weight + 1
+            continue
+        elif kind in CANDIDATES:
+            several = batch["labels"].shape[1]
+            there = [c for c in range(several) if batch["choice_weights"][row, c]]
+            scores = logits.reshape(-1, several)[row, there]
+            logs = scores - functions.logsumexp(scores)
+            total, weight = total - sum(batch["labels"][row, c] * log for c, log in zip(there, logs)), weight + 1
+            right += batch["labels"][row, there[int(np.argmax(scores))]] > 0
+            continue
+        elif kind == "tagging":
+            found = [(logits[row, at], batch["labels"][row, at]) for at in np.flatnonzero(batch["label_weights"][row])]
+        else:
+            places = np.flatnonzero(batch["span_weights"][row])
+            ends = (batch["starts"][row], batch["ends"][row])
+            if not set(ends) <= set(places):
+                continue
+            both = [(logits[row, places, side], int(np.flatnonzero(places == end)[0])) for side, end in enumerate(ends)]
+            total += sum(functions.logsumexp(scores) - scores[at] for scores, at in both) / 2
+            weight, right = weight + 1, right + all(np.argmax(scores) == at for scores, at in both)
+            continue
+        for scores, label in found:
+            total, weight = total + functions.logsumexp(scores) - scores[label], weight + 1
+            right += np.argmax(scores) == label
+    return total, weight, right
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_equals_numpy(kind, style):
+    if kind not in ("classification", "choice") and style != "roberta":
+        pytest.skip("the other kinds have the same head, or one without a style")
+    model, batch, params = case(kind, style)
+    objective = Supervised(model)
+    outcome = jax.jit(lambda params: objective(params, batch, None, STEP))(params)
+    logits = numpy_logits(kind, style, params, batch)
+    total, weight, right = numpy_loss(kind, logits, batch)
+    assert weight == (batch["label_weights"][:-1].sum() if kind == "tagging" else 6 if kind == "span" else 7)
+    np.testing.assert_allclose(outcome.totals["task"], total, rtol=2e-5)
+    np.testing.assert_allclose(objective.normalizers(batch)["task"], weight)
+    np.testing.assert_allclose(outcome.metrics["task_loss"], (total, weight), rtol=2e-5)
+    if kind == "regression":
+        assert set(outcome.metrics) == {"task_loss"}
+    else:
+        np.testing.assert_allclose(outcome.metrics["accuracy"], (right, weight))
+        assert np.std(logits) > 0.02, "the comparison would be weak on even logits"
+
+
+def test_what_may_not_be_chosen_never_is(kind):
+    if kind not in ("choice", "span"):
+        pytest.skip("everything may be chosen")
+    model, batch, params = case(kind)
+    logits = np.asarray(model.apply({"params": params}, batch, deterministic=True))
+    allowed = batch["choice_weights"] > 0 if kind == "choice" else batch["span_weights"] > 0
+    assert not allowed.all()
+    assert (logits[~allowed] == NEVER).all() and (logits[allowed] > NEVER / 2).all()
+
+
+def distance(one, other):
+    a, b = (np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tiny.float64(tree))]) for tree in (one, other))
+    return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+@functools.cache
+def compiled(objective, microbatches):
+    def run(params, batch, key):
+        return loss_and_gradient(params, batch, key, STEP, objective=objective, microbatches=microbatches)
+
+    return jax.jit(run)
+
+
+def in_parts(objective, params, batch):
+    return {parts: compiled(objective, parts)(params, batch, jax.random.key(0)) for parts in (1, 2, 4)}
+
+
+class Shallow(nn.Module):
+    """Stands in for the encoder where it does not matter, and compiles at once."""
+
+    config: Any
+    attend: Any
+
+    @nn.compact
+    def __call__(self, batch, *, ports, deterministic):
+        return nn.Embed(self.config.vocabulary_size, self.config.width, embedding_init=nn.initializers.normal(1.0))(batch["tokens"])
+
+
+def test_accumulation_is_exact(kind, monkeypatch):
+    """Whatever the number of microbatches, though the last of them has little but the row that fills the batch up."""
+    monkeypatch.setattr(encoder, "Encoder", Shallow)
+    model, batch = tiny.task_model(kind), tiny.task_batch(kind)
+    compiled.cache_clear()
+    check_parts(in_parts(Supervised(model), tiny.params(model, batch), batch))
+    compiled.cache_clear()
+
+
+def test_guidance_in_fine_tuning():
+    """Its term is added for every text, candidates included, and stays exact in parts."""
+    model, batch, params = case("choice")
+    results = in_parts(tiny.guided(model, (("next", 1), ("first", 1)), objective=Supervised), params, batch)
+    check_parts(results)
+    loss, metrics, gradient = results[1]
+    plain, _, plain_gradient = compiled(Supervised(model), 1)(params, batch, jax.random.key(0))
+    texts = (flat_rows(batch)["sequences"] > 0).any(-1).sum()
+    assert float(metrics["ag_loss"][1]) == texts
+    np.testing.assert_allclose(loss, plain + 3 * 5 / 8 * metrics["ag_loss"][0] / texts, rtol=1e-5)
+    assert distance(gradient, plain_gradient) > 0.01
+
+
+def check_parts(results):
+    loss, metrics, gradient = results[1]
+    assert np.abs(np.asarray(gradient["task_head"]["classifier"]["kernel"])).max() > 1e-4
+    for microbatches in (2, 4):
+        other_loss, other_metrics, other = results[microbatches]
+        np.testing.assert_allclose(other_loss, loss, rtol=1e-6)
+        assert distance(other, gradient) <= 1e-6
+        for name, (total, weight) in metrics.items():
+            np.testing.assert_allclose(other_metrics[name][0], total, rtol=2e-6, err_msg=name)
+            np.testing.assert_array_equal(other_metrics[name][1], weight, err_msg=name)
+
+
+def test_rows_that_fill_a_batch_up_change_nothing(kind):
+    model, batch, params = case(kind)
+    changed = {name: field.copy() for name, field in batch.items()}
+    changed["tokens"][-1] = 5
+    if "labels" in changed and kind not in CANDIDATES:
+        changed["labels"][-1] = 2
+    one, other = (compiled(Supervised(model), 1)(params, these, jax.random.key(0)) for these in (batch, changed))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_the_ports_reach_the_encoder(kind):
+    """Both ports of adversaries, for which each candidate is a row of its own."""
+    model, batch, params = case(kind)
+    rows = flat_rows(batch)["tokens"].shape[0]
+    call = jax.jit(lambda ports: Supervised(model)(params, batch, None, STEP, ports).totals["task"])
+    plain = call(Ports())
+    rng = np.random.default_rng(1)
+    delta = jnp.asarray(rng.standard_normal((rows, tiny.LENGTH, tiny.CONFIG.width)), jnp.float32)
+    assert abs(float(call(Ports(embedding_delta=delta)) - plain)) > 1e-3
+    bias = jnp.asarray(3 * rng.standard_normal((rows, 1, tiny.LENGTH, tiny.LENGTH)), jnp.float32)
+    assert abs(float(call(Ports(attention_bias=bias)) - plain)) > 1e-3
+
+
+def test_dropout_is_where_the_families_have_it():
+    """RoBERTa's head drops twice, BERT's once, a tagger's once, and that of spans never."""
+
+    def drops(kind, style):
+        model = TaskModel(tiny.config(dropout=0.5), kind, classes=3, style=style)
+        _, batch, params = case(kind)
+        seen = []
+
+        def note(next_call, args, kwargs, context):
+            if type(context.module).__name__ == "Dropout" and context.module.path[0] == "task_head":
+                seen.append(context.module.path[-1])
+            return next_call(*args, **kwargs)
+
+        with nn.intercept_methods(note):
+            model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": jax.random.key(0)})
+        return len(seen)
+
+    assert [drops("classification", style) for style in ("roberta", "bert", "electra", "deberta")] == [2, 1, 2, 1]
+    assert drops("tagging", "roberta") == 1 and drops("span", "roberta") == 0
+
+
+def test_wrong_names_are_refused():
+    batch = tiny.task_batch("classification")
+    for settings, message in (({"kind": "haiku"}, "kind of a task must be one of"), ({"style": "xlnet"}, "style of a head")):
+        model = TaskModel(tiny.CONFIG, **{"kind": "classification", "classes": 3, **settings})
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(lambda model=model: model.init(jax.random.key(0), batch, deterministic=True))
+
+
+def test_the_mask_decoder_of_deberta_is_left_out():
+    config = tiny.config(**tiny.ENCODERS["deberta_v1"])
+    assert task_encoder(tiny.CONFIG) is tiny.CONFIG
+    shorn = task_encoder(config)
+    assert (shorn.decoder_passes, shorn.absolute_positions, shorn.relative) == (0, "none", config.relative)

@@ -1,0 +1,133 @@
+"""Heads of tasks against `transformers`: the same logits from the same files, in both directions."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra: pip install 'ag_jax[parity]'")
+transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'ag_jax[parity]'")
+
+from etils import epath
+
+from ag_jax import finetuned
+from ag_jax.data import tokenizers
+from ag_jax.data.config import TokenizerConfig
+from ag_jax.finetuning import weights
+from ag_jax.interop import exporting, importing, names
+from tests.parity import examples
+
+TEXTS = ["The state of our union is strong. We will rebuild our roads, and we will do it together.", "Äpfel und Öl?"] * 3
+T = transformers
+FAMILIES = {"bert": "Bert", "roberta": "Roberta", "electra": "Electra", "deberta": "Deberta", "deberta_v2": "DebertaV2"}
+AUTO = {
+    "classification": T.AutoModelForSequenceClassification,
+    "regression": T.AutoModelForSequenceClassification,
+    "tagging": T.AutoModelForTokenClassification,
+    "span": T.AutoModelForQuestionAnswering,
+    "choice": T.AutoModelForMultipleChoice,
+}
+ENDINGS = {kind: auto.__name__.removeprefix("AutoModel") for kind, auto in AUTO.items()}
+# Every family once with each form of names that it has; tags and spans are alike in all.
+CASES = [(family, kind) for family in FAMILIES for kind in ("classification", "choice") if (family, kind) != ("deberta", "choice")]
+CASES += [("roberta", "regression"), ("bert", "tagging"), ("deberta_v2", "tagging"), ("electra", "span"), ("deberta", "span")]
+LENGTHS = (17, 9, 5, 12)
+
+
+def make(family, kind, directory, **settings):
+    """A random model of theirs with its tokenizer, saved."""
+    tokenizer = tokenizers.train(TokenizerConfig(kind="wordpiece", vocabulary_size=300), TEXTS)
+    base = examples.FAMILIES[family]
+    labels = {"id2label": {0: "no", 1: "yes", 2: "maybe"}, "label2id": {"no": 0, "yes": 1, "maybe": 2}}
+    if kind == "regression":
+        labels = {"num_labels": 1, "problem_type": "regression"}
+    elif kind in ("choice", "span"):
+        labels = {}
+    model = getattr(T, FAMILIES[family] + ENDINGS[kind])
+    theirs = examples.Example(base.config, model, base.draw).make(
+        tokenizer.vocabulary_size, tokenizer.specials.pad, 1, **labels, **settings
+    )
+    theirs.save_pretrained(directory)
+    tokenizer.save(directory)
+    return theirs, tokenizer
+
+
+def make_batch(kind, tokenizer):
+    rng = np.random.default_rng(0)
+    length = max(LENGTHS)
+    sequences = (np.arange(length) < np.array(LENGTHS)[:, None]).astype(np.int32)
+    tokens = np.where(sequences > 0, rng.integers(5, tokenizer.vocabulary_size, sequences.shape), tokenizer.specials.pad)
+    fields = {"tokens": tokens.astype(np.int32), "sequences": sequences, "segments": np.zeros_like(sequences)}
+    if kind == "choice":
+        fields = {name: field.reshape(2, 2, length) for name, field in fields.items()}
+        fields["choice_weights"] = np.ones((2, 2), np.float32)
+    return fields | {"span_weights": np.ones(sequences.shape, np.float32)}
+
+
+def ask(theirs, batch):
+    inputs = {"input_ids": batch["tokens"], "attention_mask": batch["sequences"]}
+    with torch.no_grad():
+        out = theirs(**{name: torch.tensor(field, dtype=torch.long) for name, field in inputs.items()})
+    if "start_logits" in out:
+        return np.stack([out.start_logits, out.end_logits], axis=-1)
+    return out.logits.numpy()
+
+
+@pytest.mark.parametrize(("family", "kind"), CASES)
+def test_there_and_back(family, kind, tmp_path):
+    theirs, tokenizer = make(family, kind, tmp_path / "theirs")
+    importing.convert(str(tmp_path / "theirs"), epath.Path(tmp_path / "tuned"))
+    tuned = finetuned.load(tmp_path / "tuned")
+    assert tuned.head.kind == kind
+    assert tuned.head.labels == (("no", "yes", "maybe") if kind in ("classification", "tagging") else ())
+    batch = make_batch(kind, tokenizer)
+    said, wanted = np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True)), ask(theirs, batch)
+    assert wanted.std() > 0.01, "the comparison would be weak on even logits"
+    if kind in ("tagging", "span"):
+        said, wanted = said[batch["sequences"] > 0], wanted[batch["sequences"] > 0]
+    np.testing.assert_allclose(said.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-4)
+
+    out = exporting.convert(epath.Path(tmp_path / "tuned"), None, str(tmp_path / "ours"))
+    assert out.architecture == type(theirs).__name__
+    loaded, report = AUTO[kind].from_pretrained(tmp_path / "ours", output_loading_info=True, attn_implementation="eager")
+    assert type(loaded) is type(theirs) and not any(report.values()), report
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    if kind in ("classification", "tagging"):
+        assert loaded.config.id2label == theirs.config.id2label
+    np.testing.assert_allclose(ask(loaded.eval(), batch), ask(theirs, batch), atol=1e-5)
+
+
+def test_fine_tuning_starts_from_the_encoder_alone(tmp_path):
+    """Another task's head is left behind; BERT's pooler is the first half of a head, as in transformers, where it was trained."""
+    theirs, _ = make("roberta", "classification", tmp_path / "head")
+    opened = weights.open_encoder(str(tmp_path / "head"))
+    assert set(opened.params) == {"encoder"} and opened.style == "roberta" and opened.origin["model_type"] == "roberta"
+    word = theirs.roberta.embeddings.word_embeddings.weight.detach().numpy()
+    np.testing.assert_array_equal(opened.params["encoder"]["embeddings"]["word"]["embedding"], word)
+    fresh = weights.open_encoder(str(tmp_path / "head"), fresh=True)
+    assert fresh.params == {} and fresh.config == opened.config
+
+    tokenizer = tokenizers.train(TokenizerConfig(kind="wordpiece", vocabulary_size=300), TEXTS)
+    pairs = examples.FAMILIES["bert_pairs"].make(tokenizer.vocabulary_size, tokenizer.specials.pad, 0)
+    pairs.save_pretrained(tmp_path / "pairs")
+    tokenizer.save(tmp_path / "pairs")
+    opened = weights.open_encoder(str(tmp_path / "pairs"))
+    kernel = opened.params["task_head"]["dense"]["kernel"]
+    np.testing.assert_array_equal(kernel, pairs.bert.pooler.dense.weight.detach().numpy().T)
+    assert opened.style == "bert"
+
+
+def test_what_is_not_supported_is_refused(tmp_path):
+    make("roberta", "classification", tmp_path / "many", problem_type="multi_label_classification")
+    with pytest.raises(ValueError, match="multi_label_classification"):
+        importing.open_finetuned(str(tmp_path / "many"))
+    make("deberta_v2", "classification", tmp_path / "tanh", pooler_hidden_act="tanh")
+    with pytest.raises(ValueError, match="pooler_hidden_act='tanh' is not supported, only 'gelu'"):
+        importing.open_finetuned(str(tmp_path / "tanh"))
+
+
+def test_a_head_that_is_expected_to_be_left_out_leaves_a_run(tmp_path):
+    make("roberta", "classification", tmp_path / "head")
+    found = importing.convert(str(tmp_path / "head"), epath.Path(tmp_path / "run"), ["classifier"])
+    assert found.new == ("word_head",) and finetuned.locate(tmp_path / "run") is None
+    assert "classifier.dense.weight" in found.left_out
+    assert "encoder/layers/attention/query/kernel" in names.flat(weights.open_encoder(str(tmp_path / "run")).params)

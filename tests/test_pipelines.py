@@ -1,0 +1,147 @@
+"""The helpers for notebooks: what they say is what the model says, and clear words where a head is missing."""
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from ag_jax import finetuned, learner, pipelines, run
+from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.experiment import ExperimentConfig
+from ag_jax.finetuned import FineTuned
+from ag_jax.finetuning.trial import make_head
+from ag_jax.interop import exporting
+from ag_jax.models.encoder import Encoder
+from ag_jax.training.config import TrainingConfig
+from tests import tiny
+from tests.finetuning import tasks
+
+TOKENIZER, CONFIG = tasks.TOKENIZER, tasks.pretrained().config
+
+
+def random_params(model, batch):
+    return tiny.params(model, batch)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A run, what it is in transformers' form, and a fine-tuned model of each kind."""
+    directory = tmp_path_factory.mktemp("models")
+    TOKENIZER.save(directory / "tokenizer")
+    config = ExperimentConfig(
+        data=DataConfig(sequence_length=24, tokenizer=TokenizerConfig(path=str(directory / "tokenizer"))),
+        model=CONFIG,
+        training=TrainingConfig(batch_size=8),
+    )
+    model = learner.make_model(config, TOKENIZER)
+    batch = {name: np.ones((1, 6), np.int32) for name in ("tokens", "original", "sequences", "segments", "masked_positions")}
+    run.write(config, epath.Path(directory / "run"), TOKENIZER, random_params(model, batch))
+    for kind in tasks.KINDS:
+        head = make_head(tasks.task(kind), "roberta", 24)
+        params = tiny.params(head.model(CONFIG), tiny.task_batch(kind))
+        finetuned.save(FineTuned(head, CONFIG, TOKENIZER, params), epath.Path(directory / kind / "weights"))
+    exporting.convert(epath.Path(directory / "run"), None, str(directory / "hf"))
+    exporting.convert(epath.Path(directory / "classification"), None, str(directory / "hf_classification"))
+    return directory
+
+
+def row(*texts):
+    special = TOKENIZER.specials
+    ids = [special.begin]
+    for text in texts:
+        ids += [special.mask] if text == "<mask>" else TOKENIZER.encode(text)
+    return np.array([[*ids, special.end]], np.int32)
+
+
+def as_batch(tokens):
+    return {"tokens": tokens, "sequences": np.ones_like(tokens), "segments": np.zeros_like(tokens)}
+
+
+@pytest.mark.parametrize("name", ["run", "hf"])
+def test_fill_mask(name, places):
+    fill = pipelines.fill_mask(str(places / name))
+    guesses = fill("we build <mask> good", top=4)
+    opened = run.open_run(places / "run")
+    tokens = row("we build", "<mask>", "good")
+    place = np.flatnonzero(tokens[0] == TOKENIZER.specials.mask)[None].astype(np.int32)
+    said = opened.model.apply({"params": opened.params}, as_batch(tokens) | {"masked_positions": place}, deterministic=True)
+    logits = np.array(said.words_BMV[0, 0])
+    words = np.delete(np.arange(len(logits)), TOKENIZER.special_ids)
+    best = words[np.argsort(-logits[words])][:4]
+    assert [guess.text for guess in guesses] == [TOKENIZER.decode([index]) for index in best]
+    chances = np.exp(logits[best]) / np.exp(logits[words]).sum()
+    np.testing.assert_allclose([guess.score for guess in guesses], chances, rtol=1e-4)
+    several = fill("we [MASK] the <mask>", top=2)
+    assert [len(one) for one in several] == [2, 2]
+    with pytest.raises(ValueError, match="no mask to fill in"):
+        fill("we build")
+    with pytest.raises(ValueError, match="room for 22"):
+        fill("roads " * 30 + "<mask>")
+
+
+@pytest.mark.parametrize("name", ["classification", "hf_classification"])
+def test_classify(name, places):
+    classify = pipelines.classify(str(places / name))
+    tuned = finetuned.load(places / "classification")
+    logits = np.asarray(tuned.model.apply({"params": tuned.params}, as_batch(row("we build roads")), deterministic=True))[0]
+    guess = classify("we build roads")
+    assert guess.text == ("bad", "good")[int(logits.argmax())]
+    assert guess.score == pytest.approx(float(np.exp(logits.max()) / np.exp(logits).sum()), rel=1e-4)
+    texts = ["we build roads", "good", ("good", "bad union")]
+    assert classify(texts)[0].score == pytest.approx(guess.score, rel=1e-5)
+    assert len(classify(texts)) == 3
+    assert classify(texts)[2].score == pytest.approx(classify([("good", "bad union")])[0].score, rel=1e-5)
+    assert classify(("good", "bad union")).text in ("bad", "good")
+
+
+def test_numbers_tags_choices_and_answers(places):
+    number = pipelines.classify(str(places / "regression"))("good roads")
+    tuned = finetuned.load(places / "regression")
+    said = tuned.model.apply({"params": tuned.params}, as_batch(row("good roads")), deterministic=True)
+    assert number == pytest.approx(5 * float(said[0]), rel=1e-4)  # the scale of the task
+    tagged = pipelines.tag(str(places / "tagging"))("we build good roads")
+    assert [word for word, _ in tagged] == ["we", "build", "good", "roads"]
+    assert {tag for _, tag in tagged} <= {"O", "B-X", "I-X"}
+    assert len(pipelines.tag(str(places / "tagging"))(["we"] * 50)) == 50, "words that are cut have a tag, too"
+    guess = pipelines.choose(str(places / "choice"))("which", ["good union", "bad state", "strong roads"])
+    assert guess.text in ("good union", "bad state", "strong roads") and 1 / 3 < guess.score <= 1
+    context = "we build strong roads " * 9
+    found = pipelines.answer(str(places / "span"))("where", context)
+    assert found and found in context
+
+
+@pytest.mark.parametrize("name", ["run", "hf", "classification"])
+def test_embed(name, places):
+    first, mean = (pipelines.embed(str(places / name), pooling) for pooling in ("first", "mean"))
+    source = finetuned.load(places / name) if name == "classification" else run.open_run(places / "run")
+    for text in ("we build roads", "good"):
+        said = Encoder(CONFIG).apply({"params": source.params["encoder"]}, as_batch(row(text)), deterministic=True)[0]
+        np.testing.assert_allclose(first(text), said[0], atol=2e-5)
+        np.testing.assert_allclose(mean(["strong strong union", text])[1], said.mean(0), atol=2e-5)
+    assert mean([]).shape == (0, CONFIG.width)
+
+
+def test_clear_words_where_a_head_is_missing(places, tmp_path):
+    cases = [
+        (lambda: pipelines.classify(str(places / "run")), ValueError, "is a run of pre-training.*ag-jax evaluate"),
+        (lambda: pipelines.classify(str(places / "hf")), ValueError, "has no head of a task"),
+        (lambda: pipelines.tag(str(places / "classification")), ValueError, "has a head for classification, but tagging"),
+        (lambda: pipelines.answer(str(tmp_path)), FileNotFoundError, "is no model"),
+        (lambda: pipelines.fill_mask(str(places / "span")), ValueError, "no head for masked words"),
+        (lambda: pipelines.fill_mask(str(places / "hf_classification")), ValueError, "no head for masked words"),
+        (lambda: pipelines.embed(str(places / "run"), "max"), ValueError, "pooling must be one of mean, first"),
+        (lambda: pipelines.embed(str(tmp_path)), FileNotFoundError, "is no model"),
+        (lambda: pipelines.choose(str(places / "choice"))("which", ["one"]), ValueError, "at least two candidates"),
+    ]
+    for call, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            call()
+
+
+def test_a_damaged_model_is_told(places, tmp_path):
+    copied = epath.Path(tmp_path / "copy")
+    finetuned.save(finetuned.load(places / "classification"), copied)
+    (copied / finetuned.WEIGHTS).write_bytes(b"x" * 20)
+    with pytest.raises(ValueError, match="is damaged"):
+        finetuned.load(copied)
+    jax.tree.map(np.testing.assert_array_equal, *(finetuned.load(places / "span").params,) * 2)
