@@ -5,11 +5,13 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
-USAGE = """ag-jax: pre-train Transformer encoders with guided attention, and look inside.
+USAGE = """ag-jax: pre-train Transformer encoders with guided attention, fine-tune them, and look inside.
 
   ag-jax train     --config=FILE[:ARGUMENTS] --workdir=DIR    train one run; the same command goes on with it
   ag-jax compare   --config=FILE[:ARGUMENTS] --workdir=DIR    train every arm and seed, write report.md
   ag-jax evaluate  --workdir=DIR [--step=N]                   loss of a run's checkpoint on held-out text
+  ag-jax evaluate  --config=configs/finetune/glue.py:checkpoint=DIR,data=FOLDER --workdir=DIR
+                                                              fine-tune on tasks, over seeds and sweeps, write report.md
   ag-jax inspect   --workdir=DIR [--text=...] [--step=N]      draw the attention maps of a sentence
   ag-jax tokenizer --config=FILE[:ARGUMENTS] --workdir=DIR    train the config's tokenizer, try it on --text
   ag-jax plan      --config=FILE[:ARGUMENTS] --topology=SLICE memory and speed on a TPU slice, without having it

@@ -10,9 +10,12 @@ from typing import Any
 import jax
 from etils import epath
 
-from ag_jax import comparison, configuration, experiment, learner, run
+from ag_jax import comparison, configuration, learner, run
 from ag_jax.analysis import maps, plots
 from ag_jax.data import pipeline
+from ag_jax.experiment import ExperimentConfig
+from ag_jax.finetuning import comparison as suites
+from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import exporting, importing
 from ag_jax.planning import plan, text, topology
 from ag_jax.training import hosts, storage
@@ -50,11 +53,21 @@ class Request:
     license: str = ""
     part: str = "model"
 
-    def experiment(self) -> experiment.ExperimentConfig:
-        """The checked config."""
+    def checked(self) -> ExperimentConfig | FinetuningConfig:
+        """The checked config, of whichever kind it is."""
         if self.config is None:
             raise ValueError("this verb needs --config=FILE, such as --config=configs/quickstart.py")
-        return experiment.parse(configuration.load(self.config, self.overrides))
+        values = configuration.load(self.config, self.overrides)
+        return configuration.parse(configuration.kind_of(values, (ExperimentConfig, FinetuningConfig)), values)
+
+    def experiment(self) -> ExperimentConfig:
+        """The checked config of pre-training. Raises ValueError if it is one of fine-tuning."""
+        config = self.checked()
+        if isinstance(config, FinetuningConfig):
+            raise ValueError(
+                f"{self.config} is a config of fine-tuning: use `ag-jax evaluate` for one checkpoint, `ag-jax compare` for arms"
+            )
+        return config
 
     def directory(self) -> epath.Path:
         """The run directory."""
@@ -73,9 +86,11 @@ class Request:
         place = hosts.find_place(self.coordinator, self.hosts, self.host, self.join_timeout)
         if place is None:
             return
+        if self.config and isinstance(self.checked(), FinetuningConfig):
+            raise ValueError("fine-tuning runs on one machine: leave --coordinator, --hosts and --host out")
         command = {"the verb": verb, "--workdir": str(self.directory()), "--step": self.step}
         if self.config:
-            self.experiment()  # a wrong config need not wait for the other hosts to be refused
+            self.checked()  # a wrong config need not wait for the other hosts to be refused
         hosts.join(place, self.join_timeout)
         hosts.agree("their commands", command | run.versions())
 
@@ -83,7 +98,7 @@ class Request:
 def run_verb(verb: str, request: Request) -> None:
     """Do it. Raises ValueError or OSError for what the user can mend."""
     if request.print_config:
-        print(json.dumps(configuration.to_dict(request.experiment()), indent=2))
+        print(json.dumps(configuration.to_dict(request.checked()), indent=2))
         return
     request.join(verb)
     VERBS[verb](request)
@@ -104,16 +119,30 @@ def _train(request: Request) -> None:
 
 
 def _compare(request: Request) -> None:
-    request.experiment()
-    report = comparison.compare(request.config, request.overrides, request.directory())
+    room = suites if isinstance(request.checked(), FinetuningConfig) else comparison
+    report = room.compare(request.config, request.overrides, request.directory())
     _tell(f"the report is {report}")
 
 
 def _evaluate(request: Request) -> None:
+    if request.config is not None:
+        _evaluate_suite(request)
+        return
     text = json.dumps(run.evaluate(request.directory(), request.step), indent=2)
     if hosts.is_first():
         storage.write_whole(request.directory() / "evaluation.json", text + "\n")
     _tell(text)
+
+
+def _evaluate_suite(request: Request) -> None:
+    if not isinstance(request.checked(), FinetuningConfig):
+        raise ValueError(
+            f"{request.config} is a config of pre-training: without --config, `ag-jax evaluate --workdir=RUN` gives a run's loss on "
+            "held-out text; with --config it needs one of fine-tuning, such as --config=configs/finetune/glue.py:checkpoint=RUN"
+        )
+    if request.step is not None:
+        raise ValueError(f"with --config, the step of the checkpoint is a setting: --config.step={request.step}")
+    print(f"the report is {suites.evaluate(request.config, request.overrides, request.directory())}")
 
 
 def _inspect(request: Request) -> None:

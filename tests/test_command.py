@@ -209,3 +209,22 @@ def test_help_and_no_verb():
     assert done.returncode == 0 and "ag-jax train" in done.stdout
     done = run([sys.executable, "-m", "ag_jax.main", "trian"])
     assert done.returncode == 2 and "expected one verb of" in done.stderr
+
+
+def test_each_verb_names_the_one_that_a_config_is_for(tmp_path):
+    tuning = f"--config={REPOSITORY / 'configs/finetune/glue.py'}:checkpoint={tmp_path},tasks=rte"
+    workdir = f"--workdir={tmp_path / 'run'}"
+    for arguments, status, message in (
+        (["train", tuning], 1, "is a config of fine-tuning: use `ag-jax evaluate` for one checkpoint, `ag-jax compare`"),
+        (["compare", tuning], 1, "names no arms to compare"),
+        (["evaluate", tuning, "--step=3"], 1, "the step of the checkpoint is a setting: --config.step=3"),
+        (["evaluate", f"--config={REPOSITORY / 'configs/quickstart.py'}"], 1, "is a config of pre-training: without --config"),
+        (["evaluate", tuning, "--config.tasks.rte.epoch=3"], 2, "unknown setting 'tasks.rte.epoch'; did you mean 'tasks.rte.epochs'?"),
+        (["evaluate", tuning, "--config.tasks.rte.learning_rates=(0.0,)"], 1, "tasks.rte.learning_rates must be above 0"),
+        (["evaluate", tuning, "--config.data=/not/there"], 1, "task rte: no split 'train' below /not/there"),
+        (["evaluate", tuning, f"--config.data={tmp_path}"], 1, "no split 'train' below"),
+        (["evaluate", tuning + "+sst3"], 2, "unknown setting 'sst3'; did you mean 'sst2'"),
+    ):
+        done = run([sys.executable, "-m", "ag_jax.main", *arguments, workdir])
+        assert done.returncode == status and message in done.stderr, (arguments, done.stderr)
+        assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()

@@ -9,10 +9,12 @@ import pytest
 from etils import epath
 
 from ag_jax import configuration, experiment, learner, presets, run
+from tests.finetuning import test_configs as finetuning
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 CONTINUED = "continue_pretraining.py"  # needs a run to go on with: tests/interop/test_initial_weights.py
-FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.py") if path.name != CONTINUED)
+ALL = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.py"))
+FILES = sorted(set(ALL) - {CONTINUED} - set(finetuning.ARGUMENTS))
 ARGUMENTS = {
     "quickstart.py": {"arm": ("mlm", "ag")},
     "ag/table3_language_modeling.py": {
@@ -69,9 +71,10 @@ def parsed(name: str, argument: str = "", **overrides) -> experiment.ExperimentC
 
 def test_no_config_is_forgotten():
     assert FILES == sorted(ARGUMENTS)
+    assert set(finetuning.TRIED) == set(finetuning.ARGUMENTS) <= set(ALL)
 
 
-@pytest.mark.parametrize("name", [*FILES, CONTINUED])
+@pytest.mark.parametrize("name", ALL)
 def test_docstring_is_a_lab_note(name):
     spec = importlib.util.spec_from_file_location("config", CONFIGS / name)
     module = importlib.util.module_from_spec(spec)

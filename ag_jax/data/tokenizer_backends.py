@@ -82,16 +82,8 @@ class SentencePiece:
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
         """Ids of many texts, and the characters that each stands for."""
-        return [self._locate(text) for text in texts]
-
-    def _locate(self, text: str) -> Located:
-        found = SentencePieceText.FromString(self._processor.encode_as_serialized_proto(text))
-        # Its places are bytes.
-        character = [0]
-        for number, letter in enumerate(text, 1):
-            width = len(letter.encode())
-            character += [number - 1] * (width - 1) + [number]
-        return [piece.id for piece in found.pieces], [(character[piece.begin], character[piece.end]) for piece in found.pieces]
+        found = self._processor.encode(list(texts), out_type="serialized_proto", num_threads=os.cpu_count() or 1)
+        return [_placed(text, SentencePieceText.FromString(one)) for text, one in zip(texts, found, strict=True)]
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids, none of them special."""
@@ -109,6 +101,15 @@ class SentencePiece:
     def serialized(self) -> bytes:
         """All of it, as the bytes of a file."""
         return self._model
+
+
+def _placed(text: str, encoded: SentencePieceText) -> Located:
+    """Ids and characters of a text that sentencepiece encoded; what it says of places is in bytes."""
+    character = [0]
+    for number, letter in enumerate(text, 1):
+        character += [number - 1] * (len(letter.encode()) - 1) + [number]
+    places = [(character[piece.begin], character[piece.end]) for piece in encoded.pieces]
+    return [piece.id for piece in encoded.pieces], places
 
 
 def byte_bpe(model: huggingface.models.BPE, *, space_first: bool = False) -> huggingface.Tokenizer:

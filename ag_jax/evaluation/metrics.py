@@ -59,7 +59,9 @@ def evaluate(task: Task, examples: Sequence[Example], predictions: Sequence[Any]
         raise ValueError(f"expected a prediction for each example, got {len(predictions)} for {len(examples)}")
     unknown = sum(is_unknown(example) for example in examples)
     if unknown:
-        raise ValueError(f"the labels of {unknown} of {len(examples)} examples of task {task.name} are not known: predict them only")
+        raise ValueError(
+            f"the labels of {unknown} of {len(examples)} examples of task {task.name} are not known: predict them only"
+        )
     scores = _scores(task, examples, predictions)
     return {name: scores[name] for name in task.metrics}
 

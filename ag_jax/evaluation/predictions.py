@@ -47,11 +47,12 @@ def choose_answers(examples: Examples, features: Features, logits: Sequence[np.n
 
 
 def average(logits: Sequence[Sequence[np.ndarray]], task: Task) -> list[np.ndarray]:
-    """The ensemble of several models: for each row the mean of their probabilities, as logits; of a regression, of the numbers.
+    """The logits of an ensemble, from those of each model: for each row the logarithm of the mean of their probabilities.
 
-    Probabilities are over classes or candidates, and over positions for the beginning and the end of an answer.
+    Probabilities are over classes or candidates, and over the tokens for the beginning and for the end of an answer; what a
+    batch added to a row must have been cut off. Of a regression it is the mean of the numbers.
     """
-    rows = [np.stack([np.asarray(one, np.float64) for one in of_row]) for of_row in zip(*logits, strict=True)]
+    rows = (np.stack([np.asarray(one, np.float64) for one in of_row]) for of_row in zip(*logits, strict=True))
     if task.kind == "regression":
         return [row.mean(0) for row in rows]
     axis = 1 if task.kind == "span" else -1

@@ -40,12 +40,12 @@ def cell(summary: Mapping[str, Any]) -> str:
     return f"{percent(summary['mean'])} ± {percent(summary['deviation'])} ({percent(summary['median'])})"
 
 
-def marks(p_values: Mapping[str, float | None] | None) -> str:
-    """`+` for p < .05 over seeds, `*` for p < .05 over examples."""
+def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str:
+    """`+` for p < .05 over seeds, `*` for p < .05 over examples; nothing where the score itself does not differ."""
     return "".join(
         mark
         for mark, of in (("+", "seeds"), ("*", "examples"))
-        if p_values and p_values[of] is not None and p_values[of] < SIGNIFICANT
+        if p_values and difference and p_values[of] is not None and p_values[of] < SIGNIFICANT
     )
 
 
@@ -66,7 +66,9 @@ def _scores(numbers: Numbers, arms: list[str]) -> list[str]:
         lines += [f"`+` {p} over seeds, `*` {p} over examples: paired t-tests against {numbers['baseline']}."]
     rows = []
     for name, task in numbers["tasks"].items():
-        shown = [cell(_headline(task["arms"][arm], task["metric"])) + marks(task["arms"][arm]["p_value"]) for arm in arms]
+        scores = {arm: _headline(task["arms"][arm], task["metric"]) for arm in arms}
+        base = scores[numbers["baseline"]]["mean"]
+        shown = [cell(score) + marks(task["arms"][arm]["p_value"], score["mean"] - base) for arm, score in scores.items()]
         rows.append([name, task["metric"], next(iter(task["arms"].values()))["headline"], *shown])
     return [*lines, "", *_table(["Task", "Metric", "Set", *arms], rows)]
 
@@ -87,7 +89,8 @@ def _significance(numbers: Numbers, arms: list[str]) -> list[str]:
         "## Differences",
         "",
         f"Against {numbers['baseline']}. A test over seeds needs two or more, and differences that are not all the same; over examples "
-        "the score of each is its mean over seeds.",
+        "the score of each is its mean over seeds: right or not, minus the squared error of a number, F1 of an answer, and of a "
+        "tagged sentence, whose entities' F1 is no mean over sentences, the part of its words that are right.",
         "",
         *_table(["Task", "Arm", "Difference of means", "p over seeds", "p over examples"], rows),
     ]
@@ -118,8 +121,8 @@ def _sweeps(numbers: Numbers, arms: list[str]) -> list[str]:
             for point in task["arms"][arm]["sweep"]:
                 mark = "**" if point["chosen"] else ""
                 epochs = ", ".join(map(str, point["best_epochs"]))
-                shown = [f"{mark}{point['learning_rate']:g}{mark}", str(point["batch_size"]), f"{mark}{percent(point['median'])}{mark}"]
-                rows.append([name, arm, *shown, cell(point), str(point["n"]), epochs])
+                rate, median = (f"{mark}{shown}{mark}" for shown in (f"{point['learning_rate']:g}", percent(point["median"])))
+                rows.append([name, arm, rate, str(point["batch_size"]), median, cell(point), str(point["n"]), epochs])
     header = ["Task", "Arm", "Learning rate", "Batch", "Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]
     return ["## Sweeps", "", "On the development set; what was chosen is bold.", "", *_table(header, rows)]
 
@@ -132,7 +135,8 @@ def _counts(numbers: Numbers, arms: list[str]) -> list[str]:
             shown = [f"{counts[key]:,}" for key in ("train", "validation", "truncated", "skipped", "trials")]
             rows.append([name, arm, *shown, f"{task['arms'][arm]['seconds']:,.0f}"])
     header = ["Task", "Arm", "Training examples", "Development examples", "Cut to fit", "Malformed, left out", "Trials", "Seconds"]
-    return ["## Examples and times", "", "Seconds are those of all trials together.", "", *_table(header, rows)]
+    explained = "What was cut to fit or left out is of all sets; seconds are those of all trials together."
+    return ["## Examples and times", "", explained, "", *_table(header, rows)]
 
 
 def _notes(numbers: Numbers) -> list[str]:

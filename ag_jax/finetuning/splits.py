@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ag_jax.data.tasks import catalogue, folds, readers
+from ag_jax.data.tasks import catalogue, folds, ranking, readers
 from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.finetuning.config import Recipe
 
@@ -12,13 +12,14 @@ class Splits:
     """The examples of a task, or of one fold of it.
 
     train: to learn from; validation: to choose by; others: split to examples that are predicted with the best epoch's weights
-    and never choose anything, such as `test` and `validation_mismatched`.
+    and never choose anything, such as `test` and `validation_mismatched`. notes: what a report should say of them.
     """
 
     task: Task
     train: Examples
     validation: Examples
     others: dict[str, Examples]
+    notes: tuple[str, ...] = ()
 
 
 def find_task(name: str, recipe: Recipe) -> Task:
@@ -31,34 +32,51 @@ def find_task(name: str, recipe: Recipe) -> Task:
         raise ValueError(
             f"tasks.{name}.legacy_eval is for tasks that released code chose on test data ({', '.join(with_legacy)}): leave it out"
         )
+    if recipe.first_question and name != "dream":
+        raise ValueError(f"tasks.{name}.first_question is for dream, whose dialogues have several questions: leave it out")
     if recipe.folds and "validation" in task.splits:
         raise ValueError(f"tasks.{name}.folds is for tasks without a validation split: leave it out")
     if not recipe.folds and "validation" not in task.splits:
         raise ValueError(f"task {name} has no validation split: set tasks.{name}.folds, such as {task.folds or 10}")
+    if recipe.ranking:
+        task = ranking.ranked(task)
     return dataclasses.replace(task, metric=recipe.metric) if recipe.metric else task
 
 
 def read(name: str, recipe: Recipe, root: str) -> Splits:
     """The examples of a task from `root` ("": TFDS), whole; `of_fold` cuts it for cross-validation.
 
-    Raises FileNotFoundError if what is to be learnt or chosen from is missing; other splits may be, ValueError for malformed rows.
+    Raises FileNotFoundError if what is to be learnt or chosen from is missing, where other splits may be; ValueError for
+    malformed rows.
     """
-    task = find_task(name, recipe)
+    task, source, notes = find_task(name, recipe), catalogue.find(name), []
+    if recipe.first_question:
+        notes.append("the first question about each dialogue only")
 
     def load(split: str) -> Examples:
-        return readers.load(task, root, split, skip_malformed=recipe.skip_malformed, legacy=recipe.first_question)
+        examples = readers.load(source, root, split, skip_malformed=recipe.skip_malformed, legacy=recipe.first_question)
+        if recipe.ranking:
+            examples, left_out = ranking.rank(source, examples)
+            notes.append(f"{left_out} of the {split} examples have no other candidate to be ranked with, and are left out")
+        return examples
 
-    train = _first(load("train"), recipe.train_examples)
-    chooses = task.legacy_validation if recipe.legacy_eval else "validation"
+    train, chooses = load("train"), "validation"
+    if recipe.legacy_eval:
+        chooses = task.legacy_validation
+        notes.append(f"epochs and points are chosen on {chooses} data ({task.legacy}): no estimate of what new data would give")
+    validation = train if recipe.folds else load(chooses)
     others = {}
-    for split in task.splits:
-        if split not in ("train", chooses) and not recipe.folds:
+    for split in () if recipe.folds else task.splits:
+        if split not in ("train", "validation", chooses):
             try:
                 others[split] = load(split)
             except FileNotFoundError:
                 continue  # not every distribution has every split
-    validation = train if recipe.folds else _first(load(chooses), recipe.validation_examples)
-    return Splits(task, train, validation, others)
+    train, validation = _first(train, recipe.train_examples), _first(validation, recipe.validation_examples)
+    found = Splits(task, train, validation, others, tuple(notes))
+    if recipe.folds:
+        of_fold(found, 0, recipe.folds)  # refuses more folds than examples
+    return found
 
 
 def of_fold(splits: Splits, number: int, count: int) -> Splits:

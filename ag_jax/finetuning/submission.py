@@ -5,7 +5,9 @@ from typing import Any
 
 from etils import epath
 
+from ag_jax.data.tasks import catalogue, ranking
 from ag_jax.data.tasks.task import Task
+from ag_jax.finetuning.results import Chosen, Predictions
 from ag_jax.training import storage
 
 # (task, split) to the file; AX are the diagnostics, which MNLI's model answers.
@@ -60,3 +62,24 @@ def write(directory: epath.Path, task: Task, split: str, predictions: Sequence[M
     directory.mkdir(parents=True, exist_ok=True)
     storage.write_whole(directory / f"{name}.tsv", text)
     return f"{directory.name}/{name}.tsv has the {len(predictions)} predictions of {split}"
+
+
+def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
+    """The files of a task: what the models of all seeds say together, of every test set that the server has."""
+    notes = []
+    for split, predicted in chosen.predicted.items():
+        task, rows = catalogue.find(chosen.task.name), predicted.together()
+        if chosen.task.kind != task.kind and rows:
+            rows = unranked(task, predicted, rows)
+        notes.append(write(directory, task, split, rows) if rows else None)
+    return [note for note in notes if note]
+
+
+def unranked(task: Task, predicted: Predictions, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The choices of a ranked task as classes of the examples: the chosen candidate is the right one, the others are not."""
+    right = task.labels.index(ranking.RIGHT[task.name])
+    return [
+        {"id": name, "prediction": right if number == row["prediction"] else 1 - right}
+        for example, row in zip(predicted.examples, rows, strict=True)
+        for number, name in enumerate(example.names)
+    ]

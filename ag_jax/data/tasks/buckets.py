@@ -84,10 +84,13 @@ def plan(
     choices = np.asarray([row["tokens"].shape[0] if row["tokens"].ndim == 2 else 0 for row in features.rows], np.int64)
     allowed = np.asarray(lengths or bucket_lengths(sizes, max_length), np.int64)
     if count and sizes.max() > allowed[-1]:
-        raise ValueError(f"a row has {sizes.max()} tokens, but the longest batch {allowed[-1]}; encode with a lower max_length")
+        raise ValueError(f"a row has {sizes.max()} tokens, the longest batch {allowed[-1]}; encode with a lower max_length")
     length_N = allowed[np.searchsorted(allowed, sizes)]
     choice_N = _candidates(choices)
-    order = randomness.permutation(count, _SHUFFLE, seed, epoch).astype(np.int64) if shuffle else np.argsort(sizes, kind="stable")
+    if shuffle:
+        order = randomness.permutation(count, _SHUFFLE, seed, epoch).astype(np.int64)
+    else:
+        order = np.argsort(sizes, kind="stable")
     # By bucket, those of a bucket in the order above; cutting this every B rows hands on what is left over in a bucket.
     order = order[np.lexsort((length_N[order], choice_N[order]))]
     parts = [order[at : at + batch_size] for at in range(0, count, batch_size)]
@@ -102,7 +105,7 @@ def plan(
 def bucket_lengths(sizes: np.ndarray, max_length: int, most: int = LENGTHS) -> tuple[int, ...]:
     """At most `most` lengths that make the sum of the padded rows smallest: multiples of `MULTIPLE`, or max_length itself.
 
-    By dynamic programming: cost(k, j) = min over i < j of cost(k - 1, i) + length_j * (rows longer than length_i, up to length_j).
+    By dynamic programming: cost(k, j) = min over i < j of cost(k - 1, i) + length_j * (rows longer than length_i up to length_j).
     """
     longest = int(sizes.max()) if len(sizes) else 1
     options = [*range(MULTIPLE, longest, MULTIPLE)]

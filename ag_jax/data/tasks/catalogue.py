@@ -18,8 +18,8 @@ def bio(*types: str) -> tuple[str, ...]:
     return ("O", *(f"{mark}-{type}" for type in types for mark in "BI"))
 
 
-def _lines(folders: tuple[str, ...], columns: Mapping[str, Any] | None = None, splits=SPLITS) -> Layout:
-    return Layout("jsonl", {split: f"{split}.jsonl" for split in splits}, folders, columns or {})
+def _lines(folders: tuple[str, ...], columns: Mapping[str, Any]) -> Layout:
+    return Layout("jsonl", {split: f"{split}.jsonl" for split in SPLITS}, folders, columns)
 
 
 def _anli(number: int) -> Task:
@@ -50,7 +50,7 @@ def _race(name: str, *levels: str) -> Task:
         form="race",
         pair_limit=_OPTION,
         layouts=(Layout("tree", files, ("RACE", "race")),),
-        prepared=Layout("tfds", {split: folder for split, folder in splits.items()}, tuple(f"race/{level}" for level in levels)),
+        prepared=Layout("tfds", splits, tuple(f"race/{level}" for level in levels), {"id": "example_id"}),
         **_CHOICE,
     )
 

@@ -69,8 +69,8 @@ def columns(file: pathlib.Path) -> Iterator[Placed]:
     words, tags, begins = [], [], 0
     error = None
     for number, line in enumerate([*read_text(file).split("\n"), ""], 1):
-        # Not str.split(): a word may hold a space that is not ASCII's.
-        fields = [field for field in line.strip("\r\n\t ").replace("\t", " ").split(" ") if field]
+        # Not str.split(): a word may hold a space that is not ASCII's, and any space where tabs are between the columns.
+        fields = [field for field in line.rstrip("\r").split("\t" if "\t" in line else " ") if field.strip(" ")]
         if fields and fields[0] == "-DOCSTART-":
             continue
         if fields:

@@ -14,7 +14,7 @@ def fold(examples: Examples, folds: int, number: int, seed: int | None = None) -
     """
     if not 2 <= folds <= len(examples) or not 0 <= number < folds:
         raise ValueError(
-            f"expected 2 to {len(examples)} folds, one an example at most, and the number of one of them, got {folds} and {number}"
+            f"expected 2 to {len(examples)} folds, one an example at most, and the number of one, got {folds} and {number}"
         )
     order = range(len(examples)) if seed is None else [int(row) for row in randomness.permutation(len(examples), seed)]
     begin, end = (len(examples) * at // folds for at in (number, number + 1))

@@ -4,11 +4,11 @@ QNLI (Liu et al. 2019, section 5.1): a question with a sentence that answers it 
 pairs. The paper mines the wrong sentences from the whole training set; here, as in the released preparation for FreeLB, they
 are those that QNLI itself has for the same question, so questions with one kind only are left out, and counted.
 
-WNLI (same section, with Kocijan et al. 2019): RoBERTa scores the noun phrases that a pronoun may stand for by masking them,
-with candidates from a parser. There is no parser here, and no masked language model at fine-tuning: the candidates of a premise
-are the hypotheses that WNLI itself has for it, each scored as a pair (premise, hypothesis). As in the paper, premises without a
-right hypothesis cannot be learned from, and are left out, as are those with a single hypothesis. This is not the method by which
-RoBERTa's WNLI numbers came about.
+WNLI (same section, with Kocijan et al. 2019): RoBERTa masks each noun phrase that a pronoun may stand for, and scores it as
+masked words; a parser finds the phrases. There is no parser here, and no masked language model at fine-tuning: the candidates
+for a premise are the hypotheses that WNLI itself has for it, each scored as a pair (premise, hypothesis). As in the paper,
+premises without a right hypothesis cannot be learned from and are left out; so are those with right hypotheses only. This is
+not the method by which RoBERTa's WNLI numbers came about.
 """
 
 import dataclasses

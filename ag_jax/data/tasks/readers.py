@@ -1,4 +1,4 @@
-"""The examples of a task, from its files or from TFDS; malformed rows are named, counted, and refused unless asked otherwise."""
+"""Examples of a task, from its files or from TFDS. Malformed rows are named, counted, and refused unless asked otherwise."""
 
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -97,7 +97,7 @@ def _local(task: Task, root: str, split: str) -> tuple[Layout, list[pathlib.Path
                         return layout, found
                 tried.append(f"{folder}/{name}")
     raise FileNotFoundError(
-        f"task {task.name}: no split {split!r} below {base}: expected one of {', '.join(dict.fromkeys(tried)) or 'no file at all'}; "
+        f"task {task.name}: no split {split!r} below {base}: expected one of {', '.join(dict.fromkeys(tried)) or 'no file'}; "
         "put it there, or choose another directory (empty: TFDS)"
     )
 
@@ -106,7 +106,7 @@ def _prepared(task: Task, split: str) -> tuple[Layout, list[pathlib.Path]]:
     layout = task.prepared
     if layout is None or split not in layout.files:
         raise FileNotFoundError(
-            f"task {task.name}: TFDS has no split {split!r} of it; give the directory of its files, which may be in the form of "
+            f"task {task.name}: TFDS has no split {split!r} of it; give the directory of its files, which may lie in "
             f"{', '.join(dict.fromkeys(folder for form in task.layouts for folder in form.folders))}"
         )
     return layout, [prepared.directory(name) for name in layout.folders]
@@ -114,7 +114,10 @@ def _prepared(task: Task, split: str) -> tuple[Layout, list[pathlib.Path]]:
 
 def _records(layout: Layout, file: pathlib.Path, split: str) -> Iterator[Placed]:
     """Records of a file with our names of the fields and an id."""
-    cut = _tfds(file, layout.files[split]) if layout.container == "tfds" else CONTAINERS[layout.container](file, **layout.options)
+    if layout.container == "tfds":
+        cut = _tfds(file, layout.files[split])
+    else:
+        cut = CONTAINERS[layout.container](file, **layout.options)
     for number, (place, record) in enumerate(cut):
         yield place, record if isinstance(record, ValueError) else _renamed(record, layout.columns, number)
 

@@ -1,0 +1,92 @@
+"""`evaluate` and `compare` with a suite: the trials of every arm, then `report.md`, `report.json` and files for servers."""
+
+import json
+import shlex
+from typing import Any
+
+from etils import epath
+
+from ag_jax import configuration
+from ag_jax.finetuning import report, results, submission, suite
+from ag_jax.finetuning.config import FinetuningConfig
+from ag_jax.finetuning.results import Chosen
+from ag_jax.training import storage
+
+ALONE = "score"  # the column of a suite without arms
+
+
+def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningConfig]:
+    """The checked config of every arm: `source` with its argument `arm` replaced, settings on top.
+
+    Raises ValueError if there are no arms, or if they cannot be compared seed by seed and task by task.
+    """
+    config = configuration.parse(FinetuningConfig, configuration.load(source, overrides))
+    if not config.arms:
+        raise ValueError(f"{source} names no arms to compare; set config.arms, or use `ag-jax evaluate` for one checkpoint")
+    configs = {
+        arm: configuration.parse(FinetuningConfig, configuration.load(configuration.with_argument(source, "arm", arm), overrides))
+        for arm in config.arms.split(",")
+    }
+    for what in ("seeds", "data"):
+        if len({getattr(of_arm, what) for of_arm in configs.values()}) > 1:
+            raise ValueError(f"the arms of {source} have different {what}, so that they cannot be paired: give all the same")
+    compared = {
+        tuple((name, recipe.metric, recipe.folds, recipe.ranking) for name, recipe in sorted(of_arm.tasks.items()))
+        for of_arm in configs.values()
+    }
+    if len(compared) > 1:
+        raise ValueError(f"the arms of {source} differ in their tasks, or in how these are judged: give all the same")
+    return configs
+
+
+def evaluate(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epath.Path:
+    """The suite of one checkpoint, and its report; returns the report."""
+    config = configuration.parse(FinetuningConfig, configuration.load(source, overrides))
+    return _report("evaluate", source, overrides, {ALONE: config}, {ALONE: suite.run(config, workdir)}, workdir)
+
+
+def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epath.Path:
+    """The suites of every arm, in `workdir/ARM`, and the report on them; returns the report."""
+    configs = arm_configs(source, overrides)
+    for arm, config in configs.items():  # before the first is trained: a clash is worth nothing an hour later
+        suite.check_directory(config, workdir / arm)
+    chosen = {arm: suite.run(config, workdir / arm) for arm, config in configs.items()}
+    return _report("compare", source, overrides, configs, chosen, workdir)
+
+
+def _report(
+    verb: str,
+    source: str,
+    overrides: dict[str, Any],
+    configs: dict[str, FinetuningConfig],
+    chosen: dict[str, dict[str, Chosen]],
+    workdir: epath.Path,
+) -> epath.Path:
+    baseline, first = next(iter(configs.items()))
+    settings = "".join(" " + shlex.quote(f"--config.{key}={value}") for key, value in overrides.items())
+    tasks = {}
+    for name, of_baseline in chosen[baseline].items():
+        notes = list(of_baseline.notes)
+        for arm, of_arm in chosen.items():
+            directory = workdir / "submission" if len(chosen) == 1 else workdir / arm / "submission"
+            notes += [note if len(chosen) == 1 else f"{arm}: {note}" for note in submission.write_all(directory, of_arm[name])]
+        tasks[name] = {
+            "metric": of_baseline.task.metric,
+            "kind": of_baseline.task.kind,
+            "arms": {
+                arm: results.of_arm(of_arm[name], None if arm == baseline else of_baseline) for arm, of_arm in chosen.items()
+            },
+            "notes": notes,
+        }
+    numbers = {
+        "title": first.title,
+        "command": f"ag-jax {verb} --config={source}{settings}",
+        "seeds": list(first.seeds),
+        "arms": list(configs),
+        "baseline": baseline,
+        "tasks": tasks,
+    }
+    flat = {arm: configuration.flat(configuration.to_dict(config)) for arm, config in configs.items()}
+    storage.write_whole(workdir / "report.json", json.dumps(numbers, indent=2) + "\n")
+    storage.write_whole(workdir / "report.md", report.markdown(numbers, flat) + "\n")
+    return workdir / "report.md"

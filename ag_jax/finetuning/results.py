@@ -1,0 +1,191 @@
+"""From the directories of trials to the numbers of a report: metrics of every set over seeds, ensembles, paired tests.
+
+A trial directory holds `result.json` and, for every set that it predicted, rows with `id`, `prediction` and `scores`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from ag_jax.data.tasks.task import Examples, Task
+from ag_jax.evaluation import metrics, predictions
+from ag_jax.evaluation.significance import paired_t_test, paired_t_test_over_examples
+from ag_jax.finetuning import choosing
+from ag_jax.finetuning.choosing import Point, Result, Summary
+from ag_jax.finetuning.config import Recipe
+from ag_jax.finetuning.splits import Splits, of_fold
+
+Row = Mapping[str, Any]  # a line of predictions
+POOLED, OF_FOLDS = "all folds", "mean of folds"
+
+
+def read_rows(directory: epath.Path, split: str) -> list[Row]:
+    """The predictions of a trial for a set, in the order of its examples. Raises FileNotFoundError if it has none."""
+    path = directory / f"predictions_{split}.jsonl"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing, although the trial is done: delete {directory} and run the command again")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """What the models of one point predicted for one set: a list of rows for each seed, in the order of the seeds."""
+
+    task: Task
+    examples: Examples
+    rows: tuple[list[Row], ...]
+
+    def values(self) -> dict[str, list[float]]:
+        """Every metric, for each seed."""
+        of_seeds = [metrics.evaluate(self.task, self.examples, _predictions(rows)) for rows in self.rows]
+        return {name: [of_seed[name] for of_seed in of_seeds] for name in of_seeds[0]}
+
+    def per_example(self) -> list[np.ndarray]:
+        """How good every prediction is, for each seed."""
+        return [metrics.per_example(self.task, self.examples, _predictions(rows)) for rows in self.rows]
+
+    def together(self) -> list[Row] | None:
+        """The predictions of the ensemble of all seeds: their scores averaged; None where rows have no scores."""
+        if len(self.rows) == 1:
+            return self.rows[0]
+        if not all("scores" in row for rows in self.rows for row in rows):
+            return None
+        if self.task.kind == "regression":
+            numbers = [float(np.mean([row["prediction"] for row in same])) for same in zip(*self.rows, strict=True)]
+        else:
+            averaged = predictions.average([[row["scores"] for row in rows] for rows in self.rows], self.task)
+            numbers = [int(np.argmax(scores)) for scores in averaged]
+        return [{"id": row["id"], "prediction": number} for row, number in zip(self.rows[0], numbers, strict=True)]
+
+    def is_labelled(self) -> bool:
+        """Whether there are labels to compare with."""
+        return not any(metrics.is_unknown(example) for example in self.examples)
+
+
+def _predictions(rows: Sequence[Row]) -> list[Any]:
+    return [row["prediction"] for row in rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A task of one arm: every point that was tried, the best one, and what its models predicted, by set."""
+
+    task: Task
+    points: tuple[Point, ...]
+    best: Point
+    predicted: dict[str, Predictions]
+    notes: tuple[str, ...]
+
+    @property
+    def headline(self) -> str:
+        """The set whose score is the task's: the development set, or all folds."""
+        return POOLED if POOLED in self.predicted else "validation"
+
+
+def choose(splits: Splits, recipe: Recipe, results: Sequence[tuple[Result, epath.Path]]) -> Chosen:
+    """The best point by the development metric alone, with its predictions; `results` come with their directories."""
+    points = choosing.points([result for result, _ in results])
+    best = choosing.best_point(points, splits.task.metric)
+    places = {_key(result): directory for result, directory in results}
+    if recipe.folds:
+        tested = [of_fold(splits, number, recipe.folds).others["test"] for number in range(recipe.folds)]
+        examples = dataclasses.replace(splits.train, items=tuple(item for part in tested for item in part))
+        rows = tuple(
+            [row for result in of_seed for row in read_rows(places[_key(result)], "test")]
+            for of_seed in best.results.values()
+        )
+        predicted = {POOLED: Predictions(splits.task, examples, rows)}
+    else:
+        sets = {"validation": splits.validation, **splits.others}
+        predicted = {
+            name: Predictions(
+                splits.task,
+                examples,
+                tuple(read_rows(places[_key(of_seed[0])], name) for of_seed in best.results.values()),
+            )
+            for name, examples in sets.items()
+        }
+    return Chosen(splits.task, tuple(points), best, predicted, splits.notes)
+
+
+def _key(result: Result) -> tuple:
+    return result["learning_rate"], result["batch_size"], result["seed"], result.get("fold")
+
+
+def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
+    """The numbers of a task of one arm, tested against the baseline's if it is not the baseline itself."""
+    labelled = {name: predicted for name, predicted in chosen.predicted.items() if predicted.is_labelled()}
+    sets, together = {}, {}
+    for name, predicted in labelled.items():
+        sets[name] = {key: choosing.summary(of_seeds) for key, of_seeds in predicted.values().items()}
+        rows = predicted.together() if len(predicted.rows) > 1 else None
+        if rows:
+            together[name] = metrics.evaluate(chosen.task, predicted.examples, _predictions(rows))
+    if POOLED in sets:
+        sets[OF_FOLDS] = {key: choosing.summary(_mean_of_folds(chosen, key)) for key in sets[POOLED]}
+    trials = [result for point in chosen.points for of_seed in point.results.values() for result in of_seed]
+    first = trials[0]
+    return {
+        "headline": chosen.headline,
+        "chosen": {"learning_rate": chosen.best.learning_rate, "batch_size": chosen.best.batch_size},
+        "splits": {name: {key: numbers_of(summary) for key, summary in of_set.items()} for name, of_set in sets.items()},
+        "ensemble": together,
+        "p_value": None if baseline is None else p_values(baseline, chosen),
+        "sweep": [_swept(chosen, point) for point in chosen.points],
+        "counts": {
+            **{split: first["examples"][split] for split in ("train", "validation")},
+            **{what: max(result[what] for result in trials) for what in ("truncated", "skipped")},
+            "trials": len(trials),
+        },
+        "seconds": sum(result["seconds"] for result in trials),
+    }
+
+
+def _mean_of_folds(chosen: Chosen, metric: str) -> list[float]:
+    """The mean over folds of the tests' metric, for each seed."""
+    predicted, means = chosen.predicted[POOLED], []
+    for rows, of_seed in zip(predicted.rows, chosen.best.results.values(), strict=True):
+        of_folds, at = [], 0
+        for number in range(len(of_seed)):
+            size = len(predicted.examples) * (number + 1) // len(of_seed) - len(predicted.examples) * number // len(of_seed)
+            part = predicted.examples.take(slice(at, at + size))
+            of_folds.append(metrics.evaluate(chosen.task, part, _predictions(rows[at : at + size]))[metric])
+            at += size
+        means.append(float(np.mean(of_folds)))
+    return means
+
+
+def numbers_of(summary: Summary) -> dict[str, Any]:
+    """A summary as report.json holds it."""
+    spread = summary.spread
+    return {
+        "values": list(summary.values),
+        "median": summary.median,
+        "mean": spread.mean,
+        "deviation": spread.deviation,
+        "n": summary.count,
+    }
+
+
+def _swept(chosen: Chosen, point: Point) -> dict[str, Any]:
+    return {
+        "learning_rate": point.learning_rate,
+        "batch_size": point.batch_size,
+        "chosen": point is chosen.best,
+        "best_epochs": [result["best_epoch"] for of_seed in point.results.values() for result in of_seed],
+        **numbers_of(choosing.summary(point.values(chosen.task.metric))),
+    }
+
+
+def p_values(baseline: Chosen, other: Chosen) -> dict[str, float | None]:
+    """Paired t-tests of the headline metric over seeds, and of the predictions over examples."""
+    ours, theirs = (one.predicted[one.headline] for one in (other, baseline))
+    metric = other.task.metric
+    return {
+        "seeds": paired_t_test(theirs.values()[metric], ours.values()[metric]),
+        "examples": paired_t_test_over_examples(theirs.per_example(), ours.per_example()),
+    }

@@ -1,0 +1,145 @@
+"""Malformed rows: each named by file and line, all counted, refused unless asked to leave them out."""
+
+import dataclasses
+import json
+
+import pytest
+
+from ag_jax.data.tasks import catalogue, containers
+from ag_jax.data.tasks.catalogue import TASKS
+from ag_jax.data.tasks.readers import load
+from ag_jax.data.tasks.task import KINDS
+from tests.data.tasks.test_layouts import rows, write
+
+
+def squad(**answer):
+    question = {"id": "a", "question": "Who?", "answers": [{"text": "Anna", "answer_start": 0} | answer]}
+    good = {"id": "b", "question": "Who?", "answers": [{"text": "Bo", "answer_start": 9}]}
+    return json.dumps({"data": [{"paragraphs": [{"context": "Anna met Bo.", "qas": [question, good]}]}]})
+
+
+def dream(**question):
+    good = {"question": "What?", "choice": ["a", "b", "c"], "answer": "c"}
+    return json.dumps([[["M: Hi."], [good], "g"], [["M: Hi."], [good | question], "d"]])
+
+
+LINE = {"premise": "P", "hypothesis": "H", "label": 2, "idx": 1}
+STS = ("index", "sentence1", "sentence2", "score")
+RACE = {"id": "x", "article": "A", "questions": ["Q"], "options": [["a", "b"]], "answers": ["A"]}
+RECORD = {"passage": {"text": "Anna", "entities": [{"start": 0, "end": 3}]}, "qas": [{"query": "@placeholder", "answers": [{"text": "Anna"}]}]}
+SWAG = ",sent1,sent2,ending0,ending1,ending2,ending3,label\n0,a,b,c,d,e,f,1\n"
+# task, split, file, content (with one good row at least), what the error says, malformed rows
+BAD = {
+    "columns": ("rte", "train", "RTE/train.tsv", rows(("index", "sentence1", "sentence2", "label"), (0, "a", "b", "entailment"), (1, "a", "b")),
+        r"RTE/train.tsv, line 3: expected 4 columns, got 3", 1),
+    "unknown label": ("mnli", "train", "glue/mnli/train.jsonl", "\n".join(json.dumps(LINE | {"label": label}) for label in (0, 3, "-", None)),
+        r"mnli/train.jsonl, line 2: unknown label 3: expected entailment, neutral, contradiction or 0 to 2", 3),
+    "no label": ("mnli", "train", "glue/mnli/train.jsonl", "\n".join(json.dumps(line) for line in (LINE, LINE | {"label": -1})),
+        r"line 2: unknown label -1", 1),
+    "no text": ("mnli", "train", "glue/mnli/train.jsonl", "\n".join(json.dumps(line) for line in (LINE, LINE | {"premise": " "}, LINE | {"hypothesis": 3})),
+        r"line 2: the field 'first' must be a text, got ' '", 2),
+    "no field": ("mnli", "train", "glue/mnli/train.jsonl", "\n".join(json.dumps(line) for line in (LINE, {"premise": "P", "label": 1})),
+        r"line 2: expected the field 'hypothesis', got premise, label", 1),
+    "not JSON": ("mnli", "train", "glue/mnli/train.jsonl", json.dumps(LINE) + '\n{"premise": \n[1]\n', r"line 2: not JSON: .*\n.*line 3: expected a JSON object, got list", 2),
+    "number": ("stsb", "train", "STS-B/train.tsv", rows(STS, (0, "a", "b", 5), (1, "a", "b", 5.2), (2, "a", "b", "nan"), (3, "a", "b", "?")),
+        r"line 3: expected a number from 0 to 5 as label, got '5.2'", 3),
+    "too many tags": ("wnut17", "train", "wnut17/train.conll", "a\tO\nb\n\nc\tO\n", r"wnut17/train.conll, line 1: line 2 has no tag", 1),
+    "unknown tag": ("wnut17", "train", "wnut17/train.conll", "a\tO\n\nb\tO\nc\tB-animal\n", r"line 3: unknown tag 'B-animal' at word 2: expected one of O, B-corp", 1),
+    "not BIO": ("wnut17", "train", "wnut17/train.conll", "a\tO\n\nb\tB-group\nc\tI-person\n", r"line 3: the tags are not BIO: I-person at word 2 follows B-group", 1),
+    "begins inside": ("oromo_ner", "train", "oromo_ner/all.conll", "a\tI-PER\n\nb\tO\n", r"line 1: the tags are not BIO: I-PER at word 1 follows O", 1),
+    "answer elsewhere": ("squad1", "train", "squad1/train-v1.1.json", squad(answer_start=1),
+        r"article 1, paragraph 1, question 1: the answer 'Anna' is not in the context at character 1 \(it begins at 0\)", 1),
+    "answer nowhere": ("squad1", "train", "squad1/train-v1.1.json", squad(text="Cleo"), r"the answer 'Cleo' is not in the context at character 0 \(nor anywhere", 1),
+    "answer before": ("squad1", "train", "squad1/train-v1.1.json", squad(text=".", answer_start=-1), r"'.' is not in the context at character -1", 1),
+    "no place": ("squad2", "train", "squad2/train-v2.0.json", squad(answer_start="0"), r"expected an answer with a text and the character where it begins", 1),
+    "choice": ("dream", "train", "dream/train.json", dream(answer="d"), r"dream/train.json, dialogue 2 \(d\): question 1: the answer 'd' is not one of the choices", 1),
+    "no choices": ("dream", "train", "dream/train.json", dream(choice=[]), r"the field 'choice' must be a list of texts", 1),
+    "no question": ("dream", "train", "dream/train.json", json.dumps([[["M: Hi."], [{"question": "Q", "choice": ["a"], "answer": "a"}], "g"], [["x"], ["y"], "d"], ["x"]]),
+        r"dialogue 2 \(d\): expected an object for every question\n.*dialogue 3: expected \[turns, questions, id\]", 2),
+    "option": ("race_high", "train", "RACE/train/high/1.txt", json.dumps(RACE | {"answers": ["C"]}), r"1.txt: unknown label 2: expected the number of a candidate, 0 to 1", 1),
+    "options": ("race_high", "train", "RACE/train/high/1.txt", json.dumps(RACE | {"options": [["a"], ["b"]]}), r"as many lists of options, and answers, as questions", 1),
+    "entity": ("record", "train", "record/train.jsonl", json.dumps(RECORD | {"qas": [*RECORD["qas"], RECORD["qas"][0] | {"answers": [{"text": "Bo"}]}]}),
+        r"line 1, question 2: expected an answer that is an entity of the passage, got \['Bo'\]", 1),
+    "placeholder": ("record", "train", "record/train.jsonl", json.dumps(RECORD | {"qas": [*RECORD["qas"], {"query": "who", "answers": []}]}), r"expected @placeholder in the query", 1),
+    "form": ("record", "train", "record/train.jsonl", json.dumps(RECORD) + "\n" + json.dumps(RECORD | {"passage": {"text": "x", "entities": [{}]}}),
+        r"not of the form expected \(KeyError\('start'\)\)", 1),
+    "quotes": ("swag", "train", "swag/train.csv", SWAG + '1,a,b,"c"d,d,e,f,1\n', r"swag/train.csv, line 3: not a row of a table", 1),
+    "few endings": ("swag", "train", "swag/train.csv", SWAG + "1,a,b,c,d,e,f\n2,a,b,c,d,e,f,4\n", r"line 3: expected 8 columns, got 7\n.*line 4: unknown label '4'", 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_malformed_rows_are_named_counted_and_left_out_on_demand(tmp_path, name):
+    task, split, file, content, message, count = BAD[name]
+    root = write(tmp_path, {file: content})
+    if name in ("option", "options"):  # a file that is one row needs a neighbour that is good
+        write(tmp_path, {"RACE/train/high/0.txt": json.dumps(RACE)})
+    with pytest.raises(ValueError, match=message) as raised:
+        load(TASKS[task], root, split)
+    assert f"task {task}, split {split}: {count} malformed rows; mend them, or set skip_malformed=True" in str(raised.value)
+    examples = load(TASKS[task], root, split, skip_malformed=True)
+    assert examples.skipped == count and len(examples) == 1
+
+
+def test_many_problems_are_counted_but_not_all_shown(tmp_path):
+    lines = [json.dumps(LINE | {"label": 7})] * 9
+    root = write(tmp_path, {"glue/mnli/train.jsonl": "\n".join(lines)})
+    with pytest.raises(ValueError, match=r"9 malformed rows(.*\n)+.*line 5.*\n  and 4 more"):
+        load(TASKS["mnli"], root, "train")
+    with pytest.raises(ValueError, match=r"holds no example of task mnli.*all of 9 rows are malformed, the first: .*line 1: unknown"):
+        load(TASKS["mnli"], root, "train", skip_malformed=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("squad1/train-v1.1.json", "[]", r"expected a JSON dict, got list"),
+        ("squad1/train-v1.1.json", "{", r"train-v1.1.json is not JSON"),
+        ("squad1/train-v1.1.json", '{"data": 3}', r'expected \{"data": \[...\]\} as in SQuAD'),
+        ("squad1/train-v1.1.json", '{"data": []}', r"holds no example of task squad1, split train"),
+        ("squad1/train-v1.1.json", '{"data": [{"title": "x"}, 3]}', r"2 malformed rows(.*\n)+.*article 2, paragraph 1, question 1: expected an object in the list"),
+    ],
+)
+def test_files_that_are_something_else(tmp_path, name, content, message):
+    with pytest.raises(ValueError, match=message):
+        load(TASKS["squad1"], write(tmp_path, {name: content}), "train")
+
+
+def test_text_that_is_not_utf_8(tmp_path):
+    (tmp_path / "RTE").mkdir()
+    (tmp_path / "RTE" / "train.tsv").write_bytes(b"index\tsentence1\xff\n")
+    with pytest.raises(ValueError, match=r"train.tsv is not text in UTF-8 .*copy it anew"):
+        load(TASKS["rte"], str(tmp_path), "train")
+    (tmp_path / "RTE" / "dev.tsv.gz").write_bytes(b"no gzip")
+    with pytest.raises(ValueError, match=r"dev.tsv.gz is not text"):
+        load(TASKS["rte"], str(tmp_path), "validation")
+
+
+def test_a_missing_split_says_what_was_looked_for(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"task squad1 has no split 'test': expected one of train, validation$"):
+        load(TASKS["squad1"], str(tmp_path), "test")
+    with pytest.raises(FileNotFoundError, match=r"task rte: no split 'test' below .*: expected one of glue/rte/test.jsonl, .*RTE/test.tsv"):
+        load(TASKS["rte"], str(tmp_path), "test")
+    with pytest.raises(FileNotFoundError, match="paws_qqp/train.tsv beside dev_and_test.tsv"):
+        load(TASKS["paws_qqp"], str(tmp_path), "train")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"no TensorFlow data set 'glue/rte' is prepared"):
+        load(TASKS["rte"], "", "train")
+    with pytest.raises(FileNotFoundError, match=r"task dream: TFDS has no split 'train' of it; give the directory of its files, which may lie in dream, dream/data"):
+        load(TASKS["dream"], "", "train")
+
+
+def test_the_catalogue_itself():
+    with pytest.raises(ValueError, match="unknown task 'sst3': expected one of cola, sst2"):
+        catalogue.find("sst3")
+    assert catalogue.find("sst2") is TASKS["sst2"]
+    with pytest.raises(ValueError, match="kind must be one of"):
+        dataclasses.replace(TASKS["sst2"], kind="poem")
+    with pytest.raises(ValueError, match="metric 'bleu' is not among its metrics accuracy"):
+        dataclasses.replace(TASKS["sst2"], metric="bleu")
+    assert {task.kind for task in TASKS.values()} == set(KINDS) - {"ranking"}
+    for task in TASKS.values():
+        assert hash(task) and "train" in task.splits
+        assert bool(task.labels) == (task.kind in ("classification", "tagging"))
+        assert all(layout.container in containers.CONTAINERS for layout in task.layouts)
+        assert bool(task.legacy) == bool(task.legacy_validation)

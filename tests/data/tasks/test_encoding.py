@@ -1,0 +1,164 @@
+"""Rows: what is where in them, what is cut, and which pieces belong to which word."""
+
+import dataclasses
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from ag_jax.data.tasks import rows
+from ag_jax.data.tasks.catalogue import TASKS
+from ag_jax.data.tasks.encoding import encode, pieces_of_words
+from ag_jax.data.tasks.task import Choices, Examples, Texts, Words
+from tests.data.tasks.conftest import KINDS
+
+LETTERS = st.text("abcxyzGüß,.!?'’“ \u00a0\n\t😀1ﬁe\u0301\u200b", max_size=24)
+
+
+def examples(*items) -> Examples:
+    return Examples(items, "a test")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(texts=st.lists(LETTERS, min_size=1, max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_located_ids_are_those_of_encoding_and_their_places_are_in_order(family, kind, texts):
+    tokenizer = family[kind]
+    located = tokenizer.locate_batch(texts)
+    assert [ids for ids, _ in located] == tokenizer.encode_batch(texts)
+    for text, (_, places) in zip(texts, located, strict=True):
+        for begin, end in places:
+            assert 0 <= begin <= end <= len(text)
+        assert [begin for begin, _ in places] == sorted(begin for begin, _ in places)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_places_are_the_letters_of_the_pieces(family, kind):
+    text = "the cat’s “Grüße”  sat, on 😀 red brick."
+    ((ids, places),) = family[kind].locate_batch([text])
+    found = "".join(text[begin:end] for begin, end in dict.fromkeys(places))  # pieces of one letter share its place
+    assert found.replace(" ", "") == text.replace(" ", "")
+    for piece, (begin, end) in zip(family[kind].tokens(ids), places, strict=True):
+        plain = piece.removeprefix("##").strip("▁")
+        if plain.isascii() and plain.isalpha():
+            assert text[begin:end].strip().lower() == plain.lower()
+
+
+def test_a_text_and_a_pair_have_their_separators_and_segments(family):
+    pair, one = Texts("0", "the cat", "sat on", 1), Texts("1", "the cat", None, None)
+    for kind, separators, segment in (("byte_bpe", 2, 0), ("wordpiece", 1, 1)):
+        tokenizer = family[kind]
+        special = tokenizer.specials
+        features = encode(TASKS["mrpc"], examples(pair, one), tokenizer, 32, 2 if segment else 1)
+        first, second = tokenizer.encode("the cat"), tokenizer.encode("sat on")
+        expected = [special.begin, *first, *[special.end] * separators, *second, special.end]
+        row = features.rows[0]
+        assert row["tokens"].tolist() == expected and row["tokens"].dtype == np.int32
+        assert row["sequences"].tolist() == [1] * len(expected)
+        begin = 1 + len(first) + separators
+        assert row["segments"].tolist() == [0] * begin + [segment] * (len(expected) - begin)
+        assert features.rows[1]["tokens"].tolist() == [special.begin, *first, special.end]
+        assert (row["labels"], row["weights"]) == (1, 1)
+        assert (features.rows[1]["labels"], features.rows[1]["weights"]) == (0, 0)
+        assert features.owner.tolist() == [0, 1] and features.truncated == 0 and features.pad == special.pad
+
+
+def test_regression_is_scaled_to_one(bpe):
+    features = encode(TASKS["stsb"], examples(*[Texts("0", "a", "b", number) for number in (0.0, 2.5, 5.0)]), bpe, 32, 1)
+    assert [float(row["labels"]) for row in features.rows] == [0, 0.5, 1]
+    assert features.rows[0]["labels"].dtype == np.float32
+
+
+@given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 25))
+def test_the_longer_text_is_cut_first(one, two, room):
+    first, second = [("a", at) for at in range(one)], [("b", at) for at in range(two)]
+    slow = [list(first), list(second)]
+    while len(slow[0]) + len(slow[1]) > room:
+        slow[len(slow[1]) >= len(slow[0])].pop()
+    assert [list(part) for part in rows.longest_first(first, second, room)] == slow
+
+
+def test_a_passage_gives_way_to_the_end_of_a_question(bpe):
+    passage, question = list(range(100)), list(range(200, 220))
+    assert rows.first_gives_way(passage, question, 30, 128) == (passage[:10], question)
+    assert rows.first_gives_way(passage, question, 30, 5) == (passage[:25], question[15:])
+    assert rows.first_gives_way(passage, question, 15, 128) == ([], question[5:])
+    assert rows.first_gives_way(passage[:3], question, 30, 128) == (passage[:3], question)
+    long = Choices("0", (("the cat " * 40, "a mat"), ("the cat", "a dog")), (1,))
+    short = Choices("1", (("the cat", "a mat"), ("the cat", "a dog")), None)
+    features = encode(TASKS["dream"], examples(long, short), bpe, 24, 1)
+    assert features.truncated == 1
+    row = features.rows[0]
+    assert row["tokens"].shape == row["sequences"].shape == (2, 24)
+    assert row["tokens"][0, -1 - len(bpe.encode("a mat")) : -1].tolist() == bpe.encode("a mat")
+    length = int(row["sequences"][1].sum())
+    assert length == 4 + len(bpe.encode("the cat")) + len(bpe.encode("a dog"))
+    assert set(row["tokens"][1, length:]) == {bpe.specials.pad}
+    assert row["labels"].tolist() == [0, 1] and row["choice_weights"].tolist() == [1, 1] and row["weights"] == 1
+    assert features.rows[1]["labels"].tolist() == [0, 0] and features.rows[1]["weights"] == 0
+
+
+def test_several_right_candidates_share_the_label(bpe):
+    example = Choices("0", (("the", "cat"),) * 4, (1, 3), tuple("abcd"))
+    (row,) = encode(TASKS["record"], examples(example), bpe, 16, 1).rows
+    assert row["labels"].tolist() == [0, 0.5, 0, 0.5]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(words=st.lists(st.text("catdogGüß’😀1.\u00a0\u200b\u0301", min_size=1, max_size=6).filter(str.strip), min_size=1, max_size=7))
+@settings(max_examples=60, deadline=None)
+def test_every_word_has_pieces_and_together_they_are_the_text(family, kind, words):
+    tokenizer = family[kind]
+    text = " ".join(words)
+    ((ids, places),) = tokenizer.locate_batch([text])
+    pieces = pieces_of_words(tuple(words), ids, places, tokenizer.specials.unknown)
+    assert len(pieces) == len(words) and all(pieces)
+    if sum(map(len, pieces)) == len(ids):
+        assert [id for word in pieces for id in word] == tokenizer.encode(text)
+
+
+def test_words_that_a_tokenizer_drops_are_unknown(family):
+    tokenizer = family["wordpiece"]
+    words = ("cat", "\u200b", "dog")
+    ((ids, places),) = tokenizer.locate_batch([" ".join(words)])
+    assert ids == tokenizer.encode("cat dog")
+    expected = [tokenizer.encode("cat"), [tokenizer.specials.unknown], tokenizer.encode("dog")]
+    assert pieces_of_words(words, ids, places, tokenizer.specials.unknown) == expected
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "sentencepiece_unigram"])
+def test_tags_stand_at_the_first_piece_of_their_word(family, kind):
+    tokenizer = family[kind]
+    words, tags = ("the", "Qxz", "cat", "sat"), ("O", "B-PER", "I-PER", "B-LOC")
+    task = TASKS["oromo_ner"]
+    (row,) = (features := encode(task, examples(Words("0", words, tags)), tokenizer, 32, 1)).rows
+    at = np.flatnonzero(row["label_weights"])
+    assert [task.labels[label] for label in row["labels"][at]] == list(tags)
+    assert features.cut_words == features.truncated == 0
+    spaced = tokenizer.encode(" ".join(words))
+    assert row["tokens"][1:-1].tolist() == spaced
+    begins = [1 + len(tokenizer.encode(" ".join(words[:number]))) for number in range(4)]
+    begins[0] = 1
+    assert at.tolist() == begins
+    unlabelled = encode(task, examples(Words("0", words, None)), tokenizer, 32, 1).rows[0]
+    assert unlabelled["label_weights"].tolist() == row["label_weights"].tolist() and unlabelled["weights"] == 0
+
+
+def test_words_that_are_cut_are_counted(bpe):
+    words = ("cat",) * 40
+    features = encode(TASKS["wnut17"], examples(Words("0", words, ("O",) * 40), Words("1", ("cat",), ("O",))), bpe, 12, 1)
+    row = features.rows[0]
+    kept = int(row["label_weights"].sum())
+    assert len(row["tokens"]) == 12 and row["tokens"][-1] == bpe.specials.end and row["label_weights"][-1] == 0
+    assert features.cut_words == 40 - kept > 0 and features.truncated == 1
+
+
+def test_rows_need_room(bpe):
+    with pytest.raises(ValueError, match="max_length must be at least 12, got 11"):
+        encode(TASKS["sst2"], examples(Texts("0", "a", None, 0)), bpe, 11, 1)
+    with pytest.raises(ValueError, match="stride must be at least 1"):
+        encode(TASKS["squad1"], examples(), bpe, 12, 1, stride=0)
+    cut = encode(TASKS["sst2"], examples(Texts("0", "the cat " * 30, None, 0), Texts("1", "a", None, 0)), bpe, 12, 1)
+    assert cut.truncated == 1 and len(cut.rows[0]["tokens"]) == 12
+    assert dataclasses.asdict(cut)["lost"] == 0

@@ -1,0 +1,248 @@
+"""Every official layout, on the smallest file that has its quirks."""
+
+import gzip
+import json
+
+import pytest
+
+from ag_jax.data.tasks.catalogue import TASKS
+from ag_jax.data.tasks.readers import load
+from ag_jax.data.tasks.task import Choices, Question, Texts, Words
+
+
+def write(root, files: dict[str, str]):
+    for name, content in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, encoding="utf-8")
+    return str(root)
+
+
+def rows(*lines: tuple) -> str:
+    return "".join("\t".join(map(str, line)) + "\n" for line in lines)
+
+
+MNLI = ("index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse", "sentence1_parse", "sentence2_parse")
+PARSES = ("31193", "31193n", "government", "( a )", "( b )", "(ROOT a)", "(ROOT b)")
+GLUE = {
+    "CoLA/train.tsv": rows(("gj04", 1, "", "It's \"so."), ("gj04", 0, "*", "Them so.")),
+    "CoLA/test.tsv": rows(("index", "sentence"), (0, "Bill is.")),
+    "SST-2/train.tsv": rows(("sentence", "label"), ('"a gem ', 1), ("dull ", 0)),
+    "SST-2/test.tsv": rows(("index", "sentence"), (7, "so so")),
+    "MRPC/train.tsv": "\ufeff" + rows(("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"), (1, 702, 703, 'He "said', "Said")),
+    "MRPC/dev.tsv": "\ufeff" + rows(("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"), (0, 1, 2, "A", "B")),
+    "MRPC/test.tsv": "\ufeff" + rows(("index", "#1 ID", "#2 ID", "#1 String", "#2 String"), (3, 5, 6, "C", "D")),
+    "STS-B/dev.tsv": rows(
+        ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score"),
+        (4, "main", "MSRvid", "2012", "0001", "none", "none", "A plane.", "An air plane.", "4.250"),
+    ),
+    "STS-B/test.tsv": rows(
+        ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2"),
+        (0, "main", "MSRvid", "2012", "0001", "none", "none", "A girl.", "A boy."),
+    ),
+    "QQP/train.tsv": rows(("id", "qid1", "qid2", "question1", "question2", "is_duplicate"), (133273, 1, 2, "How?", "Why?", 0)),
+    "QQP/test.tsv": rows(("id", "question1", "question2"), (9, "Who?", "Where?")),
+    "MNLI/train.tsv": rows((*MNLI, "sentence1", "sentence2", "label1", "gold_label"), (0, *PARSES, "P", "H", "neutral", "neutral")),
+    "MNLI/dev_matched.tsv": rows(
+        (*MNLI, "sentence1", "sentence2", *[f"label{n}" for n in range(1, 6)], "gold_label"),
+        (0, *PARSES, "P", "H", "neutral", "neutral", "entailment", "neutral", "neutral", "contradiction"),
+    ),
+    "MNLI/dev_mismatched.tsv": rows((*MNLI, "sentence1", "sentence2", "label1", "gold_label"), (5, *PARSES, "M", "N", "x", "entailment")),
+    "MNLI/test_mismatched.tsv": rows((*MNLI, "sentence1", "sentence2"), (6, *PARSES, "Q", "R")),
+    "diagnostic/diagnostic.tsv": rows(("index", "sentence1", "sentence2"), (0, "The cat sat.", "The cat did not.")),
+    "QNLI/train.tsv": rows(("index", "question", "sentence", "label"), (2, "When?", "Then.", "not_entailment")),
+    "RTE/dev.tsv": rows(("index", "sentence1", "sentence2", "label"), (0, "T", "H", "entailment")),
+    "WNLI/train.tsv": rows(("index", "sentence1", "sentence2", "label"), (0, "I stuck a pin. It had a hole.", "The carrot had a hole.", 1)),
+}
+GLUE_EXAMPLES = [
+    ("cola", "train", Texts("0", "It's \"so.", None, 1)),
+    ("cola", "test", Texts("0", "Bill is.", None, None)),
+    ("sst2", "train", Texts("0", '"a gem ', None, 1)),
+    ("sst2", "test", Texts("7", "so so", None, None)),
+    ("mrpc", "train", Texts("0", 'He "said', "Said", 1)),
+    ("mrpc", "validation", Texts("0", "A", "B", 0)),
+    ("mrpc", "test", Texts("3", "C", "D", None)),
+    ("stsb", "validation", Texts("4", "A plane.", "An air plane.", 4.25)),
+    ("stsb", "test", Texts("0", "A girl.", "A boy.", None)),
+    ("qqp", "train", Texts("133273", "How?", "Why?", 0)),
+    ("qqp", "test", Texts("9", "Who?", "Where?", None)),
+    ("mnli", "train", Texts("0", "P", "H", 1)),
+    ("mnli", "validation", Texts("0", "P", "H", 2)),
+    ("mnli", "validation_mismatched", Texts("5", "M", "N", 0)),
+    ("mnli", "test_mismatched", Texts("6", "Q", "R", None)),
+    ("mnli", "diagnostic", Texts("0", "The cat sat.", "The cat did not.", None)),
+    ("qnli", "train", Texts("2", "When?", "Then.", 1)),
+    ("rte", "validation", Texts("0", "T", "H", 0)),
+    ("wnli", "train", Texts("0", "I stuck a pin. It had a hole.", "The carrot had a hole.", 1)),
+]
+
+
+@pytest.mark.parametrize("parent", ["", "glue_data"])
+@pytest.mark.parametrize(("name", "split", "first"), GLUE_EXAMPLES, ids=lambda value: value if isinstance(value, str) else "")
+def test_the_tables_of_glue(tmp_path, parent, name, split, first):
+    write(tmp_path / parent, GLUE)
+    examples = load(TASKS[name], str(tmp_path), split)
+    assert examples[0] == first
+    assert len(examples) == (2 if name in ("cola", "sst2") and split == "train" else 1)
+
+
+def test_windows_line_ends_and_packed_files_read_the_same(tmp_path):
+    write(tmp_path / "plain", {"RTE/train.tsv": GLUE["RTE/dev.tsv"]})
+    (tmp_path / "other" / "RTE").mkdir(parents=True)
+    (tmp_path / "other" / "RTE" / "train.tsv.gz").write_bytes(gzip.compress(GLUE["RTE/dev.tsv"].replace("\n", "\r\n").encode()))
+    found = [load(TASKS["rte"], str(tmp_path / name), "train").items for name in ("plain", "other")]
+    assert found[0] == found[1] == (Texts("0", "T", "H", 0),)
+
+
+def test_anli(tmp_path):
+    lines = [{"uid": f"u{label}", "context": "C", "hypothesis": "H", "label": label, "model_label": "e"} for label in "enc"]
+    root = write(tmp_path, {"anli_v1.0/R2/dev.jsonl": "".join(json.dumps(line) + "\n" for line in lines)})
+    assert load(TASKS["anli_r2"], root, "validation").items == (
+        Texts("ue", "C", "H", 0),
+        Texts("un", "C", "H", 1),
+        Texts("uc", "C", "H", 2),
+    )
+    assert TASKS["anli_r2"].legacy_validation == "test"
+
+
+def test_paws_holds_a_tenth_of_train_out_and_never_tests_on_it(tmp_path):
+    table = rows(("id", "sentence1", "sentence2", "label"), *((number, f"a {number}", "b", number % 2) for number in range(300)))
+    test = rows(("id", "sentence1", "sentence2", "label"), (1, "x", "y", 1))
+    root = write(tmp_path, {"paws_qqp/train.tsv": table, "paws_qqp/dev_and_test.tsv": test})
+    train, validation, tested = (load(TASKS["paws_qqp"], root, split) for split in ("train", "validation", "test"))
+    ids = [{example.id for example in part} for part in (train, validation)]
+    assert ids[0] | ids[1] == {str(number) for number in range(300)} and not ids[0] & ids[1]
+    assert 15 < len(validation) < 50
+    assert tested.items == (Texts("1", "x", "y", 1),)
+    # With splits of its own nothing is held out.
+    root = write(tmp_path / "own", {"paws_qqp/train.tsv": table, "paws_qqp/dev.tsv": test})
+    assert len(load(TASKS["paws_qqp"], root, "train")) == 300
+    assert len(load(TASKS["paws_qqp"], root, "validation")) == 1
+
+
+def test_hellaswag_and_swag(tmp_path):
+    line = {"ind": 4, "activity_label": "x", "ctx_a": "A man sits.", "ctx_b": "he", "ctx": "A man sits. he", "split": "val"}
+    endings = ["sings.", "falls.", "eats.", "runs."]
+    table = (
+        ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
+        '0,lsmdc,18313,Students look. She,Students look.,She,gold,"pats, then saunters.",turns.,walks.,wheels.,2\n'
+    )
+    root = write(
+        tmp_path,
+        {
+            "hellaswag/hellaswag_val.jsonl": json.dumps({**line, "endings": endings, "label": 3, "source_id": "s"}),
+            "hellaswag/hellaswag_test.jsonl": json.dumps({**line, "endings": endings}),
+            "swag/val.csv": table,
+        },
+    )
+    pairs = tuple(("A man sits. he", ending) for ending in endings)
+    assert load(TASKS["hellaswag"], root, "validation").items == (Choices("4", pairs, (3,)),)
+    assert load(TASKS["hellaswag"], root, "test").items == (Choices("4", pairs, None),)
+    (example,) = load(TASKS["swag"], root, "validation")
+    assert example.pairs[0] == ("Students look.", "She pats, then saunters.") and example.right == (2,) and example.id == "0"
+
+
+def test_race_by_level(tmp_path):
+    def article(id, answers):
+        questions = ["What is _ ?", "Who?"]
+        return json.dumps({"id": id, "article": "Text.", "questions": questions, "options": [list("wxyz"), list("pqrs")], "answers": answers})
+
+    root = write(
+        tmp_path,
+        {"RACE/train/middle/9.txt": article("middle9.txt", ["A", "D"]), "RACE/train/high/1.txt": article("high1.txt", ["B", "C"])},
+    )
+    both = load(TASKS["race"], root, "train")
+    assert [example.id for example in both] == ["middle9.txt-0", "middle9.txt-1", "high1.txt-0", "high1.txt-1"]
+    assert both[0] == Choices("middle9.txt-0", tuple(("Text.", f"What is {x} ?") for x in "wxyz"), (0,))
+    assert both[1].pairs[3] == ("Text.", "Who? s") and both[1].right == (3,)
+    assert load(TASKS["race_high"], root, "train").items == both.items[2:]
+    assert load(TASKS["race_middle"], root, "train").items == both.items[:2]
+    with pytest.raises(FileNotFoundError, match="RACE/dev/high"):
+        load(TASKS["race_high"], root, "validation")
+
+
+def test_dream_and_its_legacy(tmp_path):
+    question = {"question": "What?", "choice": ["a", "b", "c"], "answer": "c"}
+    entry = [["M: Hi.", "W: Ho."], [question, {**question, "answer": "a"}], "5-510"]
+    root = write(tmp_path, {"dream/data/dev.json": json.dumps([entry, entry])})
+    examples = load(TASKS["dream"], root, "validation")
+    assert examples[0] == Choices("5-510-0", tuple(("M: Hi. W: Ho.", f"What? {x}") for x in "abc"), (2,))
+    assert [example.right for example in examples] == [(2,), (0,), (2,), (0,)]
+    assert [example.right for example in load(TASKS["dream"], root, "validation", legacy=True)] == [(2,), (2,)]
+    assert "first question" in TASKS["dream"].legacy
+
+
+def test_squad_with_and_without_answers(tmp_path):
+    def articles(*questions):
+        return json.dumps({"version": "v2.0", "data": [{"title": "T", "paragraphs": [{"context": "Anna met Bo.", "qas": questions}]}]})
+
+    good = {"id": "a", "question": " Who? ", "answers": [{"text": "Anna", "answer_start": 0}, {"text": "Anna", "answer_start": 0}]}
+    none = {"id": "b", "question": "Why?", "is_impossible": True, "answers": [], "plausible_answers": [{"text": "Bo", "answer_start": 9}]}
+    root = write(tmp_path, {"squad1/dev-v1.1.json": articles(good), "squad2/dev-v2.0.json": articles(good, none)})
+    first = Question("a", "Who?", "Anna met Bo.", (("Anna", 0),))
+    assert load(TASKS["squad1"], root, "validation").items == (first,)
+    assert load(TASKS["squad2"], root, "validation").items == (first, Question("b", "Why?", "Anna met Bo.", ()))
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own form", "SuperGLUE's"])
+def test_record(tmp_path, own):
+    text = "Anna met Bo.\n@highlight\nBo fell. Anna!"
+    places = [(0, 3), (9, 10), (24, 25), (33, 36)]
+    entry = {
+        "id": "7",
+        "passage": {"text": text, "entities": [{"start": start, "end": end} for start, end in places]},
+        "qas": [{"id": "7-0", "query": "@placeholder fell", "answers": [{"start": 9, "end": 10, "text": "Bo"}]}],
+    }
+    if own:
+        root = write(tmp_path, {"record/dev.json": json.dumps({"version": "1", "data": [entry]})})
+    else:
+        entry["qas"][0] = {"idx": 0, "query": "@placeholder fell", "answers": [{"start": 9, "end": 10, "text": "Bo"}]}
+        root = write(tmp_path, {"super_glue/record/val.jsonl": json.dumps(entry)})
+    (example,) = load(TASKS["record"], root, "validation")
+    assert example.names == ("Anna", "Bo") and example.right == (1,)
+    assert example.pairs == ((text, "Anna fell"), (text, "Bo fell"))
+
+
+CONLL = "-DOCSTART- -X- -X- O\n\nEU NNP I-NP {0}\nrejects VBZ I-VP O\nGerman JJ I-NP {1}\nJews NN I-NP {2}\n\nPeter NNP I-NP {3}\n"
+
+
+def test_conll_2003_in_both_of_its_notations(tmp_path):
+    bio, iob1 = ("B-ORG", "B-MISC", "I-MISC", "B-PER"), ("I-ORG", "I-MISC", "I-MISC", "I-PER")
+    root = write(tmp_path, {"conll2003/valid.txt": CONLL.format(*bio), "conll2003/eng.train": CONLL.format(*iob1)})
+    expected = (
+        Words("0", ("EU", "rejects", "German", "Jews"), ("B-ORG", "O", "B-MISC", "I-MISC")),
+        Words("1", ("Peter",), ("B-PER",)),
+    )
+    assert load(TASKS["conll2003"], root, "validation").items == expected
+    assert load(TASKS["conll2003"], root, "train").items == expected
+
+
+def test_wnut_and_oromo_in_two_columns(tmp_path):
+    text = "Empire\tB-location\nState\tI-location\n=\tO\n\n\n\u200b\tO\na\u00a0b\tO\r\nc d\tO\n \n"
+    root = write(tmp_path, {"wnut17/wnut17train.conll": text, "oromo_ner/all.conll": "Oromiyaa B-GPE\n"})
+    sentences = load(TASKS["wnut17"], root, "train")
+    assert [example.words for example in sentences] == [("Empire", "State", "="), ("\u200b", "a\u00a0b", "c d")]
+    assert load(TASKS["oromo_ner"], root, "train")[0] == Words("0", ("Oromiyaa",), ("B-GPE",))
+    assert len(TASKS["oromo_ner"].labels) == 9 and TASKS["oromo_ner"].folds == 10
+
+
+def test_spreadsheets(tmp_path):
+    root = write(
+        tmp_path,
+        {
+            "filipino_hatespeech/valid.csv": 'text,label\n"Isa, ""dalawa""\ntatlo",1\nApat,0\n',
+            "filipino_sentiment/train.csv": "text,label\nMaganda,1\n",
+            "oromo_news/dev.tsv": 'category\theadline\ttext\turl\nsports\tH "x" y\t"A\tB ""c"""\thttps\n',
+        },
+    )
+    hate = load(TASKS["filipino_hatespeech"], root, "validation")
+    assert hate.items == (Texts("0", 'Isa, "dalawa"\ntatlo', None, 1), Texts("1", "Apat", None, 0))
+    assert load(TASKS["filipino_sentiment"], root, "train")[0].label == 1
+    assert load(TASKS["oromo_news"], root, "validation")[0] == Texts("0", 'H "x" y A\tB "c"', None, 3)
+
+
+def test_lines_of_json_come_before_tables(tmp_path):
+    line = json.dumps({"premise": "P", "hypothesis": "H", "label": 2, "idx": 8336})
+    root = write(tmp_path, {**GLUE, "glue/mnli/validation.jsonl": f"{line}\n\n"})
+    assert load(TASKS["mnli"], root, "validation").items == (Texts("8336", "P", "H", 2),)
+    assert load(TASKS["mnli"], root, "train")[0].first == "P"

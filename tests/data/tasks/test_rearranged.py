@@ -1,0 +1,78 @@
+"""Folds, and classification turned into ranking."""
+
+import itertools
+
+import pytest
+
+from ag_jax.data.tasks.catalogue import TASKS
+from ag_jax.data.tasks.folds import fold
+from ag_jax.data.tasks.ranking import rank, ranked
+from ag_jax.data.tasks.task import Choices, Examples, Texts, Words
+
+SENTENCES = Examples(tuple(Words(str(number), ("a",), ("O",)) for number in range(23)), "a test", 4)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_every_example_is_validated_in_one_fold(seed):
+    parts = [fold(SENTENCES, 10, number, seed) for number in range(10)]
+    validated = [example.id for _, validation in parts for example in validation]
+    assert sorted(validated) == sorted(example.id for example in SENTENCES)
+    for train, validation in parts:
+        assert len(validation) in (2, 3) and len(train) + len(validation) == 23
+        assert not set(train) & set(validation)
+        assert train.skipped == validation.skipped == 4 and train.source == "a test"
+    assert (validated == [str(number) for number in range(23)]) == (seed is None)
+
+
+def test_folds_are_a_function_of_the_seed():
+    assert fold(SENTENCES, 10, 3, 5) == fold(SENTENCES, 10, 3, 5) != fold(SENTENCES, 10, 3, 6)
+
+
+@pytest.mark.parametrize(("folds", "number"), [(1, 0), (24, 0), (10, 10), (10, -1)])
+def test_folds_that_are_none(folds, number):
+    with pytest.raises(ValueError, match="expected 2 to 23 folds"):
+        fold(SENTENCES, folds, number)
+
+
+def examples(*rows) -> Examples:
+    return Examples(tuple(Texts(str(number), *row) for number, row in enumerate(rows)), "a test")
+
+
+def test_qnli_is_ranked_by_question():
+    task = TASKS["qnli"]
+    given = examples(("q", "right", 0), ("q", "wrong", 1), ("q", "wrong too", 1), ("r", "right", 0), ("s", "wrong", 1), ("q", "also right", 0))
+    made, left_out = rank(task, given)
+    assert ranked(task).kind == "ranking" and ranked(task).metric == "accuracy"
+    assert left_out == 2 and len(made) == 2
+    for choices, names in zip(made, ({"0", "1"}, {"5", "2"}), strict=True):
+        assert set(choices.names) == names and len(choices.pairs) == 2
+        (right,) = choices.right
+        assert choices.pairs[right][1].endswith("right") and choices.pairs[1 - right][1].startswith("wrong")
+        assert all(first == "q" for first, _ in choices.pairs)
+
+
+def test_wnli_is_ranked_by_premise():
+    task = TASKS["wnli"]
+    given = examples(("p", "right", 1), ("p", "wrong", 0), ("p", "wrong too", 0), ("r", "wrong", 0), ("s", "right", 1))
+    made, left_out = rank(task, given)
+    assert ranked(task).kind == "choice" and left_out == 2
+    (choices,) = made
+    assert set(choices.names) == {"0", "1", "2"} and choices.pairs[choices.right[0]] == ("p", "right")
+
+
+def test_the_right_candidate_stands_anywhere():
+    given = examples(*itertools.chain(*[((f"q{n}", "right", 0), (f"q{n}", "wrong", 1)) for n in range(200)]))
+    made, left_out = rank(TASKS["qnli"], given)
+    assert left_out == 0 and 70 < sum(choices.right == (0,) for choices in made) < 130
+
+
+def test_unknown_labels_are_candidates_of_one_another():
+    made, left_out = rank(TASKS["wnli"], examples(("p", "a", None), ("p", "b", None), ("q", "c", None)))
+    assert made.items == (Choices("0+1", (("p", "a"), ("p", "b")), None, ("0", "1")),) and left_out == 1
+
+
+def test_what_cannot_be_ranked():
+    with pytest.raises(ValueError, match="task rte cannot be ranked: expected qnli or wnli"):
+        rank(TASKS["rte"], examples(("a", "b", 0)))
+    with pytest.raises(ValueError, match="no text of task qnli has both a right and a wrong candidate"):
+        rank(TASKS["qnli"], examples(("a", "b", 0), ("c", "d", 1)))

@@ -1,0 +1,111 @@
+"""Windows of contexts: every token is in one, and spans of tokens are spans of characters."""
+
+import dataclasses
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from ag_jax.data.tasks.catalogue import TASKS
+from ag_jax.data.tasks.encoding import encode
+from ag_jax.data.tasks.task import Examples, Question
+from ag_jax.data.tasks.windows import _begins, _widest
+from ag_jax.evaluation.answers import normalized
+from tests.data.tasks.conftest import KINDS
+
+CONTEXT = "The cat sat on a mat, and the “old dog” ran to Grüße house. It rained all day (by the river) where 😀 red brick sat."
+SQUAD1, SQUAD2 = TASKS["squad1"], TASKS["squad2"]
+
+
+def encoded(tokenizer, *questions, task=SQUAD1, length=24, stride=5, **settings):
+    return encode(task, Examples(questions, "a test"), tokenizer, length, 1, stride=stride, **settings)
+
+
+def question(*answers, context=CONTEXT, text="where did the cat sit?"):
+    return Question("0", text, context, tuple((answer, context.index(answer)) for answer in answers))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("answer", ["The cat", "a mat", "old dog", "Grüße", "by the river", "sat.", "😀", "It rained all day (by"])
+def test_an_answer_is_found_again_in_every_window_that_holds_it(family, kind, answer):
+    features = encoded(family[kind], question(answer), length=48, stride=3)
+    held = 0
+    assert len(features) > 3
+    for row, places in zip(features.rows, features.characters, strict=True):
+        if row["starts"]:
+            held += 1
+            found = CONTEXT[places[row["starts"], 0] : places[row["ends"], 1]]
+            # A piece may hold more than the answer's end, such as a full stop.
+            assert answer in found and len(found) <= len(answer) + 1 and normalized(found) == normalized(answer)
+    assert held > 0 and features.lost == 0
+
+
+@given(st.integers(1, 300), st.integers(1, 60), st.data())
+@settings(deadline=None)
+def test_windows_hold_every_token_and_each_is_best_off_in_one_of_them(length, room, data):
+    stride = data.draw(st.integers(1, room))
+    begins = _begins(length, room, stride)
+    inside = np.array([[begin <= token < min(begin + room, length) for token in range(length)] for begin in begins])
+    assert inside.any(0).all() and begins[-1] < length
+    assert len(begins) == 1 or begins[-2] + room < length  # no window more than it takes
+    widest = _widest(length, begins, room)
+    assert inside[widest, np.arange(length)].all()
+    context = [
+        [min(token - begin, min(begin + room, length) - 1 - token) if inside[number, token] else -1 for token in range(length)]
+        for number, begin in enumerate(begins)
+    ]
+    assert (np.max(context, axis=0) == np.array(context)[widest, np.arange(length)]).all()
+
+
+def test_rows_of_a_long_context(bpe):
+    features = encoded(bpe, question("a mat"), question("red brick"), length=32, stride=6)
+    assert features.owner.tolist() == sorted(features.owner) and set(features.owner) == {0, 1}
+    ids = bpe.encode("where did the cat sit?")[:16]
+    seen = []
+    for row, places in zip(features.rows, features.characters, strict=True):
+        tokens = row["tokens"]
+        assert len(tokens) <= 32 and tokens[1 : 1 + len(ids)].tolist() == ids
+        first = 3 + len(ids)
+        assert row["span_weights"].tolist() == [0] * first + [1] * (len(tokens) - first - 1) + [0]
+        assert (places[row["span_weights"] == 0] == (-1, -1, 0)).all()
+        assert row["weights"] == (row["starts"] > 0)  # a window without the answer says nothing in SQuAD 1.1
+        seen += [tuple(place[:2]) for place in places if place[2]]
+    # Over both questions every token of the context is best off twice.
+    ((_, located),) = bpe.locate_batch([CONTEXT])
+    assert len(seen) == 2 * len(located)
+    assert features.truncated == (2 if len(bpe.encode("where did the cat sit?")) > 16 else 0)
+
+
+def test_training_leaves_out_what_cannot_be_learned(bpe):
+    whole, training = (encoded(bpe, question("a mat"), training=flag) for flag in (False, True))
+    assert 0 < len(training) < len(whole)
+    assert all(row["starts"] for row in training.rows)
+    # With unanswerable questions a window without the answer is one.
+    two = encoded(bpe, question("a mat"), question(), task=SQUAD2, training=True)
+    assert len(two) == 2 * len(whole)
+    assert {int(row["starts"] > 0) for row in two.rows} == {0, 1}
+    for row in two.rows:
+        assert row["weights"] == 1 and row["span_weights"][0] == 1
+        assert row["starts"] or row["ends"] == 0
+    assert not any(row["starts"] for row in two.rows[len(whole) :])
+
+
+def test_an_answer_that_fits_no_window_is_counted(bpe):
+    long = question(CONTEXT[4:90])
+    assert encoded(bpe, long).lost == 1
+    assert encoded(bpe, long, training=True).lost == 1
+    assert encoded(bpe, question("a mat")).lost == encoded(bpe, question(), task=SQUAD2).lost == 0
+
+
+def test_a_question_without_known_answers_is_only_predicted(bpe):
+    unknown = dataclasses.replace(question(), answers=None)
+    for task in (SQUAD1, SQUAD2):
+        assert all(row["weights"] == 0 and row["starts"] == 0 for row in encoded(bpe, unknown, task=task).rows)
+
+
+def test_a_long_question_is_cut_and_counted(bpe):
+    features = encoded(bpe, question("a mat", text="why " * 60), length=32)
+    assert features.truncated == 1
+    assert all(len(row["tokens"]) <= 32 for row in features.rows)
+    assert features.rows[0]["tokens"][17:19].tolist() == [bpe.specials.end] * 2

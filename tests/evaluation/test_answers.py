@@ -1,0 +1,91 @@
+"""SQuAD's scores by hand, and the choice of spans against trying all of them."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from ag_jax.evaluation import answers
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Cat, sat!", "cat sat"),
+        ("an apple a day", "apple day"),
+        ("theatre another", "theatre another"),
+        ("$1.50", "150"),
+        ("well-known U.S.", "wellknown us"),
+        ("a", ""),
+        ("–“Überall”", "–“überall”"),  # only ASCII's punctuation goes, as in the scripts
+        ("the\u00a0end\n", "end"),
+    ],
+)
+def test_normalized(text, expected):
+    assert answers.normalized(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("prediction", "wanted", "exact", "f1"),
+    [
+        ("the Denver Broncos", ["Denver Broncos"], 1, 1),
+        ("Broncos", ["Denver Broncos"], 0, 2 / 3),
+        ("Denver Denver", ["Denver Broncos"], 0, 1 / 2),
+        ("Denver Denver", ["Denver Denver Broncos"], 0, 4 / 5),
+        ("Broncos", ["Panthers", "Denver Broncos", "the Broncos!"], 1, 1),
+        ("red cat", ["red dog", "red fat cat"], 0, 4 / 5),
+        ("Panthers", ["Broncos"], 0, 0),
+        ("", ["Broncos"], 0, 0),
+        ("", [], 1, 1),
+        ("Broncos", [], 0, 0),
+        ("the", [], 1, 1),
+        ("the", ["the", "the cat"], 0, 0),  # what is left of "the" is no answer
+        ("", ["the"], 1, 1),
+    ],
+)
+def test_scores_by_hand(prediction, wanted, exact, f1):
+    assert answers.exact_match(prediction, wanted) == exact
+    assert answers.f1(prediction, wanted) == pytest.approx(f1)
+
+
+def windows(rng, sizes, context):
+    """Windows over the words of a context with random logits; each word has its most context in one of them."""
+    words = [match.span() for match in re.finditer(r"\w+", context)]
+    chosen = rng.integers(0, len(sizes), len(words))
+    made = []
+    for number, (first, last) in enumerate(sizes):
+        places = np.full((3 + last - first, 3), (-1, -1, 0))
+        for token, word in enumerate(range(first, last), 2):
+            places[token] = (*words[word], chosen[word] == number)
+        logits = rng.normal(size=(len(places) + 4, 2))  # a batch is longer
+        made.append((logits, places))
+    return made
+
+
+def by_trying(context, made, longest):
+    tried = []
+    for logits, places in made:
+        for first, last in itertools.product(range(len(places)), repeat=2):
+            if places[first, 2] and places[last, 0] >= 0 and first <= last < first + longest:
+                tried.append((logits[first, 0] + logits[last, 1], context[places[first, 0] : places[last, 1]]))
+    return max(tried)
+
+
+@pytest.mark.parametrize("longest", [1, 3, 30])
+def test_the_best_span_is_that_of_trying_all(longest):
+    context = "eins, zwei drei vier; fünf sechs (sieben) acht"
+    for seed in range(20):
+        made = windows(np.random.default_rng(seed), [(0, 4), (2, 7), (5, 8)], context)
+        chosen = answers.choose(context, made, longest)
+        score, text = by_trying(context, made, longest)
+        assert chosen.text == text
+        none = min(logits[0].sum() for logits, _ in made)
+        assert chosen.none == pytest.approx(none - score)
+        assert chosen.or_none() == ("" if none > score else text)
+        assert chosen.or_none(chosen.none) == text and chosen.or_none(chosen.none - 0.1) == ""
+
+
+def test_spans_of_nothing():
+    places = np.array([[-1, -1, 0], [3, 3, 1]])  # no character, and a piece that stands for none
+    assert answers.choose("text", [(np.ones((2, 2)), places)]).text == ""

@@ -1,0 +1,127 @@
+"""Logits to predictions, through real features: right logits give the labels back."""
+
+import numpy as np
+import pytest
+
+from ag_jax.data import tokenizers
+from ag_jax.data.config import TokenizerConfig
+from ag_jax.data.tasks import buckets
+from ag_jax.data.tasks.catalogue import TASKS
+from ag_jax.data.tasks.encoding import encode
+from ag_jax.data.tasks.task import Choices, Examples, Question, Texts, Words
+from ag_jax.evaluation import metrics
+from ag_jax.evaluation.predictions import average, choose_answers, predict
+
+CONTEXT = "Anna met Bo in the old house. It rained, and the dog ran to Cleo. " * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> tokenizers.Tokenizer:
+    return tokenizers.train(TokenizerConfig(vocabulary_size=300), [CONTEXT])
+
+
+EXAMPLES = {
+    "mnli": [Texts("0", "Anna met Bo", "It rained", 2), Texts("1", "Anna", "Bo", 0)],
+    "stsb": [Texts("0", "Anna", "Bo", 1.25), Texts("1", "Anna", "Bo", 5.0)],
+    "dream": [Choices("0", (("x", "a"), ("x", "b"), ("x", "c")), (2,)), Choices("1", (("x", "a"), ("x", "b")), (0,))],
+    "oromo_ner": [Words("0", ("Anna", "met", "Bo"), ("B-PER", "O", "B-PER")), Words("1", ("old", "house") * 9, ("B-LOC", "I-LOC") * 9)],
+    "squad1": [Question("0", "who?", CONTEXT, (("Cleo", CONTEXT.rindex("Cleo")),)), Question("1", "who?", CONTEXT, (("Bo in", 9),))],
+    "squad2": [Question("0", "who?", CONTEXT, (("the dog", 45),)), Question("1", "why?", CONTEXT, ())],
+}  # fmt: skip
+RIGHT = {
+    "mnli": [2, 0],
+    "stsb": pytest.approx([1.25, 5.0]),
+    "dream": [2, 0],
+    "oromo_ner": [example.tags for example in EXAMPLES["oromo_ner"]],
+    "squad1": ["Cleo", "Bo in"],
+    "squad2": ["the dog", ""],
+}
+
+
+def logits_of(batch, kind, classes, score=5.0):
+    """What a model that knows the labels would say, with noise."""
+    rng = np.random.default_rng(0)
+    if kind == "classification":
+        return score * np.eye(classes)[batch["labels"]]
+    if kind == "regression":
+        return batch["labels"]
+    if kind == "choice":
+        # A candidate that is not there is never the answer, however high its score.
+        return np.where(batch["choice_weights"] > 0, score * batch["labels"], 99.0)
+    if kind == "tagging":
+        return score * np.eye(classes)[batch["labels"]]
+    found = rng.normal(size=(*batch["tokens"].shape, 2))
+    found[..., 0] += score * 3 * np.eye(found.shape[1])[batch["starts"]]
+    found[..., 1] += score * 3 * np.eye(found.shape[1])[batch["ends"]]
+    return found
+
+
+def run(task, features, **settings):
+    """Logits of the rows of features by way of batches, in another order and of other lengths."""
+    found = [None] * len(features)
+    for batch in buckets.batches(features, 3, max_length=64, shuffle=True, seed=3):
+        for row, logits in zip(batch["rows"], logits_of(batch, task.kind, len(task.labels), **settings), strict=True):
+            if row >= 0:
+                found[row] = logits
+    return found
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_right_logits_give_the_labels_back(tokenizer, name):
+    task, examples = TASKS[name], Examples(tuple(EXAMPLES[name]), "a test")
+    features = encode(task, examples, tokenizer, 64, 1, stride=16)
+    predictions = predict(task, examples, features, run(task, features))
+    assert predictions == RIGHT[name]
+    assert metrics.evaluate(task, examples, predictions)[task.metric] == pytest.approx(1)
+    with pytest.raises(ValueError, match=f"expected the logits of {len(features)} rows, got 0"):
+        predict(task, examples, features, [])
+
+
+def test_words_that_were_cut_are_outside(tokenizer):
+    task, examples = TASKS["oromo_ner"], Examples(tuple(EXAMPLES["oromo_ner"]), "a test")
+    features = encode(task, examples, tokenizer, 12, 1)
+    predictions = predict(task, examples, features, run(task, features))
+    kept = int(features.rows[1]["label_weights"].sum())
+    assert 0 < kept < 18 and features.cut_words == 18 - kept
+    assert predictions[1] == examples[1].tags[:kept] + ("O",) * (18 - kept)
+
+
+def test_an_answer_where_there_may_be_none(tokenizer):
+    examples = Examples(tuple(EXAMPLES["squad2"]), "a test")
+    features = encode(TASKS["squad2"], examples, tokenizer, 64, 1, stride=16)
+    chosen = choose_answers(examples, features, run(TASKS["squad2"], features))
+    assert chosen[0].none < 0 < chosen[1].none and chosen[0].text == "the dog" and chosen[1].text
+
+
+def softmax(scores, axis):
+    return np.exp(scores) / np.exp(scores).sum(axis, keepdims=True)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_ensemble_averages_probabilities(tokenizer, name):
+    task, examples = TASKS[name], Examples(tuple(EXAMPLES[name]), "a test")
+    features = encode(task, examples, tokenizer, 64, 1, stride=16)
+    rng = np.random.default_rng(1)
+    # Without what batches add: [C] as it is, [L, ...] and candidates to the length of the row.
+    one = [
+        np.asarray(logits)[: len(row["tokens"])] if task.kind in ("span", "tagging", "choice") else np.asarray(logits)
+        for row, logits in zip(features.rows, run(task, features, score=1.0), strict=True)
+    ]
+    other = [logits + rng.normal(size=np.shape(logits)) for logits in one]
+    axis = 0 if task.kind == "span" else -1
+    for first, second, found in zip(one, other, average([one, other], task), strict=True):
+        if task.kind == "regression":
+            assert found == pytest.approx((first + second) / 2)
+        else:
+            assert softmax(found, axis) == pytest.approx((softmax(first, axis) + softmax(second, axis)) / 2)
+    assert predict(task, examples, features, average([one], task)) == predict(task, examples, features, one)
+
+
+def test_an_ensemble_survives_certainty():
+    sure, unsure = [np.array([2000.0, 0.0, -2000.0])], [np.array([0.0, 0.1, 0.2])]
+    (found,) = average([sure, unsure], TASKS["mnli"])
+    assert np.isfinite(found).all() and np.argmax(found) == 0
+    (found,) = average([sure, sure], TASKS["mnli"])
+    assert np.isfinite(found).all() and np.argmax(found) == 0
+    with pytest.raises(ValueError, match="zip"):
+        average([sure, unsure * 2], TASKS["mnli"])

@@ -1,0 +1,143 @@
+"""Config files of fine-tuning: every variant parses, arms differ, and each takes a tiny trial of its first task."""
+
+import itertools
+import json
+import pathlib
+
+import pytest
+from etils import epath
+
+from ag_jax import configuration, protocols
+from ag_jax.finetuning import comparison, splits
+from ag_jax.finetuning.config import FinetuningConfig
+from tests.finetuning import tiny_tasks
+
+CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
+SCALE = ("paper", "small")
+ARGUMENTS = {
+    "finetune/glue.py": {"protocol": ("roberta", "asa", "ag"), "mnli_first": (False, True), "scale": SCALE},
+    "finetune/squad.py": {"tasks": ("squad1+squad2", "xquad_en+xquad_de"), "scale": SCALE},
+    "finetune/tagging.py": {"tasks": ("all", "conll2003"), "scale": SCALE},
+    "finetune/choice.py": {"tasks": ("all", "hellaswag+dream"), "scale": SCALE},
+    "finetune/anli.py": {"scale": SCALE},
+    "finetune/filipino.py": {"tasks": ("all", "filipino_hatespeech"), "scale": SCALE},
+    "finetune/oromo.py": {"tasks": ("all", "oromo_ner"), "scale": SCALE},
+    "ag/table1_mismatched_pretraining.py": {"arm": ("random", "french", "english"), "scale": SCALE},
+    "ag/table4_downstream.py": {"language": ("english", "filipino", "oromo"), "arm": ("mlm", "ag"), "scale": SCALE},
+    "roberta/table5_glue.py": {"mnli_first": (False, True), "scale": SCALE},
+    "roberta/table6_squad.py": {"scale": SCALE},
+    "roberta/table7_race.py": {"scale": SCALE},
+}
+GIVEN = {"ag/table1_mismatched_pretraining.py": "english=E,french=F", "ag/table4_downstream.py": "mlm=M,ag=A"}
+
+
+def variants(name):
+    for values in itertools.product(*ARGUMENTS[name].values()):
+        chosen = zip(ARGUMENTS[name], values, strict=True)
+        yield ",".join([GIVEN.get(name, "checkpoint=C"), *(f"{key}={value}" for key, value in chosen)])
+
+
+def parsed(name: str, argument: str) -> FinetuningConfig:
+    return configuration.parse(FinetuningConfig, configuration.load(f"{CONFIGS / name}:{argument}"))
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_every_variant_parses_and_its_tasks_can_be_judged(name):
+    for argument in variants(name):
+        config = parsed(name, argument)
+        assert config.seeds == (0, 1, 2, 3, 4) and config.data == ""
+        for task, recipe in config.tasks.items():
+            splits.find_task(task, recipe)
+            assert recipe.max_length == 64 or "scale=paper" in argument
+    with pytest.raises(ValueError, match="in the argument of the config file: unknown setting 'taks'"):
+        parsed(name, f"{GIVEN.get(name, 'checkpoint=C')},taks=x")
+
+
+def test_a_task_that_a_file_does_not_have_is_named():
+    with pytest.raises(ValueError, match="unknown setting 'sst3'; did you mean 'sst2'"):
+        parsed("finetune/glue.py", "checkpoint=C,tasks=rte+sst3")
+    with pytest.raises(ValueError, match="add mnli to tasks"):
+        parsed("finetune/glue.py", "checkpoint=C,tasks=rte,mnli_first=True")
+    with pytest.raises(ValueError, match="the config file needs the argument checkpoint"):
+        parsed("finetune/glue.py", "tasks=rte")
+
+
+def test_arms_are_their_checkpoints():
+    configs = comparison.arm_configs(f"{CONFIGS / 'ag/table4_downstream.py'}:mlm=M,ag=A", {})
+    assert {arm: config.checkpoint for arm, config in configs.items()} == {"mlm": "M", "ag": "A"}
+    configs = comparison.arm_configs(f"{CONFIGS / 'ag/table1_mismatched_pretraining.py'}:english=E,chinese=Z", {})
+    assert {arm: (config.checkpoint, config.fresh) for arm, config in configs.items()} == {
+        "random": ("E", True),
+        "chinese": ("Z", False),
+        "english": ("E", False),
+    }
+
+
+def test_robertas_sweep():
+    recipe = parsed("roberta/table5_glue.py", "checkpoint=C").tasks["rte"]
+    assert set(recipe.points) == {(rate, size) for rate in (1e-5, 2e-5, 3e-5) for size in (16, 32)}
+    assert (recipe.epochs, recipe.warmup_fraction, recipe.weight_decay, recipe.decay) == (10, 0.06, 0.1, "linear")
+    assert (recipe.beta1, recipe.beta2, recipe.epsilon, recipe.clip_norm) == (0.9, 0.98, 1e-6, 0.0)
+    race = parsed("roberta/table7_race.py", "checkpoint=C").tasks["race"]
+    assert (race.points, race.epochs, race.weight_decay, race.max_length) == (((1e-5, 16),), 4, 0.1, 512)
+    squad = parsed("roberta/table6_squad.py", "checkpoint=C").tasks["squad2"]
+    assert (squad.points, squad.epochs, squad.weight_decay) == (((1.5e-5, 48),), 2, 0.01)
+
+
+def test_only_what_should_start_from_mnli_does():
+    tasks = parsed("roberta/table5_glue.py", "checkpoint=C,mnli_first=True").tasks
+    assert {name for name, recipe in tasks.items() if recipe.initial_task == "mnli"} == {"rte", "stsb", "mrpc"}
+    assert not any(recipe.initial_task for recipe in parsed("roberta/table5_glue.py", "checkpoint=C").tasks.values())
+
+
+@pytest.mark.parametrize("task", protocols.ASA_TABLE_5)
+def test_table_5_of_asa(task):
+    name = "finetune/glue.py" if task in protocols.GLUE else "finetune/anli.py"
+    name = {"wnut17": "finetune/tagging.py", "dream": "finetune/choice.py", "hellaswag": "finetune/choice.py"}.get(task, name)
+    argument = f"checkpoint=C,tasks={task}" + (",protocol=asa" if name == "finetune/glue.py" else "")
+    recipe = parsed(name, argument).tasks[task]
+    shown = (recipe.learning_rates[0], recipe.batch_sizes[0], recipe.epochs, recipe.warmup_fraction, recipe.max_length)
+    assert shown == protocols.ASA_TABLE_5[task] and recipe.clip_norm == 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_tasks.write(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny_tasks.checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+# A task of each kind and file: the rest is other words.
+TRIED = {
+    "finetune/glue.py": ("tasks=rte,protocol=asa", "rte"),
+    "finetune/squad.py": ("tasks=squad2", "squad2"),
+    "finetune/tagging.py": ("tasks=wnut17", "wnut17"),
+    "finetune/choice.py": ("tasks=dream", "dream"),
+    "finetune/anli.py": ("tasks=anli_r1", "anli_r1"),
+    "finetune/filipino.py": ("", "filipino_hatespeech"),
+    "finetune/oromo.py": ("tasks=oromo_news", "oromo_news"),
+    "ag/table1_mismatched_pretraining.py": ("tasks=sst2,arm=random", "sst2"),
+    "ag/table4_downstream.py": ("language=oromo,arm=ag", "oromo_ner"),
+    "roberta/table5_glue.py": ("tasks=stsb", "stsb"),
+    "roberta/table6_squad.py": ("tasks=squad1", "squad1"),
+    "roberta/table7_race.py": ("", "race"),
+}
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_one_tiny_trial(name, folder, checkpoint, tmp_path, one_device):
+    argument, task = TRIED[name]
+    given = {"ag/table1_mismatched_pretraining.py": "english={0}", "ag/table4_downstream.py": "mlm={0},ag={0}"}
+    model = given.get(name, "checkpoint={0}").format(checkpoint)
+    few = {f"tasks.{task}.{key}": value for key, value in tiny_tasks.FEW.items()}
+    few |= {f"tasks.{task}.folds": 3} if task == "oromo_ner" else {}
+    arguments = ",".join(filter(None, [model, argument, "seeds=1,scale=small", f"data={folder}"]))
+    report = comparison.evaluate(f"{CONFIGS / name}:{arguments}", few, epath.Path(tmp_path / "w"))
+    numbers = json.loads((report.parent / "report.json").read_text())["tasks"][task]
+    (of_arm,) = numbers["arms"].values()
+    score = of_arm["splits"][of_arm["headline"]][numbers["metric"]]
+    assert -1 <= score["mean"] <= 1 and score["n"] == 1
+    assert f"| {task} | {numbers['metric']} |" in report.read_text()

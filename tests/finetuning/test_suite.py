@@ -1,0 +1,330 @@
+"""Suites with a trial that trains nothing: what is run, resumed, chosen, kept, reported and refused."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import scipy.stats
+from etils import epath
+
+from ag_jax import configuration
+from ag_jax.finetuning import comparison, report, suite
+from ag_jax.finetuning import splits as task_splits
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.training.stopping import Interrupted, StopSignal
+from tests.finetuning import tiny_tasks
+
+SMALL = {"max_length": 32, "epochs": 2}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return str(tiny_tasks.write(tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """The names of the trials that were run; `calls.stop` is the number of the one that dies."""
+
+    class Calls(list):
+        stop = None
+
+    calls = Calls()
+
+    def run_trial(one, config, start, splits, directory, keep):
+        calls.append(f"{one.task}/{directory.name}")
+        if len(calls) == calls.stop:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "predictions_validation.jsonl").write_text('{"id": ')  # as a kill may leave it
+            raise KeyboardInterrupt
+        return tiny_tasks.run_trial(one, config, start, splits, directory, keep)
+
+    monkeypatch.setattr(suite.trial, "run_trial", run_trial)
+    monkeypatch.setattr(suite.trial, "encode", lambda splits, tokenizer, encoder, recipe: splits)
+    monkeypatch.setattr(suite.weights, "open_encoder", tiny_tasks.open_encoder)
+    (tmp_path / "model").mkdir()
+    return calls
+
+
+def config(tmp_path, data, tasks=("sst2",), seeds=(0, 1, 2), **settings) -> FinetuningConfig:
+    values = configuration.default(FinetuningConfig)
+    values.update(checkpoint=str(tmp_path / "model"), data=data, seeds=seeds)
+    for task in tasks:
+        values.tasks[task] = configuration.default(Recipe)
+        values.tasks[task].update(SMALL)
+    values.update_from_flattened_dict(settings)
+    return configuration.parse(FinetuningConfig, values)
+
+
+FILE = """
+from ag_jax import configuration
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+
+def get_config(argument=""):
+    chosen = configuration.arguments(argument, model=str, data=str, tasks="sst2", seeds=3, arm=("ag", "mlm"))
+    config = configuration.default(FinetuningConfig)
+    config.title = "A title"
+    config.checkpoint = chosen.model
+    config.data = chosen.data
+    config.seeds = tuple(range(chosen.seeds))
+    for task in chosen.tasks.split("+"):
+        config.tasks[task] = configuration.default(Recipe)
+        config.tasks[task].update(max_length=32, epochs=2, learning_rates=(1e-4, 2e-4) if chosen.arm == "ag" else (3e-4, 1e-4))
+        config.tasks[task].folds = 4 if task == "oromo_ner" else 0
+    config.arms = "mlm,ag"
+    return config
+"""
+
+
+@pytest.fixture
+def source(tmp_path, data):
+    path = tmp_path / "c.py"
+    path.write_text(FILE)
+    return f"{path}:model={tmp_path / 'model'},data={data}"
+
+
+def test_every_point_seed_and_fold_is_a_trial(tmp_path, data):
+    settings = {"tasks.sst2.learning_rates": (1e-5, 2e-5), "tasks.oromo_ner.folds": 3}
+    made = config(tmp_path, data, ("sst2", "oromo_ner"), (0, 4), **settings)
+    names = [suite.directory_of(epath.Path("w"), one).as_posix() for one in suite.trials(made, "sst2")]
+    assert names == [f"w/sst2/lr{rate}-bs32-seed{seed}" for rate in ("1e-05", "2e-05") for seed in (0, 4)]
+    folds = [suite.directory_of(epath.Path("w"), one).name for one in suite.trials(made, "oromo_ner")]
+    assert folds == [f"lr2e-05-bs32-seed{seed}-fold{fold}" for seed in (0, 4) for fold in range(3)]
+
+
+def test_killed_anywhere_and_run_again_is_the_same_table(source, tmp_path, calls):
+    comparison.compare(source, {}, epath.Path(tmp_path / "whole"))
+    whole = [*calls]
+    assert len(whole) == 12 and len(set(whole)) == 9, "two arms, two points, three seeds; the arms have a point in common"
+    for stop in (1, 4, 9):
+        calls.clear()
+        calls.stop = stop
+        workdir = epath.Path(tmp_path / f"killed{stop}")
+        with pytest.raises(KeyboardInterrupt):
+            comparison.compare(source, {}, workdir)
+        assert not (workdir / "report.md").exists()
+        calls.stop = None
+        comparison.compare(source, {}, workdir)
+        assert [name for number, name in enumerate(calls, 1) if number != stop] == whole
+        for name in ("report.md", "report.json"):
+            assert (workdir / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+def test_what_is_done_needs_no_checkpoint(source, tmp_path, calls):
+    path = comparison.evaluate(source, {}, epath.Path(tmp_path / "w"))
+    before, text = len(calls), path.read_text()
+    (tmp_path / "model").rmdir()
+    assert comparison.evaluate(source, {}, epath.Path(tmp_path / "w")).read_text() == text and len(calls) == before
+
+
+def test_a_sweep_may_grow_and_other_settings_may_not(tmp_path, data, calls):
+    workdir = epath.Path(tmp_path / "w")
+    suite.run(config(tmp_path, data), workdir)
+    grown = {"tasks.sst2.learning_rates": (2e-5, 5e-5)}
+    suite.run(config(tmp_path, data, ("sst2", "rte"), (0, 1, 2, 3), **grown), workdir)
+    assert len(calls) == 3 + 5 + 4 and len(set(calls)) == 12
+    suite.run(config(tmp_path, data), workdir)  # a part of it again
+    assert len(calls) == 12
+    with pytest.raises(ValueError, match="tasks.sst2.epochs: there 2, now 3\n"):
+        suite.run(config(tmp_path, data, **{"tasks.sst2.epochs": 3}), workdir)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"model": {}, "training": {}, "data": {}}')
+    with pytest.raises(ValueError, match="holds a run of pre-training"):
+        suite.run(config(tmp_path, data), epath.Path(tmp_path / "run"))
+
+
+def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
+    comparison.compare(source, {}, epath.Path(tmp_path / "w"))
+    numbers = json.loads((tmp_path / "w" / "report.json").read_text())
+    splits = task_splits.read("sst2", Recipe(), data)
+    rates = {"mlm": (3e-4, 1e-4), "ag": (1e-4, 2e-4)}
+    values = {}
+    for arm, of_arm in numbers["tasks"]["sst2"]["arms"].items():
+        points = {
+            rate: [tiny_tasks.accuracies(splits, "sst2", rate, 32, seed, False) for seed in range(3)] for rate in rates[arm]
+        }
+        best = max(points, key=lambda rate: np.median(points[rate]))
+        assert of_arm["chosen"] == {"learning_rate": best, "batch_size": 32}
+        shown, values[arm] = of_arm["splits"]["validation"]["accuracy"], points[best]
+        assert shown["values"] == pytest.approx(points[best]) and shown["n"] == 3
+        assert shown["median"] == pytest.approx(np.median(points[best]))
+        assert shown["deviation"] == pytest.approx(np.std(points[best], ddof=1))
+        assert set(of_arm["splits"]) == {"validation"}, "the test set has no labels, and must not be scored"
+        assert [point["learning_rate"] for point in of_arm["sweep"] if point["chosen"]] == [best]
+        assert of_arm["counts"] == {"train": 24, "validation": 11, "truncated": 3, "skipped": 0, "trials": 6}
+        assert of_arm["seconds"] == 9.0
+        key = [("sst2", best, 32, seed, False) for seed in range(3)]
+        guesses = [[tiny_tasks.guess(example, *one)[1] for one in key] for example in splits.validation]
+        soft = [np.mean(np.exp(g) / np.exp(g).sum(-1, keepdims=True), axis=0).argmax() for g in map(np.asarray, guesses)]
+        expected = np.mean([s == example.label for s, example in zip(soft, splits.validation, strict=True)])
+        assert of_arm["ensemble"]["validation"]["accuracy"] == pytest.approx(expected)
+    p_value = numbers["tasks"]["sst2"]["arms"]["ag"]["p_value"]
+    assert p_value["seeds"] == pytest.approx(scipy.stats.ttest_rel(values["ag"], values["mlm"]).pvalue)
+    best = {arm: of_arm["chosen"]["learning_rate"] for arm, of_arm in numbers["tasks"]["sst2"]["arms"].items()}
+    right = {
+        arm: [
+            np.mean([tiny_tasks.guess(example, "sst2", rate, 32, seed, False)[0] == example.label for seed in range(3)])
+            for example in splits.validation
+        ]
+        for arm, rate in best.items()
+    }
+    assert p_value["examples"] == pytest.approx(scipy.stats.ttest_rel(right["ag"], right["mlm"]).pvalue)
+    assert numbers["tasks"]["sst2"]["arms"]["mlm"]["p_value"] is None and numbers["baseline"] == "mlm"
+
+
+def test_the_report_says_what_a_paper_prints(source, tmp_path, calls):
+    text = comparison.compare(f"{source},tasks=sst2+stsb", {"seeds": (3, 7)}, epath.Path(tmp_path / "w")).read_text()
+    numbers = json.loads((tmp_path / "w" / "report.json").read_text())
+    assert text.startswith("# A title\n") and "'--config.seeds=(3, 7)'`" in text
+    assert "over 2 seeds (3, 7)" in text
+    assert text.index("| sst2 | accuracy | validation |") < text.index("| stsb | pearson | validation |")
+    of_ag = numbers["tasks"]["sst2"]["arms"]["ag"]["splits"]["validation"]["accuracy"]
+    shown = f"{100 * of_ag['mean']:.1f} ± {100 * of_ag['deviation']:.1f} ({100 * of_ag['median']:.1f})"
+    assert re.search(rf"\| sst2 \| accuracy \| validation \| [^|]+ \| {re.escape(shown)}[+*]* \|", text)
+    assert "| stsb | validation | spearman |" in text and "; together" in text
+    assert "| `tasks.sst2.learning_rates` | [0.0003, 0.0001] | [0.0001, 0.0002] |" in text
+    assert "| sst2 | ag | 24 | 11 | 3 | 0 | 4 | 6 |" in text
+
+
+def test_files_for_the_server_are_the_ensembles_predictions(source, tmp_path, calls):
+    text = comparison.evaluate(f"{source},tasks=sst2+rte", {}, epath.Path(tmp_path / "w")).read_text()
+    assert "- sst2: submission/SST-2.tsv has the 7 predictions of test" in text
+    lines = (tmp_path / "w" / "submission" / "RTE.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction" and len(lines) == 1 + tiny_tasks.TEST
+    assert {line.partition("\t")[2] for line in lines[1:]} <= {"entailment", "not_entailment"}
+
+
+def test_folds_are_pooled_and_averaged(source, tmp_path, calls, data):
+    comparison.evaluate(f"{source},tasks=oromo_ner,seeds=2", {}, epath.Path(tmp_path / "w"))
+    assert len(calls) == 2 * 2 * 4
+    (of_arm,) = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]["oromo_ner"]["arms"].values()
+    assert of_arm["headline"] == "all folds"
+    splits = task_splits.read("oromo_ner", Recipe(folds=4), data)
+    assert len(splits.train) == 17
+    rate = of_arm["chosen"]["learning_rate"]
+    pooled, of_folds = [], []
+    for seed in range(2):
+        found = {example.id: tiny_tasks.guess(example, "oromo_ner", rate, 32, seed, False)[0] for example in splits.train}
+        parts = [task_splits.of_fold(splits, number, 4).others["test"] for number in range(4)]
+        assert sorted(example.id for part in parts for example in part) == sorted(found)
+        # Every entity is one word; a wrong guess finds none, so precision is 1 and F1 = 2 r / (1 + r).
+        recall = [np.mean([found[example.id][0] != "O" for example in part]) for part in parts]
+        of_folds.append(np.mean([2 * r / (1 + r) for r in recall]))
+        whole = np.mean([tags[0] != "O" for tags in found.values()])
+        pooled.append(2 * whole / (1 + whole))
+    assert of_arm["splits"]["all folds"]["entity_f1"]["values"] == pytest.approx(pooled)
+    assert of_arm["splits"]["mean of folds"]["entity_f1"]["values"] == pytest.approx(of_folds)
+
+
+def test_no_example_is_tested_by_a_model_that_saw_it(data):
+    splits = task_splits.read("oromo_ner", Recipe(folds=5), data)
+    for number in range(5):
+        fold = task_splits.of_fold(splits, number, 5)
+        parts = [{example.id for example in part} for part in (fold.train, fold.validation, fold.others["test"])]
+        assert sum(map(len, parts)) == len(set.union(*parts)) == 17
+
+
+def test_tasks_start_from_the_best_weights_of_the_same_seed(tmp_path, data, calls, monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        suite.weights, "open_encoder", lambda path, *rest, **more: started.append(path) or tiny_tasks.open_encoder(path, *rest, **more)
+    )
+    settings = {"tasks.rte.initial_task": "sst2", "tasks.sst2.learning_rates": (1e-4, 2e-4)}
+    workdir = epath.Path(tmp_path / "w")
+    suite.run(config(tmp_path, data, ("sst2", "rte"), (0, 1), **settings), workdir)
+    assert [name.split("/")[0] for name in calls] == ["sst2"] * 4 + ["rte"] * 2
+    splits = task_splits.read("sst2", Recipe(), data)
+    for seed, path in enumerate(started[1:]):
+        best = max((1e-4, 2e-4), key=lambda rate: tiny_tasks.accuracies(splits, "sst2", rate, 32, seed, False))
+        assert path == str(workdir / "sst2" / f"lr{best:g}-bs32-seed{seed}")
+    kept = {found.parent.name for found in (tmp_path / "w").glob("*/*/weights")}
+    assert kept == {epath.Path(path).name for path in started[1:]}
+
+
+def test_legacy_evaluation_is_said_aloud_and_only_where_code_did_it(tmp_path, data):
+    with pytest.raises(ValueError, match="tasks.sst2.legacy_eval is for tasks that released code chose on test data .*anli_r1"):
+        suite.read(config(tmp_path, data, **{"tasks.sst2.legacy_eval": True}))
+    folder = tmp_path / "legacy" / "anli_v1.0" / "R1"
+    folder.mkdir(parents=True)
+    for split, count in (("train", 5), ("dev", 3), ("test", 4)):
+        rows = [{"uid": f"{split}{n}", "context": "a b", "hypothesis": "c", "label": "enc"[n % 3]} for n in range(count)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    root = str(tmp_path / "legacy")
+    honest, legacy = (task_splits.read("anli_r1", Recipe(legacy_eval=flag), root) for flag in (False, True))
+    assert (len(honest.validation), len(legacy.validation)) == (3, 4) and honest.notes == ()
+    assert {example.id for example in legacy.validation} == {example.id for example in honest.others["test"]}
+    assert "chosen on test data" in legacy.notes[0] and not legacy.others
+
+
+@pytest.mark.parametrize(
+    ("tasks", "settings", "error", "message"),
+    [
+        (("sst3",), {}, ValueError, "unknown task 'sst3'"),
+        (("cola",), {}, FileNotFoundError, "no split 'train' below"),
+        (("sst2",), {"data": "/not/there"}, FileNotFoundError, "no split 'train' below /not/there"),
+        (("sst2",), {"checkpoint": "/not/there"}, FileNotFoundError, "checkpoint=/not/there is no model"),
+        (("sst2",), {"tasks.sst2.max_length": 65}, ValueError, "max_length=65 is longer than the 64 positions"),
+        (("sst2",), {"tasks.sst2.metric": "f1"}, ValueError, "tasks.sst2.metric must be one of accuracy, got 'f1'"),
+        (("sst2",), {"tasks.sst2.folds": 4}, ValueError, "tasks.sst2.folds is for tasks without a validation split"),
+        (("oromo_ner",), {}, ValueError, "oromo_ner has no validation split: set tasks.oromo_ner.folds, such as 10"),
+        (("oromo_ner",), {"tasks.oromo_ner.folds": 18}, ValueError, "expected 2 to 17 folds"),
+        (("sst2",), {"tasks.sst2.ranking": True}, ValueError, "sst2 cannot be ranked"),
+        (("sst2",), {"tasks.sst2.first_question": True}, ValueError, "first_question is for dream"),
+    ],
+)
+def test_what_is_wrong_is_found_before_anything_is_trained(tmp_path, data, calls, tasks, settings, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        suite.run(config(tmp_path, settings.pop("data", data), tasks, **settings), epath.Path(tmp_path / "w"))
+    assert not calls and not (tmp_path / "w").exists()
+
+
+def test_arms_that_cannot_be_paired_are_refused(source, tmp_path):
+    path, _, argument = source.partition(":")
+    text = (tmp_path / "c.py").read_text()
+    for change, message in (
+        ("config.seeds = (0,) if chosen.arm == 'ag' else (1,)", "different seeds"),
+        ("config.tasks.sst2.ranking = chosen.arm == 'ag'", "differ in their tasks"),
+        ("config.arms = ''", "names no arms to compare"),
+    ):
+        (tmp_path / "other.py").write_text(text.replace("    return config", f"    {change}\n    return config"))
+        with pytest.raises(ValueError, match=message):
+            comparison.arm_configs(f"{tmp_path / 'other.py'}:{argument}", {})
+
+
+def test_marks_are_for_scores_that_differ():
+    assert report.marks({"seeds": 0.01, "examples": 0.04}, 0.1) == "+*"
+    assert report.marks({"seeds": 0.06, "examples": 0.04}, -0.1) == "*"
+    assert report.marks({"seeds": None, "examples": 0.051}, 0.1) == report.marks(None, 0.1) == ""
+    assert report.marks({"seeds": None, "examples": 0.001}, 0.0) == "", "words may be tagged otherwise, and F1 be the same"
+
+
+def test_real_trials_killed_between_and_within(source, tmp_path, monkeypatch, one_device):
+    """Six steps a trial, three an epoch, two seeds and one point; a signal in the second epoch of each trial in turn."""
+    model = tiny_tasks.checkpoint(tmp_path)
+    path = source.partition(":")[0]
+    source = f"{path}:model={model},data={source.rpartition('data=')[2]},seeds=2"
+    overrides = {"tasks.sst2.learning_rates": (1e-3,), "tasks.sst2.batch_sizes": (8,), "tasks.sst2.max_length": 16}
+    asked, stops = [], {5, 13}
+
+    def reached(_):
+        asked.append(1)
+        return "SIGTERM" if len(asked) in stops else None
+
+    monkeypatch.setattr(StopSignal, "reached", reached)
+    workdir = epath.Path(tmp_path / "killed")
+    for done in (0, 1):
+        with pytest.raises(Interrupted, match="SIGTERM: stopped in epoch 2 of sst2"):
+            comparison.evaluate(source, overrides, workdir)
+        assert len([*workdir.glob("sst2/*/result.json")]) == done
+    comparison.evaluate(source, overrides, workdir)
+    assert len(asked) == 5 + 3 + 5 + 3, "whole epochs and done trials must not be done again"
+    stops.clear()
+    comparison.evaluate(source, overrides, epath.Path(tmp_path / "whole"))
+    numbers = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("killed", "whole")]
+    for of_run in numbers:
+        of_run["tasks"]["sst2"]["arms"]["score"].pop("seconds")
+    assert numbers[0] == numbers[1]
+    for found in (tmp_path / "killed").glob("sst2/*/predictions_*.jsonl"):
+        other = tmp_path / "whole" / found.relative_to(tmp_path / "killed")
+        assert found.read_text() == other.read_text()
