@@ -141,13 +141,18 @@ def tag(directory: str) -> Callable[..., Any]:
     return say
 
 
-def answer(directory: str) -> Callable[[str, str], str]:
-    """The part of a context that answers a question; "" where the model was trained to find that there is none.
+def answer(directory: str, refuses: bool | None = None) -> Callable[[str, str], str]:
+    """The part of a context that answers a question.
+
+    refuses: say "" where the model finds that there is no answer; None: if it was trained here to do so (SQuAD 2.0).
 
         answer = pipelines.answer("runs/squad/squad2/lr2e-05-bs32-seed0")
         answer("Where does the king live?", context)
     """
-    predict = _Predict(_tuned(directory, ("span",)))
+    tuned = _tuned(directory, ("span",))
+    if refuses is not None:
+        tuned = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, answerable=not refuses))
+    predict = _Predict(tuned)
 
     def say(question: str, context: str) -> str:
         if not context.strip():
@@ -182,7 +187,9 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
         ids = opened.tokenizer.encode_batch([texts] if single else list(texts))
         rows = [shape.row(of[: shape.room(pair=False)]) for of in ids]
         features = _features(rows, opened.tokenizer)
-        vectors = np.stack(predicting.logits_of(apply, features, BATCH, shape.max_length)) if rows else np.zeros((0, opened.config.width))
+        if not rows:
+            return np.zeros((0, opened.config.width), np.float32)
+        vectors = np.stack(predicting.logits_of(apply, features, BATCH, shape.max_length))
         return vectors[0] if single else vectors
 
     return say
@@ -195,7 +202,8 @@ class _Predict:
         head = tuned.head
         self.tuned, self.length = tuned, min(max(head.max_length, 1), tuned.config.max_length)
         span = (head.low, head.high)
-        self.task = Task(head.task, head.kind, "", "none", ("none",), (), labels=head.labels, span=span, answerable=head.answerable)
+        settings = {"labels": head.labels, "span": span, "answerable": head.answerable}
+        self.task = Task(head.task, head.kind, "", "none", ("none",), (), **settings)
         self._apply = jax.jit(lambda batch: tuned.model.apply({"params": tuned.params}, batch, deterministic=True))
 
     def __call__(self, given: list[Example]) -> tuple[list[Any], list[np.ndarray]]:
@@ -272,4 +280,5 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 def _is_single(texts: Any) -> bool:
     """One text or one pair, and not a list of them."""
-    return isinstance(texts, str) or (isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts))
+    is_pair = isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts)
+    return isinstance(texts, str) or is_pair

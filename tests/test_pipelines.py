@@ -108,6 +108,7 @@ def test_numbers_tags_choices_and_answers(places):
     context = "we build strong roads " * 9
     found = pipelines.answer(str(places / "span"))("where", context)
     assert found and found in context
+    assert pipelines.answer(str(places / "span"), refuses=True)("where", context) in ("", found)
 
 
 @pytest.mark.parametrize("name", ["run", "hf", "classification"])

@@ -49,14 +49,6 @@ class Plan:
     special: SpecialTokens
     mesh: MeshConfig
 
-    def __post_init__(self):
-        parts = max(self.mesh.data, 1) * self.mesh.fsdp
-        if self.batch_size % self.microbatches or self.batch_size // self.microbatches % parts:
-            raise ValueError(
-                f"a batch of {self.batch_size} cannot be split in microbatches={self.microbatches} over mesh.data * mesh.fsdp = "
-                f"{parts} devices: choose a batch size that is a multiple"
-            )
-
 
 class Peak(NamedTuple):
     """The learning rate at its peak, as a part of the optimizer's state."""
@@ -108,8 +100,17 @@ def make_objective(plan: Plan, model: TaskModel) -> Objective:
 
 @functools.lru_cache(maxsize=4)
 def compiled(plan: Plan) -> Program:
-    """The program of a plan; shapes of batches are compiled when they first come."""
+    """The program of a plan; shapes of batches are compiled when they first come.
+
+    Raises ValueError if microbatches and devices do not divide the batch.
+    """
     mesh = sharding.make_mesh(plan.mesh)
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if plan.batch_size % (plan.microbatches * parts):
+        raise ValueError(
+            f"a batch of {plan.batch_size} cannot be split in microbatches={plan.microbatches} over mesh.data * mesh.fsdp = {parts} "
+            "devices: choose a batch size that is a multiple of their product, or a mesh with fewer devices along data"
+        )
     attend = choice.choose(
         plan.config.attention,
         mesh,

@@ -71,8 +71,8 @@ def encode(splits: Splits, tokenizer: Tokenizer, config: EncoderConfig, recipe: 
     """The features of all splits. Raises ValueError if the model has fewer positions than `recipe.max_length`."""
     if recipe.max_length > config.max_length:
         raise ValueError(
-            f"tasks.{splits.task.name}.max_length={recipe.max_length} is more than the checkpoint's {config.max_length} positions: "
-            "lower it"
+            f"tasks.{splits.task.name}.max_length={recipe.max_length} is more than the checkpoint's {config.max_length} positions"
+            ": lower it"
         )
 
     def encoded(examples: Any, training: bool = False) -> Encoded:
@@ -299,7 +299,8 @@ class _Running:
     def _result(self) -> dict[str, Any]:
         trial, data, epochs = self.trial, self.data, self.progress.epochs
         splits = {"train": data.train, "validation": data.validation, **data.others}
-        counts = {name: sum(getattr(split.features, name) for split in splits.values()) for name in ("truncated", "cut_words", "lost")}
+        counted = ("truncated", "cut_words", "lost")
+        counts = {name: sum(getattr(split.features, name) for split in splits.values()) for name in counted}
         return {
             "task": trial.task,
             "seed": trial.seed,

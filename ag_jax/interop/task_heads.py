@@ -95,7 +95,7 @@ def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) 
     if problems:
         raise ValueError("config.json asks for what is not supported here:\n" + "\n".join(f"  {one}" for one in problems))
     shown = labels if kind in ("classification", "tagging") else ()
-    return Head("", kind, shown, family.root, max_length=max_length, answerable=False)
+    return Head("", kind, shown, family.root, max_length=max_length)
 
 
 def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ def test_what_cannot_be_is_refused(tmp_path, one_device):
     with pytest.raises(ValueError, match=r"max_length=99 is more than the checkpoint's 24 positions"):
         setting(max_length=99)
     with pytest.raises(ValueError, match="cannot be split"):
-        setting(microbatches=3)(tmp_path)
+        setting(microbatches=16)(tmp_path)
     opened = tasks.pretrained()
     splits = dataclasses.replace(tasks.splits("classification"), train=tasks.examples("classification", 0, 0))
     data = trial.encode(splits, opened.tokenizer, opened.config, RECIPE)
