@@ -10,8 +10,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from ag_jax import comparison, experiment, learner, run
-from ag_jax.analysis import maps, plots
+from ag_jax import experiment, learner, run
 from ag_jax.data import pipeline
 from ag_jax.interop import exporting, importing
 from ag_jax.planning import plan, text, topology
@@ -104,6 +103,8 @@ def _train(request: Request) -> None:
 
 
 def _compare(request: Request) -> None:
+    from ag_jax import comparison  # with matplotlib and scipy, for which training need not wait
+
     request.experiment()
     report = comparison.compare(request.config, request.overrides, request.directory())
     _tell(f"the report is {report}")
@@ -117,6 +118,8 @@ def _evaluate(request: Request) -> None:
 
 
 def _inspect(request: Request) -> None:
+    from ag_jax.analysis import maps, plots  # with matplotlib
+
     opened = run.open_run(request.directory(), request.step)
     text = request.text or opened.config.inspection.sentence
     length = opened.config.data.sequence_length
