@@ -10,11 +10,9 @@ from typing import Any
 import jax
 from etils import epath
 
-from ag_jax import comparison, configuration, learner, run
-from ag_jax.analysis import maps, plots
+from ag_jax import configuration, learner, run
 from ag_jax.data import pipeline
 from ag_jax.experiment import ExperimentConfig
-from ag_jax.finetuning import comparison as suites
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import exporting, importing
 from ag_jax.planning import plan, text, topology
@@ -119,8 +117,11 @@ def _train(request: Request) -> None:
 
 
 def _compare(request: Request) -> None:
-    room = suites if isinstance(request.checked(), FinetuningConfig) else comparison
-    report = room.compare(request.config, request.overrides, request.directory())
+    if isinstance(request.checked(), FinetuningConfig):
+        from ag_jax.finetuning import comparison  # with scipy and scikit-learn, for which training need not wait
+    else:
+        from ag_jax import comparison  # with matplotlib and scipy
+    report = comparison.compare(request.config, request.overrides, request.directory())
     _tell(f"the report is {report}")
 
 
@@ -135,6 +136,8 @@ def _evaluate(request: Request) -> None:
 
 
 def _evaluate_suite(request: Request) -> None:
+    from ag_jax.finetuning import comparison  # with scipy and scikit-learn
+
     if not isinstance(request.checked(), FinetuningConfig):
         raise ValueError(
             f"{request.config} is a config of pre-training: without --config, `ag-jax evaluate --workdir=RUN` gives a run's loss on "
@@ -142,10 +145,12 @@ def _evaluate_suite(request: Request) -> None:
         )
     if request.step is not None:
         raise ValueError(f"with --config, the step of the checkpoint is a setting: --config.step={request.step}")
-    print(f"the report is {suites.evaluate(request.config, request.overrides, request.directory())}")
+    print(f"the report is {comparison.evaluate(request.config, request.overrides, request.directory())}")
 
 
 def _inspect(request: Request) -> None:
+    from ag_jax.analysis import maps, plots  # with matplotlib
+
     opened = run.open_run(request.directory(), request.step)
     text = request.text or opened.config.inspection.sentence
     length = opened.config.data.sequence_length

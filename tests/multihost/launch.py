@@ -19,7 +19,7 @@ SETTINGS = {
     "training.steps": STEPS,
     "training.batch_size": 4,
     "training.log_every": 1,
-    "training.evaluate_every": 10,
+    "training.evaluate_every": 20,
     "training.checkpoint_every": 7,
     "training.keep_last": 3,
     "guidance.fraction": 1.0,
