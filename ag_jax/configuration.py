@@ -71,10 +71,11 @@ def _entry(kind: type, value: Any, path: str) -> Any:
     """One of several sections of the same kind, which cannot know the name that its errors are to begin with."""
     if not isinstance(value, dict):
         raise ValueError(f"{path} is a section of settings, got {value!r}")
-    fields = _fields(kind, value, path + ".")
     try:
-        return kind(**fields)
+        return kind(**_fields(kind, value, path + "."))
     except ValueError as error:
+        if path in str(error):  # of what was read, and not of what was made of it
+            raise
         raise ValueError(f"{path}.{error}") from error
 
 

@@ -8,6 +8,7 @@ from ag_jax.attention import guidance
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.models.config import EncoderConfig
+from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.optimizer import OptimizerConfig
@@ -46,6 +47,7 @@ class ExperimentConfig:
     model: EncoderConfig = EncoderConfig()
     replaced_tokens: ReplacedTokensConfig = ReplacedTokensConfig()
     guidance: GuidanceConfig = GuidanceConfig()
+    adversarial: AdversarialConfig = AdversarialConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     mesh: MeshConfig = MeshConfig()
     training: TrainingConfig = TrainingConfig()

@@ -21,10 +21,12 @@ from ag_jax.experiment import ExperimentConfig
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
+from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.losses import Headline, Objective
 from ag_jax.objectives.pretraining import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
+from ag_jax.objectives.sentences import Sentences
 from ag_jax.training import sharding
 from ag_jax.training.optimizer import learning_rate_schedule, make_optimizer
 
@@ -107,23 +109,26 @@ def make_objective(
     attend: Attend = reference.attend,
     generator_attend: Attend = reference.attend,
 ) -> Objective:
-    """Pre-training on masked words or replaced tokens, guided if the config says so."""
+    """Pre-training on masked words or replaced tokens, guided and attacked if the config says so."""
     model = make_model(config, vocabulary, attend, generator_attend)
+    slots = batching.empty_batch(config.data, rows=1)["masked_positions"].shape[1]
+    sentences = Sentences(config.adversarial.sentence, slots if config.data.pack else 1)
     if config.detects_replaced_tokens:
         ignored = tuple(vocabulary.delimiter_ids) if config.replaced_tokens.tokens == "words" else ()
-        objective = ReplacedTokens(model, config.replaced_tokens.coefficient, ignored)
+        objective = ReplacedTokens(model, config.replaced_tokens.coefficient, ignored, sentences)
     else:
-        objective = Pretraining(model)
-    if config.guidance.mode == "none":
-        return objective
-    return Guided(
-        inner=objective,
-        config=config.guidance,
-        assignment=assignment(config),
-        heads=config.model.heads,
-        special=special_tokens(vocabulary),
-        alpha=guidance.coefficient_schedule(config.guidance, config.training.steps),
-    )
+        objective = Pretraining(model, sentences)
+    special, steps = special_tokens(vocabulary), config.training.steps
+    if config.guidance.mode != "none":
+        objective = Guided(
+            inner=objective,
+            config=config.guidance,
+            assignment=assignment(config),
+            heads=config.model.heads,
+            special=special,
+            alpha=guidance.coefficient_schedule(config.guidance, steps),
+        )
+    return adversarial.wrap(objective, config.adversarial, adversarial.Attacked(model.config, special, steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,11 +155,16 @@ def make_learner(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
     attends = [choose_attention(config, mesh, encoder).attend for encoder in encoders]
     example = batching.empty_batch(config.data, rows=1)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
+
+    def init() -> Any:
+        beside = adversarial.init(config.adversarial, model.config, jax.random.fold_in(init_key, 1))
+        return model.init(init_key, example, deterministic=True)["params"] | beside
+
     return Learner(
         objective=make_objective(config, vocabulary, *attends),
         optimizer=make_optimizer(config.optimizer, config.training.steps),
         learning_rate=learning_rate_schedule(config.optimizer, config.training.steps),
-        init=lambda: model.init(init_key, example, deterministic=True)["params"],
+        init=init,
         key=dropout_key,
         mesh=mesh,
     )

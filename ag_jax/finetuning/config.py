@@ -5,6 +5,7 @@ import math
 
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.models.config import DTYPES, IMPLEMENTATIONS, REMATS
+from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.training.optimizer import DECAYS
 from ag_jax.training.sharding import MeshConfig
 
@@ -26,6 +27,7 @@ class Recipe:
     initial_task: another task of the suite, from whose best weights with the same seed this one starts, such as mnli.
     folds: cross-validation in so many parts, for tasks without splits; 0 for none.
     legacy_eval: choose on test data where released code did (`splits.LEGACY`); such numbers are no estimate of anything.
+    adversarial: the attack that it is trained against.
     """
 
     batch_sizes: tuple[int, ...] = (32,)
@@ -52,6 +54,7 @@ class Recipe:
     initial_task: str = ""
     folds: int = 0
     legacy_eval: bool = False
+    adversarial: AdversarialConfig = AdversarialConfig()
 
     def __post_init__(self):
         self._check_sweep()

@@ -23,6 +23,8 @@ from ag_jax.finetuned import Head
 from ag_jax.models import tasks
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.tasks import TaskModel
+from ag_jax.objectives.adversarial import wrap as adversarial
+from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.losses import Objective
 from ag_jax.objectives.supervised import Supervised
@@ -46,6 +48,7 @@ class Plan:
     batch_size: int
     microbatches: int
     guidance: GuidanceConfig
+    adversarial: AdversarialConfig
     special: SpecialTokens
     mesh: MeshConfig
 
@@ -84,18 +87,18 @@ class Program:
 
 
 def make_objective(plan: Plan, model: TaskModel) -> Objective:
-    """The task's loss, guided if the plan says so."""
+    """The task's loss, guided and attacked if the plan says so."""
     objective = Supervised(model)
-    if plan.guidance.mode == "none":
-        return objective
-    return Guided(
-        inner=objective,
-        config=plan.guidance,
-        assignment=guidance.assign_heads(plan.guidance, plan.config.heads),
-        heads=plan.config.heads,
-        special=plan.special,
-        alpha=guidance.coefficient_schedule(plan.guidance, plan.steps),
-    )
+    if plan.guidance.mode != "none":
+        objective = Guided(
+            inner=objective,
+            config=plan.guidance,
+            assignment=guidance.assign_heads(plan.guidance, plan.config.heads),
+            heads=plan.config.heads,
+            special=plan.special,
+            alpha=guidance.coefficient_schedule(plan.guidance, plan.steps),
+        )
+    return adversarial.wrap(objective, plan.adversarial, adversarial.Attacked(plan.config, plan.special, plan.steps))
 
 
 @functools.lru_cache(maxsize=4)
@@ -127,7 +130,8 @@ def compiled(plan: Plan) -> Program:
     fresh, row = plan.head.model(plan.config), tasks.example(plan.head.kind)
 
     def init(key: jax.Array) -> Any:
-        return fresh.init(key, row, deterministic=True)["params"]
+        beside = adversarial.init(plan.adversarial, plan.config, jax.random.fold_in(key, 1))
+        return fresh.init(key, row, deterministic=True)["params"] | beside
 
     def create(key: jax.Array, learning_rate: jax.Array) -> TrainState:
         params = nn.unbox(init(key))

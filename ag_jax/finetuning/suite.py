@@ -87,8 +87,8 @@ def _directories(folder: epath.Path) -> list[epath.Path]:
 
 def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
     """Flat settings, of those tasks alone; one that did not exist yet when they were written counts as its default."""
-    recipe = configuration.to_dict(Recipe())
-    of_tasks = {name: recipe | values["tasks"][name] for name in tasks}
+    recipe = configuration.flat(configuration.to_dict(Recipe()))
+    of_tasks = {name: recipe | configuration.flat(values["tasks"][name]) for name in tasks}
     return configuration.flat(json.loads(configuration.default(FinetuningConfig).to_json()) | values | {"tasks": of_tasks})
 
 

@@ -119,6 +119,7 @@ def make_plan(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: 
         batch_size=trial.batch_size,
         microbatches=recipe.microbatches,
         guidance=config.guidance,
+        adversarial=recipe.adversarial,
         special=learner.special_tokens(opened.tokenizer),
         mesh=config.mesh,
     )

@@ -24,12 +24,14 @@ class Predictions:
     hidden_BMD, embedding_VD, bias_V: of the masked positions; their product is `words_BMV`, which training never needs in
     one piece (`objectives.word_loss`).
     next_B2: logits of `is the second segment a random one`, float32, or None.
+    encoded_BLD: the encoder's last hidden states; None of a generator.
     """
 
     hidden_BMD: Array
     embedding_VD: Array
     bias_V: Array
     next_B2: Array | None
+    encoded_BLD: Array | None = None
 
     @property
     def words_BMV(self) -> Array:
@@ -92,4 +94,4 @@ class PretrainingModel(nn.Module):
         hidden_BMD, bias_V = self.word_head(decoded_BMD)
         embedding_VD = self.encoder.embeddings.word.embedding.astype(hidden_BMD.dtype)
         next_B2 = self.next_head(hidden_BLD[:, 0]) if self.next_sentence else None
-        return Predictions(hidden_BMD, embedding_VD, bias_V, next_B2)
+        return Predictions(hidden_BMD, embedding_VD, bias_V, next_B2, hidden_BLD)

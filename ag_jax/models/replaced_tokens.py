@@ -24,11 +24,13 @@ Array = jax.Array
 class Detection:
     """What model and generator say of a batch.
 
-    replaced_BL: logits of `this token was replaced`, float32; words: the generator's, None without one.
+    replaced_BL: logits of `this token was replaced`, float32; encoded_BLD: the encoder's last hidden states, which they are of.
+    words: the generator's, None without one or if it was not asked.
     """
 
     replaced_BL: Array
-    words: Predictions | None
+    encoded_BLD: Array
+    words: Predictions | None = None
 
 
 class ReplacedTokenHead(nn.Module):
@@ -80,12 +82,12 @@ class ReplacedTokensModel(nn.Module):
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Detection:
         """Both predictions for the tokens of a batch as they are; a training step puts samples in between."""
         words = None if self.generator_config is None else self.generate(batch, deterministic=deterministic)
-        return Detection(self.detect(batch, ports=ports, deterministic=deterministic), words)
+        return self.detect(batch, ports=ports, deterministic=deterministic).replace(words=words)
 
-    def detect(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
-        """Logits `BL` of `this token was replaced`, float32."""
+    def detect(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Detection:
+        """What the model alone says of the tokens as they are."""
         hidden_BLD = self.encoder(batch, ports=ports, deterministic=deterministic)
-        return self.discriminator_head(hidden_BLD).astype(jnp.float32)
+        return Detection(self.discriminator_head(hidden_BLD).astype(jnp.float32), hidden_BLD)
 
     def generate(self, batch: Batch, *, deterministic: bool) -> Predictions:
         """The generator's words for the masked positions of `batch["tokens"]`."""

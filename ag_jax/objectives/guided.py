@@ -8,6 +8,7 @@ from ag_jax.attention import guidance, patterns, sequences
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.objectives.losses import Array, Headline, Objective, Outcome, Params, Schedule
+from ag_jax.objectives.predictions import Counts, Predictions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +61,7 @@ class Guided:
     ) -> Outcome:
         """The inner outcome with the term `ag`, before alpha, and the masses."""
         guides, sequences_BL = self.guides(batch), encoder.rows(batch)["sequences"]
-        ports = ports.replace(guides=guides)
-        if self.config.mode == "bias":
-            bias_BHQK = guidance.bias(guides, sequences_BL, self.heads, self.alpha(step))
-            if ports.attention_bias is not None:
-                bias_BHQK = bias_BHQK + ports.attention_bias
-            ports = ports.replace(attention_bias=bias_BHQK)
+        ports = self._biased(ports.replace(guides=guides), guides, sequences_BL, step)
         outcome = self.inner(params, batch, rngs, step, ports)
         total, masses = guidance.guidance_loss(outcome.statistics, guides, sequences_BL, self.config)
         metrics = outcome.metrics | {
@@ -76,3 +72,24 @@ class Guided:
             totals = totals | {"ag": total}
             metrics["ag_loss"] = (total, self.normalizers(batch)["ag"])
         return outcome.replace(totals=totals, metrics=metrics)
+
+    def predict(
+        self, params: Params, shown: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
+    ) -> Predictions:
+        """What the inner objective predicts, with the bias of `mode=bias`."""
+        if self.config.mode == "bias":
+            ports = self._biased(ports, self.guides(shown), encoder.rows(shown)["sequences"], step)
+        return self.inner.predict(params, shown, rngs, step, ports)
+
+    def counts(self, batch: Batch) -> dict[str, Counts]:
+        """Those of the inner objective."""
+        return self.inner.counts(batch)
+
+    def _biased(self, ports: Ports, guides: guidance.Guides, sequences_BL: Array, step: Array) -> Ports:
+        """With `mode=bias`, the ports with alpha(step) * P."""
+        if self.config.mode != "bias":
+            return ports
+        bias_BHQK = guidance.bias(guides, sequences_BL, self.heads, self.alpha(step))
+        if ports.attention_bias is not None:
+            bias_BHQK = bias_BHQK + ports.attention_bias
+        return ports.replace(attention_bias=bias_BHQK)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from ag_jax.attention.guidance import AttentionStatistics
 from ag_jax.models.encoder import Batch, Ports
+from ag_jax.objectives.predictions import Counts, Predictions
 
 Array = jax.Array
 LossTerm = tuple[Array, Array]  # (total, weight)
@@ -29,11 +30,15 @@ class Outcome:
 
     totals: the sum of every loss term, to be divided by `Objective.normalizers` of the whole batch.
     metrics: (total, weight) of what is only reported.
+    predictions: what the model said, to be compared with what it says under attack.
+    shown: the batch as the encoder read it, with a generator's samples in place.
     statistics: of the guided heads, with a leading axis over the layers, if `ports.guides` asked for them.
     """
 
     totals: dict[str, Array]
     metrics: dict[str, LossTerm]
+    predictions: Predictions
+    shown: Batch
     statistics: AttentionStatistics | None = None
 
 
@@ -56,6 +61,9 @@ class Objective(Protocol):
 
     The loss is the sum over terms of coefficients(step)[term] * totals[term] / normalizers(batch)[term].
     `rngs` is None for an evaluation, without dropout.
+
+    `predict` is the same pass without its losses, on `Outcome.shown`: what is drawn before the encoder stays the same. `counts`
+    says what each of its predictions counts.
     """
 
     @property
@@ -69,11 +77,25 @@ class Objective(Protocol):
         self, params: Params, batch: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
     ) -> Outcome: ...
 
+    def predict(
+        self, params: Params, shown: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
+    ) -> Predictions: ...
 
-def sown_statistics(sown: Params) -> AttentionStatistics | None:
-    """What the guided heads of an encoder sowed into the collection `statistics`, if anything."""
-    statistics = jax.tree.leaves(sown, is_leaf=lambda node: isinstance(node, tuple))
-    return statistics[0][0] if statistics else None
+    def counts(self, batch: Batch) -> dict[str, Counts]: ...
+
+
+def sown(collections: Params, name: str) -> Any:
+    """What the layers of an encoder sowed into a collection, once each, with a leading axis over them; None if nothing.
+
+    `statistics` has `AttentionStatistics` of guided heads, `attack` the `Units` of an attack.
+    """
+    found = jax.tree.leaves(dict(collections).get(name, {}), is_leaf=lambda node: isinstance(node, tuple))
+    return found[0][0] if found else None
+
+
+def wanted(ports: Ports) -> list[str]:
+    """The collections that layers are to sow into."""
+    return ["statistics"] if ports.guides is not None else []
 
 
 def cross_entropy(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array]:

@@ -6,8 +6,11 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from ag_jax.models.encoder import Batch, Ports
+from ag_jax.models.pretraining import Predictions as Said
 from ag_jax.models.pretraining import PretrainingModel
-from ag_jax.objectives.losses import Array, Headline, Outcome, Params, cross_entropy, sown_statistics
+from ag_jax.objectives.losses import Array, Headline, Outcome, Params, cross_entropy, sown, wanted
+from ag_jax.objectives.predictions import Categorical, Counts, Predictions, Words
+from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
 
 MLM = Headline("mlm_loss", "MLM loss", "nats per masked token", margin=0.3)
@@ -18,9 +21,12 @@ class Pretraining:
     """-log P(word) averaged over the masked positions of the batch, plus the same for `is the next segment random`.
 
     Terms: `mlm`, weighted by the masked positions; `nsp`, weighted by the examples (Devlin et al. 2019, section 3.1).
+
+    sentences: what is predicted of the first positions besides, for those who compare predictions.
     """
 
     model: PretrainingModel
+    sentences: Sentences = Sentences()
 
     headline: ClassVar[Headline] = MLM
 
@@ -41,15 +47,12 @@ class Pretraining:
     ) -> Outcome:
         """Totals of the terms; accuracy of both predictions; number of tokens that are not padding."""
         del step
-        wanted = ["statistics"] if ports.guides is not None else []
-        predictions, sown = self.model.apply(
-            {"params": params}, batch, ports=ports, deterministic=rngs is None, rngs=rngs, mutable=wanted
-        )
+        said, collections = self._apply(params, batch, rngs, ports)
         weights = self.normalizers(batch)
         loss, correct = word_loss(
-            predictions.hidden_BMD,
-            predictions.embedding_VD,
-            predictions.bias_V,
+            self._masked(said.hidden_BMD),
+            said.embedding_VD,
+            said.bias_V,
             batch["masked_labels"],
             batch["masked_weights"],
         )
@@ -57,7 +60,46 @@ class Pretraining:
         metrics = {"mlm_loss": (loss, weights["mlm"]), "mlm_accuracy": (correct, weights["mlm"])}
         if self.model.next_sentence:
             examples_B = (batch["sequences"] > 0).any(-1).astype(jnp.float32)
-            loss, correct = cross_entropy(predictions.next_B2, batch["next_labels"], examples_B)
+            loss, correct = cross_entropy(said.next_B2, batch["next_labels"], examples_B)
             totals["nsp"] = loss
             metrics |= {"nsp_loss": (loss, weights["nsp"]), "nsp_accuracy": (correct, weights["nsp"])}
-        return Outcome(totals, metrics, sown_statistics(sown))
+        predictions = self._compared(said, collections, batch)
+        return Outcome(totals, metrics, predictions, batch, sown(collections, "statistics"))
+
+    def predict(
+        self, params: Params, shown: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
+    ) -> Predictions:
+        """The masked words, the next sentence, and what is predicted of first positions."""
+        del step
+        return self._compared(*self._apply(params, shown, rngs, ports), shown)
+
+    def counts(self, batch: Batch) -> dict[str, Counts]:
+        """Masked positions, examples and texts count once each."""
+        counts = {"task": Counts(batch["masked_weights"])} | self.sentences.counts(batch)
+        if self.model.next_sentence:
+            counts["nsp"] = Counts((batch["sequences"] > 0).any(-1).astype(jnp.float32))
+        return counts
+
+    def _apply(self, params: Params, batch: Batch, rngs: dict[str, Array] | None, ports: Ports) -> tuple[Said, Params]:
+        if self.sentences.of == "head":  # it is asked at the first positions, too, before the masked ones
+            places_BT, _ = self.sentences.places(batch)
+            asked = jnp.concatenate([places_BT.astype(jnp.int32), batch["masked_positions"]], axis=1)
+            batch = batch | {"masked_positions": asked}
+        return self.model.apply(
+            {"params": params}, batch, ports=ports, deterministic=rngs is None, rngs=rngs, mutable=wanted(ports)
+        )
+
+    def _masked(self, asked_BMD: Array) -> Array:
+        """Of what the word head was asked at, the masked positions."""
+        return asked_BMD[:, self.sentences.texts :] if self.sentences.of == "head" else asked_BMD
+
+    def _compared(self, said: Said, collections: Params, batch: Batch) -> Predictions:
+        of = {"task": Words(self._masked(said.hidden_BMD), said.embedding_VD, said.bias_V)}
+        if self.sentences.of == "head":
+            first_BTD = said.hidden_BMD[:, : self.sentences.texts]
+            of["sentence"] = Words(first_BTD, said.embedding_VD, said.bias_V)
+        elif self.sentences.of != "none":
+            of["sentence"] = self.sentences.hidden(said.encoded_BLD, batch)
+        if self.model.next_sentence:
+            of["nsp"] = Categorical(said.next_B2)
+        return Predictions(of, sown(collections, "attack"))

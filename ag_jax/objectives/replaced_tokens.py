@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from ag_jax.models.encoder import Batch, Ports
-from ag_jax.models.replaced_tokens import ReplacedTokensModel
-from ag_jax.objectives.losses import Array, Headline, LossTerm, Outcome, Params, sown_statistics
+from ag_jax.models.replaced_tokens import Detection, ReplacedTokensModel
+from ag_jax.objectives.losses import Array, Headline, LossTerm, Outcome, Params, sown, wanted
+from ag_jax.objectives.predictions import Counts, Predictions, YesNo
+from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
 from ag_jax.objectives.word_samples import sample_words
 
@@ -88,11 +90,13 @@ class ReplacedTokens:
     same ones, for a given batch size.
 
     ignored: ids that are not judged.
+    sentences: what is predicted of the first positions besides, for those who compare predictions.
     """
 
     model: ReplacedTokensModel
     weight: float = 1.0
     ignored: tuple[int, ...] = ()
+    sentences: Sentences = Sentences()
 
     headline: ClassVar[Headline] = RTD
 
@@ -124,19 +128,44 @@ class ReplacedTokens:
         totals, metrics = {}, {}
         if self.model.generator_config is not None:
             totals["mlm"], metrics, batch = self.generate(params, batch, rngs)
-        wanted = ["statistics"] if ports.guides is not None else []
-        logits_BL, sown = self.model.apply(
+        said, collections = self._apply(params, batch, rngs, ports)
+        replaced_BL = batch["tokens"] != batch["original"]
+        totals["rtd"], more = detection_loss(said.replaced_BL, replaced_BL, self.judged(batch))
+        predictions = self._compared(said, collections, batch)
+        return Outcome(totals, more | metrics, predictions, batch, sown(collections, "statistics"))
+
+    def predict(
+        self, params: Params, shown: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
+    ) -> Predictions:
+        """Which of the tokens shown are replaced; the generator is not asked again."""
+        del step
+        return self._compared(*self._apply(params, shown, rngs, ports), shown)
+
+    def counts(self, batch: Batch) -> dict[str, Counts]:
+        """Judged tokens and texts count once each."""
+        return {"task": Counts(self.judged(batch).astype(jnp.float32))} | self.sentences.counts(batch)
+
+    def _apply(
+        self, params: Params, batch: Batch, rngs: dict[str, Array] | None, ports: Ports
+    ) -> tuple[Detection, Params]:
+        return self.model.apply(
             {"params": params},
             batch,
             ports=ports,
             deterministic=rngs is None,
             rngs=rngs,
-            mutable=wanted,
+            mutable=wanted(ports),
             method="detect",
         )
-        replaced_BL = batch["tokens"] != batch["original"]
-        totals["rtd"], more = detection_loss(logits_BL, replaced_BL, self.judged(batch))
-        return Outcome(totals, more | metrics, sown_statistics(sown))
+
+    def _compared(self, said: Detection, collections: Params, batch: Batch) -> Predictions:
+        of = {"task": YesNo(said.replaced_BL)}
+        if self.sentences.of == "head":
+            places_BT, _ = self.sentences.places(batch)
+            of["sentence"] = YesNo(jnp.take_along_axis(said.replaced_BL, places_BT, axis=1))
+        elif self.sentences.of != "none":
+            of["sentence"] = self.sentences.hidden(said.encoded_BLD, batch)
+        return Predictions(of, sown(collections, "attack"))
 
     def generate(
         self, params: Params, batch: Batch, rngs: dict[str, Array] | None

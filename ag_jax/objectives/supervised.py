@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.models.tasks import CANDIDATES, TaskModel
-from ag_jax.objectives.losses import Array, Headline, Outcome, Params, cross_entropy, sown_statistics
+from ag_jax.objectives.losses import Array, Headline, Outcome, Params, cross_entropy, sown, wanted
+from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Predictions
 
 TASK = Headline("task_loss", "task loss", "of an example or a tag", margin=0.0)
 
@@ -73,16 +74,41 @@ class Supervised:
     ) -> Outcome:
         """Total of the term; the loss, and the accuracy but for numbers."""
         del step
-        wanted = ["statistics"] if ports.guides is not None else []
-        logits, sown = self.model.apply(
-            {"params": params}, batch, ports=ports, deterministic=rngs is None, rngs=rngs, mutable=wanted
-        )
+        logits, collections = self._apply(params, batch, rngs, ports)
         weights = self.weights(batch)
         total, correct = self._loss(logits, batch, weights)
         metrics = {"task_loss": (total, weights.sum())}
         if correct is not None:
             metrics["accuracy"] = (correct, weights.sum())
-        return Outcome({"task": total}, metrics, sown_statistics(sown))
+        said = self._said(logits, collections)
+        return Outcome({"task": total}, metrics, said, batch, sown(collections, "statistics"))
+
+    def predict(
+        self, params: Params, shown: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
+    ) -> Predictions:
+        """What the model says, without loss."""
+        del step
+        return self._said(*self._apply(params, shown, rngs, ports))
+
+    def counts(self, batch: Batch) -> dict[str, Counts]:
+        """Of the task, as in its loss: each end of a span counts half."""
+        weights = self.weights(batch)
+        if self.model.kind == "tagging":
+            return {"task": Counts(weights, batch["weights"])}
+        if self.model.kind == "span":
+            weights = jnp.stack([weights / 2, weights / 2], axis=-1)
+        return {"task": Counts(weights)}
+
+    def _apply(self, params: Params, batch: Batch, rngs: dict[str, Array] | None, ports: Ports) -> tuple[Array, Params]:
+        return self.model.apply(
+            {"params": params}, batch, ports=ports, deterministic=rngs is None, rngs=rngs, mutable=wanted(ports)
+        )
+
+    def _said(self, logits: Array, collections: Params) -> Predictions:
+        said = Numbers(logits) if self.model.kind == "regression" else Categorical(logits)
+        if self.model.kind == "span":
+            said = Categorical(logits.swapaxes(1, 2))
+        return Predictions({"task": said}, sown(collections, "attack"))
 
     def _loss(self, logits: Array, batch: Batch, weights: Array) -> tuple[Array, Array | None]:
         kind = self.model.kind

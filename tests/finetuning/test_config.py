@@ -73,3 +73,31 @@ def test_tasks_that_others_start_from_come_first_and_are_kept():
 
 def test_points_of_a_sweep():
     assert Recipe(batch_sizes=(16, 32), learning_rates=(1e-5, 2e-5)).points == ((1e-5, 16), (2e-5, 16), (1e-5, 32), (2e-5, 32))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("adversarial.method", "pgd", "^tasks.rte.adversarial.method must be one of none, asa, .*, got 'pgd'"),
+        ("adversarial.method", "scheduled", "^tasks.rte.adversarial.method=scheduled masks as much .* adversarial.masking.trace"),
+        ("adversarial.asa.tau", 0.0, "^tasks.rte.adversarial.asa.tau must be a finite number above 0, got 0.0"),
+        ("adversarial.asa.tua", 0.3, "'tasks.rte.adversarial.asa.tua'; did you mean 'tasks.rte.adversarial.asa.tau'"),
+        ("adversarial.masking.share", 1, r"^tasks.rte.adversarial.masking.share must be in \(0, 1\)"),
+    ],
+)
+def test_impossible_attacks_are_refused_by_their_task(key, value, message):
+    """Settings in a section of a section."""
+    with pytest.raises(ValueError, match=message):
+        values = configuration.to_dict(suite())
+        of = values["tasks"]["rte"]
+        *sections, last = key.split(".")
+        for section in sections:
+            of = of[section]
+        of[last] = value
+        configuration.parse(FinetuningConfig, values)
+
+
+def test_tasks_are_attacked_apart():
+    config = suite(**{"tasks.rte.adversarial.method": "asa", "tasks.rte.adversarial.asa.tau": 0.5})
+    assert config.tasks["rte"].adversarial.asa.penalty == 0.25 and config.tasks["sst2"].adversarial.method == "none"
+    assert configuration.parse(FinetuningConfig, configuration.to_dict(config)) == config
