@@ -1,22 +1,172 @@
 """Adversarial self-attention: a mask that is learnt from a layer's input, against what the layer attends to.
 
-Wu et al. 2022. Each layer has an adversary of its own, and a model is trained against it by gradient reversal.
+Wu et al. 2022, equations 5 to 9, as its released code has it. Each layer has an adversary of its own. From the layer's input h,
+which is detached, it keeps (m = 1) or masks (m = 0) units of the attention, a unit being a pair of a row and a column,
 
-Shape letters: B batch, Q query position, K key position, H head, N layers.
+    s = (W_q h + b_q) (W_k h + b_k)^T / sqrt(width),   m = [s > 0],   attention = softmax(Q K^T / sqrt(d) - (1 - m) C),
+
+and learns by gradient reversal: what makes the model lose more, and keeps more units, grows. The gradient of the threshold is
+that of a sigmoid. Masks that nobody learns take the same way into attention.
+
+Shape letters: B batch, L length, Q query position, K key position, H head (1 where all share a mask), V width of a head,
+D width, N layers.
 """
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from typing import Protocol
 
 import flax.struct
 import jax
+import jax.numpy as jnp
+
+from ag_jax.attention import dropout, scores, sequences
 
 Array = jax.Array
 
 # The adversary's parameters, at the top of the tree beside the model's, which know nothing of them.
 ADVERSARY = "adversary"
+EMPTY_ROWS = ("uniform", "keep_diagonal")
+
+
+@jax.custom_vjp
+def reverse_gradient(x: Array, scale: Array | float) -> Array:
+    """x, whose gradient comes back times -scale (Ganin & Lempitsky 2015, equation 4); `scale` gets none."""
+    del scale
+    return x
+
+
+def _forward(x: Array, scale: Array | float) -> tuple[Array, Array | float]:
+    return x, scale
+
+
+def _backward(scale: Array | float, gradient: Array) -> tuple[Array, None]:
+    return (-scale * gradient).astype(gradient.dtype), None
+
+
+reverse_gradient.defvjp(_forward, _backward)
+
+
+def straight_through(scores: Array) -> Array:
+    """1 where a score is above 0, else 0, exactly; with the gradient of sigmoid(score)."""
+    soft = jax.nn.sigmoid(scores)
+    return (scores > 0).astype(soft.dtype) + (soft - jax.lax.stop_gradient(soft))
 
 
 @flax.struct.dataclass
 class Units:
-    """Of every example `B`: how many (row, column) units an attack kept, and how many there are, of one text each."""
+    """Of every example `B`: how many (row, column) units an attack kept, and how many there are, of one text each.
+
+    A mean over heads, where they have masks of their own.
+    """
 
     kept_B: Array
     all_B: Array
+
+
+@flax.struct.dataclass
+class Attacked:
+    """What an attack does to a layer's attention.
+
+    bias_BHQK: added to the scores; erased_BHQ: queries whose scores are 0 before it is added, or None. H may be 1.
+    """
+
+    bias_BHQK: Array
+    units: Units
+    erased_BHQ: Array | None = None
+
+
+class Attack(Protocol):
+    """An attack on the attention of every layer: a pytree of which every leaf has a leading axis over the layers.
+
+    Each layer calls its own slice, `scores()` being the probabilities of its attention without attack, averaged over the heads,
+    `BQK`; they are computed only if it is called. `key` is random and of the layer; None without dropout.
+    """
+
+    def __call__(
+        self, hidden_BLD: Array, sequences_BL: Array, scores: Callable[[], Array], key: Array | None
+    ) -> Attacked: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What masks have in common, whoever makes them.
+
+    strength: C, taken from the score of a masked unit.
+    empty_rows: a row of which everything is masked attends to all of its text evenly (`uniform`), or to itself (`keep_diagonal`).
+    protect_diagonal: no token is kept from itself.
+    """
+
+    strength: float = 1e4
+    empty_rows: str = "uniform"
+    protect_diagonal: bool = False
+
+    def attacked(self, keep_BHQK: Array, sequences_BL: Array, special_BL: Array | None = None) -> Attacked:
+        """-(1 - m) C, for m that is 1 (keep) or 0 and may have a gradient. What is of two texts, or padding, counts nothing.
+
+        special_BL: tokens whose rows and columns are kept.
+        """
+        length = sequences_BL.shape[1]
+        inside_BHQK = sequences.together(sequences_BL)[:, None]
+        diagonal_BHQK = jnp.eye(length, dtype=bool)[None, None]
+        if special_BL is not None:
+            of_special_BQK = special_BL[:, :, None] | special_BL[:, None, :]
+            keep_BHQK = jnp.where(of_special_BQK[:, None], 1.0, keep_BHQK)
+        if self.protect_diagonal:
+            keep_BHQK = jnp.where(diagonal_BHQK, 1.0, keep_BHQK)
+        empty_BHQ = ~((keep_BHQK > 0) & inside_BHQK).any(-1) & (sequences_BL > 0)[:, None]
+        erased_BHQ = empty_BHQ
+        if self.empty_rows == "keep_diagonal":
+            keep_BHQK, erased_BHQ = jnp.where(empty_BHQ[..., None] & diagonal_BHQK, 1.0, keep_BHQK), None
+        kept_B = jnp.where(inside_BHQK, keep_BHQK, 0.0).sum((2, 3)).mean(1)
+        units = Units(kept_B, inside_BHQK.sum((1, 2, 3)).astype(jnp.float32))
+        return Attacked((1.0 - keep_BHQK) * -self.strength, units, erased_BHQ)
+
+
+@flax.struct.dataclass
+class Adversary:
+    """The adversaries of all layers, an `Attack`; their parameters are those of two linear layers, `query` and `key`.
+
+    special_NBL: tokens that are protected, None for no special ones; heads: masks of a layer; offset: added to the scores.
+    temperature: 0 for a threshold; otherwise units are kept with probability sigmoid(s), of which m is a sample, and the gradient
+        is that of sigmoid((s + noise) / temperature) (Jang et al. 2017; Maddison et al. 2017).
+    """
+
+    query: dict[str, Array]
+    key: dict[str, Array]
+    special_NBL: Array | None
+    rules: Rules = flax.struct.field(pytree_node=False)
+    heads: int = flax.struct.field(pytree_node=False, default=1)
+    offset: float = flax.struct.field(pytree_node=False, default=0.0)
+    temperature: float = flax.struct.field(pytree_node=False, default=0.0)
+
+    def scores(self, hidden_BLD: Array) -> Array:
+        """s, `BHQK` in float32; no gradient reaches `hidden_BLD`."""
+        hidden_BLD = jax.lax.stop_gradient(hidden_BLD)
+
+        def projected(params: dict[str, Array]) -> Array:
+            kernel_DD, bias_D = (params[name].astype(hidden_BLD.dtype) for name in ("kernel", "bias"))
+            out_BLD = jnp.einsum("bld,de->ble", hidden_BLD, kernel_DD) + bias_D[None, None, :]
+            return out_BLD.reshape(*out_BLD.shape[:2], self.heads, -1)
+
+        return scores.dot_product_scores(projected(self.query), projected(self.key)) + self.offset
+
+    def __call__(
+        self, hidden_BLD: Array, sequences_BL: Array, scores: Callable[[], Array], key: Array | None
+    ) -> Attacked:
+        """The attack of one layer; its parameters get the reversed gradient."""
+        scores_BHQK = self.scores(hidden_BLD)
+        if self.temperature and key is not None:
+            uniform = dropout.uniform(key, scores_BHQK.shape)
+            scores_BHQK = (scores_BHQK + jnp.log(uniform) - jnp.log1p(-uniform)) / self.temperature
+        keep_BHQK = reverse_gradient(straight_through(scores_BHQK), 1.0)
+        return self.rules.attacked(keep_BHQK, sequences_BL, self.special_NBL)
+
+
+def initial_offset(share: float, width: int, deviation: float) -> float:
+    """What to add to s for about `share` of the units to be kept at first; 0 for a share of 0.
+
+    Of vectors that LayerNorm leaves, and kernels drawn with `deviation`, s is normal with deviation^2 * width, whatever the heads.
+    """
+    return deviation**2 * width * statistics.NormalDist().inv_cdf(share) if share else 0.0

@@ -45,6 +45,12 @@ def keep(seeds: tuple[Array, Array] | Array, index: Array, rate: float) -> Array
     return random_bits(seeds, index) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
+def uniform(key: Array, shape: tuple[int, ...]) -> Array:
+    """Numbers in (0, 1) of a shape, float32, determined by `key`: never 0, and never 1, of which a logarithm would be infinite."""
+    bits = random_bits(seeds(key), element_index(shape))
+    return jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
+
+
 def keep_mask(key: Array, rate: float, shape: tuple[int, ...]) -> Array:
     """Booleans of a shape, each true with probability 1 - rate, determined by `key`."""
     return keep(seeds(key), element_index(shape), rate)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from ag_jax.attention import disentangled, guidance
+from ag_jax.attention import adversary, disentangled, guidance
 from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.attention.fused import reference
 from ag_jax.attention.fused.contract import KEPT, Attend
@@ -33,6 +33,14 @@ class Asking:
     places_BM: Array
 
 
+class LayerKey(nn.Module):
+    """A random key of the layer, drawn beside those of its dropout, which stay what they are."""
+
+    @nn.compact
+    def __call__(self) -> Array:
+        return self.make_rng("dropout")
+
+
 class MultiHeadAttention(nn.Module):
     """Self-attention: O = softmax(Q K^T / sqrt(d) + bias) V for each head, then a projection back to the width.
 
@@ -41,7 +49,8 @@ class MultiHeadAttention(nn.Module):
     Sows, for whoever asks for the collection with `mutable=`:
       `intermediates/attention_weights`: probabilities `BHQK`, float32, before dropout: exact in whatever precision and
           mode the model computes, and whatever implementation `attend` is;
-      `statistics/guided_heads`: the `AttentionStatistics` of the guided heads, if `guides` are given.
+      `statistics/guided_heads`: the `AttentionStatistics` of the guided heads, if `guides` are given;
+      `attack/units`: the `Units` that an attack kept, if there is one.
     """
 
     heads: int
@@ -63,41 +72,47 @@ class MultiHeadAttention(nn.Module):
         *,
         asking: Asking | None = None,
         relative_RD: Array | None = None,
+        attack: adversary.Attack | None = None,
     ) -> Array:
         """Mix `hidden_BLD` within each text. `attention_bias` broadcasts to `BHQK` and is added to the scores.
 
         asking: what asks, if it is not `hidden_BLD` itself; the answer is `BMD` then, in plain XLA, and nothing is sown.
-        relative_RD: embeddings of distances, for `relative.terms`.
+        relative_RD: embeddings of distances, for `relative.terms`; attack: of this layer.
         """
-        key_bias = self.relative.key_bias
         query = self._projection("query", dot_general=_dot_float32 if self.relative.terms else None)
+        key_bias = self.relative.key_bias
         key, value = self._projection("key", use_bias=key_bias), self._projection("value")
-        places_BM = None if asking is None else asking.places_BM
         query_BQHV = query(hidden_BLD if asking is None else asking.query_BMD)
         key_BLHV, value_BLHV = key(hidden_BLD), value(hidden_BLD)
-        if asking is not None and attention_bias is not None:
-            attention_bias = disentangled.at_places(attention_bias, places_BM)
+        projected = None
         if self.relative.terms:
-            if not self.relative.shared:
-                key = self._projection("relative_key", use_bias=key_bias)
-                query = self._projection("relative_query")
             of_terms = {"c2p": key, "p2c": query}
+            if not self.relative.shared:
+                of_terms = {"c2p": self._projection("relative_key", use_bias=key_bias), "p2c": self._projection("relative_query")}
             projected = self._project_distances(of_terms, relative_RD, hidden_BLD.shape[1])
-            relative_BHQK = disentangled.relative_scores(
-                self.relative, query_BQHV.astype(self.dtype), key_BLHV, projected, places_BM
-            )
-            attention_bias = relative_BHQK if attention_bias is None else relative_BHQK + attention_bias
-            # Scaled in float32: what has been rounded already would be rounded once more.
-            query_BQHV = (query_BQHV * self.relative.content_scale).astype(self.dtype)
+
+        def scored(query_BQHV: Array, places_BM: Array | None) -> tuple[Array, Array | None]:
+            return self._with_distances(query_BQHV, key_BLHV, attention_bias, projected, places_BM)
+
+        places_BM = None if asking is None else asking.places_BM
+        scored_BQHV, bias = scored(query_BQHV, places_BM)
+        if attack is not None:
+
+            def weights() -> Array:
+                own_BLHV, own_bias = scored(query(hidden_BLD), None) if asking is not None else (scored_BQHV, bias)
+                return reference.probabilities(own_BLHV, key_BLHV, sequences_BL, own_bias).mean(1)
+
+            layer_key = None if deterministic else LayerKey(name="attack_key")()
+            attacked = attack(hidden_BLD, sequences_BL, weights, layer_key)
+            if asking is None:
+                self.sow("attack", "units", attacked.units)
+            scored_BQHV, bias = _under(attacked, scored_BQHV, bias, places_BM)
 
         thinning = self._thinning(deterministic)
         if asking is None:
-            mixed_BQHV = self._mix(query_BQHV, key_BLHV, value_BLHV, sequences_BL, guides, attention_bias, thinning)
+            mixed_BQHV = self._mix(scored_BQHV, key_BLHV, value_BLHV, sequences_BL, guides, bias, thinning)
         else:
-            asking_BM = jnp.take_along_axis(sequences_BL, places_BM, axis=1)
-            weights_BHMK = reference.probabilities(query_BQHV, key_BLHV, sequences_BL, attention_bias, asking_BM)
-            mixed_BQHV, _ = reference.mix(weights_BHMK, value_BLHV, sequences_BL, **thinning)
-            mixed_BQHV = checkpoint_name(mixed_BQHV, KEPT)
+            mixed_BQHV = _answered(scored_BQHV, key_BLHV, value_BLHV, sequences_BL, places_BM, bias, thinning)
         return nn.DenseGeneral(
             self.width,
             axis=(-2, -1),
@@ -116,6 +131,26 @@ class MultiHeadAttention(nn.Module):
             name=name,
             **settings,
         )
+
+    def _with_distances(
+        self,
+        query_BQHV: Array,
+        key_BLHV: Array,
+        bias: Array | None,
+        projected: dict[str, tuple[Array, np.ndarray]] | None,
+        places_BM: Array | None,
+    ) -> tuple[Array, Array | None]:
+        """Queries, and what is added to their products with the keys: the bias, and with `projected` distances those."""
+        if places_BM is not None and bias is not None:
+            bias = disentangled.at_places(bias, places_BM)
+        if projected is None:
+            return query_BQHV, bias
+        relative_BHQK = disentangled.relative_scores(
+            self.relative, query_BQHV.astype(self.dtype), key_BLHV, projected, places_BM
+        )
+        # Scaled in float32: what has been rounded already would be rounded once more.
+        query_BQHV = (query_BQHV * self.relative.content_scale).astype(self.dtype)
+        return query_BQHV, relative_BHQK if bias is None else relative_BHQK + bias
 
     def _project_distances(
         self, of_terms: dict[str, nn.DenseGeneral], relative_RD: Array, length: int
@@ -148,3 +183,27 @@ class MultiHeadAttention(nn.Module):
         if statistics is not None:
             self.sow("statistics", "guided_heads", statistics)
         return mixed_BLHV
+
+
+def _answered(query_BMHV, key_BLHV, value_BLHV, sequences_BL, places_BM, bias, thinning) -> Array:
+    """What the heads mix of the values for the queries of some places."""
+    asking_BM = jnp.take_along_axis(sequences_BL, places_BM, axis=1)
+    weights_BHMK = reference.probabilities(query_BMHV, key_BLHV, sequences_BL, bias, asking_BM)
+    mixed_BMHV, _ = reference.mix(weights_BHMK, value_BLHV, sequences_BL, **thinning)
+    return checkpoint_name(mixed_BMHV, KEPT)
+
+
+def _under(
+    attacked: adversary.Attacked, query_BQHV: Array, bias: Array | None, places_BM: Array | None
+) -> tuple[Array, Array]:
+    """Queries and bias under attack; of some places, if there are any."""
+    bias_BHQK, erased_BHQ = attacked.bias_BHQK, attacked.erased_BHQ
+    if places_BM is not None:
+        bias_BHQK = disentangled.at_places(bias_BHQK, places_BM)
+    if erased_BHQ is not None:
+        erased_BHQ1 = erased_BHQ[..., None]
+        if places_BM is not None:
+            erased_BHQ1 = disentangled.at_places(erased_BHQ1, places_BM)
+        query_BQHV = jnp.where(erased_BHQ1.swapaxes(1, 2), 0, query_BQHV)
+        bias = None if bias is None else jnp.where(erased_BHQ1, 0.0, bias)
+    return query_BQHV, bias_BHQK if bias is None else bias_BHQK + bias

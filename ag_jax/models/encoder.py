@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ag_jax.attention import guidance
+from ag_jax.attention.adversary import Attack
 from ag_jax.attention.fused import reference
 from ag_jax.attention.fused.contract import KEPT, Attend
 from ag_jax.attention.multihead import Asking
@@ -36,11 +37,13 @@ class Ports:
     guides: patterns for the guided heads, whose statistics are then sown.
     embedding_delta: `BLD`, added to the word embeddings.
     attention_bias: broadcasts to `BHQK`, added to the scores of every layer.
+    attack: called by every layer with its input; each leaf has a leading axis over the layers.
     """
 
     guides: guidance.Guides | None = None
     embedding_delta: Array | None = None
     attention_bias: Array | None = None
+    attack: Attack | None = None
 
 
 @flax.struct.dataclass
@@ -78,8 +81,8 @@ class Encoder(nn.Module):
     `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK` for all N layers.
 
     The enhanced mask decoder (`decoder_passes`) applies the last layer some more times, at the masked positions and for the word
-    head alone. It sows nothing and no guidance loss sees it, though `attention_bias` is added there as in every layer. The
-    ordinary last layer is computed too; it is what `__call__` returns and what guidance sees.
+    head alone. It sows nothing and no guidance loss sees it, though `attention_bias` is added there as in every layer, and the
+    last layer's attack masks there what it masks of the same input at the same places. The ordinary last layer is computed too; it is what `__call__` returns and what guidance sees.
 
     attend: the implementation of attention (`attention.fused.choice`); it changes nothing but speed and memory.
     """
@@ -125,9 +128,10 @@ class Encoder(nn.Module):
             return hidden_BLD, at_masks(hidden_BLD, batch)
         decoded_BMD = at_masks(before_BLD + self.embeddings.positions(context.sequences_BL), batch)
         last = jax.tree.map(lambda leaf: leaf[-1], nn.unbox(self.layers.variables["params"]))
+        attack = jax.tree.map(lambda leaf: leaf[-1], ports.attack)
         for _ in range(self.config.decoder_passes):
             asking = Asking(decoded_BMD, batch["masked_positions"])
-            decoded_BMD = self._apply_once_more(last, asking, before_BLD, context)
+            decoded_BMD = self._apply_once_more(last, asking, before_BLD, context, attack)
         return hidden_BLD, decoded_BMD
 
     def _encode(
@@ -148,9 +152,9 @@ class Encoder(nn.Module):
             convolved_BLD = self.convolution(hidden_BLD, sequences_BL, deterministic=deterministic)
             beside = Beside(convolved_BLD, self.convolution_norm())
 
-        def step(layer, carry, context, beside, index):
+        def step(layer, carry, context, beside, index, attack):
             _, hidden_BLD = carry
-            next_BLD = layer(hidden_BLD, context)
+            next_BLD = layer(hidden_BLD, context, attack=attack)
             if beside is not None:
                 next_BLD = jnp.where(index == 0, beside.join(config, next_BLD), next_BLD)
             return (hidden_BLD if config.decoder_passes else None, next_BLD), None
@@ -159,14 +163,15 @@ class Encoder(nn.Module):
             step = nn.remat(step, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
         scanned = nn.scan(
             step,
-            variable_axes={"params": 0, "intermediates": 0, "statistics": 0},
+            variable_axes={"params": 0, "intermediates": 0, "statistics": 0, "attack": 0},
             split_rngs={"params": True, "dropout": True},
-            in_axes=(nn.broadcast, nn.broadcast, 0),
+            in_axes=(nn.broadcast, nn.broadcast, 0, 0),
             length=config.layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
         carry = (hidden_BLD if config.decoder_passes else None, hidden_BLD)
-        (before_BLD, hidden_BLD), _ = scanned(self.layers, carry, context, beside, jnp.arange(config.layers))
+        numbers = jnp.arange(config.layers)
+        (before_BLD, hidden_BLD), _ = scanned(self.layers, carry, context, beside, numbers, ports.attack)
         return before_BLD, hidden_BLD, context
 
     def _distances(self) -> Array | None:
@@ -176,16 +181,18 @@ class Encoder(nn.Module):
         relative_RD = self.relative.embedding.astype(self.config.dtype)
         return self.relative_norm(relative_RD) if self.config.relative.normalized else relative_RD
 
-    def _apply_once_more(self, params: Params, asking: Asking, hidden_BLD: Array, context: layers.Context) -> Array:
+    def _apply_once_more(
+        self, params: Params, asking: Asking, hidden_BLD: Array, context: layers.Context, attack: Attack | None
+    ) -> Array:
         """What the layer of these parameters answers, `BMD`, with dropout of its own."""
         config, attend = self.config, self.attend
-        thins = not context.deterministic and max(config.dropout, config.attention_dropout) > 0.0
-        rngs = {"dropout": self.make_rng("dropout")} if thins else None
+        draws = attack is not None or max(config.dropout, config.attention_dropout) > 0.0
+        rngs = {"dropout": self.make_rng("dropout")} if draws and not context.deterministic else None
 
-        def apply(params, rngs, asking, hidden_BLD, context):
+        def apply(params, rngs, asking, hidden_BLD, context, attack):
             layer = layers.EncoderLayer(config, attend, parent=None)
-            return layer.apply({"params": params}, hidden_BLD, context, asking=asking, rngs=rngs)
+            return layer.apply({"params": params}, hidden_BLD, context, asking=asking, attack=attack, rngs=rngs)
 
         if config.remat != "none":
             apply = jax.checkpoint(apply, policy=REMAT_POLICIES[config.remat])
-        return apply(params, rngs, asking, hidden_BLD, context)
+        return apply(params, rngs, asking, hidden_BLD, context, attack)

@@ -9,7 +9,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import guidance, multihead
+from ag_jax.attention import adversary, guidance, multihead
 from ag_jax.attention.dropout import Dropout
 from ag_jax.attention.fused import reference
 from ag_jax.attention.fused.contract import Attend
@@ -69,7 +69,14 @@ class EncoderLayer(nn.Module):
     attend: Attend = reference.attend
 
     @nn.compact
-    def __call__(self, hidden_BLD: Array, context: Context, *, asking: multihead.Asking | None = None) -> Array:
+    def __call__(
+        self,
+        hidden_BLD: Array,
+        context: Context,
+        *,
+        asking: multihead.Asking | None = None,
+        attack: adversary.Attack | None = None,
+    ) -> Array:
         """The next hidden states `BLD`.
 
         `asking`, if given, asks instead of `hidden_BLD`, which is what is looked at; the answer, `BMD`, is added to it.
@@ -96,6 +103,7 @@ class EncoderLayer(nn.Module):
             deterministic,
             asking=asking,
             relative_RD=relative_RD,
+            attack=attack,
         )
         mixed_BLD = dropout(mixed_BLD, deterministic=deterministic)
         asked_BLD = hidden_BLD if asking is None else asking.query_BMD

@@ -95,7 +95,8 @@ def sown(collections: Params, name: str) -> Any:
 
 def wanted(ports: Ports) -> list[str]:
     """The collections that layers are to sow into."""
-    return ["statistics"] if ports.guides is not None else []
+    asked = {"statistics": ports.guides, "attack": ports.attack}
+    return [name for name, port in asked.items() if port is not None]
 
 
 def cross_entropy(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array]:

@@ -19,9 +19,7 @@ def gumbel(key: Array, shape: tuple[int, ...]) -> Array:
     From 1 - u, for a sample is decided by the largest noises: those come of small u, which float32 tells apart, where numbers just
     below 1 are few and round to 1, whose noise is infinite.
     """
-    bits = dropout.random_bits(dropout.seeds(key), dropout.element_index(shape))
-    uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
-    return -jnp.log(-jnp.log1p(-uniform))
+    return -jnp.log(-jnp.log1p(-dropout.uniform(key, shape)))
 
 
 def sample_words(predictions: Predictions, key: Array) -> Array:

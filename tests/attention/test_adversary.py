@@ -1,0 +1,295 @@
+"""The reversal of gradients, the threshold, and one layer's attack against numpy; what masked and kept units learn."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special as functions
+
+from ag_jax.attention.adversary import Adversary, Rules, reverse_gradient, straight_through
+from ag_jax.attention.multihead import MultiHeadAttention
+from tests import reference
+
+X = jnp.array([[1.5, -2.0, 0.25], [3.0, 0.0, -1.0]])
+LENGTHS = [[7], [3, 4], [2], []]
+LENGTH, HEADS, WIDTH = 9, 3, 12
+
+
+def through(function):
+    """Gradient of a sum of squares behind the reversal: 2 x times -scale."""
+    return jax.grad(lambda x: jnp.square(function(x)).sum())(X)
+
+
+def scanned(x, scale):
+    return jax.lax.scan(lambda carry, row: (carry, reverse_gradient(row, scale)), 0, x)[1]
+
+
+WAYS = {
+    "plain": reverse_gradient,
+    "jit": jax.jit(reverse_gradient),
+    "vmap": jax.vmap(reverse_gradient, in_axes=(0, None)),
+    "vmap over scales": lambda x, scale: jax.vmap(reverse_gradient)(x, jnp.full(len(x), scale)),
+    "scan": scanned,
+    "remat": jax.checkpoint(reverse_gradient),
+    "remat in scan in jit": jax.jit(jax.checkpoint(scanned)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scale", [1.0, 0.0, 2.5])
+def test_reversal(way, scale):
+    np.testing.assert_array_equal(WAYS[way](X, scale), X)
+    np.testing.assert_allclose(through(lambda x: WAYS[way](x, scale)), -scale * 2 * X, rtol=1e-6)
+
+
+def test_a_traced_scale_gets_no_gradient_and_types_stay():
+    def loss(x, scale):
+        return (reverse_gradient(x, scale) * X).sum()
+
+    of_x, of_scale = jax.jit(jax.grad(loss, argnums=(0, 1)))(X, jnp.float32(3.0))
+    np.testing.assert_array_equal(of_x, -3 * X)
+    assert of_scale == 0
+    narrow = jax.grad(lambda x: reverse_gradient(x, jnp.float32(2)).sum().astype(jnp.float32))(X.astype(jnp.bfloat16))
+    assert narrow.dtype == jnp.bfloat16
+    twice = jax.grad(lambda x: reverse_gradient(reverse_gradient(x, 2.0), 3.0).sum())(X)
+    np.testing.assert_array_equal(twice, jnp.full_like(X, 6.0))
+
+
+def test_threshold():
+    s = jnp.concatenate([jnp.linspace(-30, 30, 61), jnp.array([1e-30, -1e-30, 1e5, -1e5])])
+    np.testing.assert_array_equal(straight_through(s), np.asarray(s) > 0)  # to the bit: C would make much of a rest
+    gradient = jax.grad(lambda s: straight_through(s).sum())(s)
+    y = functions.expit(np.asarray(s, np.float64))
+    np.testing.assert_allclose(gradient, y * (1 - y), atol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def layer():
+    """Input, texts and parameters of an adversary."""
+    rng = np.random.default_rng(0)
+    _, sequences_BL = reference.packed(LENGTHS, LENGTH)
+    hidden_BLD = jnp.asarray(rng.standard_normal((4, LENGTH, WIDTH)), jnp.float32)
+
+    def linear():
+        drawn = {"kernel": rng.standard_normal((WIDTH, WIDTH)) / 3, "bias": rng.standard_normal(WIDTH)}
+        return {name: jnp.asarray(value, jnp.float32) for name, value in drawn.items()}
+
+    return hidden_BLD, jnp.asarray(sequences_BL), linear(), linear()
+
+
+def masks(layer, heads=1, offset=0.0):
+    """m of the layer in numpy, `BHQK`."""
+    hidden, _, query, key = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), of) for of in layer)
+    q, k = (reference.linear(hidden, of).reshape(4, LENGTH, heads, -1).swapaxes(1, 2) for of in (query, key))
+    return (q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + offset > 0).astype(float)
+
+
+def attack(layer, rules=Rules(), special=None, key=None, **settings):
+    hidden, sequences, query, keys = layer
+    return Adversary(query, keys, special, rules, **settings)(hidden, sequences, None, key)
+
+
+def inside(sequences):
+    sequences = np.asarray(sequences)
+    return ((sequences[:, :, None] == sequences[:, None, :]) & (sequences > 0)[:, :, None])[:, None]
+
+
+@pytest.mark.parametrize(("heads", "offset"), [(1, 0.0), (HEADS, 0.0), (1, 0.7)])
+def test_one_layer_equals_numpy(layer, heads, offset):
+    found, m = attack(layer, heads=heads, offset=offset), masks(layer, heads, offset)
+    real = np.broadcast_to(inside(layer[1]), m.shape)
+    assert found.bias_BHQK.shape == m.shape and found.bias_BHQK.dtype == jnp.float32
+    np.testing.assert_array_equal(np.asarray(found.bias_BHQK)[real], (-1e4 * (1 - m))[real])
+    assert 0.2 < m[real].mean() < 0.8
+    np.testing.assert_allclose(found.units.kept_B, (m * real).sum((1, 2, 3)) / heads, rtol=1e-6)
+    np.testing.assert_array_equal(found.units.all_B, [49, 9 + 16, 4, 0])
+    empty = ((m * real).sum(-1) == 0) & (np.asarray(layer[1]) > 0)[:, None]
+    np.testing.assert_array_equal(found.erased_BHQ, empty)
+
+
+def test_strength(layer):
+    weak, strong = (attack(layer, Rules(strength=strength)).bias_BHQK for strength in (5.0, 1e4))
+    np.testing.assert_allclose(weak * 2000, strong)
+
+
+def test_protection(layer):
+    hidden, sequences, *_ = layer
+    special = jnp.zeros((4, LENGTH), bool).at[:, 0].set(True)
+    found = attack(layer, Rules(protect_diagonal=True), special)
+    m = masks(layer)
+    m[:, :, 0] = m[:, :, :, 0] = 1
+    m[:, :, np.arange(LENGTH), np.arange(LENGTH)] = 1
+    real = inside(sequences)
+    np.testing.assert_array_equal(np.asarray(found.bias_BHQK)[real], (-1e4 * (1 - m))[real])
+    np.testing.assert_allclose(found.units.kept_B, (m * real).sum((1, 2, 3)))
+    assert not found.erased_BHQ.any()
+
+
+def attention(relative=False):
+    from ag_jax.attention.disentangled import DisentangledConfig
+
+    config = DisentangledConfig(terms="c2p,p2c", span=4) if relative else DisentangledConfig()
+    init = jax.nn.initializers.normal(0.5)
+    return MultiHeadAttention(HEADS, WIDTH, 0.0, jnp.float32, init, relative=config)
+
+
+@dataclasses.dataclass
+class Fixed:
+    """An attack that has its mask already, and its slope at hand."""
+
+    keep_BHQK: jax.Array
+    rules: Rules = Rules()
+
+    def __call__(self, hidden_BLD, sequences_BL, scores, key):
+        return self.rules.attacked(self.keep_BHQK, sequences_BL)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "disentangled"])
+def attended(request, layer):
+    """(attack, bias, input) -> output and probabilities of an attention layer."""
+    module, hidden = attention(request.param), layer[0]
+    table = {"relative_RD": jnp.asarray(np.random.default_rng(5).standard_normal((8, WIDTH)), jnp.float32)} if request.param else {}
+    params = module.init(jax.random.key(0), hidden, layer[1], None, None, True, **table)["params"]
+
+    def run(attack, bias=None, hidden=hidden):
+        settings = {"attack": attack, **table}
+        out, sown = module.apply(
+            {"params": params}, hidden, layer[1], None, bias, True, **settings, mutable=["intermediates", "attack"]
+        )
+        return out, sown["intermediates"]["attention_weights"][0], sown.get("attack")
+
+    return run
+
+
+def test_masked_units_get_nothing_and_empty_rows_spread_over_their_text(layer, attended):
+    """Also where a bias of another kind is there; nothing reaches padding or another text."""
+    keep = np.ones((4, 1, LENGTH, LENGTH), np.float32)
+    keep[:, :, 1], keep[:, :, 0, 2] = 0, 0
+    bias = jnp.asarray(np.random.default_rng(2).standard_normal((1, HEADS, 1, LENGTH)), jnp.float32)
+    for given in (None, bias):
+        _, plain, nothing = attended(None, given)
+        _, weights, sown = attended(Fixed(jnp.asarray(keep)), given)
+        real = np.broadcast_to(inside(layer[1]), weights.shape)
+        for row, texts in enumerate(LENGTHS):
+            if texts:
+                np.testing.assert_allclose(weights[row, :, 1, : texts[0]], 1 / texts[0], rtol=1e-6)
+                np.testing.assert_array_equal(weights[row, :, 1, texts[0] :], 0)
+        assert (np.asarray(weights)[0, :, 0, 2] == 0).all()
+        np.testing.assert_array_equal(weights[0, :, 3:6], plain[0, :, 3:6])
+        np.testing.assert_allclose(np.asarray(weights[:3]).sum(-1), 1, rtol=1e-5)
+        assert not np.asarray(weights)[:3][~real[:3] & (np.asarray(layer[1]) > 0)[:3, None, :, None]].any()
+        assert nothing is None and sown["units"][0].kept_B[0] == 49 - 7 - 1
+
+
+def test_keep_diagonal(layer, attended):
+    keep = np.ones((4, 1, LENGTH, LENGTH), np.float32)
+    keep[:, :, 1] = 0
+    _, weights, sown = attended(Fixed(jnp.asarray(keep), Rules(empty_rows="keep_diagonal")))
+    np.testing.assert_array_equal(weights[:3, :, 1, 1], 1)
+    assert sown["units"][0].kept_B.tolist() == [43, 9 + 16 - 2, 3, 0]
+
+
+def slope(layer, attended, keep):
+    """What units learn of a loss of the output."""
+    direction = jnp.asarray(np.random.default_rng(3).standard_normal((4, LENGTH, WIDTH)), jnp.float32)
+    direction = jnp.where((layer[1] > 0)[..., None], direction, 0)
+
+    def loss(keep):
+        return (attended(Fixed(keep))[0] * direction).sum()
+
+    return np.asarray(jax.grad(loss)(jnp.asarray(keep, jnp.float32)))
+
+
+def test_masked_units_learn_nothing_and_kept_ones_c_times_as_much(layer, attended):
+    """Oracle: zero for what is masked, C p (dP - sum p dP) for what is kept, by finite differences of a small C."""
+    keep = masks(layer).astype(np.float32)
+    keep[:, 0, np.arange(LENGTH), np.arange(LENGTH)] = 1  # no row is empty
+    gradient = slope(layer, attended, keep)
+    assert (gradient[keep == 0] == 0).all()
+    real = np.broadcast_to(inside(layer[1]), keep.shape) & (keep == 1)
+    assert not gradient[~real].any() and np.count_nonzero(gradient[real]) > 0.7 * real.sum()
+    # To keep a unit with 1 + e/C instead of 1 adds e to its score.
+    direction = np.random.default_rng(3).standard_normal((4, LENGTH, WIDTH)) * (np.asarray(layer[1]) > 0)[..., None]
+    where = [index for index in np.argwhere(real) if abs(gradient[tuple(index)]) > 0.3 * np.abs(gradient).max()][:5]
+    for index in where:
+        values = []
+        for step in (1e-2, -1e-2):
+            moved = keep.copy()
+            bias = np.zeros((4, 1, LENGTH, LENGTH), np.float32)
+            bias[tuple(index)] = step
+            values.append((np.asarray(attended(Fixed(jnp.asarray(moved)), jnp.asarray(bias))[0], np.float64) * direction).sum())
+        np.testing.assert_allclose(gradient[tuple(index)], 1e4 * (values[0] - values[1]) / 2e-2, rtol=2e-2)
+
+
+def test_empty_rows_do_not_move_the_encoder(attended, layer):
+    """What cannot change the attention has no gradient: queries and keys of a row of which everything is masked."""
+    def loss(hidden, keep):
+        out, weights, _ = attended(Fixed(keep), hidden=hidden)
+        return (weights[0] * jnp.arange(LENGTH)[None, None, :])[:, :7].sum()  # the rows of its text
+
+    nothing = jnp.zeros((4, 1, LENGTH, LENGTH))
+    assert not np.asarray(jax.grad(loss)(layer[0], nothing)).any()
+    assert np.asarray(jax.grad(loss)(layer[0], nothing + 1)).any()
+
+
+def adversary_loss(layer, learnt, sign, **settings):
+    hidden, sequences, *_ = layer
+    rng = np.random.default_rng(4)
+    slopes = jnp.asarray(rng.standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
+
+    def loss(params, hidden):
+        found = Adversary(params[0], params[1], None, **{"rules": Rules(), **settings})(hidden, sequences, None, None)
+        return sign * (found.bias_BHQK * slopes).sum() / 1e4 + found.units.kept_B.sum()
+
+    return jax.grad(loss, argnums=(0, 1))(learnt, hidden)
+
+
+def test_the_adversary_ascends_and_its_input_learns_nothing(layer):
+    """The gradient is that of the sigmoid in the place of the threshold, reversed."""
+    hidden, sequences, *learnt = layer
+    found, of_hidden = adversary_loss(layer, tuple(learnt), 1.0)
+    assert not np.asarray(of_hidden).any()
+    slopes = jnp.asarray(np.random.default_rng(4).standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
+
+    def soft(params):
+        q, k = (hidden @ of["kernel"] + of["bias"][None, None, :] for of in params)
+        m = jax.nn.sigmoid(q @ k.swapaxes(-1, -2) / np.sqrt(WIDTH))[:, None]
+        return ((m - 1) * slopes).sum() + jnp.where(inside(sequences), m, 0).sum()
+
+    expected = jax.grad(soft)(tuple(learnt))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, -other, rtol=1e-3, atol=1e-5 * float(jnp.abs(other).max()))
+
+
+def test_gumbel_keeps_with_the_probability_of_the_sigmoid(layer):
+    hidden, sequences, query, key = layer
+    repeated = (jnp.tile(hidden[:1], (500, 1, 1)), jnp.tile(sequences[:1], (500, 1)), query, key)
+    found = attack(repeated, temperature=0.5, key=jax.random.key(1))
+    kept = np.asarray(found.bias_BHQK == 0)[:, 0, :7, :7].mean(0)
+    scores = Adversary(query, key, None, Rules()).scores(hidden[:1])[0, 0, :7, :7]
+    np.testing.assert_allclose(kept, functions.expit(np.asarray(scores)), atol=0.1)
+    assert np.abs(kept - functions.expit(np.asarray(scores))).mean() < 0.02
+    other = attack(repeated, temperature=0.5, key=jax.random.key(2))
+    assert (other.bias_BHQK != found.bias_BHQK).any()
+    np.testing.assert_array_equal(  # without a key, as in an evaluation, it is the threshold
+        attack(layer, temperature=0.5).bias_BHQK, attack(layer).bias_BHQK
+    )
+
+
+def test_about_half_is_kept_at_first():
+    """Wide layers, as they are born: scores are normal with a deviation of 0.02^2 times the width."""
+    from ag_jax.attention.adversary import initial_offset
+
+    width, length = 768, 64
+    keys = jax.random.split(jax.random.key(0), 3)
+    hidden = jax.random.normal(keys[0], (2, length, width))
+    linear = [{"kernel": 0.02 * jax.random.normal(key, (width, width)), "bias": jnp.zeros(width)} for key in keys[1:]]
+    sequences = jnp.ones((2, length), jnp.int32)
+    for share, heads in ((0.0, 1), (0.9, 1), (0.7, 12)):
+        offset = initial_offset(share, width, 0.02)
+        found = Adversary(*linear, None, Rules(), heads, offset)(hidden, sequences, None, None)
+        np.testing.assert_allclose(found.units.kept_B / found.units.all_B, share or 0.5, atol=0.03)
+    scores = Adversary(*linear, None, Rules()).scores(hidden)
+    np.testing.assert_allclose(np.std(scores), 0.31, atol=0.02)
