@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import flax.linen as nn
 import jax
 import optax
+from etils import epath
 from jax.sharding import Mesh
 
 from ag_jax.attention import guidance
@@ -22,13 +23,16 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial import wrap as adversarial
+from ag_jax.objectives.adversarial.config import AdversarialConfig
+from ag_jax.objectives.adversarial.masking import Trace
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.losses import Headline, Objective
 from ag_jax.objectives.pretraining import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.training import sharding
-from ag_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from ag_jax.training.metrics import read_metrics
+from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
 
 
 class Vocabulary(Protocol):
@@ -128,7 +132,46 @@ def make_objective(
             special=special,
             alpha=guidance.coefficient_schedule(config.guidance, steps),
         )
-    return adversarial.wrap(objective, config.adversarial, adversarial.Attacked(model.config, special, steps))
+    trace = read_trace(config.adversarial, model.config.layers)
+    return adversarial.wrap(objective, config.adversarial, adversarial.Setting(model.config, special, steps, trace))
+
+
+def read_trace(config: AdversarialConfig, layers: int) -> Trace | None:
+    """What `adversarial.masking.trace` recorded, if it is wanted. Raises ValueError if it is not there, or of other layers."""
+    if config.method != "scheduled":
+        return None
+    path = epath.Path(config.masking.trace)
+    wanted = f"adversarial.masking.trace={path} must be metrics.jsonl of a run or trial with adversarial.method=asa, or its directory"
+    try:
+        rows = read_metrics(path.parent if path.name == "metrics.jsonl" else path)
+    except FileNotFoundError as error:
+        raise ValueError(f"{wanted}: there is none") from error
+    rows = [row for row in rows if row["split"] == "train" and row.get("masked/layers") is not None]
+    if not rows:
+        raise ValueError(f"{wanted}: nothing was masked there")
+    shares = tuple(tuple(row["masked/layers"]) for row in rows)
+    if len(shares[0]) != layers:
+        raise ValueError(f"{wanted}, of a model of as many layers: it has {len(shares[0])}, the model {layers}")
+    return Trace(tuple(row["step"] / rows[-1]["step"] for row in rows), shares)
+
+
+def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> OptimizerConfig | None:
+    """The optimizer of an adversary: the model's, with settings of its own; None if nothing but the model learns."""
+    if config.method != "asa":
+        return None
+    asa = config.asa
+    return dataclasses.replace(
+        model,
+        learning_rate=asa.learning_rate or model.learning_rate,
+        weight_decay=model.weight_decay if asa.weight_decay < 0 else asa.weight_decay,
+        clip_norm=asa.clip_norm,
+    )
+
+
+def optimizer_of(config: ExperimentConfig) -> optax.GradientTransformation:
+    """The optimizer of a run."""
+    adversary = adversary_optimizer(config.adversarial, config.optimizer)
+    return make_optimizer(config.optimizer, config.training.steps, adversary)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +205,7 @@ def make_learner(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
 
     return Learner(
         objective=make_objective(config, vocabulary, *attends),
-        optimizer=make_optimizer(config.optimizer, config.training.steps),
+        optimizer=optimizer_of(config),
         learning_rate=learning_rate_schedule(config.optimizer, config.training.steps),
         init=init,
         key=dropout_key,

@@ -24,9 +24,9 @@ from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
+from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.training import hosts, loop, sharding, storage
 from ag_jax.training.checkpoint import Checkpoints
-from ag_jax.training.optimizer import make_optimizer
 from ag_jax.training.state import TrainState
 
 # Settings that change neither what is learnt nor the rows of metrics.jsonl: a run may be resumed with others.
@@ -216,7 +216,7 @@ def write(config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, p
     """A run directory of `config` at step 0 with the given parameters and a fresh optimizer; `train` would go on from there."""
     claim_workdir(config, workdir)
     tokenizer.save(workdir / "tokenizer")
-    optimizer = make_optimizer(config.optimizer, config.training.steps)
+    optimizer = learner.optimizer_of(config)
     params = jax.tree.map(jnp.asarray, params)
     checkpoints = Checkpoints(workdir / "checkpoints")
     checkpoints.save(TrainState(jnp.int32(0), params, optimizer.init(params)), loop.no_progress())
@@ -254,7 +254,7 @@ def _with_own_tokenizer(config: ExperimentConfig, workdir: epath.Path) -> Experi
 
 @dataclasses.dataclass(frozen=True)
 class OpenRun:
-    """A trained model, ready to be looked at: `model.apply({"params": params}, batch, ...)`."""
+    """A trained model, ready to be looked at: `model.apply({"params": params}, batch, ...)`; what attacked it is left out."""
 
     workdir: epath.Path
     config: ExperimentConfig
@@ -279,7 +279,7 @@ def open_run(workdir: epath.Path | str, step: int | None = None) -> OpenRun:
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     steps = checkpoints.steps()
     step = _chosen(step, steps, workdir)
-    params = checkpoints.restore_params(step)
+    params = adversarial.of_model(checkpoints.restore_params(step))
     checkpoints.close()
     return OpenRun(workdir, config, tokenizer, model, params, step, tuple(steps))
 

@@ -15,7 +15,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ag_jax import learner
 from ag_jax.attention import guidance
+from ag_jax.attention.adversary import ADVERSARY
 from ag_jax.attention.fused import choice
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.attention.patterns import SpecialTokens
@@ -59,14 +61,25 @@ class Peak(NamedTuple):
     learning_rate: jax.Array
 
 
-def scale_by_peak() -> optax.GradientTransformation:
-    """Updates times the learning rate of the state: what comes before it has a schedule with the peak 1."""
+def scale_by_peak(apart: tuple[str, ...] = ()) -> optax.GradientTransformation:
+    """Updates times the learning rate of the state: what comes before it has a schedule with the peak 1.
+
+    apart: parts of the parameters that have a peak of their own.
+    """
 
     def update(updates, state: Peak, params=None):
         del params
-        return jax.tree.map(lambda leaf: leaf * state.learning_rate, updates), state
+        scaled = {name: tree for name, tree in updates.items() if name not in apart}
+        return updates | jax.tree.map(lambda leaf: leaf * state.learning_rate, scaled), state
 
     return optax.GradientTransformation(lambda _: Peak(jnp.float32(1)), update)
+
+
+def make_trial_optimizer(plan: Plan) -> optax.GradientTransformation:
+    """That of the plan, with the learning rate as a part of its state; an adversary may have one of its own."""
+    adversary = learner.adversary_optimizer(plan.adversarial, plan.optimizer)
+    apart = (ADVERSARY,) if adversary is not None and plan.adversarial.asa.learning_rate else ()
+    return optax.chain(make_optimizer(plan.optimizer, plan.steps, adversary), scale_by_peak(apart))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +111,8 @@ def make_objective(plan: Plan, model: TaskModel) -> Objective:
             special=plan.special,
             alpha=guidance.coefficient_schedule(plan.guidance, plan.steps),
         )
-    return adversarial.wrap(objective, plan.adversarial, adversarial.Attacked(plan.config, plan.special, plan.steps))
+    trace = learner.read_trace(plan.adversarial, plan.config.layers)
+    return adversarial.wrap(objective, plan.adversarial, adversarial.Setting(plan.config, plan.special, plan.steps, trace))
 
 
 @functools.lru_cache(maxsize=4)
@@ -125,7 +139,7 @@ def compiled(plan: Plan) -> Program:
     ).attend
     model = plan.head.model(plan.config, attend)
     objective = make_objective(plan, model)
-    optimizer = optax.chain(make_optimizer(plan.optimizer, plan.steps), scale_by_peak())
+    optimizer = make_trial_optimizer(plan)
     # The reference has the same parameters, and no demands on the shape of the example.
     fresh, row = plan.head.model(plan.config), tasks.example(plan.head.kind)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import configuration, finetuned
+from ag_jax import configuration, finetuned, learner
 from ag_jax.data.tasks import catalogue
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.finetuning import choosing, report, results, trial, weights
@@ -109,6 +109,9 @@ def run(config: FinetuningConfig, workdir: epath.Path) -> dict[str, Chosen]:
     if missing:
         opened = weights.open_encoder(config.checkpoint, None if config.step < 0 else config.step, fresh=config.fresh)
         _check_lengths(config, opened.config.max_length)
+        for recipe in config.tasks.values():
+            if recipe.adversarial.method == "scheduled":  # or it would show hours later
+                learner.read_trace(recipe.adversarial, opened.config.layers)
         claim(config, workdir)
         _tell(f"{missing} of {sum(map(len, planned.values()))} trials to do, from {opened.description}")
     for name, of_task in planned.items():

@@ -25,6 +25,7 @@ from ag_jax.finetuning.predicting import Encoded, Predicted
 from ag_jax.finetuning.splits import Splits
 from ag_jax.finetuning.weights import Pretrained
 from ag_jax.models.config import EncoderConfig
+from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.training import hosts, sharding, storage
 from ag_jax.training import metrics as metric_sums
 from ag_jax.training.checkpoint import Checkpoints
@@ -281,7 +282,8 @@ class _Running:
         """What the best epoch so far leaves: its predictions, and its weights if they will be wanted."""
         storage.write_whole(self.directory / "predictions_validation.jsonl", found.lines)
         if self.keep or (self.data.others and self.trial.recipe.epochs > 1):
-            tuned = FineTuned(self.plan.head, self.plan.config, self.opened.tokenizer, state.params, self.opened.origin)
+            params = adversarial.of_model(state.params)
+            tuned = FineTuned(self.plan.head, self.plan.config, self.opened.tokenizer, params, self.opened.origin)
             finetuned.save(tuned, self.directory / finetuned.FOLDER)
 
     def _predict_others(self, state: TrainState) -> None:

@@ -33,6 +33,11 @@ class Guided:
         """That of the inner objective."""
         return self.inner.headline
 
+    @property
+    def says(self) -> tuple[str, ...]:
+        """What the inner objective says."""
+        return self.inner.says
+
     def guides(self, batch: Batch) -> guidance.Guides:
         """Targets for the rows of the batch, from the tokens as they were before masking."""
         rows = encoder.rows(batch)

@@ -62,12 +62,15 @@ class Objective(Protocol):
     The loss is the sum over terms of coefficients(step)[term] * totals[term] / normalizers(batch)[term].
     `rngs` is None for an evaluation, without dropout.
 
-    `predict` is the same pass without its losses, on `Outcome.shown`: what is drawn before the encoder stays the same. `counts`
-    says what each of its predictions counts.
+    `predict` is the same pass without its losses, on `Outcome.shown`: what is drawn before the encoder stays the same. `says`
+    names its predictions, `counts` has what each of them counts.
     """
 
     @property
     def headline(self) -> Headline: ...
+
+    @property
+    def says(self) -> tuple[str, ...]: ...
 
     def normalizers(self, batch: Batch) -> dict[str, Array]: ...
 

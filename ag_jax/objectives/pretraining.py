@@ -30,6 +30,11 @@ class Pretraining:
 
     headline: ClassVar[Headline] = MLM
 
+    @property
+    def says(self) -> tuple[str, ...]:
+        """The masked words, the next sentence if there is one, and what is asked of first positions."""
+        return ("task", *self.sentences.says, *(("nsp",) if self.model.next_sentence else ()))
+
     def normalizers(self, batch: Batch) -> dict[str, Array]:
         """Masked positions, and examples that are not padding."""
         weights = {"mlm": batch["masked_weights"].sum()}

@@ -100,6 +100,11 @@ class ReplacedTokens:
 
     headline: ClassVar[Headline] = RTD
 
+    @property
+    def says(self) -> tuple[str, ...]:
+        """Which tokens are replaced, and what is asked of first positions."""
+        return ("task", *self.sentences.says)
+
     def judged(self, batch: Batch) -> Array:
         """Which tokens are judged, boolean `BL`."""
         original_BL = batch["original"]

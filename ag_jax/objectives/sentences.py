@@ -27,6 +27,11 @@ class Sentences:
     of: str = "none"
     texts: int = 1
 
+    @property
+    def says(self) -> tuple[str, ...]:
+        """The name of the prediction, if there is one."""
+        return () if self.of == "none" else ("sentence",)
+
     def places(self, batch: Batch) -> tuple[Array, Array]:
         """First positions `BT` in the order of the row, and 1.0 for those that are of a text."""
         firsts_BL = sequences.firsts(batch["sequences"])

@@ -49,6 +49,7 @@ class Supervised:
     model: TaskModel
 
     headline: ClassVar[Headline] = TASK
+    says: ClassVar[tuple[str, ...]] = ("task",)
 
     def weights(self, batch: Batch) -> Array:
         """What each label counts: `B`, for tagging `BL`."""

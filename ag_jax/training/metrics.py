@@ -41,8 +41,8 @@ def divide(sums: Sums) -> dict[str, Any]:
 
 
 def not_finite(metrics: Sums) -> list[str]:
-    """Those of a step's losses, and the norm of its gradient, that are no numbers any more."""
-    watched = [*losses(metrics), "loss", "gradient_norm"]
+    """Those of a step's losses, and the norms of its gradient, that are no numbers any more."""
+    watched = [*losses(metrics), "loss", "gradient_norm", "adversary_gradient_norm"]
     return [name for name in watched if name in metrics and not np.isfinite(metrics[name][0]).all()]
 
 

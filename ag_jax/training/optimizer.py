@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import optax
 
+from ag_jax.attention.adversary import ADVERSARY
+
 DECAYS = ("linear", "constant")
 
 
@@ -60,8 +62,24 @@ def decays(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decayed, params)
 
 
-def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """The optax chain: clip, then AdamW with its schedule."""
+def make_optimizer(
+    config: OptimizerConfig, total_steps: int, adversary: OptimizerConfig | None = None
+) -> optax.GradientTransformation:
+    """The optax chain: clip, then AdamW with its schedule; one of its own for an adversary's parameters, if there are some."""
+    if adversary is None:
+        return _chain(config, total_steps)
+    groups = {"model": _chain(config, total_steps), ADVERSARY: _chain(adversary, total_steps)}
+    return optax.partition(groups, _groups)
+
+
+def _groups(params: Any) -> Any:
+    """The group of each part of the parameters; `tree_map_params` asks with a placeholder for all of them."""
+    if not isinstance(params, dict):
+        return "model"
+    return {name: ADVERSARY if name == ADVERSARY else "model" for name in params}
+
+
+def _chain(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
     adamw = optax.adamw(
         learning_rate_schedule(config, total_steps),
         b1=config.beta1,

@@ -34,12 +34,17 @@ def state_shardings(init: Callable[[], Params], optimizer: optax.GradientTransfo
     params = sharding.parameter_shardings(abstract_params, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
     abstract_opt_state = jax.eval_shape(optimizer.init, nn.unbox(abstract_params))
+
+    def is_of_another_group(leaf: Any) -> bool:
+        return isinstance(leaf, optax.MaskedNode)
+
     opt_state = optax.tree_utils.tree_map_params(
         optimizer,
-        lambda _, of_parameter: of_parameter,
+        lambda own, of_parameter: own if is_of_another_group(own) else of_parameter,
         abstract_opt_state,
         params,
         transform_non_params=lambda _: everywhere,
+        is_leaf=is_of_another_group,
     )
     return TrainState(everywhere, params, opt_state)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ag_jax.attention.adversary import ADVERSARY
 from ag_jax.objectives.losses import LossTerm, Objective
 from ag_jax.training import sharding
 from ag_jax.training.state import TrainState
@@ -58,6 +59,13 @@ def loss_and_gradient(
     return jax.lax.scan(accumulate, (loss, metrics, gradient), parts)[0]
 
 
+def gradient_norms(gradient: Any) -> dict[str, Array]:
+    """The norm of the model's gradient, and apart from it that of an adversary, which is larger by orders of magnitude."""
+    model = {name: tree for name, tree in gradient.items() if name != ADVERSARY}
+    norms = {"gradient_norm": optax.tree.norm(model)}
+    return norms | ({"adversary_gradient_norm": optax.tree.norm(gradient[ADVERSARY])} if ADVERSARY in gradient else {})
+
+
 def train_step(
     state: TrainState,
     batch: Batch,
@@ -80,7 +88,7 @@ def train_step(
     one = jnp.float32(1)
     metrics |= {
         "loss": (loss, one),
-        "gradient_norm": (optax.tree.norm(gradient), one),
+        **{name: (norm, one) for name, norm in gradient_norms(gradient).items()},
         "tokens": ((batch["sequences"] > 0).sum().astype(jnp.float32), one),
     }
     return TrainState(state.step + 1, params, opt_state), metrics

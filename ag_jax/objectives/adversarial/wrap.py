@@ -5,29 +5,45 @@ from typing import Any
 
 import jax
 
+from ag_jax.attention.adversary import ADVERSARY
 from ag_jax.attention.patterns import SpecialTokens
 from ag_jax.models.config import EncoderConfig
-from ag_jax.objectives.adversarial.config import AdversarialConfig
+from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
+from ag_jax.objectives.adversarial.masking import Trace, naive_masking
+from ag_jax.objectives.adversarial.self_attention import LearntMasks, adversarial_self_attention
 from ag_jax.objectives.losses import Objective
 
 
 @dataclasses.dataclass(frozen=True)
-class Attacked:
+class Setting:
     """What an attack must know of the model and of the run besides its settings.
 
-    encoder: the model's; special: in the ids of its tokenizer; steps: of the run.
+    encoder: the model's; special: in the ids of its tokenizer; steps: of the run; trace: that `adversarial.masking.trace` names.
     """
 
     encoder: EncoderConfig
     special: SpecialTokens
     steps: int
+    trace: Trace | None = None
 
 
-def wrap(objective: Objective, config: AdversarialConfig, of: Attacked) -> Objective:
-    """The objective under attack; itself with `method=none`."""
+def wrap(objective: Objective, config: AdversarialConfig, setting: Setting) -> Objective:
+    """The objective under attack; itself with `method=none`. What the attack learns is made by `init`."""
+    if config.method == "asa":
+        return adversarial_self_attention(objective, config.asa, setting.encoder, setting.special)
+    if config.method in NAIVE:
+        layers, steps = setting.encoder.layers, setting.steps
+        return naive_masking(objective, config.method, config.masking, layers, steps, setting.trace)
     return objective
 
 
 def init(config: AdversarialConfig, encoder: EncoderConfig, key: jax.Array) -> dict[str, Any]:
     """Parameters that the attack has beside the model's, boxed with the names of their axes; none if it learns nothing."""
-    return {}
+    if config.method != "asa":
+        return {}
+    return {ADVERSARY: LearntMasks(config.asa, encoder, SpecialTokens((), ())).init(key)}
+
+
+def of_model(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters without those of an attack."""
+    return {name: tree for name, tree in params.items() if name != ADVERSARY}

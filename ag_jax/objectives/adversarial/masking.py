@@ -1,0 +1,106 @@
+"""Masks that nobody learns, in the place of an adversary's: at random, on a schedule, or of what is attended to most.
+
+Wu et al. 2022, section 5.1, with the first two terms of equation 9. Every layer has masks of its own, shared by its heads.
+
+Shape letters: N layers, B batch, Q query position, K key position.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from ag_jax.attention import dropout, sequences
+from ag_jax.attention.adversary import Attack, Attacked, Rules
+from ag_jax.models.encoder import Batch
+from ag_jax.objectives.adversarial.config import MaskingConfig
+from ag_jax.objectives.adversarial.self_attention import AttackedAttention
+from ag_jax.objectives.losses import Array, Objective, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What a run with an adversary masked: the share of every layer, after these parts of the run, ascending from 0 to 1."""
+
+    progress: tuple[float, ...]
+    shares: tuple[tuple[float, ...], ...]
+
+    def at(self, progress: Array) -> Array:
+        """The shares `N` after a part of the run: straight lines between those recorded, and the nearest beyond."""
+        shares_TN = jnp.asarray(self.shares, jnp.float32)
+        known_T = jnp.asarray(self.progress, jnp.float32)
+        return jax.vmap(lambda share_T: jnp.interp(progress, known_T, share_T), in_axes=1)(shares_TN)
+
+
+@flax.struct.dataclass
+class RandomMasks:
+    """Masks every unit of layer n with probability `share_N[n]`."""
+
+    share_N: Array
+    rules: Rules = flax.struct.field(pytree_node=False)
+
+    def __call__(
+        self, hidden_BLD: Array, sequences_BL: Array, scores: Callable[[], Array], key: Array | None
+    ) -> Attacked:
+        """The masks of one layer. Raises ValueError without a key."""
+        if key is None:
+            raise ValueError("masks at random need a random key: give the pass rngs, as a step of training has them")
+        batch, length = sequences_BL.shape
+        uniform_B1QK = dropout.uniform(key, (batch, 1, length, length))
+        return self.rules.attacked((uniform_B1QK >= self.share_N).astype(jnp.float32), sequences_BL)
+
+
+@flax.struct.dataclass
+class LargestMasks:
+    """Masks `share_N[n]` of every row, rounded to whole units, in which attention, averaged over the heads, is largest."""
+
+    share_N: Array
+    rules: Rules = flax.struct.field(pytree_node=False)
+
+    def __call__(
+        self, hidden_BLD: Array, sequences_BL: Array, scores: Callable[[], Array], key: Array | None
+    ) -> Attacked:
+        """The masks of one layer."""
+        weights_BQK = jax.lax.stop_gradient(scores())
+        ranked_BQK = jnp.where(sequences.together(sequences_BL), -weights_BQK, 1.0)
+        rank_BQK = jnp.argsort(jnp.argsort(ranked_BQK, axis=-1), axis=-1)
+        number_BQ = jnp.floor(self.share_N * sequences.sizes(sequences_BL) + 0.5)
+        keep_BQK = (rank_BQK >= number_BQ[:, :, None]).astype(jnp.float32)
+        return self.rules.attacked(keep_BQK[:, None], sequences_BL)
+
+
+@dataclasses.dataclass(frozen=True)
+class NaiveMasks:
+    """The attack of a `method` at a step of `steps`."""
+
+    method: str
+    config: MaskingConfig
+    layers: int
+    steps: int
+    trace: Trace | None
+
+    def __call__(self, params: Params, shown: Batch, step: Array) -> Attack:
+        """Masks of the same share in all layers, or of the shares that the trace has after as large a part of its run."""
+        del params, shown
+        rules = Rules(self.config.strength, self.config.empty_rows)
+        share_N = jnp.full(self.layers, self.config.share, jnp.float32)
+        if self.method == "magnitude":
+            return LargestMasks(share_N, rules)
+        if self.method == "scheduled":
+            share_N = self.trace.at(step / self.steps)
+        return RandomMasks(share_N, rules)
+
+
+def naive_masking(
+    inner: Objective, method: str, config: MaskingConfig, layers: int, steps: int, trace: Trace | None
+) -> AttackedAttention:
+    """The objective against masks that nobody learns."""
+    return AttackedAttention(
+        inner=inner,
+        attacker=NaiveMasks(method, config, layers, steps, trace),
+        divergence=config.divergence,
+        term="masking",
+        shared_dropout=config.dropout == "shared",
+    )
