@@ -24,7 +24,7 @@ class Recipe:
     ranking: QNLI as pairs to be ranked (RoBERTa); first_question: of a dialogue of DREAM alone, as the code of ASA does it.
     skip_malformed: leave malformed rows out and count them, instead of refusing the file.
     initial_task: another task of the suite, from whose best weights with the same seed this one starts, such as mnli.
-    folds: cross-validation in so many parts, for tasks without splits; 0 for none.
+    folds: cross-validation in so many parts, with a single point, for tasks without splits; 0 for none.
     legacy_eval: choose on test data where released code did (`splits.LEGACY`); such numbers are no estimate of anything.
     """
 
@@ -76,6 +76,11 @@ class Recipe:
             raise ValueError(f"decay must be one of {', '.join(DECAYS)}, got {self.decay!r}")
         if self.folds < 0 or self.folds in (1, 2):
             raise ValueError(f"folds must be at least 3 (to train, to choose, to test), or 0 for none, got {self.folds}")
+        if self.folds and len(self.points) > 1:
+            raise ValueError(
+                f"folds go with one learning rate and one batch size, got {len(self.points)} points: the best of several would be "
+                "chosen on examples that other folds test"
+            )
 
     def _check_sweep(self) -> None:
         for name in ("batch_sizes", "learning_rates"):

@@ -59,22 +59,15 @@ def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Pre
     if not all(np.isfinite(row).all() for row in logits):
         raise ValueError(f"the model of task {task.name} says NaN or infinity: lower its learning rate")
     examples = encoded.examples
-    found = predictions.predict(task, examples, encoded.features, logits)
+    scores = predictions.scores(task, examples, encoded.features, logits)
+    found = [predictions.decide(task, example, of) for example, of in zip(examples, scores, strict=True)]
     unknown = not len(examples) or any(metrics.is_unknown(example) for example in examples)
     measured = None if unknown else metrics.evaluate(task, examples, found)
     rows = [
-        {"id": example.id, "prediction": prediction, "label": _label(example)}
-        for example, prediction in zip(examples, found, strict=True)
+        {"id": example.id, "prediction": prediction, "label": _label(example), "scores": predictions.to_plain(of)}
+        for example, prediction, of in zip(examples, found, scores, strict=True)
     ]
-    if task.kind not in ("span", "tagging"):
-        rows = [row | {"scores": _scores(example, of)} for row, example, of in zip(rows, examples, logits, strict=True)]
     return Predicted(measured, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
-def _scores(example: Example, logits: np.ndarray) -> Any:
-    """Logits as plain numbers, without those of candidates that an example does not have."""
-    kept = logits[: len(example.pairs)] if isinstance(example, Choices) else logits
-    return np.asarray(kept, np.float64).tolist()
 
 
 def _label(example: Example) -> Any:

@@ -134,6 +134,7 @@ def run_trial(
     """
     directory = epath.Path(directory)
     if (directory / RESULT).exists():
+        _tidy(directory, keep)
         return json.loads((directory / RESULT).read_text())
     if hosts.count() > 1:
         raise ValueError("fine-tuning runs on one host: start the command on one machine, with as many devices as it has")
@@ -141,6 +142,22 @@ def run_trial(
         raise ValueError(f"task {trial.task} has nothing to learn from: {data.train.examples.source} gave no usable example")
     directory.mkdir(parents=True, exist_ok=True)
     return _Running(trial, config, opened, data, directory, keep).run()
+
+
+def write_failure(trial: Trial, directory: epath.Path, message: str) -> None:
+    """End a trial that cannot go on: a `result.json` with `failed` instead of metrics. Its checkpoints go."""
+    point = {"learning_rate": trial.learning_rate, "batch_size": trial.batch_size, "seed": trial.seed}
+    result = {"task": trial.task, **point, **({} if trial.fold is None else {"fold": trial.fold}), "failed": message}
+    storage.write_whole(directory / RESULT, json.dumps(result, indent=2) + "\n")
+    _tidy(directory, keep=False)
+
+
+def _tidy(directory: epath.Path, keep: bool) -> None:
+    """Remove what a trial that is done needs no more, checkpoints last: a kill in between is made good by the next call."""
+    if (directory / CHECKPOINTS).exists():
+        if not keep and (directory / finetuned.FOLDER).exists():
+            (directory / finetuned.FOLDER).rmtree()
+        (directory / CHECKPOINTS).rmtree()
 
 
 @dataclasses.dataclass
@@ -186,7 +203,7 @@ class _Running:
             checkpoints.close()
         result = self._result()
         storage.write_whole(self.directory / RESULT, json.dumps(result, indent=2) + "\n")
-        (self.directory / CHECKPOINTS).rmtree()
+        _tidy(self.directory, self.keep)
         return result
 
     def _start(self, checkpoints: Checkpoints) -> TrainState:
@@ -200,7 +217,7 @@ class _Running:
     def _is_over(self) -> bool:
         """Whether all epochs are done, or as many as `patience` without a better one."""
         done, recipe = len(self.progress.epochs), self.trial.recipe
-        return done == recipe.epochs or 0 < recipe.patience <= done - self.progress.best_epoch
+        return done >= recipe.epochs or 0 < recipe.patience <= done - self.progress.best_epoch
 
     def _epoch(self, state: TrainState, epoch: int, stop: StopSignal) -> TrainState:
         """Train one epoch, then measure."""
@@ -293,8 +310,6 @@ class _Running:
                 found = self._predict(params, encoded)
                 storage.write_whole(self.directory / f"predictions_{name}.jsonl", found.lines)
                 self.others |= {name: found.metrics} if found.metrics else {}
-        if not self.keep and folder.exists():
-            folder.rmtree()
 
     def _result(self) -> dict[str, Any]:
         trial, data, epochs = self.trial, self.data, self.progress.epochs
@@ -307,6 +322,7 @@ class _Running:
             "learning_rate": trial.learning_rate,
             "batch_size": trial.batch_size,
             **({} if trial.fold is None else {"fold": trial.fold}),
+            "start": self.opened.description,
             "steps": self.steps_of_epoch * len(epochs),
             "epochs": epochs,
             "best_epoch": self.progress.best_epoch,

@@ -11,6 +11,7 @@ from ag_jax import finetuned
 from ag_jax.finetuning import program, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.trial import RESULT, Trial, run_trial
+from ag_jax.training import storage
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests.finetuning import tasks
@@ -51,11 +52,12 @@ def test_every_kind_is_learnt(kind, tmp_path, one_device):
         found = rows(tmp_path / f"predictions_{name}.jsonl")
         assert [row["id"] for row in found] == [example.id for example in examples]
         assert all((row["label"] is None) == (name == "test") for row in found)
-        assert all(("scores" in row) == (kind not in ("tagging", "span")) for row in found)
+        if kind == "tagging":
+            assert [len(row["scores"]) for row in found] == [len(example.words) for example in examples]
         if kind == "choice":
             assert [len(row["scores"]) for row in found] == [len(example.pairs) for example in examples]
         if kind == "span":
-            assert {row["prediction"] for row in found} == {"good"}
+            assert {row["prediction"] for row in found} == {row["scores"]["answers"][0][0] for row in found} == {"good"}
     assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "weights").exists()
 
 
@@ -91,6 +93,29 @@ def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, m
         assert without_clock(rows(tmp_path / name)) == without_clock(rows(whole / name))
     assert (tmp_path / "weights" / finetuned.WEIGHTS).read_bytes() == (whole / "weights" / finetuned.WEIGHTS).read_bytes()
     assert run(tmp_path) == result and len(asked) == step + 9 - (step - 1) // 3 * 3, "a trial that is done is not done again"
+
+
+def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, one_device, monkeypatch):
+    """The best epoch is the first: its weights, for the test set, must still be there for the second try."""
+    run = setting(patience=1, learning_rate=0.5)
+    write = storage.write_whole
+
+    def full(path, text):
+        if path.name == RESULT:
+            raise OSError("No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(trial.storage, "write_whole", full)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            run(tmp_path)
+    monkeypatch.setattr(trial.storage, "write_whole", write)
+    result = run(tmp_path)
+    assert result["best_epoch"] == 1 < len(result["epochs"])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {RESULT, "metrics.jsonl", "predictions_validation.jsonl", "predictions_test.jsonl"}
+    (tmp_path / "checkpoints").mkdir()
+    assert run(tmp_path) == result and not (tmp_path / "checkpoints").exists(), "what a kill after the result left goes, too"
 
 
 def test_kept_weights_are_the_best_epochs(undisturbed):
