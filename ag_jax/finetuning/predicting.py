@@ -9,18 +9,11 @@ import numpy as np
 
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.rows import Features
-from ag_jax.data.tasks.task import Choices, Example, Examples, Question, Task, Texts
+from ag_jax.data.tasks.task import Choices, Example, Question, Task, Texts
 from ag_jax.evaluation import metrics, predictions
+from ag_jax.finetuning.encoded import Encoded
 
 IN_FLIGHT = 8  # batches that are made and computed before logits are brought from the device
-
-
-@dataclasses.dataclass(frozen=True)
-class Encoded:
-    """A split: its examples, and what they are for a model."""
-
-    examples: Examples
-    features: Features
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,13 +14,14 @@ from etils import epath
 from ag_jax import configuration, finetuned
 from ag_jax.data.tasks import catalogue
 from ag_jax.experiment import ExperimentConfig
-from ag_jax.finetuning import choosing, report, results, trial, weights
+from ag_jax.finetuning import choosing, encoded, report, results, trial, weights
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.choosing import Result
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning.encoded import TaskData
 from ag_jax.finetuning.results import Chosen
 from ag_jax.finetuning.splits import Splits
-from ag_jax.finetuning.trial import TaskData, Trial
+from ag_jax.finetuning.trial import Trial
 from ag_jax.finetuning.weights import Pretrained
 from ag_jax.training import storage
 from ag_jax.training.loop import NonFiniteError
@@ -150,17 +151,17 @@ def run(suite: Suite) -> dict[str, Chosen]:
 def _run_task(suite: Suite, name: str) -> None:
     config, workdir, splits = suite.config, suite.workdir, suite.material[name]
     metric, recipe = splits.task.metric, config.tasks[name]
-    encoded: dict[int | None, TaskData] = {}  # of each fold
+    data: dict[int | None, TaskData] = {}  # of each fold
     for one in suite.planned[name]:
         directory = directory_of(workdir, one)
         if is_done(directory):
             continue
-        if one.fold not in encoded:
+        if one.fold not in data:
             examples = splits if one.fold is None else task_splits.of_fold(splits, one.fold, recipe.folds)
-            encoded[one.fold] = trial.encode(examples, suite.opened.tokenizer, suite.opened.config, recipe)
+            data[one.fold] = encoded.encode(examples, suite.opened.tokenizer, suite.opened.config, recipe)
         start = _initial(suite, one)
         try:
-            result = trial.run_trial(one, config, start, encoded[one.fold], directory, config.keeps_weights(name))
+            result = trial.run_trial(one, config, start, data[one.fold], directory, config.keeps_weights(name))
         except NonFiniteError as error:
             trial.write_failure(one, directory, str(error))
             _tell(f"{name} {one.name} failed: {error}")

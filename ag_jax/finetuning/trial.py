@@ -15,14 +15,13 @@ import numpy as np
 from etils import epath
 
 from ag_jax import finetuned, learner
-from ag_jax.data.tasks import buckets, encoding
+from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Task
-from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.finetuned import FineTuned, Head
 from ag_jax.finetuning import predicting, program
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
-from ag_jax.finetuning.predicting import Encoded, Predicted
-from ag_jax.finetuning.splits import Splits
+from ag_jax.finetuning.encoded import Encoded, TaskData
+from ag_jax.finetuning.predicting import Predicted
 from ag_jax.finetuning.weights import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.training import hosts, sharding, storage
@@ -55,34 +54,6 @@ class Trial:
         """Of its directory, below that of the task."""
         fold = "" if self.fold is None else f"-fold{self.fold}"
         return f"lr{self.learning_rate:g}-bs{self.batch_size}-seed{self.seed}{fold}"
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskData:
-    """The splits of a task, encoded once for all trials: to learn from, to choose the epoch by, and to be predicted only."""
-
-    task: Task
-    train: Encoded
-    validation: Encoded
-    others: dict[str, Encoded]
-
-
-def encode(splits: Splits, tokenizer: Tokenizer, config: EncoderConfig, recipe: Recipe) -> TaskData:
-    """The features of all splits. Raises ValueError if the model has fewer positions than `recipe.max_length`."""
-    if recipe.max_length > config.max_length:
-        raise ValueError(
-            f"tasks.{splits.task.name}.max_length={recipe.max_length} is more than the checkpoint's {config.max_length} positions"
-            ": lower it"
-        )
-
-    def encoded(examples: Any, training: bool = False) -> Encoded:
-        features = encoding.encode(
-            splits.task, examples, tokenizer, recipe.max_length, config.segments, training=training
-        )
-        return Encoded(examples, features)
-
-    others = {name: encoded(examples) for name, examples in splits.others.items()}
-    return TaskData(splits.task, encoded(splits.train, training=True), encoded(splits.validation), others)
 
 
 def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe) -> EncoderConfig:

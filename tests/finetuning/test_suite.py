@@ -42,7 +42,7 @@ def calls(monkeypatch, tmp_path):
         return tiny_tasks.run_trial(one, config, start, splits, directory, keep)
 
     monkeypatch.setattr(suite.trial, "run_trial", run_trial)
-    monkeypatch.setattr(suite.trial, "encode", lambda splits, tokenizer, encoder, recipe: splits)
+    monkeypatch.setattr(suite.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
     monkeypatch.setattr(suite.weights, "open_encoder", tiny_tasks.open_encoder)
     (tmp_path / "model").mkdir()
     return calls

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ag_jax import finetuned
-from ag_jax.finetuning import program, trial
+from ag_jax.finetuning import encoded, program, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.trial import RESULT, Trial, run_trial
 from ag_jax.training import storage
@@ -24,7 +24,7 @@ CLOCK = ("seconds", "tokens_per_second")
 def setting(kind="classification", keep=False, seed=0, learning_rate=5e-3, opened=None, **settings):
     recipe = dataclasses.replace(RECIPE, **settings)
     opened = opened or tasks.pretrained()
-    data = trial.encode(tasks.splits(kind), opened.tokenizer, opened.config, recipe)
+    data = encoded.encode(tasks.splits(kind), opened.tokenizer, opened.config, recipe)
     config = FinetuningConfig(checkpoint="nowhere", tasks={kind: recipe})
     of = Trial(kind, recipe, learning_rate, 8, seed)
     return lambda directory: run_trial(of, config, opened, data, directory, keep)
@@ -125,7 +125,7 @@ def test_kept_weights_are_the_best_epochs(undisturbed):
     assert (tuned.head.task, tuned.head.labels, tuned.head.max_length) == ("classification", ("bad", "good"), 24)
     examples = tasks.splits("classification").validation
     opened = tasks.pretrained()
-    data = trial.encode(tasks.splits("classification"), opened.tokenizer, opened.config, RECIPE)
+    data = encoded.encode(tasks.splits("classification"), opened.tokenizer, opened.config, RECIPE)
     for row, scores in zip(data.validation.features.rows, rows(directory / "predictions_validation.jsonl"), strict=True):
         batch = {name: np.asarray(row[name])[None] for name in ("tokens", "sequences", "segments")}
         said = tuned.model.apply({"params": tuned.params}, batch, deterministic=True)
@@ -203,7 +203,7 @@ def test_what_cannot_be_is_refused(tmp_path, one_device):
         setting(microbatches=16)(tmp_path)
     opened = tasks.pretrained()
     splits = dataclasses.replace(tasks.splits("classification"), train=tasks.examples("classification", 0, 0))
-    data = trial.encode(splits, opened.tokenizer, opened.config, RECIPE)
+    data = encoded.encode(splits, opened.tokenizer, opened.config, RECIPE)
     config = FinetuningConfig(checkpoint="x", tasks={"classification": RECIPE})
     with pytest.raises(ValueError, match="nothing to learn from"):
         run_trial(Trial("classification", RECIPE, 1e-3, 8, 0), config, opened, data, tmp_path)
