@@ -86,7 +86,7 @@ _OTHERS = (
     Task(
         name="paws_qqp",
         kind="classification",
-        form="texts",
+        form="paws",
         labels=("not_duplicate", "duplicate"),
         layouts=(
             _lines(("paws_qqp",), {"first": "sentence1", "second": "sentence2"}),
