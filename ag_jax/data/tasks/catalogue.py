@@ -35,7 +35,7 @@ def _anli(number: int) -> Task:
             _lines((f"anli/r{number}",), {**fields, "first": "premise"}),
             Layout("jsonl", files, (f"anli_v1.0/R{number}", f"anli/R{number}", f"R{number}"), fields),
         ),
-        prepared=Layout("tfds", SPLITS, (f"anli/r{number}",), fields),
+        prepared=(Layout("tfds", SPLITS, (f"anli/r{number}",), fields),),
         legacy=_TESTED,
         legacy_validation="test",
         **ACCURACY,
@@ -50,7 +50,7 @@ def _race(name: str, *levels: str) -> Task:
         form="race",
         pair_limit=_OPTION,
         layouts=(Layout("tree", files, ("RACE", "race")),),
-        prepared=Layout("tfds", splits, tuple(f"race/{level}" for level in levels), {"id": "example_id"}),
+        prepared=(Layout("tfds", splits, tuple(f"race/{level}" for level in levels), {"id": "example_id"}),),
         **_CHOICE,
     )
 
@@ -60,7 +60,7 @@ def _squad(name: str, version: str, folders: tuple[str, ...], **settings: Any) -
     return Task(
         name=name,
         layouts=(Layout("articles", files, folders),),
-        prepared=Layout("tfds", {"train": "train", "validation": "validation"}, (f"squad/v{version}",)),
+        prepared=(Layout("tfds", {"train": "train", "validation": "validation"}, (f"squad/v{version}",)),),
         **{**_SPAN, **settings},
     )
 
@@ -117,7 +117,7 @@ _OTHERS = (
                 {"id": "ind"},
             ),
         ),
-        prepared=Layout("tfds", SPLITS, ("hellaswag",), {"ctx": "context"}),
+        prepared=(Layout("tfds", SPLITS, ("hellaswag",), {"ctx": "context"}),),
         **_CHOICE,
     ),
     Task(
@@ -169,7 +169,7 @@ _OTHERS = (
                 ("record", "ReCoRD", "super_glue/record"),
             ),
         ),
-        prepared=Layout("tfds", SPLITS, ("super_glue/record",)),
+        prepared=(Layout("tfds", SPLITS, ("super_glue/record",)),),
         metric="f1",
         metrics=("f1", "exact_match"),
     ),
@@ -205,7 +205,7 @@ _OTHERS = (
                 ("conll2003", "CoNLL-2003", "CoNLL2003"),
             ),
         ),
-        prepared=Layout("tfds", {**SPLITS, "validation": "dev"}, ("conll2003",), {"words": "tokens", "tags": "ner"}),
+        prepared=(Layout("tfds", {**SPLITS, "validation": "dev"}, ("conll2003",), {"words": "tokens", "tags": "ner"}),),
         **_TAGGING,
     ),
     Task(

@@ -37,6 +37,7 @@ def _glue(
     labels: tuple[str, ...],
     *official: Layout,
     splits: Mapping[str, str] = SPLITS,
+    also_prepared: tuple[Layout, ...] = (),
     **settings: Any,
 ) -> Task:
     fields = {**columns, "label": "label", "id": "idx"}
@@ -45,7 +46,7 @@ def _glue(
         form="texts",
         labels=labels,
         layouts=(lines(name, fields, splits), *official),
-        prepared=Layout("tfds", splits, (f"glue/{name}",), fields),
+        prepared=(Layout("tfds", splits, (f"glue/{name}",), fields), *also_prepared),
         **{"kind": "classification", **ACCURACY, **settings},
     )
 
@@ -110,6 +111,9 @@ GLUE = (
         tables("diagnostic", _PAIR, {"diagnostic": "diagnostic.tsv"}),
         tables("AX", _PAIR, {"diagnostic": "AX.tsv"}),
         splits=_MATCHED,
+        also_prepared=(
+            Layout("tfds", {"diagnostic": "test"}, ("glue/ax",), {"first": "premise", "second": "hypothesis", "id": "idx"}),
+        ),
     ),
     _glue(
         "qnli",

@@ -120,6 +120,14 @@ def test_paws_holds_a_tenth_of_train_out_and_never_tests_on_it(tmp_path):
     assert len(load(TASKS["paws_qqp"], root, "validation")) == 1
 
 
+def test_malformed_rows_of_a_file_that_is_two_splits_count_once(tmp_path):
+    header = ("id", "sentence1", "sentence2", "label")
+    table = rows(header, *((number, "a", "b", 0) for number in range(60)), (60, "a", "b"), (61, "a"))
+    root = write(tmp_path, {"paws_qqp/train.tsv": table, "paws_qqp/dev_and_test.tsv": rows(header, (1, "x", "y", 1), (2, "x"))})
+    found = [load(TASKS["paws_qqp"], root, split, skip_malformed=True) for split in ("train", "validation", "test")]
+    assert [examples.skipped for examples in found] == [2, 0, 1]
+
+
 def test_paws_as_its_script_writes_it_under_python_3(tmp_path):
     lines = (7, "b'It \\'s Gr\\xc3\\xbc\\xc3\\x9fe'", 'b"What \'s b ?"', 1), (8, "b 'x'", "b", 0)
     root = write(tmp_path, {"paws_qqp/dev_and_test.tsv": rows(("id", "sentence1", "sentence2", "label"), *lines)})
