@@ -99,7 +99,7 @@ class Task:
         0: the longer of the two is cut first.
     folds: of cross-validation where the task has no validation split of its own; 0: it has one.
     legacy: what released code did with this task that its paper does not say; empty: nothing. `legacy_validation` is the
-        test split by which that code chose its epochs.
+        test split by which that code chose its epochs; empty if that cannot be done here.
     """
 
     name: str
