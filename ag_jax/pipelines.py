@@ -50,7 +50,8 @@ class Guess:
 def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
     """The likeliest words for the mask token of a text, as `Guess`es; a list of these if the text has several masks.
 
-    `fill(text, top=5)`, or `fill([text, ...], top=5)` for a list of what it says of each; the mask is written as the tokenizer writes it, such as <mask> or [MASK], or as <mask> anywhere.
+    `fill(text, top=5)`, or `fill([text, ...], top=5)` for a list of what it says of each; the mask is written
+    as the tokenizer writes it, such as <mask> or [MASK], or as <mask> anywhere.
     Raises ValueError for a model without a head for masked words.
 
         fill = pipelines.fill_mask("runs/quickstart/ag-seed0")
