@@ -36,7 +36,8 @@ class Head:
     """What a head is for.
 
     task: its name, empty if it is not one of ours; kind, style: see `TaskModel`; labels: of classes or BIO tags.
-    low, high: what 0 and 1 stand for in a regression; max_length: tokens of a row in training.
+    low, high: what 0 and 1 stand for in a regression; max_length: tokens of a row in training; of an imported one,
+        as many as it has positions.
     answerable: every question has an answer, so a span is always chosen.
     """
 

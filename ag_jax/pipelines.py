@@ -8,8 +8,10 @@
     classify = pipelines.classify("runs/glue/sst2/lr2e-05-bs32-seed0")
     classify("A masterpiece.")                  # Guess(text="positive", score=0.99)
 
-Each takes a directory: of a run, of a trial that kept its weights (`--config.keep=best`), or of a Hugging Face model; what it
-returns takes one text or a list of them. Scores are probabilities. Rows longer than the model's positions are cut.
+Each takes a directory: of a run, of a trial that kept its weights (`--config.keep=best`), or of a Hugging Face model. What it
+returns takes one text, or a list of texts and then returns a list; `choose` takes one text with its candidates. Scores are
+probabilities. Rows longer than those of training, or than an imported model's positions, are cut as in training; `answer` reads
+all of a long context, and `fill_mask` refuses a text that is too long.
 """
 
 import dataclasses
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ag_jax import finetuned, learner, run
-from ag_jax.data.tasks import buckets, encoding
+from ag_jax.data.tasks import buckets, catalogue, encoding
 from ag_jax.data.tasks.rows import Features, Row, Shape
 from ag_jax.data.tasks.task import Choices, Example, Examples, Question, Task, Texts, Words
 from ag_jax.data.tokenizers import Tokenizer
@@ -48,7 +50,8 @@ class Guess:
 def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
     """The likeliest words for the mask token of a text, as `Guess`es; a list of these if the text has several masks.
 
-    `fill(text, top=5)`; the mask is written as the tokenizer writes it, such as <mask> or [MASK], or as <mask> anywhere.
+    `fill(text, top=5)`, or `fill([text, ...], top=5)` for a list of what it says of each; the mask is written
+    as the tokenizer writes it, such as <mask> or [MASK], or as <mask> anywhere.
     Raises ValueError for a model without a head for masked words.
 
         fill = pipelines.fill_mask("runs/quickstart/ag-seed0")
@@ -59,7 +62,7 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
     shape = Shape(tokenizer.specials, model.config.max_length, model.config.segments)
     apply = jax.jit(lambda batch: model.apply({"params": params}, batch, deterministic=True).words_BMV)
 
-    def fill(text: str, top: int = 5) -> Any:
+    def of_one(text: str, top: int) -> Any:
         parts = _split_at_masks(text, tokenizer)
         if len(parts) == 1:
             raise ValueError(f"there is no mask to fill in {text!r}: write <mask> where a word is missing")
@@ -80,6 +83,9 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
             best = np.argsort(-scores, kind="stable")[:top]
             found.append([Guess(tokenizer.decode([index]).strip(), float(scores[index])) for index in best])
         return found[0] if len(found) == 1 else found
+
+    def fill(texts: str | Sequence[str], top: int = 5) -> Any:
+        return of_one(texts, top) if isinstance(texts, str) else [of_one(text, top) for text in texts]
 
     return fill
 
@@ -106,7 +112,7 @@ def classify(directory: str) -> Callable[..., Any]:
 
 
 def choose(directory: str) -> Callable[[str, Sequence[str]], Guess]:
-    """Which candidate goes on from a text, as a `Guess`.
+    """Which candidate goes on from a text, as a `Guess`. Of RACE and DREAM a candidate is the question with an answer.
 
         choose = pipelines.choose("runs/choice/hellaswag/lr2e-05-bs32-seed0")
         choose("He opened the door and", ["went in.", "is a door."])
@@ -124,40 +130,58 @@ def choose(directory: str) -> Callable[[str, Sequence[str]], Guess]:
 
 
 def tag(directory: str) -> Callable[..., Any]:
-    """(word, tag) of each word of a text, which is split at spaces, or of a list of words.
+    """(word, tag) of each word of a text, or of each of a list of texts; a text is split at spaces, or is a list of its words.
+
+    So a list of strings is one of texts, as for the others here, and words of one's own come in a list of lists.
 
         tag = pipelines.tag("runs/tagging/wnut17/lr2e-05-bs32-seed0")
-        tag("Ana flew from Lisbon to Oslo".split())
+        tag("Ana flew from Lisbon to Oslo")
+        tag([["Ana", "flew", "from", "Lisbon", "to", "Oslo", "."], "He stayed"])
     """
     predict = _Predict(_tuned(directory, ("tagging",)))
 
-    def say(text: str | Sequence[str]) -> list[tuple[str, str]]:
-        words = tuple(text.split() if isinstance(text, str) else text)
-        if not words:
-            raise ValueError("there is no word to tag")
-        found, _ = predict([Words("0", words, None)])
-        return list(zip(words, found[0], strict=True))
+    def say(texts: str | Sequence[str | Sequence[str]]) -> Any:
+        single = isinstance(texts, str)
+        sentences = [tuple(text.split() if isinstance(text, str) else text) for text in ([texts] if single else texts)]
+        for number, words in enumerate(sentences, 1):
+            if not words:
+                raise ValueError(f"there is no word to tag in text {number} of {len(sentences)}")
+        found, _ = predict([Words(str(number), words, None) for number, words in enumerate(sentences)])
+        tagged = [list(zip(words, tags, strict=True)) for words, tags in zip(sentences, found, strict=True)]
+        return tagged[0] if single else tagged
 
     return say
 
 
-def answer(directory: str, refuses: bool | None = None) -> Callable[[str, str], str]:
-    """The part of a context that answers a question.
+def answer(directory: str, refuses: bool | None = None) -> Callable[..., Any]:
+    """The part of a context that answers a question, or such a part for each of a list of questions.
 
+    A list of questions has one context for all, or a list of as many.
     refuses: say "" where the model finds that there is no answer; None: if it was trained here to do so (SQuAD 2.0).
 
         answer = pipelines.answer("runs/squad/squad2/lr2e-05-bs32-seed0")
         answer("Where does the king live?", context)
+        answer(["Where does the king live?", "Since when?"], context)
     """
     tuned = _tuned(directory, ("span",))
     if refuses is not None:
         tuned = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, answerable=not refuses))
     predict = _Predict(tuned)
 
-    def say(question: str, context: str) -> str:
-        if not context.strip():
+    def say(questions: str | Sequence[str], contexts: str | Sequence[str]) -> Any:
+        single = isinstance(questions, str)
+        asked = [questions] if single else list(questions)
+        read = [contexts] * len(asked) if isinstance(contexts, str) else list(contexts)
+        if (single and not isinstance(contexts, str)) or len(read) != len(asked):
+            raise ValueError(
+                f"expected one context, or a list of as many contexts as questions, got {len(read)} for "
+                f"{'one question' if single else f'{len(asked)} questions'}"
+            )
+        if not all(context.strip() for context in read):
             raise ValueError("there is no context to find an answer in")
-        return predict([Question("0", question, context, None)])[0][0]
+        pairs = enumerate(zip(asked, read, strict=True))
+        found, _ = predict([Question(str(number), *pair, None) for number, pair in pairs])
+        return found[0] if single else found
 
     return say
 
@@ -200,9 +224,11 @@ class _Predict:
 
     def __init__(self, tuned: FineTuned):
         head = tuned.head
-        self.tuned, self.length = tuned, min(max(head.max_length, 1), tuned.config.max_length)
+        self.tuned, self.length = tuned, min(head.max_length, tuned.config.max_length)
         span = (head.low, head.high)
+        known = catalogue.TASKS.get(head.task)
         settings = {"labels": head.labels, "span": span, "answerable": head.answerable}
+        settings["pair_limit"] = known.pair_limit if known else 0
         self.task = Task(head.task, head.kind, "", "none", ("none",), (), **settings)
         self._apply = jax.jit(lambda batch: tuned.model.apply({"params": tuned.params}, batch, deterministic=True))
 

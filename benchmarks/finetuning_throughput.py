@@ -27,7 +27,8 @@ from ag_jax.data.tasks.rows import Features
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.finetuning import program, splits, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
-from ag_jax.finetuning.trial import TaskData, Trial
+from ag_jax.finetuning.encoded import TaskData, encode
+from ag_jax.finetuning.trial import Trial
 from ag_jax.finetuning.weights import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.training import sharding
@@ -168,7 +169,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         max_length=max(options.max_length, 128),
     )
     opened = Pretrained(config, tokenizer, {}, "roberta", "random weights")
-    data = trial.encode(read, tokenizer, config, recipe)
+    data = encode(read, tokenizer, config, recipe)
     ours, features = Ours(data, opened, options), data.train.features
     running = [
         ours,

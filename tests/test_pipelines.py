@@ -1,5 +1,7 @@
 """The helpers for notebooks: what they say is what the model says, and clear words where a head is missing."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -71,6 +73,7 @@ def test_fill_mask(name, places):
     assert [guess.text for guess in guesses] == [TOKENIZER.decode([index]) for index in best]
     chances = np.exp(logits[best]) / np.exp(logits[words]).sum()
     np.testing.assert_allclose([guess.score for guess in guesses], chances, rtol=1e-4)
+    assert fill(["good <mask>", "we build <mask> good"], top=4)[1] == guesses and fill([]) == []
     several = fill("we [MASK] the <mask>", top=2)
     assert [len(one) for one in several] == [2, 2]
     with pytest.raises(ValueError, match="no mask to fill in"):
@@ -102,13 +105,63 @@ def test_numbers_tags_choices_and_answers(places):
     tagged = pipelines.tag(str(places / "tagging"))("we build good roads")
     assert [word for word, _ in tagged] == ["we", "build", "good", "roads"]
     assert {tag for _, tag in tagged} <= {"O", "B-X", "I-X"}
-    assert len(pipelines.tag(str(places / "tagging"))(["we"] * 50)) == 50, "words that are cut have a tag, too"
+    assert len(pipelines.tag(str(places / "tagging"))("we " * 50)) == 50, "words that are cut have a tag, too"
     guess = pipelines.choose(str(places / "choice"))("which", ["good union", "bad state", "strong roads"])
     assert guess.text in ("good union", "bad state", "strong roads") and 1 / 3 < guess.score <= 1
     context = "we build strong roads " * 9
     found = pipelines.answer(str(places / "span"))("where", context)
     assert found and found in context
     assert pipelines.answer(str(places / "span"), refuses=True)("where", context) in ("", found)
+
+
+def test_a_list_of_texts_is_a_list_of_texts(places):
+    tag = pipelines.tag(str(places / "tagging"))
+    texts = ["we build good roads", "strong union"]
+    assert tag(texts) == [tag(text) for text in texts] == tag([text.split() for text in texts])
+    assert [word for word, _ in tag([["we build", "roads"]])[0]] == ["we build", "roads"]
+    with pytest.raises(ValueError, match="no word to tag in text 2 of 2"):
+        tag(["we", " "])
+    answer = pipelines.answer(str(places / "span"))
+    questions, contexts = ["where", "who"], ["we build strong roads " * 9, "good union"]
+    assert answer(questions, contexts) == [answer(*pair) for pair in zip(questions, contexts, strict=True)]
+    assert answer(questions, contexts[0]) == [answer(question, contexts[0]) for question in questions]
+    for wrong in (("where", contexts), (questions, contexts[:1])):
+        with pytest.raises(ValueError, match="expected one context, or a list of as many contexts as questions, got"):
+            answer(*wrong)
+    classify = pipelines.classify(str(places / "classification"))
+    assert tag([]) == answer([], []) == classify([]) == []
+
+
+def test_what_is_too_long_is_cut_as_in_training(places, tmp_path):
+    tuned = finetuned.load(places / "choice")
+    dream = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, task="dream"))
+    finetuned.save(dream, epath.Path(tmp_path))
+    text, candidates = "we build strong roads " * 6, ["bad union " * 6 + end for end in ("state", "roads")]
+    special, (first, *seconds) = TOKENIZER.specials, TOKENIZER.encode_batch([text, *candidates])
+    room = 24 - 2 - special.pair_separators
+    assert room // 2 < len(seconds[0]) == len(seconds[1]) < room, "of two equal parts the question would lose some"
+    rows = [
+        [special.begin, *first[: room - len(second)], *[special.end] * special.pair_separators, *second, special.end]
+        for second in seconds
+    ]
+    batch = as_batch(np.array([rows], np.int32)) | {"choice_weights": np.ones((1, 2), np.float32)}
+    logits = np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True))[0]
+    guess = pipelines.choose(str(tmp_path))(text, candidates)
+    chances = np.exp(logits) / np.exp(logits).sum()
+    assert guess.text == candidates[int(np.argmax(chances))] and guess.score == pytest.approx(float(chances.max()), rel=1e-4)
+    assert pipelines.choose(str(places / "choice"))(text, candidates).score != pytest.approx(guess.score, rel=1e-4)
+
+
+def test_rows_of_an_imported_model_are_as_long_as_its_positions(tmp_path):
+    config = dataclasses.replace(CONFIG, max_length=200)
+    head = make_head(tasks.task("classification"), "roberta", 200)
+    params = tiny.params(head.model(config), tiny.task_batch("classification"))
+    finetuned.save(FineTuned(head, config, TOKENIZER, params), epath.Path(tmp_path / "ours"))
+    exporting.convert(epath.Path(tmp_path / "ours"), None, str(tmp_path / "hf"))
+    text = "we build roads " * 55 + "good"
+    assert 128 < len(TOKENIZER.encode(text)) < 198
+    said = [pipelines.classify(str(tmp_path / name))(text) for name in ("ours", "hf")]
+    assert said[0].text == said[1].text and said[0].score == pytest.approx(said[1].score, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["run", "hf", "classification"])

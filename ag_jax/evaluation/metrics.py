@@ -30,7 +30,9 @@ def macro_f1(labels: Sequence[int], predictions: Sequence[int]) -> float:
 
 
 def matthews(labels: Sequence[int], predictions: Sequence[int]) -> float:
-    """Matthews' correlation; 0 where all predictions are one class."""
+    """Matthews' correlation; 0 where all predictions, or all labels, are one class."""
+    if len({*labels}) < 2 or len({*predictions}) < 2:
+        return 0.0
     return float(sklearn.metrics.matthews_corrcoef(labels, predictions))
 
 

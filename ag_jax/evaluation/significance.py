@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.stats
 
+ROUNDING = 1e-9  # of the values: what differences of equal differences may be
 SIGNIFICANT = 0.05  # p-values below it are marked (Deshpande & Narasimhan 2020, table 4)
 
 
@@ -30,12 +31,13 @@ def spread(values: Sequence[float]) -> Spread:
 def paired_t_test(baseline: Sequence[float], other: Sequence[float]) -> float | None:
     """Two-sided p-value of `the mean difference of the pairs is 0` (Student's paired t-test).
 
-    Pairs share a seed. None if there are fewer than two pairs, or if all differences are equal, where t is undefined.
+    Pairs share a seed. None if there are fewer than two pairs, or if all differences are equal but for rounding, where t is
+    undefined.
     """
     if len(baseline) != len(other):
         raise ValueError(f"pairs are needed: got {len(baseline)} and {len(other)} values")
     differences = np.asarray(other, np.float64) - np.asarray(baseline, np.float64)
-    if len(differences) < 2 or np.ptp(differences) == 0:
+    if len(differences) < 2 or np.ptp(differences) <= ROUNDING * max(np.abs(baseline).max(), np.abs(other).max()):
         return None
     return float(scipy.stats.ttest_rel(other, baseline).pvalue)
 

@@ -52,11 +52,16 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(tuple(map(float, values)), float(np.median(values)), spread(values))
 
 
+def point_of(result: Result) -> tuple[float, int]:
+    """Learning rate and batch size of a trial."""
+    return result["learning_rate"], result["batch_size"]
+
+
 def points(results: Sequence[Result]) -> list[Point]:
     """The points that results belong to, in the order in which they first come."""
     found: dict[tuple[float, int], dict[int, list[Result]]] = {}
     for result in results:
-        of_point = found.setdefault((result["learning_rate"], result["batch_size"]), {})
+        of_point = found.setdefault(point_of(result), {})
         of_point.setdefault(result["seed"], []).append(result)
     return [Point(*key, {seed: tuple(of_seed) for seed, of_seed in of_point.items()}) for key, of_point in found.items()]
 

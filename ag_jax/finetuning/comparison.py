@@ -13,6 +13,8 @@ from ag_jax.finetuning.results import Chosen
 from ag_jax.training import storage
 
 ALONE = "score"  # the column of a suite without arms
+# Settings of a recipe that say on which examples and how a model is judged.
+JUDGED_BY = ("metric", "folds", "ranking", "validation_examples", "legacy_eval", "first_question", "skip_malformed")
 
 
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningConfig]:
@@ -31,7 +33,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
         if len({getattr(of_arm, what) for of_arm in configs.values()}) > 1:
             raise ValueError(f"the arms of {source} have different {what}, so that they cannot be paired: give all the same")
     compared = {
-        tuple((name, recipe.metric, recipe.folds, recipe.ranking) for name, recipe in sorted(of_arm.tasks.items()))
+        tuple((name, *(getattr(recipe, what) for what in JUDGED_BY)) for name, recipe in sorted(of_arm.tasks.items()))
         for of_arm in configs.values()
     }
     if len(compared) > 1:
@@ -42,15 +44,16 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
 def evaluate(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epath.Path:
     """The suite of one checkpoint, and its report; returns the report."""
     config = configuration.parse(FinetuningConfig, configuration.load(source, overrides))
-    return _report("evaluate", source, overrides, {ALONE: config}, {ALONE: suite.run(config, workdir)}, workdir)
+    chosen = suite.run(suite.prepare(config, workdir))
+    return _report("evaluate", source, overrides, {ALONE: config}, {ALONE: chosen}, workdir)
 
 
 def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epath.Path:
     """The suites of every arm, in `workdir/ARM`, and the report on them; returns the report."""
     configs = arm_configs(source, overrides)
-    for arm, config in configs.items():  # before the first is trained: a clash is worth nothing an hour later
-        suite.check_directory(config, workdir / arm)
-    chosen = {arm: suite.run(config, workdir / arm) for arm, config in configs.items()}
+    # All are prepared before the first is trained: what is wrong with the second is worth nothing an hour later.
+    suites = {arm: suite.prepare(config, workdir / arm) for arm, config in configs.items()}
+    chosen = {arm: suite.run(of_arm) for arm, of_arm in suites.items()}
     return _report("compare", source, overrides, configs, chosen, workdir)
 
 

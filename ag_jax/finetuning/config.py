@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.data.tasks.rows import SHORTEST
 from ag_jax.models.config import DTYPES, IMPLEMENTATIONS, REMATS
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.training.optimizer import DECAYS
@@ -20,13 +21,14 @@ class Recipe:
     warmup_fraction: of the steps; decay: `linear` to 0 or `constant`; clip_norm: 0 for none; weight_decay: on matrices alone.
     max_length: tokens of a row; what is longer is cut as the task's protocol says, and counted.
     dropout, attention_dropout: -1 for those of the checkpoint; microbatches: parts that a batch is computed in.
-    train_examples, validation_examples: that many from the beginning of the split, 0 for all.
+    train_examples, validation_examples: that many from the beginning of the split, 0 for all; with folds the former are what is
+        cut into them.
     metric: what epochs and points are chosen by, one of the task's metrics; "" for its own.
     ranking: QNLI as pairs to be ranked (RoBERTa); first_question: of a dialogue of DREAM alone, as the code of ASA does it.
     skip_malformed: leave malformed rows out and count them, instead of refusing the file.
     initial_task: another task of the suite, from whose best weights with the same seed this one starts, such as mnli.
-    folds: cross-validation in so many parts, for tasks without splits; 0 for none.
-    legacy_eval: choose on test data where released code did (`splits.LEGACY`); such numbers are no estimate of anything.
+    folds: cross-validation in so many parts, with a single point, for tasks without splits; 0 for none.
+    legacy_eval: choose on test data where released code did (`Task.legacy`); such numbers are no estimate of anything.
     adversarial: the attack that it is trained against.
     """
 
@@ -58,7 +60,7 @@ class Recipe:
 
     def __post_init__(self):
         self._check_sweep()
-        for name, least in (("epochs", 1), ("max_length", 8), ("microbatches", 1)):
+        for name, least in (("epochs", 1), ("max_length", SHORTEST), ("microbatches", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         for name in ("patience", "train_examples", "validation_examples"):
@@ -79,6 +81,16 @@ class Recipe:
             raise ValueError(f"decay must be one of {', '.join(DECAYS)}, got {self.decay!r}")
         if self.folds < 0 or self.folds in (1, 2):
             raise ValueError(f"folds must be at least 3 (to train, to choose, to test), or 0 for none, got {self.folds}")
+        if self.folds and len(self.points) > 1:
+            raise ValueError(
+                f"folds go with one learning rate and one batch size, got {len(self.points)} points: the best of several would "
+                "be chosen on examples that other folds test"
+            )
+        if self.folds and self.validation_examples:
+            raise ValueError(
+                f"validation_examples must be 0 with folds, got {self.validation_examples} with folds={self.folds}: what chooses is "
+                "a whole fold of the train split; train_examples makes all folds smaller"
+            )
 
     def _check_sweep(self) -> None:
         for name in ("batch_sizes", "learning_rates"):

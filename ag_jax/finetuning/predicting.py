@@ -9,18 +9,11 @@ import numpy as np
 
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.rows import Features
-from ag_jax.data.tasks.task import Choices, Example, Examples, Question, Task, Texts
+from ag_jax.data.tasks.task import Choices, Example, Question, Task, Texts
 from ag_jax.evaluation import metrics, predictions
+from ag_jax.finetuning.encoded import Encoded
 
 IN_FLIGHT = 8  # batches that are made and computed before logits are brought from the device
-
-
-@dataclasses.dataclass(frozen=True)
-class Encoded:
-    """A split: its examples, and what they are for a model."""
-
-    examples: Examples
-    features: Features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,22 +52,15 @@ def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Pre
     if not all(np.isfinite(row).all() for row in logits):
         raise ValueError(f"the model of task {task.name} says NaN or infinity: lower its learning rate")
     examples = encoded.examples
-    found = predictions.predict(task, examples, encoded.features, logits)
+    scores = predictions.scores(task, examples, encoded.features, logits)
+    found = [predictions.decide(task, example, of) for example, of in zip(examples, scores, strict=True)]
     unknown = not len(examples) or any(metrics.is_unknown(example) for example in examples)
     measured = None if unknown else metrics.evaluate(task, examples, found)
     rows = [
-        {"id": example.id, "prediction": prediction, "label": _label(example)}
-        for example, prediction in zip(examples, found, strict=True)
+        {"id": example.id, "prediction": prediction, "label": _label(example), "scores": predictions.to_plain(of)}
+        for example, prediction, of in zip(examples, found, scores, strict=True)
     ]
-    if task.kind not in ("span", "tagging"):
-        rows = [row | {"scores": _scores(example, of)} for row, example, of in zip(rows, examples, logits, strict=True)]
     return Predicted(measured, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
-def _scores(example: Example, logits: np.ndarray) -> Any:
-    """Logits as plain numbers, without those of candidates that an example does not have."""
-    kept = logits[: len(example.pairs)] if isinstance(example, Choices) else logits
-    return np.asarray(kept, np.float64).tolist()
 
 
 def _label(example: Example) -> Any:

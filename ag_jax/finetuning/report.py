@@ -132,10 +132,12 @@ def _counts(numbers: Numbers, arms: list[str]) -> list[str]:
     for name, task in numbers["tasks"].items():
         for arm in arms:
             counts = task["arms"][arm]["counts"]
-            shown = [f"{counts[key]:,}" for key in ("train", "validation", "truncated", "skipped", "trials")]
+            keys = ("train", "validation", "truncated", "cut_words", "lost", "skipped", "trials")
+            shown = [f"{counts[key]:,}" for key in keys]
             rows.append([name, arm, *shown, f"{task['arms'][arm]['seconds']:,.0f}"])
-    header = ["Task", "Arm", "Training examples", "Development examples", "Cut to fit", "Malformed, left out", "Trials", "Seconds"]
-    explained = "What was cut to fit or left out is of all sets; seconds are those of all trials together."
+    header = ["Task", "Arm", "Training examples", "Development examples", "Cut to fit", "Tagged words cut off", "Answers in no window"]
+    header += ["Malformed, left out", "Trials", "Seconds"]
+    explained = "What was cut off, lost or left out is of all sets; seconds are those of all trials together."
     return ["## Examples and times", "", explained, "", *_table(header, rows)]
 
 

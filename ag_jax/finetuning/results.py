@@ -48,18 +48,16 @@ class Predictions:
         """How good every prediction is, for each seed."""
         return [metrics.per_example(self.task, self.examples, _predictions(rows)) for rows in self.rows]
 
-    def together(self) -> list[Row] | None:
-        """The predictions of the ensemble of all seeds: their scores averaged; None where rows have no scores."""
+    def together(self) -> list[Row]:
+        """The predictions of the ensemble of all seeds, whose scores are averaged."""
         if len(self.rows) == 1:
             return self.rows[0]
-        if not all("scores" in row for rows in self.rows for row in rows):
-            return None
-        if self.task.kind == "regression":
-            numbers = [float(np.mean([row["prediction"] for row in same])) for same in zip(*self.rows, strict=True)]
-        else:
-            averaged = predictions.average([[row["scores"] for row in rows] for rows in self.rows], self.task)
-            numbers = [int(np.argmax(scores)) for scores in averaged]
-        return [{"id": row["id"], "prediction": number} for row, number in zip(self.rows[0], numbers, strict=True)]
+        found = []
+        for example, *same in zip(self.examples, *self.rows, strict=True):
+            of_models = [predictions.from_plain(self.task, row["scores"]) for row in same]
+            decided = predictions.decide(self.task, example, predictions.average(self.task, of_models))
+            found.append({"id": same[0]["id"], "prediction": decided})
+        return found
 
     def is_labelled(self) -> bool:
         """Whether there are labels to compare with."""
@@ -86,9 +84,17 @@ class Chosen:
         return POOLED if POOLED in self.predicted else "validation"
 
 
-def choose(splits: Splits, recipe: Recipe, results: Sequence[tuple[Result, epath.Path]]) -> Chosen:
-    """The best point by the development metric alone, with its predictions; `results` come with their directories."""
-    points = choosing.points([result for result, _ in results])
+def choose(
+    splits: Splits, recipe: Recipe, results: Sequence[tuple[Result, epath.Path]], failed: Sequence[Result] = ()
+) -> Chosen:
+    """The best point by the development metric alone, with its predictions; `results` come with their directories.
+
+    A point of which a trial failed is not chosen. Raises ValueError if that is every point.
+    """
+    broken = {choosing.point_of(result) for result in failed}
+    points = choosing.points([result for result, _ in results if choosing.point_of(result) not in broken])
+    if not points:
+        raise ValueError(f"every point of the sweep of {splits.task.name} failed with some seed, such as: {failed[0]['failed']}")
     best = choosing.best_point(points, splits.task.metric)
     places = {_key(result): directory for result, directory in results}
     if recipe.folds:
@@ -109,7 +115,8 @@ def choose(splits: Splits, recipe: Recipe, results: Sequence[tuple[Result, epath
             )
             for name, examples in sets.items()
         }
-    return Chosen(splits.task, tuple(points), best, predicted, splits.notes)
+    notes = [f"not chosen, as seed {result['seed']} failed: {result['failed']}" for result in failed]
+    return Chosen(splits.task, tuple(points), best, predicted, (*splits.notes, *notes))
 
 
 def _key(result: Result) -> tuple:
@@ -122,9 +129,8 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
     sets, together = {}, {}
     for name, predicted in labelled.items():
         sets[name] = {key: choosing.summary(of_seeds) for key, of_seeds in predicted.values().items()}
-        rows = predicted.together() if len(predicted.rows) > 1 else None
-        if rows:
-            together[name] = metrics.evaluate(chosen.task, predicted.examples, _predictions(rows))
+        if len(predicted.rows) > 1:
+            together[name] = metrics.evaluate(chosen.task, predicted.examples, _predictions(predicted.together()))
     if POOLED in sets:
         sets[OF_FOLDS] = {key: choosing.summary(_mean_of_folds(chosen, key)) for key in sets[POOLED]}
     trials = [result for point in chosen.points for of_seed in point.results.values() for result in of_seed]
@@ -138,7 +144,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
         "sweep": [_swept(chosen, point) for point in chosen.points],
         "counts": {
             **{split: first["examples"][split] for split in ("train", "validation")},
-            **{what: max(result[what] for result in trials) for what in ("truncated", "skipped")},
+            **{what: max(result[what] for result in trials) for what in ("truncated", "cut_words", "lost", "skipped")},
             "trials": len(trials),
         },
         "seconds": sum(result["seconds"] for result in trials),
@@ -182,8 +188,13 @@ def _swept(chosen: Chosen, point: Point) -> dict[str, Any]:
 
 
 def p_values(baseline: Chosen, other: Chosen) -> dict[str, float | None]:
-    """Paired t-tests of the headline metric over seeds, and of the predictions over examples."""
+    """Paired t-tests of the headline metric over seeds, and of the predictions over examples.
+
+    Raises ValueError if the arms were not judged on the same examples.
+    """
     ours, theirs = (one.predicted[one.headline] for one in (other, baseline))
+    if [example.id for example in ours.examples] != [example.id for example in theirs.examples]:
+        raise ValueError(f"the arms of task {other.task.name} were judged on other examples each: they cannot be paired")
     metric = other.task.metric
     return {
         "seeds": paired_t_test(theirs.values()[metric], ours.values()[metric]),

@@ -29,8 +29,10 @@ def find_task(name: str, recipe: Recipe) -> Task:
         raise ValueError(f"tasks.{name}.metric must be one of {', '.join(task.metrics)}, got {recipe.metric!r}")
     if recipe.legacy_eval and not task.legacy_validation:
         with_legacy = [other for other, known in catalogue.TASKS.items() if known.legacy_validation]
+        reason = f"; of {name}: {task.legacy}" if task.legacy else ""
         raise ValueError(
-            f"tasks.{name}.legacy_eval is for tasks that released code chose on test data ({', '.join(with_legacy)}): leave it out"
+            f"tasks.{name}.legacy_eval is for tasks that released code chose on test data ({', '.join(with_legacy)}): "
+            f"leave it out{reason}"
         )
     if recipe.first_question and name != "dream":
         raise ValueError(f"tasks.{name}.first_question is for dream, whose dialogues have several questions: leave it out")

@@ -3,8 +3,8 @@
     WORKDIR/config.json, TASK/lr2e-05-bs32-seed0[-fold3]/, report.md, report.json, submission/; with arms WORKDIR/ARM/...
 """
 
+import dataclasses
 import json
-import shutil
 import sys
 from collections.abc import Iterator, Set
 from typing import Any
@@ -14,14 +14,17 @@ from etils import epath
 from ag_jax import configuration, finetuned, learner
 from ag_jax.data.tasks import catalogue
 from ag_jax.experiment import ExperimentConfig
-from ag_jax.finetuning import choosing, report, results, trial, weights
+from ag_jax.finetuning import choosing, encoded, report, results, trial, weights
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.choosing import Result
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning.encoded import TaskData
 from ag_jax.finetuning.results import Chosen
 from ag_jax.finetuning.splits import Splits
-from ag_jax.finetuning.trial import TaskData, Trial
+from ag_jax.finetuning.trial import Trial
+from ag_jax.finetuning.weights import Pretrained
 from ag_jax.training import storage
+from ag_jax.training.loop import NonFiniteError
 
 # Settings that change no trial that is done: a suite may go on with others, more tasks and a larger sweep included.
 MAY_DIFFER = ("title", "arms", "seeds", "mesh.", "remat", "attention")
@@ -43,13 +46,13 @@ def directory_of(workdir: epath.Path, one: Trial) -> epath.Path:
 
 
 def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
-    """Raise ValueError, with the settings that differ, if trials are done in the directory that were made with other settings."""
+    """Raise ValueError, with the settings that differ, if trials were begun in the directory with other settings."""
     path = workdir / "config.json"
     theirs = json.loads(path.read_text()) if path.exists() else {}
     if theirs and configuration.kind_of(theirs, (FinetuningConfig, ExperimentConfig)) is ExperimentConfig:
         raise ValueError(f"--workdir={workdir} holds a run of pre-training: choose another directory")
     ours = configuration.to_dict(config)
-    begun = {name for name in theirs.get("tasks", ()) if any(is_done(done) for done in _directories(workdir / name))}
+    begun = {name for name in theirs.get("tasks", ()) if _has_directories(workdir / name)}
     if not begun:
         return
     there, here = (_comparable(values, begun & ours["tasks"].keys()) for values in (theirs, ours))
@@ -81,8 +84,8 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
         raise ValueError(f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written") from error
 
 
-def _directories(folder: epath.Path) -> list[epath.Path]:
-    return [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
+def _has_directories(folder: epath.Path) -> bool:
+    return folder.exists() and any(path.is_dir() for path in folder.iterdir())
 
 
 def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
@@ -99,37 +102,75 @@ def read(config: FinetuningConfig) -> dict[str, Splits]:
     return {name: task_splits.read(name, config.tasks[name], config.data) for name in config.ordered_tasks}
 
 
-def run(config: FinetuningConfig, workdir: epath.Path) -> dict[str, Chosen]:
-    """Train what is not trained yet, and choose; the tasks are in the order of the catalogue."""
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """A suite that was found to be in order: its examples, its trials, and the checkpoint, None if nothing is to be trained."""
+
+    config: FinetuningConfig
+    workdir: epath.Path
+    material: dict[str, Splits]
+    planned: dict[str, list[Trial]]
+    opened: Pretrained | None
+
+
+def prepare(config: FinetuningConfig, workdir: epath.Path) -> Suite:
+    """Everything that can be wrong is found here, before anything is trained. Raises ValueError or FileNotFoundError."""
     check_directory(config, workdir)
     material = read(config)
     planned = {name: list(trials(config, name)) for name in config.ordered_tasks}
-    missing = sum(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task)
     opened = None
-    if missing:
+    if any(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task):
         opened = weights.open_encoder(config.checkpoint, None if config.step < 0 else config.step, fresh=config.fresh)
         _check_lengths(config, opened.config.max_length)
         for recipe in config.tasks.values():
             if recipe.adversarial.method == "scheduled":  # or it would show hours later
                 learner.read_trace(recipe.adversarial, opened.config.layers)
+        for name, of_task in planned.items():
+            first = config.tasks[name].initial_task
+            if first:
+                _check_initial(config, workdir, name, material[first].task.metric)
+            else:
+                for one in of_task:
+                    _check_start(directory_of(workdir, one), opened.description)
+    return Suite(config, workdir, material, planned, opened)
+
+
+def run(suite: Suite) -> dict[str, Chosen]:
+    """Train what is not trained yet, and choose; the tasks are in the order of the catalogue.
+
+    A trial that diverges is noted as failed, and the others go on. Raises ValueError if that leaves no point to choose.
+    """
+    config, workdir, planned = suite.config, suite.workdir, suite.planned
+    if suite.opened is not None:
         claim(config, workdir)
-        _tell(f"{missing} of {sum(map(len, planned.values()))} trials to do, from {opened.description}")
-    for name, of_task in planned.items():
-        metric, recipe = material[name].task.metric, config.tasks[name]
-        encoded: dict[int | None, TaskData] = {}  # of each fold
-        for one in of_task:
-            directory = directory_of(workdir, one)
-            if is_done(directory):
-                continue
-            if one.fold not in encoded:
-                examples = material[name] if one.fold is None else task_splits.of_fold(material[name], one.fold, recipe.folds)
-                encoded[one.fold] = trial.encode(examples, opened.tokenizer, opened.config, recipe)
-            start = _initial(config, workdir, one, material) or opened
-            result = trial.run_trial(one, config, start, encoded[one.fold], directory, config.keeps_weights(name))
-            _tell(f"{name} {one.name}: {_told(result, metric)}")
-        _keep_best(config, workdir, name, metric)
+        missing = sum(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task)
+        _tell(f"{missing} of {sum(map(len, planned.values()))} trials to do, from {suite.opened.description}")
+    for name in planned:
+        _run_task(suite, name)
     order = [name for name in catalogue.TASKS if name in planned]
-    return {name: results.choose(material[name], config.tasks[name], _done(config, workdir, name)) for name in order}
+    return {name: results.choose(suite.material[name], config.tasks[name], *_ended(config, workdir, name)) for name in order}
+
+
+def _run_task(suite: Suite, name: str) -> None:
+    config, workdir, splits = suite.config, suite.workdir, suite.material[name]
+    metric, recipe = splits.task.metric, config.tasks[name]
+    data: dict[int | None, TaskData] = {}  # of each fold
+    for one in suite.planned[name]:
+        directory = directory_of(workdir, one)
+        if is_done(directory):
+            continue
+        if one.fold not in data:
+            examples = splits if one.fold is None else task_splits.of_fold(splits, one.fold, recipe.folds)
+            data[one.fold] = encoded.encode(examples, suite.opened.tokenizer, suite.opened.config, recipe)
+        start = _initial(suite, one)
+        try:
+            result = trial.run_trial(one, config, start, data[one.fold], directory, config.keeps_weights(name))
+        except NonFiniteError as error:
+            trial.write_failure(one, directory, str(error))
+            _tell(f"{name} {one.name} failed: {error}")
+        else:
+            _tell(f"{name} {one.name}: {_told(result, metric)}")
+    _keep_best(config, workdir, name, metric)
 
 
 def is_done(directory: epath.Path) -> bool:
@@ -146,9 +187,11 @@ def _told(result: Result, metric: str) -> str:
     return f"{metric} {report.percent(result['metrics'][metric])} ({epochs}), {result['seconds']:.0f} s"
 
 
-def _done(config: FinetuningConfig, workdir: epath.Path, name: str) -> list[tuple[Result, epath.Path]]:
+def _ended(config: FinetuningConfig, workdir: epath.Path, name: str) -> tuple[list[tuple[Result, epath.Path]], list[Result]]:
+    """The results of a task's trials with their directories, and those that failed."""
     directories = [directory_of(workdir, one) for one in trials(config, name)]
-    return [(json.loads((directory / trial.RESULT).read_text()), directory) for directory in directories]
+    found = [(json.loads((directory / trial.RESULT).read_text()), directory) for directory in directories]
+    return [pair for pair in found if "failed" not in pair[0]], [result for result, _ in found if "failed" in result]
 
 
 def _check_lengths(config: FinetuningConfig, longest: int) -> None:
@@ -160,26 +203,62 @@ def _check_lengths(config: FinetuningConfig, longest: int) -> None:
             )
 
 
+def _check_start(directory: epath.Path, start: str) -> None:
+    """Raise ValueError if a trial that is done did not start from there."""
+    if not is_done(directory):
+        return
+    theirs = json.loads((directory / trial.RESULT).read_text()).get("start", start)
+    if theirs != start:
+        raise ValueError(
+            f"{directory} started from {theirs}, trials would now start from {start}: delete {directory.parent} to train all of them "
+            "again, or choose another --workdir"
+        )
+
+
+def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
+    """Raise ValueError if what a task is to start from is done already, and its best weights are not there."""
+    first = config.tasks[name].initial_task
+    for seed in config.seeds:
+        of_seed = [directory_of(workdir, one) for one in trials(config, first) if one.seed == seed]
+        done = [directory for directory in of_seed if is_done(directory)]
+        if len(done) == len(of_seed):
+            done = [_best(config, workdir, first, metric, seed)]
+        if done and not any((directory / finetuned.FOLDER).exists() for directory in done):
+            raise ValueError(
+                f"tasks.{name} starts from the best weights of {first}, which {workdir / first} does not have for seed {seed}: delete it "
+                f"to train {first} again, or choose another --workdir"
+            )
+
+
 def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int) -> epath.Path:
     """The directory of a seed's best trial."""
-    done = _done(config, workdir, name)
+    done, _ = _ended(config, workdir, name)
     best = choosing.best_of_seed(choosing.points([result for result, _ in done]), metric, seed)
     return next(directory for result, directory in done if result is best)
 
 
-def _initial(config: FinetuningConfig, workdir: epath.Path, one: Trial, material: dict[str, Splits]) -> Any:
-    """The encoder that a trial starts from, if that is another task's with the same seed."""
-    first = one.recipe.initial_task
+def _initial(suite: Suite, one: Trial) -> Pretrained:
+    """What a trial starts from: the checkpoint, or the best encoder of another task with the same seed.
+
+    Raises ValueError if earlier trials of the seed started from another one.
+    """
+    first, opened = one.recipe.initial_task, suite.opened
     if not first:
-        return None
-    return weights.open_encoder(str(_best(config, workdir, first, material[first].task.metric, one.seed)))
+        return opened
+    best = _best(suite.config, suite.workdir, first, suite.material[first].task.metric, one.seed)
+    start = weights.open_encoder(str(best))
+    for other in suite.planned[one.task]:
+        if other.seed == one.seed:
+            _check_start(directory_of(suite.workdir, other), start.description)
+    return dataclasses.replace(start, config=opened.config)  # without the dropout that the other task's recipe may have changed
 
 
 def _keep_best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
     """Delete the weights of a task's trials that are not the best of their seed; with folds, of each fold."""
     if not config.keeps_weights(name) or config.tasks[name].folds:
         return
-    best = {_best(config, workdir, name, metric, seed) for seed in config.seeds}
-    for _, directory in _done(config, workdir, name):
+    done, _ = _ended(config, workdir, name)
+    best = {_best(config, workdir, name, metric, seed) for seed in {result["seed"] for result, _ in done}}
+    for _, directory in done:
         if directory not in best and (directory / finetuned.FOLDER).exists():
-            shutil.rmtree(directory / finetuned.FOLDER)
+            (directory / finetuned.FOLDER).rmtree()

@@ -15,14 +15,13 @@ import numpy as np
 from etils import epath
 
 from ag_jax import finetuned, learner
-from ag_jax.data.tasks import buckets, encoding
+from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Task
-from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.finetuned import FineTuned, Head
 from ag_jax.finetuning import predicting, program
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
-from ag_jax.finetuning.predicting import Encoded, Predicted
-from ag_jax.finetuning.splits import Splits
+from ag_jax.finetuning.encoded import Encoded, TaskData
+from ag_jax.finetuning.predicting import Predicted
 from ag_jax.finetuning.weights import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.adversarial import wrap as adversarial
@@ -56,34 +55,6 @@ class Trial:
         """Of its directory, below that of the task."""
         fold = "" if self.fold is None else f"-fold{self.fold}"
         return f"lr{self.learning_rate:g}-bs{self.batch_size}-seed{self.seed}{fold}"
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskData:
-    """The splits of a task, encoded once for all trials: to learn from, to choose the epoch by, and to be predicted only."""
-
-    task: Task
-    train: Encoded
-    validation: Encoded
-    others: dict[str, Encoded]
-
-
-def encode(splits: Splits, tokenizer: Tokenizer, config: EncoderConfig, recipe: Recipe) -> TaskData:
-    """The features of all splits. Raises ValueError if the model has fewer positions than `recipe.max_length`."""
-    if recipe.max_length > config.max_length:
-        raise ValueError(
-            f"tasks.{splits.task.name}.max_length={recipe.max_length} is more than the checkpoint's {config.max_length} positions"
-            ": lower it"
-        )
-
-    def encoded(examples: Any, training: bool = False) -> Encoded:
-        features = encoding.encode(
-            splits.task, examples, tokenizer, recipe.max_length, config.segments, training=training
-        )
-        return Encoded(examples, features)
-
-    others = {name: encoded(examples) for name, examples in splits.others.items()}
-    return TaskData(splits.task, encoded(splits.train, training=True), encoded(splits.validation), others)
 
 
 def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe) -> EncoderConfig:
@@ -136,6 +107,7 @@ def run_trial(
     """
     directory = epath.Path(directory)
     if (directory / RESULT).exists():
+        _tidy(directory, keep)
         return json.loads((directory / RESULT).read_text())
     if hosts.count() > 1:
         raise ValueError("fine-tuning runs on one host: start the command on one machine, with as many devices as it has")
@@ -143,6 +115,22 @@ def run_trial(
         raise ValueError(f"task {trial.task} has nothing to learn from: {data.train.examples.source} gave no usable example")
     directory.mkdir(parents=True, exist_ok=True)
     return _Running(trial, config, opened, data, directory, keep).run()
+
+
+def write_failure(trial: Trial, directory: epath.Path, message: str) -> None:
+    """End a trial that cannot go on: a `result.json` with `failed` instead of metrics. Its checkpoints go."""
+    point = {"learning_rate": trial.learning_rate, "batch_size": trial.batch_size, "seed": trial.seed}
+    result = {"task": trial.task, **point, **({} if trial.fold is None else {"fold": trial.fold}), "failed": message}
+    storage.write_whole(directory / RESULT, json.dumps(result, indent=2) + "\n")
+    _tidy(directory, keep=False)
+
+
+def _tidy(directory: epath.Path, keep: bool) -> None:
+    """Remove what a trial that is done needs no more, checkpoints last: a kill in between is made good by the next call."""
+    if (directory / CHECKPOINTS).exists():
+        if not keep and (directory / finetuned.FOLDER).exists():
+            (directory / finetuned.FOLDER).rmtree()
+        (directory / CHECKPOINTS).rmtree()
 
 
 @dataclasses.dataclass
@@ -188,7 +176,7 @@ class _Running:
             checkpoints.close()
         result = self._result()
         storage.write_whole(self.directory / RESULT, json.dumps(result, indent=2) + "\n")
-        (self.directory / CHECKPOINTS).rmtree()
+        _tidy(self.directory, self.keep)
         return result
 
     def _start(self, checkpoints: Checkpoints) -> TrainState:
@@ -202,7 +190,7 @@ class _Running:
     def _is_over(self) -> bool:
         """Whether all epochs are done, or as many as `patience` without a better one."""
         done, recipe = len(self.progress.epochs), self.trial.recipe
-        return done == recipe.epochs or 0 < recipe.patience <= done - self.progress.best_epoch
+        return done >= recipe.epochs or 0 < recipe.patience <= done - self.progress.best_epoch
 
     def _epoch(self, state: TrainState, epoch: int, stop: StopSignal) -> TrainState:
         """Train one epoch, then measure."""
@@ -296,8 +284,6 @@ class _Running:
                 found = self._predict(params, encoded)
                 storage.write_whole(self.directory / f"predictions_{name}.jsonl", found.lines)
                 self.others |= {name: found.metrics} if found.metrics else {}
-        if not self.keep and folder.exists():
-            folder.rmtree()
 
     def _result(self) -> dict[str, Any]:
         trial, data, epochs = self.trial, self.data, self.progress.epochs
@@ -310,6 +296,7 @@ class _Running:
             "learning_rate": trial.learning_rate,
             "batch_size": trial.batch_size,
             **({} if trial.fold is None else {"fold": trial.fold}),
+            "start": self.opened.description,
             "steps": self.steps_of_epoch * len(epochs),
             "epochs": epochs,
             "best_epoch": self.progress.best_epoch,

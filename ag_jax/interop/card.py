@@ -49,7 +49,7 @@ def finetuned_text(tuned: FineTuned, architecture: str, dtype: str, license: str
     lines = ["---", *front, "---", "", f"# {head.task or 'A task'}: {head.kind}", ""]
     lines.append(
         f"`{architecture}` with {model.layers} layers, {model.heads} heads and width {model.width}, {dtype}, written by ag_jax. "
-        f"Trained on rows of up to {head.max_length} tokens."
+        f"Its rows have up to {head.max_length} tokens."
     )
     if tuned.origin:
         lines += ["", f"It began as `{tuned.origin['name']}` ({tuned.origin['model_type']})."]

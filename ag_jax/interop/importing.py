@@ -105,7 +105,7 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
             f"{path} has no head of a task: its classes are {', '.join(source.architectures) or 'not stated'}, known endings {known}"
         )
     config = task_encoder(source.config)
-    head = task_heads.read(source.family, kind, source.values, min(SEQUENCE_LENGTH, config.max_length))
+    head = task_heads.read(source.family, kind, source.values, config.max_length)
     model = head.model(config)
     made = jax.eval_shape(lambda: model.init(jax.random.key(0), example(head.kind), deterministic=True)["params"])
     shapes = {path: leaf.shape for path, leaf in names.flat(learner.unboxed(made)).items()}

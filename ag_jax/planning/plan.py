@@ -89,7 +89,7 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
     data, rows, length = config.data, config.training.batch_size, config.data.sequence_length
     words = vocabulary(config)
     task, computed = (
-        step_flops(config, words, predicted) for predicted in (data.masking.rate * length, max_masked(data.masking, length))
+        objective_flops(config, words, predicted) for predicted in (data.masking.rate * length, max_masked(data.masking, length))
     )
     device = topology.chip.per_device()
     # A kernel without a declared cost is missing from the program's own count.
@@ -107,7 +107,7 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
     )
 
 
-def step_flops(config: ExperimentConfig, words: learner.Vocabulary, predicted: float) -> flops.Flops:
+def objective_flops(config: ExperimentConfig, words: learner.Vocabulary, predicted: float) -> flops.Flops:
     """FLOPs of a step of whichever objective the config has; `predicted` as `flops.step_flops` has it."""
     model, size = learner.model_config(config, words), {"rows": config.training.batch_size, "length": config.data.sequence_length}
     if config.detects_replaced_tokens:

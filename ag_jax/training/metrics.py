@@ -1,8 +1,10 @@
 """Metrics: sums while they are collected, numbers when they are written."""
 
+import contextlib
 import json
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -60,46 +62,89 @@ class MetricWriter:
     """
 
     def __init__(self, workdir: epath.Path, step: int, *, tensorboard: bool = True, wandb: str = ""):
+        self._workdir = workdir
         path = workdir / "metrics.jsonl"
         kept = [row for row in read_metrics(workdir) if row["step"] <= step] if path.exists() else []
-        self._rows = storage.GrowingFile(path, "".join(json.dumps(row) + "\n" for row in kept))
-        self._events = self._events_copy = self._wandb = None
-        if tensorboard:
-            from tensorboardX import SummaryWriter
-
-            events = workdir / "tensorboard"
-            if storage.is_remote(events):  # tensorboardX would need the library of each store
-                self._events_copy = storage.LocalCopy(events)
-                events = self._events_copy.path
-            self._events = SummaryWriter(str(events), purge_step=step + 1 if step else None)
+        self._events = self._wandb = None
+        with self._explained():
+            self._rows = storage.GrowingFile(path, "".join(json.dumps(row) + "\n" for row in kept))
+            if tensorboard:
+                self._events = _Events(workdir / "tensorboard", step)
         if wandb:
             self._wandb = _start_wandb(wandb, workdir)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a row, which has the keys `step` and `split`."""
-        self._rows.add(json.dumps(row) + "\n")
+        """Append a row, which has the keys `step` and `split`. Raises OSError that says what to do about a full disk."""
         scalars = dict(_scalars(row))
-        for name, value in scalars.items() if self._events else ():
-            self._events.add_scalar(name, value, row["step"])
+        with self._explained():
+            self._rows.add(json.dumps(row) + "\n")
+            if self._events:
+                self._events.add(scalars, row["step"])
         if self._wandb:
             self._wandb.log(scalars, step=row["step"])
 
     def flush(self) -> None:
         """Return when all rows are where they belong."""
-        self._rows.flush()
-        if self._events_copy:
-            self._events.flush()
-            self._events_copy.flush()
+        with self._explained():
+            self._rows.flush()
+            if self._events:
+                self._events.flush()
 
     def close(self) -> None:
         """Flush and close."""
-        self._rows.flush()
-        if self._events:
-            self._events.close()
-        if self._events_copy:
-            self._events_copy.close()
+        with self._explained():
+            self._rows.flush()
+            if self._events:
+                self._events.close()
         if self._wandb:
             self._wandb.finish()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"cannot write metrics to {self._workdir}: {error.strerror or error}\n"
+                "Checkpoints that are whole stay so. Free some disk space and run the same command again"
+            ) from error
+
+
+class _Events:
+    """A file of TensorBoard events, written by whoever calls.
+
+    tensorboardX's own writer hands events to a thread; on a full disk that dies unseen, and then everybody waits for it.
+    """
+
+    def __init__(self, folder: epath.Path, step: int):
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._copy = storage.LocalCopy(folder) if storage.is_remote(folder) else None  # it knows no object stores
+        folder = self._copy.path if self._copy else folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventsWriter(str(folder / "events"))
+        if step:  # tells TensorBoard to forget what a run that died wrote after this step
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._writer.write_event(event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=start))
+
+    def add(self, scalars: dict[str, float], step: int) -> None:
+        """All numbers of a row, as one event."""
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+        self._writer.flush()
+
+    def flush(self) -> None:
+        """Bring the file to an object store, if that is where it belongs."""
+        if self._copy:
+            self._copy.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+        if self._copy:
+            self._copy.close()
 
 
 def _scalars(row: dict[str, Any]) -> Iterable[tuple[str, float]]:

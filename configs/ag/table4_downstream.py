@@ -18,7 +18,8 @@ Expected (scale=paper, MLM/AG, 12 layers): MNLI-m 78.9/79.0, MNLI-mm 77.6/78.9+,
 
 Deviations: English scores of the paper are those of GLUE's server; the table here is that of the development sets, and files for
 the server are written to `submission`. The paper does not say what its t-test pairs; the report has both, seeds and examples. It
-names no settings of fine-tuning: these are those of the released code's README (32 rows of 128 tokens, 2e-5, 3 epochs).
+names no settings of fine-tuning: these are those of the released code's README (32 rows of 128 tokens, 2e-5, 3 epochs). QQP's
+broken lines are left out and counted.
 """
 
 from ag_jax import configuration, protocols

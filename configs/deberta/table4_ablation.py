@@ -18,8 +18,8 @@ Expected: the paper reports downstream scores, MNLI-m/mm, SQuAD v1.1 F1/EM, v2.0
     no_emd_p2c    85.8/85.8   91.3/85.1   80.2/77.1   68.5
 
 Here it is the losses on masked words, which are of one task and can be ranked. scale=small, seed 0, validation, in the order
-above: 5.653, 5.754, 5.741, 5.675, 5.920, 5.868 (benchmarks/results/table4_deberta_small.json). As in the paper nothing can be left
-out, and two parts less are worse than one. Nobody has run scale=paper with this program yet.
+above: 5.653, 5.754, 5.741, 5.675, 5.920, 5.868 (benchmarks/results/table4_deberta_small.json). As in the paper nothing can be
+left out, and two parts less are worse than one. Nobody has run scale=paper with this program yet.
 
 Deviations: Wikipedia alone, without BookCorpus. Spans that are masked are of up to three tokens, where the released code has up
 to three words. Without the mask decoder there are no absolute positions at all, as in the released code; the paper does not

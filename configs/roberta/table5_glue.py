@@ -17,7 +17,7 @@ WNLI 91.3. Nobody has run scale=paper with this program yet.
 
 Deviations: WNLI is plain two-way classification, where RoBERTa ranks candidate spans that it finds with a parser, so 91.3 is out
 of reach. STS-B's epochs are chosen by Pearson's correlation, fairseq's by the loss. Every epoch is evaluated, and QQP's warm-up is
-6 % like the others', where fairseq's command has 25 %.
+6 % like the others', where fairseq's command has 25 %. QQP's broken lines are left out and counted.
 """
 
 from ag_jax import configuration, protocols

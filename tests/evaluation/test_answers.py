@@ -81,11 +81,43 @@ def test_the_best_span_is_that_of_trying_all(longest):
         score, text = by_trying(context, made, longest)
         assert chosen.text == text
         none = min(logits[0].sum() for logits, _ in made)
-        assert chosen.none == pytest.approx(none - score)
+        assert chosen.none == pytest.approx(none) and chosen.answers[0][1] == pytest.approx(score)
         assert chosen.or_none() == ("" if none > score else text)
-        assert chosen.or_none(chosen.none) == text and chosen.or_none(chosen.none - 0.1) == ""
+        assert chosen.or_none(chosen.none - score + 1e-9) == text and chosen.or_none(chosen.none - score - 0.1) == ""
 
 
 def test_spans_of_nothing():
     places = np.array([[-1, -1, 0], [3, 3, 1]])  # no character, and a piece that stands for none
     assert answers.choose("text", [(np.ones((2, 2)), places)]).text == ""
+
+
+def test_an_ensemble_of_answers_by_hand():
+    """Half of 0.5 and of 0.2 for a, of 0.3 and of 0.6 for b, of nothing and of 0.1 for c; of 0.2 and 0.1 for none."""
+
+    def made(none, **shares):
+        return answers.Candidates(tuple((text, np.log(share) + 7) for text, share in shares.items()), np.log(none) + 7)
+
+    together = answers.average([made(0.2, a=0.5, b=0.3), made(0.1, b=0.6, a=0.2, c=0.1)])
+    assert [text for text, _ in together.answers] == ["b", "a", "c"]
+    assert np.exp([score for _, score in together.answers]) == pytest.approx([0.45, 0.35, 0.05])
+    assert np.exp(together.none) == pytest.approx(0.15) and together.or_none() == "b" == together.or_none(-1.0)
+    assert together.or_none(np.log(0.15 / 0.45) - 0.01) == ""
+
+
+def test_the_best_answers_come_in_order_and_only_so_many():
+    rng = np.random.default_rng(5)
+    context = " ".join(f"w{number}" for number in range(11))
+    made = windows(rng, [(0, 11)], context)
+    found = answers.choose(context, made, longest=3)
+    logits, places = made[0]
+    every = sorted(
+        (
+            (logits[first, 0] + logits[last, 1], context[places[first, 0] : places[last, 1]])
+            for first in range(len(places))
+            for last in range(first, min(first + 3, len(places)))
+            if places[first, 1] > places[first, 0] and places[first, 2] > 0 and places[last, 1] > places[last, 0]
+        ),
+        reverse=True,
+    )
+    assert [text for text, _ in found.answers] == [text for _, text in every[: answers.BEST]]
+    assert [score for _, score in found.answers] == pytest.approx([score for score, _ in every[: answers.BEST]])

@@ -44,7 +44,7 @@ def test_correlations_by_formula_and_scipy():
 
 def test_what_is_undefined_is_zero_without_a_warning():
     same, labels = [1, 1, 1], [0, 1, 1]
-    assert metrics.matthews(labels, same) == 0
+    assert metrics.matthews(labels, same) == metrics.matthews(same, labels) == metrics.matthews(same, same) == 0
     assert metrics.f1([0, 0], [0, 0]) == metrics.f1([1, 0], [0, 0]) == 0
     assert metrics.pearson(labels, same) == metrics.spearman(same, labels) == metrics.pearson([1], [2]) == 0
 

@@ -40,3 +40,12 @@ def test_examples_are_pairs_of_means_over_seeds():
     assert paired_t_test_over_examples([[1, 1, 0]], [[1, 1, 0]]) is None
     with pytest.raises(ValueError, match="pairs are needed: got 41 and 40"):
         paired_t_test_over_examples(baseline_SN, other_SN[:, :40])
+
+
+def test_differences_that_are_equal_but_for_rounding_say_nothing():
+    baseline = [count / 277 for count in (150, 160, 170)]
+    other = [count / 277 for count in (155, 165, 175)]
+    assert np.ptp(np.subtract(other, baseline)) > 0
+    assert paired_t_test(baseline, other) is None
+    assert paired_t_test([0.0, 0.0], [0.0, 0.0]) is None
+    assert paired_t_test(baseline, [*other[:2], 176 / 277]) < 0.05

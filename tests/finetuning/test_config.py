@@ -3,6 +3,7 @@
 import pytest
 
 from ag_jax import configuration
+from ag_jax.data.tasks import rows
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 
 
@@ -38,7 +39,7 @@ def test_a_suite_survives():
         ("tasks.rte.weight_decay", -0.1, "^tasks.rte.weight_decay must be a finite number of at least 0"),
         ("tasks.rte.dropout", -0.5, r"^tasks.rte.dropout must be in \[0, 1\), or -1"),
         ("tasks.rte.decay", "cosine", "^tasks.rte.decay must be one of linear, constant"),
-        ("tasks.rte.max_length", 2, "^tasks.rte.max_length must be at least 8"),
+        ("tasks.rte.max_length", rows.SHORTEST - 1, "^tasks.rte.max_length must be at least 12, got 11"),
         ("tasks.rte.folds", 2, "^tasks.rte.folds must be at least 3"),
         ("tasks.rte.initial_task", "cola", "tasks.rte.initial_task must be another task of the suite .mnli, rte, sst2., got"),
         ("tasks.rte.initial_task", "rte", "must be a task that starts from the checkpoint itself, got 'rte'"),
@@ -54,6 +55,12 @@ def test_a_suite_survives():
 def test_what_is_wrong_is_named(key, value, message):
     with pytest.raises(ValueError, match=message):
         suite(**{key: value})
+
+
+def test_folds_choose_by_whole_folds():
+    with pytest.raises(ValueError, match="^tasks.rte.validation_examples must be 0 with folds, got 5 with folds=3"):
+        suite(**{"tasks.rte.folds": 3, "tasks.rte.validation_examples": 5})
+    assert suite(**{"tasks.rte.folds": 3, "tasks.rte.train_examples": 5}).tasks["rte"].folds == 3
 
 
 def test_a_suite_without_tasks_is_refused():

@@ -1,13 +1,16 @@
 """Config files of fine-tuning: every variant parses, arms differ, and each takes a tiny trial of its first task."""
 
+import ast
 import itertools
 import json
 import pathlib
+import re
 
 import pytest
 from etils import epath
 
 from ag_jax import configuration, protocols
+from ag_jax.data.tasks import catalogue
 from ag_jax.finetuning import comparison, splits
 from ag_jax.finetuning.config import FinetuningConfig
 from tests.finetuning import tiny_tasks
@@ -51,6 +54,40 @@ def test_every_variant_parses_and_its_tasks_can_be_judged(name):
             assert recipe.max_length == 64 or "scale=paper" in argument
     with pytest.raises(ValueError, match="in the argument of the config file: unknown setting 'taks'"):
         parsed(name, f"{GIVEN.get(name, 'checkpoint=C')},taks=x")
+
+
+COMMAND = re.compile(r"ag-jax (?:evaluate|compare) --config=(\S+)\.py:(\S+) --workdir=")
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_the_commands_of_a_docstring_have_the_data_that_they_need(name):
+    """What is not given as a folder is read from TFDS, which must have it."""
+    text = (CONFIGS / name).read_text().replace("\\\n", "")
+    commands = COMMAND.findall(text)
+    assert commands and {path for path, _ in commands} == {f"configs/{name.removesuffix('.py')}"}
+    for _, argument in commands:
+        config = parsed(name, argument)
+        without = [task for task in config.tasks if not catalogue.find(task).prepared]
+        assert config.data or not without, f"{argument}: TFDS has no {', '.join(without)}"
+
+
+@pytest.mark.parametrize("name", ["finetune/glue.py", "roberta/table5_glue.py", "ag/table4_downstream.py"])
+def test_broken_lines_of_qqp_are_left_out_and_no_others(name):
+    for argument in variants(name):
+        tasks = parsed(name, argument).tasks
+        assert {task for task, recipe in tasks.items() if recipe.skip_malformed} == {"qqp"} & set(tasks)
+    assert "QQP" in parsed_docstring(name) and "broken lines" in parsed_docstring(name)
+
+
+def parsed_docstring(name):
+    return ast.get_docstring(ast.parse((CONFIGS / name).read_text()))
+
+
+def test_the_metrics_of_asas_table_1():
+    asa, roberta = (parsed("finetune/glue.py", f"checkpoint=C,protocol={protocol}").tasks for protocol in ("asa", "roberta"))
+    of = {task: splits.find_task(task, recipe).metric for task, recipe in asa.items()}
+    assert (of["stsb"], of["qqp"], of["mnli"], of["cola"]) == ("spearman", "f1", "accuracy", "matthews")
+    assert splits.find_task("stsb", roberta["stsb"]).metric == "pearson"
 
 
 def test_a_task_that_a_file_does_not_have_is_named():

@@ -12,6 +12,7 @@ from ag_jax import configuration
 from ag_jax.finetuning import comparison, report, suite
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests.finetuning import tiny_tasks
 
@@ -41,7 +42,7 @@ def calls(monkeypatch, tmp_path):
         return tiny_tasks.run_trial(one, config, start, splits, directory, keep)
 
     monkeypatch.setattr(suite.trial, "run_trial", run_trial)
-    monkeypatch.setattr(suite.trial, "encode", lambda splits, tokenizer, encoder, recipe: splits)
+    monkeypatch.setattr(suite.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
     monkeypatch.setattr(suite.weights, "open_encoder", tiny_tasks.open_encoder)
     (tmp_path / "model").mkdir()
     return calls
@@ -55,6 +56,10 @@ def config(tmp_path, data, tasks=("sst2",), seeds=(0, 1, 2), **settings) -> Fine
         values.tasks[task].update(SMALL)
     values.update_from_flattened_dict(settings)
     return configuration.parse(FinetuningConfig, values)
+
+
+def train(config, workdir):
+    return suite.run(suite.prepare(config, workdir))
 
 
 FILE = """
@@ -71,7 +76,8 @@ def get_config(argument=""):
     for task in chosen.tasks.split("+"):
         config.tasks[task] = configuration.default(Recipe)
         config.tasks[task].update(max_length=32, epochs=2, learning_rates=(1e-4, 2e-4) if chosen.arm == "ag" else (3e-4, 1e-4))
-        config.tasks[task].folds = 4 if task == "oromo_ner" else 0
+        if task == "oromo_ner":
+            config.tasks[task].folds = 4
     config.arms = "mlm,ag"
     return config
 """
@@ -120,18 +126,77 @@ def test_what_is_done_needs_no_checkpoint(source, tmp_path, calls):
 
 def test_a_sweep_may_grow_and_other_settings_may_not(tmp_path, data, calls):
     workdir = epath.Path(tmp_path / "w")
-    suite.run(config(tmp_path, data), workdir)
+    train(config(tmp_path, data), workdir)
     grown = {"tasks.sst2.learning_rates": (2e-5, 5e-5)}
-    suite.run(config(tmp_path, data, ("sst2", "rte"), (0, 1, 2, 3), **grown), workdir)
+    train(config(tmp_path, data, ("sst2", "rte"), (0, 1, 2, 3), **grown), workdir)
     assert len(calls) == 3 + 5 + 4 and len(set(calls)) == 12
-    suite.run(config(tmp_path, data), workdir)  # a part of it again
+    train(config(tmp_path, data), workdir)  # a part of it again
     assert len(calls) == 12
     with pytest.raises(ValueError, match="tasks.sst2.epochs: there 2, now 3\n"):
-        suite.run(config(tmp_path, data, **{"tasks.sst2.epochs": 3}), workdir)
+        train(config(tmp_path, data, **{"tasks.sst2.epochs": 3}), workdir)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text('{"model": {}, "training": {}, "data": {}}')
     with pytest.raises(ValueError, match="holds a run of pre-training"):
-        suite.run(config(tmp_path, data), epath.Path(tmp_path / "run"))
+        train(config(tmp_path, data), epath.Path(tmp_path / "run"))
+
+
+def test_a_trial_that_was_begun_is_not_gone_on_with_under_other_settings(tmp_path, data, calls):
+    workdir = epath.Path(tmp_path / "w")
+    calls.stop = 1
+    with pytest.raises(KeyboardInterrupt):
+        train(config(tmp_path, data), workdir)
+    for change in ({"tasks.sst2.epochs": 1}, {"tasks.sst2.max_length": 16}):
+        with pytest.raises(ValueError, match="holds trials with other settings"):
+            train(config(tmp_path, data, **change), workdir)
+    train(config(tmp_path, data), workdir)
+
+
+def test_a_checkpoint_that_went_on_is_told_from_what_it_was(tmp_path, data, calls):
+    workdir = epath.Path(tmp_path / "w")
+    train(config(tmp_path, data), workdir)
+    (tmp_path / "model" / "newer").touch()
+    with pytest.raises(ValueError, match=r"started from step 0 of .*, trials would now start from step 1 of .*: delete .*sst2 to train"):
+        train(config(tmp_path, data, seeds=(0, 1, 2, 3)), workdir)
+    assert len(calls) == 3
+
+
+def test_a_trial_that_fails_costs_its_point_and_nothing_else(tmp_path, data, calls, monkeypatch):
+    honest = suite.trial.run_trial
+
+    def run_trial(one, *rest):
+        if one.learning_rate == 9.0 and one.seed == 1:
+            rest[-2].mkdir(parents=True)
+            raise NonFiniteError("task_loss of sst2 is not finite at step 3")
+        return honest(one, *rest)
+
+    monkeypatch.setattr(suite.trial, "run_trial", run_trial)
+    swept = config(tmp_path, data, **{"tasks.sst2.learning_rates": (9.0, 1e-4)})
+    workdir = epath.Path(tmp_path / "w")
+    for _ in range(2):
+        chosen = train(swept, workdir)["sst2"]
+        assert [point.learning_rate for point in chosen.points] == [1e-4]
+        assert chosen.notes == ("not chosen, as seed 1 failed: task_loss of sst2 is not finite at step 3",)
+        assert len(calls) == 5
+    with pytest.raises(ValueError, match="every point of the sweep of sst2 failed with some seed, such as: task_loss"):
+        train(config(tmp_path, data, **{"tasks.sst2.learning_rates": (9.0,)}), workdir)
+
+
+def test_weights_that_another_task_wants_are_missed_at_once(tmp_path, data, calls):
+    workdir = epath.Path(tmp_path / "w")
+    train(config(tmp_path, data), workdir)
+    wanting = config(tmp_path, data, ("sst2", "rte"), **{"tasks.rte.initial_task": "sst2"})
+    with pytest.raises(ValueError, match="starts from the best weights of sst2, which .*sst2 does not have for seed 0: delete it"):
+        train(wanting, workdir)
+    assert len(calls) == 3
+
+
+def test_a_second_arm_that_cannot_be_is_found_before_the_first_is_trained(source, tmp_path, calls):
+    text = (tmp_path / "c.py").read_text()
+    change = "config.checkpoint = '/not/there' if chosen.arm == 'ag' else config.checkpoint"
+    (tmp_path / "other.py").write_text(text.replace("    return config", f"    {change}\n    return config"))
+    with pytest.raises(FileNotFoundError, match="checkpoint=/not/there is no model"):
+        comparison.compare(source.replace("c.py", "other.py"), {}, epath.Path(tmp_path / "w"))
+    assert not calls
 
 
 def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
@@ -152,7 +217,10 @@ def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
         assert shown["deviation"] == pytest.approx(np.std(points[best], ddof=1))
         assert set(of_arm["splits"]) == {"validation"}, "the test set has no labels, and must not be scored"
         assert [point["learning_rate"] for point in of_arm["sweep"] if point["chosen"]] == [best]
-        assert of_arm["counts"] == {"train": 24, "validation": 11, "truncated": 3, "skipped": 0, "trials": 6}
+        assert of_arm["counts"] == {
+            **{"train": 24, "validation": 11, "truncated": 3, "cut_words": 2, "lost": 1, "skipped": 0},
+            "trials": 6,
+        }
         assert of_arm["seconds"] == 9.0
         key = [("sst2", best, 32, seed, False) for seed in range(3)]
         guesses = [[tiny_tasks.guess(example, *one)[1] for one in key] for example in splits.validation]
@@ -184,7 +252,7 @@ def test_the_report_says_what_a_paper_prints(source, tmp_path, calls):
     assert re.search(rf"\| sst2 \| accuracy \| validation \| [^|]+ \| {re.escape(shown)}[+*]* \|", text)
     assert "| stsb | validation | spearman |" in text and "; together" in text
     assert "| `tasks.sst2.learning_rates` | [0.0003, 0.0001] | [0.0001, 0.0002] |" in text
-    assert "| sst2 | ag | 24 | 11 | 3 | 0 | 4 | 6 |" in text
+    assert "| sst2 | ag | 24 | 11 | 3 | 2 | 1 | 0 | 4 | 6 |" in text
 
 
 def test_files_for_the_server_are_the_ensembles_predictions(source, tmp_path, calls):
@@ -196,8 +264,11 @@ def test_files_for_the_server_are_the_ensembles_predictions(source, tmp_path, ca
 
 
 def test_folds_are_pooled_and_averaged(source, tmp_path, calls, data):
-    comparison.evaluate(f"{source},tasks=oromo_ner,seeds=2", {}, epath.Path(tmp_path / "w"))
-    assert len(calls) == 2 * 2 * 4
+    task = f"{source},tasks=oromo_ner,seeds=2"
+    with pytest.raises(ValueError, match="folds go with one learning rate and one batch size, got 2 points"):
+        comparison.evaluate(task, {}, epath.Path(tmp_path / "w"))
+    comparison.evaluate(task, {"tasks.oromo_ner.learning_rates": (1e-4,)}, epath.Path(tmp_path / "w"))
+    assert len(calls) == 2 * 4
     (of_arm,) = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]["oromo_ner"]["arms"].values()
     assert of_arm["headline"] == "all folds"
     splits = task_splits.read("oromo_ner", Recipe(folds=4), data)
@@ -232,7 +303,7 @@ def test_tasks_start_from_the_best_weights_of_the_same_seed(tmp_path, data, call
     )
     settings = {"tasks.rte.initial_task": "sst2", "tasks.sst2.learning_rates": (1e-4, 2e-4)}
     workdir = epath.Path(tmp_path / "w")
-    suite.run(config(tmp_path, data, ("sst2", "rte"), (0, 1), **settings), workdir)
+    train(config(tmp_path, data, ("sst2", "rte"), (0, 1), **settings), workdir)
     assert [name.split("/")[0] for name in calls] == ["sst2"] * 4 + ["rte"] * 2
     splits = task_splits.read("sst2", Recipe(), data)
     for seed, path in enumerate(started[1:]):
@@ -275,7 +346,7 @@ def test_legacy_evaluation_is_said_aloud_and_only_where_code_did_it(tmp_path, da
 )
 def test_what_is_wrong_is_found_before_anything_is_trained(tmp_path, data, calls, tasks, settings, error, message):
     with pytest.raises(error, match=re.escape(message)):
-        suite.run(config(tmp_path, settings.pop("data", data), tasks, **settings), epath.Path(tmp_path / "w"))
+        train(config(tmp_path, settings.pop("data", data), tasks, **settings), epath.Path(tmp_path / "w"))
     assert not calls and not (tmp_path / "w").exists()
 
 
@@ -285,6 +356,7 @@ def test_arms_that_cannot_be_paired_are_refused(source, tmp_path):
     for change, message in (
         ("config.seeds = (0,) if chosen.arm == 'ag' else (1,)", "different seeds"),
         ("config.tasks.sst2.ranking = chosen.arm == 'ag'", "differ in their tasks"),
+        ("config.tasks.sst2.validation_examples = 3 if chosen.arm == 'ag' else 2", "differ in their tasks"),
         ("config.arms = ''", "names no arms to compare"),
     ):
         (tmp_path / "other.py").write_text(text.replace("    return config", f"    {change}\n    return config"))

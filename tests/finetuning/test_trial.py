@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from ag_jax import finetuned
-from ag_jax.finetuning import program, trial
+from ag_jax.finetuning import encoded, program, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.trial import RESULT, Trial, run_trial
+from ag_jax.training import storage
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests.finetuning import tasks
@@ -23,7 +24,7 @@ CLOCK = ("seconds", "tokens_per_second")
 def setting(kind="classification", keep=False, seed=0, learning_rate=5e-3, opened=None, **settings):
     recipe = dataclasses.replace(RECIPE, **settings)
     opened = opened or tasks.pretrained()
-    data = trial.encode(tasks.splits(kind), opened.tokenizer, opened.config, recipe)
+    data = encoded.encode(tasks.splits(kind), opened.tokenizer, opened.config, recipe)
     config = FinetuningConfig(checkpoint="nowhere", tasks={kind: recipe})
     of = Trial(kind, recipe, learning_rate, 8, seed)
     return lambda directory: run_trial(of, config, opened, data, directory, keep)
@@ -51,11 +52,12 @@ def test_every_kind_is_learnt(kind, tmp_path, one_device):
         found = rows(tmp_path / f"predictions_{name}.jsonl")
         assert [row["id"] for row in found] == [example.id for example in examples]
         assert all((row["label"] is None) == (name == "test") for row in found)
-        assert all(("scores" in row) == (kind not in ("tagging", "span")) for row in found)
+        if kind == "tagging":
+            assert [len(row["scores"]) for row in found] == [len(example.words) for example in examples]
         if kind == "choice":
             assert [len(row["scores"]) for row in found] == [len(example.pairs) for example in examples]
         if kind == "span":
-            assert {row["prediction"] for row in found} == {"good"}
+            assert {row["prediction"] for row in found} == {row["scores"]["answers"][0][0] for row in found} == {"good"}
     assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "weights").exists()
 
 
@@ -93,6 +95,29 @@ def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, m
     assert run(tmp_path) == result and len(asked) == step + 9 - (step - 1) // 3 * 3, "a trial that is done is not done again"
 
 
+def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, one_device, monkeypatch):
+    """The best epoch is the first: its weights, for the test set, must still be there for the second try."""
+    run = setting(patience=1, learning_rate=0.5)
+    write = storage.write_whole
+
+    def full(path, text):
+        if path.name == RESULT:
+            raise OSError("No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(trial.storage, "write_whole", full)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            run(tmp_path)
+    monkeypatch.setattr(trial.storage, "write_whole", write)
+    result = run(tmp_path)
+    assert result["best_epoch"] == 1 < len(result["epochs"])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {RESULT, "metrics.jsonl", "predictions_validation.jsonl", "predictions_test.jsonl"}
+    (tmp_path / "checkpoints").mkdir()
+    assert run(tmp_path) == result and not (tmp_path / "checkpoints").exists(), "what a kill after the result left goes, too"
+
+
 def test_kept_weights_are_the_best_epochs(undisturbed):
     directory, result = undisturbed
     tuned = finetuned.load(directory)
@@ -100,7 +125,7 @@ def test_kept_weights_are_the_best_epochs(undisturbed):
     assert (tuned.head.task, tuned.head.labels, tuned.head.max_length) == ("classification", ("bad", "good"), 24)
     examples = tasks.splits("classification").validation
     opened = tasks.pretrained()
-    data = trial.encode(tasks.splits("classification"), opened.tokenizer, opened.config, RECIPE)
+    data = encoded.encode(tasks.splits("classification"), opened.tokenizer, opened.config, RECIPE)
     for row, scores in zip(data.validation.features.rows, rows(directory / "predictions_validation.jsonl"), strict=True):
         batch = {name: np.asarray(row[name])[None] for name in ("tokens", "sequences", "segments")}
         said = tuned.model.apply({"params": tuned.params}, batch, deterministic=True)
@@ -178,7 +203,7 @@ def test_what_cannot_be_is_refused(tmp_path, one_device):
         setting(microbatches=16)(tmp_path)
     opened = tasks.pretrained()
     splits = dataclasses.replace(tasks.splits("classification"), train=tasks.examples("classification", 0, 0))
-    data = trial.encode(splits, opened.tokenizer, opened.config, RECIPE)
+    data = encoded.encode(splits, opened.tokenizer, opened.config, RECIPE)
     config = FinetuningConfig(checkpoint="x", tasks={"classification": RECIPE})
     with pytest.raises(ValueError, match="nothing to learn from"):
         run_trial(Trial("classification", RECIPE, 1e-3, 8, 0), config, opened, data, tmp_path)

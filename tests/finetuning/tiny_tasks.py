@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import types
 import zlib
 
 import jax
@@ -11,8 +10,11 @@ from etils import epath
 
 from ag_jax import configuration, experiment, learner, run
 from ag_jax.data import pipeline
+from ag_jax.data.tasks import catalogue
 from ag_jax.data.tasks.task import Texts, Words
 from ag_jax.evaluation import metrics
+from ag_jax.finetuning.weights import Pretrained
+from ag_jax.models.config import EncoderConfig
 from ag_jax.training import sharding
 
 GOOD = ("a warm and funny film", "truly good", "one of the best", "charming work", "i liked it")
@@ -119,7 +121,9 @@ def guess(example, *key) -> tuple[object, object]:
     """A prediction that is right about two times in three, and its scores; a function of the example and the key."""
     luck = zlib.crc32(repr((example.id, key)).encode()) % 3
     if isinstance(example, Words):
-        return ["O" if luck == 0 else tag for tag in example.tags], None
+        tags = ["O" if luck == 0 else tag for tag in example.tags]
+        labels = catalogue.find("oromo_ner").labels
+        return tags, [[float(label == tag) for label in labels] for tag in tags]
     truth = example.label if isinstance(example, Texts) and example.label is not None else 0
     if isinstance(truth, float):
         return truth - luck, truth - luck
@@ -135,8 +139,7 @@ def run_trial(one, config, start, splits, directory, keep) -> dict:
         lines = []
         for example in examples:
             prediction, scores = guess(example, *key)
-            line = {"id": example.id, "prediction": prediction} | ({"scores": scores} if scores is not None else {})
-            lines.append(json.dumps(line) + "\n")
+            lines.append(json.dumps({"id": example.id, "prediction": prediction, "scores": scores}) + "\n")
         (directory / f"predictions_{name}.jsonl").write_text("".join(lines))
     predicted = [guess(example, *key)[0] for example in splits.validation]
     result = {
@@ -145,10 +148,13 @@ def run_trial(one, config, start, splits, directory, keep) -> dict:
         "learning_rate": one.learning_rate,
         "batch_size": one.batch_size,
         "fold": one.fold,
+        "start": start.description,
         "epochs": [{"epoch": 1}, {"epoch": 2}],
         "best_epoch": 2,
         "metrics": metrics.evaluate(splits.task, splits.validation, predicted),
         "truncated": 3,
+        "cut_words": 2,
+        "lost": 1,
         "skipped": splits.train.skipped,
         "examples": {"train": len(splits.train), "validation": len(splits.validation)},
         "seconds": 1.5,
@@ -161,12 +167,13 @@ def run_trial(one, config, start, splits, directory, keep) -> dict:
 
 
 def open_encoder(checkpoint, step=None, *, fresh=False):
-    """In the place of `weights.open_encoder`."""
+    """In the place of `weights.open_encoder`; the description of a run ends with its length in files."""
     if (pathlib.Path(checkpoint) / "weights").exists():
-        return types.SimpleNamespace(tokenizer=None, config=types.SimpleNamespace(max_length=64), description=f"trial {checkpoint}")
+        return Pretrained(EncoderConfig(max_length=64), None, {}, "roberta", f"trial {checkpoint}")
     if not pathlib.Path(checkpoint).is_dir():
         raise FileNotFoundError(f"checkpoint={checkpoint} is no model")
-    return types.SimpleNamespace(tokenizer=None, config=types.SimpleNamespace(max_length=64), description=f"run {checkpoint}")
+    step = len([*pathlib.Path(checkpoint).iterdir()])
+    return Pretrained(EncoderConfig(max_length=64), None, {}, "roberta", f"step {step} of {checkpoint}")
 
 
 def accuracies(splits, *key) -> float:

@@ -1,6 +1,8 @@
 """Metrics as sums, and what is on disk."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -52,3 +54,23 @@ def test_wandb_is_asked_for_by_name_alone(tmp_path, monkeypatch):
 def test_no_metrics(tmp_path):
     with pytest.raises(FileNotFoundError, match="is .* the directory of a run"):
         read_metrics(epath.Path(tmp_path))
+
+
+def test_a_full_disk_is_named_at_once():
+    """A file size limit stands in for it; rows are longer than it at once, events after some."""
+    for settings, file in (("tensorboard=False", "metrics.jsonl"), ("", "tensorboard")):
+        script = f"""
+import tempfile
+from etils import epath
+from ag_jax.training.metrics import MetricWriter
+workdir = epath.Path(tempfile.mkdtemp())
+writer = MetricWriter(workdir, 0, {settings})
+for step in range(1, 10000):
+    if {file == "tensorboard"}:
+        (workdir / "metrics.jsonl").write_text("")
+    writer.write({{"step": step, "split": "train", "loss": 1.0}})
+"""
+        limited = ["bash", "-c", 'trap "" XFSZ; ulimit -f 2; exec "$@"', "limited", sys.executable, "-c", script]
+        done = subprocess.run(limited, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 1 and "OSError: cannot write metrics to" in done.stderr, done.stderr
+        assert "File too large\nCheckpoints that are whole stay so. Free some disk space" in done.stderr

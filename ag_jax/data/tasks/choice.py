@@ -1,9 +1,11 @@
 """Records of multiple choice.
 
-Questions about a text become pairs (text, question + " " + answer); where the question has a gap "_", the answer fills it
-(reference: RACE and DREAM as RoBERTa and ASA read them).
+Questions about a text become pairs (text, question + " " + answer); where the question has a gap, the answer fills it. A gap is
+one underscore or several in a row ("____", in RACE); each of several gaps gets the whole answer, as in the released code for
+RACE (XLNet's), which has no way to divide it.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from ag_jax.data.tasks.task import Choices, Task
 from ag_jax.data.tasks.texts import is_unknown, text_of
 
 PLACEHOLDER = "@placeholder"
+_GAP = re.compile("_+")
 
 
 def hellaswag(record: Record, task: Task, labelled: bool) -> list[Choices]:
@@ -86,7 +89,9 @@ def record(record: Record, task: Task, labelled: bool) -> list[Choices]:
 
 
 def _filled(question: str, answers: Sequence[str]) -> list[str]:
-    return [question.replace("_", answer, 1) if "_" in question else f"{question} {answer}" for answer in answers]
+    if not _GAP.search(question):
+        return [f"{question} {answer}" for answer in answers]
+    return [_GAP.sub(lambda _, answer=answer: answer, question) for answer in answers]
 
 
 def _texts(record: Record, name: str) -> list[str]:

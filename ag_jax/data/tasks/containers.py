@@ -1,6 +1,7 @@
 """Files cut into records, each with the place that an error names; what is in a record is not looked at here.
 
-A record whose cutting fails is handed over as the ValueError itself, so that one bad row does not hide those behind it.
+A record whose cutting fails is handed over as the ValueError itself, so that one bad row does not hide those behind it. Where
+the rest of a file cannot be cut any more the ValueError is raised: leaving out one row would leave out all behind it.
 """
 
 import csv
@@ -48,19 +49,26 @@ def tsv(file: pathlib.Path, header: bool = True) -> Iterator[Placed]:
 
 
 def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
-    """A table with a header and quotes as spreadsheets write it, where a field may have line breaks."""
+    """A table with a header and quotes as spreadsheets write it, where a field may have line breaks.
+
+    Raises ValueError for a row whose quotes do not close as they should, whatever the caller does with malformed ones: a line
+    break behind it may be in a field or not, so neither where the next row begins nor how many there are is known.
+    """
     rows = csv.reader(io.StringIO(read_text(file), newline=""), delimiter=delimiter, strict=True)
     names, begins = next(rows, []), rows.line_num + 1
     while True:
         try:
             fields = next(rows, None)
         except csv.Error as error:
-            yield f"line {begins}", ValueError(f"not a row of a table: {error}")
-            return  # where the next row begins is not known
+            raise ValueError(
+                f"{file}, line {begins}: not a row of a table ({error}), so nothing behind it can be read, and leaving out "
+                "malformed rows is of no use: mend its quotes"
+            ) from error
         if fields is None:
             return
         if fields:
-            yield f"line {begins}", _row(names, fields)
+            place = f"line {begins}" if begins == rows.line_num else f"lines {begins} to {rows.line_num}"
+            yield place, _row(names, fields)
         begins = rows.line_num + 1
 
 

@@ -28,7 +28,7 @@ def encode(
 
     max_length: of a row, in tokens. segments: segment embeddings of the model; with 2, the second text of a pair has number 1.
     training: leave out windows that hold no answer where every question has one. stride: tokens from one window of a context
-    to the next. Raises ValueError if max_length leaves no room.
+    to the next, half a window at most. Raises ValueError if max_length leaves no room.
     """
     shape = Shape(tokenizer.specials, max_length, segments)
     if task.kind == "span":

@@ -37,6 +37,7 @@ def _glue(
     labels: tuple[str, ...],
     *official: Layout,
     splits: Mapping[str, str] = SPLITS,
+    also_prepared: tuple[Layout, ...] = (),
     **settings: Any,
 ) -> Task:
     fields = {**columns, "label": "label", "id": "idx"}
@@ -45,7 +46,7 @@ def _glue(
         form="texts",
         labels=labels,
         layouts=(lines(name, fields, splits), *official),
-        prepared=Layout("tfds", splits, (f"glue/{name}",), fields),
+        prepared=(Layout("tfds", splits, (f"glue/{name}",), fields), *also_prepared),
         **{"kind": "classification", **ACCURACY, **settings},
     )
 
@@ -89,6 +90,8 @@ GLUE = (
         {"first": "question1", "second": "question2"},
         ("not_duplicate", "duplicate"),
         tables("QQP", {"first": "question1", "second": "question2", "label": "is_duplicate", "id": "id"}),
+        legacy="the released code of Adversarial Self-Attention chose epochs by a file dev_and_test.tsv that is not GLUE's, "
+        "which has no labels for its test set",
         metric="f1",
         metrics=("f1", "accuracy"),
     ),
@@ -110,6 +113,9 @@ GLUE = (
         tables("diagnostic", _PAIR, {"diagnostic": "diagnostic.tsv"}),
         tables("AX", _PAIR, {"diagnostic": "AX.tsv"}),
         splits=_MATCHED,
+        also_prepared=(
+            Layout("tfds", {"diagnostic": "test"}, ("glue/ax",), {"first": "premise", "second": "hypothesis", "id": "idx"}),
+        ),
     ),
     _glue(
         "qnli",

@@ -14,6 +14,7 @@ from ag_jax.data.tasks.task import Example, Examples, Layout, Task, is_held_out,
 Parser = Callable[[Record, Task, bool], list[Example]]
 PARSERS: dict[str, Parser] = {
     "texts": texts.texts,
+    "paws": texts.paws,
     "hellaswag": choice.hellaswag,
     "swag": choice.swag,
     "race": choice.race,
@@ -30,7 +31,8 @@ def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, leg
     """The examples of a split, in the order of their file.
 
     root: a directory with the folders of the tasks, in any of the layouts of the catalogue; empty: TFDS.
-    skip_malformed: leave malformed rows out and count them in `Examples.skipped`; otherwise they are an error.
+    skip_malformed: leave malformed rows out and count them in `Examples.skipped`; otherwise they are an error. Those of a file
+        that is both train and validation are train's.
     legacy: what released code did (`Task.legacy`): of DREAM, only the first question about each dialogue.
     Raises FileNotFoundError if the task or the split is not there, ValueError for malformed rows or none.
     """
@@ -61,7 +63,7 @@ def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, leg
     if not items:
         more = f"; all of {len(problems)} rows are malformed, the first: {problems[0]}" if problems else ""
         raise ValueError(f"{source} holds no example of task {task.name}, split {split}: expected at least one{more}")
-    return Examples(tuple(items), source, len(problems))
+    return Examples(tuple(items), source, 0 if shared and split != "train" else len(problems))
 
 
 def _refusal(task: Task, split: str, problems: list[str]) -> str:
@@ -103,8 +105,8 @@ def _local(task: Task, root: str, split: str) -> tuple[Layout, list[pathlib.Path
 
 
 def _prepared(task: Task, split: str) -> tuple[Layout, list[pathlib.Path]]:
-    layout = task.prepared
-    if layout is None or split not in layout.files:
+    layout = next((layout for layout in task.prepared if split in layout.files), None)
+    if layout is None:
         raise FileNotFoundError(
             f"task {task.name}: TFDS has no split {split!r} of it; give the directory of its files, which may lie in "
             f"{', '.join(dict.fromkeys(folder for form in task.layouts for folder in form.folders))}"

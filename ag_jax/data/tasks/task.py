@@ -90,7 +90,8 @@ class Task:
     labels: names of the classes or the BIO tags, in the order of their indices; otherwise empty.
     metric: the one by which it is judged, larger is better; metrics: all that are reported, as
         `evaluation.metrics.evaluate` names them.
-    layouts: forms of its files, the first one found counts; prepared: as TFDS has it, None where it does not.
+    layouts: forms of its files, the first one found counts; prepared: as TFDS has it, the first one with the split counts;
+        empty where it does not.
     aliases: other spellings of a label in some distributions.
     span: the lowest and the highest number of a regression task.
     answerable: every question has an answer (SQuAD 1.1).
@@ -98,7 +99,7 @@ class Task:
         0: the longer of the two is cut first.
     folds: of cross-validation where the task has no validation split of its own; 0: it has one.
     legacy: what released code did with this task that its paper does not say; empty: nothing. `legacy_validation` is the
-        test split by which that code chose its epochs.
+        test split by which that code chose its epochs; empty if that cannot be done here.
     """
 
     name: str
@@ -107,7 +108,7 @@ class Task:
     metric: str
     metrics: tuple[str, ...]
     layouts: tuple[Layout, ...] = dataclasses.field(hash=False)
-    prepared: Layout | None = dataclasses.field(default=None, hash=False)
+    prepared: tuple[Layout, ...] = dataclasses.field(default=(), hash=False)
     labels: tuple[str, ...] = ()
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     span: tuple[float, float] = (0.0, 1.0)
@@ -126,8 +127,7 @@ class Task:
     @property
     def splits(self) -> tuple[str, ...]:
         """All splits that some distribution has; which of them are at hand is known when one is read."""
-        forms = (*self.layouts, *((self.prepared,) if self.prepared else ()))
-        return tuple(dict.fromkeys(split for form in forms for split in form.files))
+        return tuple(dict.fromkeys(split for form in (*self.layouts, *self.prepared) for split in form.files))
 
     def label_index(self, value: Any) -> int:
         """The index of a label given by its name, an alias or its index. Raises ValueError for an unknown one."""
@@ -142,7 +142,10 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Examples(Sequence):
-    """The examples of a split; skipped: malformed rows that were left out; source: where the examples come from."""
+    """The examples of a split; skipped: malformed rows that were left out; source: where the examples come from.
+
+    Parts of one file, be they splits or folds, count its malformed rows once: as those of `train`.
+    """
 
     items: tuple[Example, ...]
     source: str

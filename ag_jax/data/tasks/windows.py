@@ -2,8 +2,9 @@
 
     <s> question </s></s> window of the context </s>
 
-A window begins `stride` tokens after the one before it (Devlin et al. 2019, run_squad.py). Tokens know their characters, so
-whatever span a model chooses is a part of the context as it was written.
+A window begins `stride` tokens after the one before it (Devlin et al. 2019, run_squad.py), or half a window after it where rows
+are short: windows that only meet would lose the answers between them. Tokens know their characters, so whatever span a model
+chooses is a part of the context as it was written.
 """
 
 import dataclasses
@@ -71,7 +72,7 @@ def _windows(
     task: Task, example: Question, context: Context, question: list[int], shape: Shape, stride: int
 ) -> list[tuple[Row, np.ndarray]]:
     room = shape.room(pair=True) - len(question)
-    begins = _begins(len(context.ids), room, min(stride, room))
+    begins = _begins(len(context.ids), room, min(stride, max(room // 2, 1)))
     widest = _widest(len(context.ids), begins, room)
     answer = None
     if example.answers:

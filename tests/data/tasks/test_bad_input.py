@@ -36,8 +36,13 @@ BAD = {
         r"mnli/train.jsonl, line 2: unknown label 3: expected entailment, neutral, contradiction or 0 to 2", 3),
     "no label": ("mnli", "train", "glue/mnli/train.jsonl", "\n".join(json.dumps(line) for line in (LINE, LINE | {"label": -1})),
         r"line 2: unknown label -1", 1),
-    "no text": ("mnli", "train", "glue/mnli/train.jsonl", "\n".join(json.dumps(line) for line in (LINE, LINE | {"premise": " "}, LINE | {"hypothesis": 3})),
-        r"line 2: the field 'first' must be a text, got ' '", 2),
+    "no text": ("mnli", "train", "glue/mnli/train.jsonl", "\n".join(json.dumps(line) for line in (LINE, LINE | {"premise": " ", "hypothesis": ""}, LINE | {"hypothesis": 3})),
+        r"line 2: both texts of the pair are blank(.*\n)+.*line 3: the field 'second' must be a text, got 3", 2),
+    "no single text": ("sst2", "train", "glue/sst2/train.jsonl", '{"sentence": "a", "label": 1}\n{"sentence": " ", "label": 1}', r"line 2: the field 'first' must be a text, got ' '", 1),
+    "index of PAWS": ("paws_qqp", "train", "paws_qqp/train.tsv", rows(("id", "sentence1", "sentence2", "label"), (1, "a 1/2", "0/1", 0), (2, "0/1/(7, 3)", "1/(7, 3):(8, 0)/0", 1)),
+        r"line 3: this is the index of PAWS-QQP.*qqp_generate_data.py", 1),
+    "bytes that are none": ("paws_qqp", "train", "paws_qqp/train.tsv", rows(("id", "sentence1", "sentence2", "label"), (1, "a", "b", 0), (2, "b'\\xff'", "b", 1), (3, "b'it's'", "b", 1)),
+        r"line 3: expected a sentence, got what looks like Python's bytes and is none", 2),
     "no field": ("mnli", "train", "glue/mnli/train.jsonl", "\n".join(json.dumps(line) for line in (LINE, {"premise": "P", "label": 1})),
         r"line 2: expected the field 'hypothesis', got premise, label", 1),
     "not JSON": ("mnli", "train", "glue/mnli/train.jsonl", json.dumps(LINE) + '\n{"premise": \n[1]\n', r"line 2: not JSON: .*\n.*line 3: expected a JSON object, got list", 2),
@@ -63,7 +68,7 @@ BAD = {
     "placeholder": ("record", "train", "record/train.jsonl", json.dumps(RECORD | {"qas": [*RECORD["qas"], {"query": "who", "answers": []}]}), r"expected @placeholder in the query", 1),
     "form": ("record", "train", "record/train.jsonl", json.dumps(RECORD) + "\n" + json.dumps(RECORD | {"passage": {"text": "x", "entities": [{}]}}),
         r"not of the form expected \(KeyError\('start'\)\)", 1),
-    "quotes": ("swag", "train", "swag/train.csv", SWAG + '1,a,b,"c"d,d,e,f,1\n', r"swag/train.csv, line 3: not a row of a table", 1),
+    "several lines": ("swag", "train", "swag/train.csv", SWAG + '1,a,"b\n\nc",d,e,f,1\n', r"swag/train.csv, lines 3 to 5: expected 8 columns, got 7", 1),
     "few endings": ("swag", "train", "swag/train.csv", SWAG + "1,a,b,c,d,e,f\n2,a,b,c,d,e,f,4\n", r"line 3: expected 8 columns, got 7\n.*line 4: unknown label '4'", 2),
 }  # fmt: skip
 
@@ -79,6 +84,21 @@ def test_malformed_rows_are_named_counted_and_left_out_on_demand(tmp_path, name)
     assert f"task {task}, split {split}: {count} malformed rows; mend them, or set skip_malformed=True" in str(raised.value)
     examples = load(TASKS[task], root, split, skip_malformed=True)
     assert examples.skipped == count and len(examples) == 1
+
+
+@pytest.mark.parametrize("row", ['1,a,b,"c"d,d,e,f,1', '1,a,b,"c,d,e,f,g,1'], ids=["closed early", "never closed"])
+def test_a_table_whose_rest_cannot_be_read_is_refused_whatever_is_left_out(tmp_path, row):
+    root = write(tmp_path, {"swag/train.csv": f"{SWAG}{row}\n" + "2,a,b,c,d,e,f,1\n" * 3})
+    for skip in (False, True):
+        with pytest.raises(ValueError, match=r"swag/train.csv, line 3: not a row of a table .*nothing behind it can be read.*mend its quotes"):
+            load(TASKS["swag"], root, "train", skip_malformed=skip)
+
+
+def test_the_index_of_paws_is_told_by_its_columns_too(tmp_path):
+    table = rows(("id", "qid1", "sentence1", "qid2", "sentence2", "label"), (1, 4, "0", 5, "0", 1))
+    root = write(tmp_path, {"paws_qqp/dev_and_test.tsv": table})
+    with pytest.raises(ValueError, match="this is the index of PAWS-QQP"):
+        load(TASKS["paws_qqp"], root, "test")
 
 
 def test_many_problems_are_counted_but_not_all_shown(tmp_path):
@@ -142,4 +162,4 @@ def test_the_catalogue_itself():
         assert hash(task) and "train" in task.splits
         assert bool(task.labels) == (task.kind in ("classification", "tagging"))
         assert all(layout.container in containers.CONTAINERS for layout in task.layouts)
-        assert bool(task.legacy) == bool(task.legacy_validation)
+        assert task.legacy or not task.legacy_validation

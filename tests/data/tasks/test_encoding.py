@@ -64,6 +64,16 @@ def test_a_text_and_a_pair_have_their_separators_and_segments(family):
         assert features.owner.tolist() == [0, 1] and features.truncated == 0 and features.pad == special.pad
 
 
+def test_a_pair_with_an_empty_text_keeps_its_separators(family):
+    """QQP has such questions."""
+    for tokenizer in family.values():
+        special = tokenizer.specials
+        features = encode(TASKS["qqp"], examples(Texts("0", "the cat", "", 1), Texts("1", "", "the cat", 0)), tokenizer, 32, 1)
+        cat, between = tokenizer.encode("the cat"), [special.end] * special.pair_separators
+        assert features.rows[0]["tokens"].tolist() == [special.begin, *cat, *between, special.end]
+        assert features.rows[1]["tokens"].tolist() == [special.begin, *between, *cat, special.end]
+
+
 def test_regression_is_scaled_to_one(bpe):
     features = encode(TASKS["stsb"], examples(*[Texts("0", "a", "b", number) for number in (0.0, 2.5, 5.0)]), bpe, 32, 1)
     assert [float(row["labels"]) for row in features.rows] == [0, 0.5, 1]

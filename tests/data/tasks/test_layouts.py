@@ -120,6 +120,32 @@ def test_paws_holds_a_tenth_of_train_out_and_never_tests_on_it(tmp_path):
     assert len(load(TASKS["paws_qqp"], root, "validation")) == 1
 
 
+def test_malformed_rows_of_a_file_that_is_two_splits_count_once(tmp_path):
+    header = ("id", "sentence1", "sentence2", "label")
+    table = rows(header, *((number, "a", "b", 0) for number in range(60)), (60, "a", "b"), (61, "a"))
+    root = write(tmp_path, {"paws_qqp/train.tsv": table, "paws_qqp/dev_and_test.tsv": rows(header, (1, "x", "y", 1), (2, "x"))})
+    found = [load(TASKS["paws_qqp"], root, split, skip_malformed=True) for split in ("train", "validation", "test")]
+    assert [examples.skipped for examples in found] == [2, 0, 1]
+
+
+def test_paws_as_its_script_writes_it_under_python_3(tmp_path):
+    lines = (7, "b'It \\'s Gr\\xc3\\xbc\\xc3\\x9fe'", 'b"What \'s b ?"', 1), (8, "b 'x'", "b", 0)
+    root = write(tmp_path, {"paws_qqp/dev_and_test.tsv": rows(("id", "sentence1", "sentence2", "label"), *lines)})
+    examples = load(TASKS["paws_qqp"], root, "test")
+    assert examples.items == (Texts("7", "It 's Grüße", "What 's b ?", 1), Texts("8", "b 'x'", "b", 0))
+
+
+def test_questions_of_qqp_without_a_word_are_examples_and_broken_lines_are_not(tmp_path):
+    header = ("id", "qid1", "qid2", "question1", "question2", "is_duplicate")
+    broken = "4\t1\t2\tHow?\n"
+    table = rows(header, (310137, 1, 2, "How?", "", 0), (5, 1, 2, "", "Why?", 1)) + broken
+    root = write(tmp_path, {"QQP/train.tsv": table})
+    with pytest.raises(ValueError, match="1 malformed rows.*\n.*line 4: expected 6 columns, got 4"):
+        load(TASKS["qqp"], root, "train")
+    examples = load(TASKS["qqp"], root, "train", skip_malformed=True)
+    assert examples.items == (Texts("310137", "How?", "", 0), Texts("5", "", "Why?", 1)) and examples.skipped == 1
+
+
 def test_hellaswag_and_swag(tmp_path):
     line = {"ind": 4, "activity_label": "x", "ctx_a": "A man sits.", "ctx_b": "he", "ctx": "A man sits. he", "split": "val"}
     endings = ["sings.", "falls.", "eats.", "runs."]
@@ -154,6 +180,9 @@ def test_race_by_level(tmp_path):
     both = load(TASKS["race"], root, "train")
     assert [example.id for example in both] == ["middle9.txt-0", "middle9.txt-1", "high1.txt-0", "high1.txt-1"]
     assert both[0] == Choices("middle9.txt-0", tuple(("Text.", f"What is {x} ?") for x in "wxyz"), (0,))
+    gaps = json.dumps(json.loads(article("gaps", ["A", "A"])) | {"questions": ["____ or _ ?", r"Is ___"], "options": [[r"\1", "b"], ["c", "d"]]})
+    filled = load(TASKS["race_high"], write(tmp_path / "gaps", {"RACE/test/high/1.txt": gaps}), "test")
+    assert [second for example in filled for _, second in example.pairs] == [r"\1 or \1 ?", "b or b ?", "Is c", "Is d"]
     assert both[1].pairs[3] == ("Text.", "Who? s") and both[1].right == (3,)
     assert load(TASKS["race_high"], root, "train").items == both.items[2:]
     assert load(TASKS["race_middle"], root, "train").items == both.items[:2]

@@ -19,7 +19,7 @@ class Small(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [
-        tfds.core.BuilderConfig(name=name) for name in ("mnli", "stsb", "v1.1", "v2.0", "high", "middle", "r3", "record", "plain")
+        tfds.core.BuilderConfig(name=name) for name in ("mnli", "ax", "stsb", "v1.1", "v2.0", "high", "middle", "r3", "record", "plain")
     ]
     features: dict
     splits: dict
@@ -50,6 +50,7 @@ class Glue(Small):
 
     features = {
         "mnli": {"premise": F.Text(), "hypothesis": F.Text(), "label": NLI, "idx": np.int32},
+        "ax": {"premise": F.Text(), "hypothesis": F.Text(), "label": NLI, "idx": np.int32},
         "stsb": {"sentence1": F.Text(), "sentence2": F.Text(), "label": np.float32, "idx": np.int32},
     }
     splits = {
@@ -57,6 +58,7 @@ class Glue(Small):
             "validation_matched": [{"premise": "Grüße", "hypothesis": "H", "label": "contradiction", "idx": 4}],
             "test_mismatched": [{"premise": "P", "hypothesis": "H", "label": -1, "idx": 5}],
         },
+        "ax": {"test": [{"premise": "D", "hypothesis": "I", "label": -1, "idx": 6}]},
         "stsb": {
             "train": [{"sentence1": "A", "sentence2": "B", "label": 3.5, "idx": 1}],
             "test": [{"sentence1": "A", "sentence2": "B", "label": -1.0, "idx": 2}],
@@ -142,6 +144,7 @@ PAIR = (("P", "A ran"), ("P", "B ran"))
 SETS = [
     ("mnli", "validation", (Texts("4", "Grüße", "H", 2),)),
     ("mnli", "test_mismatched", (Texts("5", "P", "H", None),)),
+    ("mnli", "diagnostic", (Texts("6", "D", "I", None),)),
     ("stsb", "train", (Texts("1", "A", "B", 3.5),)),
     ("stsb", "test", (Texts("2", "A", "B", None),)),
     ("squad2", "validation", (Question("a", "Who?", "Anna met Bo.", ()),)),

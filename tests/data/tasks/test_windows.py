@@ -58,6 +58,21 @@ def test_windows_hold_every_token_and_each_is_best_off_in_one_of_them(length, ro
     assert (np.max(context, axis=0) == np.array(context)[widest, np.arange(length)]).all()
 
 
+@pytest.mark.parametrize("length", [24, 48])
+def test_windows_of_short_rows_overlap_by_half(bpe, length):
+    """Every answer that fits into half a window is in one, however long the stride."""
+    context = "the cat sat on a mat and ran to the red house by the river where it rained all day " * 4  # a letter is no two pieces
+    ids, places = bpe.locate_batch([context])[0]
+    room = length - 4 - min(len(bpe.encode("where?")), length // 2)
+    asked = []
+    for first in range(len(ids) - room // 2):
+        begin, end = places[first][0], places[first + room // 2 - 1][1]
+        answer = context[begin:end].strip()
+        asked.append(Question(str(first), "where?", context, ((answer, context.index(answer, begin)),)))
+    features = encoded(bpe, *asked, length=length, stride=128)
+    assert features.lost == 0 and len(features) > len(asked)
+
+
 def test_rows_of_a_long_context(bpe):
     features = encoded(bpe, question("a mat"), question("red brick"), length=32, stride=6)
     assert features.owner.tolist() == sorted(features.owner) and set(features.owner) == {0, 1}

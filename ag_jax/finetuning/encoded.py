@@ -1,0 +1,48 @@
+"""The splits of a task as features, encoded once for all trials."""
+
+import dataclasses
+from typing import Any
+
+from ag_jax.data.tasks import encoding
+from ag_jax.data.tasks.rows import Features
+from ag_jax.data.tasks.task import Examples, Task
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.finetuning.config import Recipe
+from ag_jax.finetuning.splits import Splits
+from ag_jax.models.config import EncoderConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """A split: its examples, and what they are for a model."""
+
+    examples: Examples
+    features: Features
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskData:
+    """The splits of a task, encoded once for all trials: to learn from, to choose the epoch by, and to be predicted only."""
+
+    task: Task
+    train: Encoded
+    validation: Encoded
+    others: dict[str, Encoded]
+
+
+def encode(splits: Splits, tokenizer: Tokenizer, config: EncoderConfig, recipe: Recipe) -> TaskData:
+    """The features of all splits. Raises ValueError if the model has fewer positions than `recipe.max_length`."""
+    if recipe.max_length > config.max_length:
+        raise ValueError(
+            f"tasks.{splits.task.name}.max_length={recipe.max_length} is more than the checkpoint's {config.max_length} positions"
+            ": lower it"
+        )
+
+    def encoded(examples: Any, training: bool = False) -> Encoded:
+        features = encoding.encode(
+            splits.task, examples, tokenizer, recipe.max_length, config.segments, training=training
+        )
+        return Encoded(examples, features)
+
+    others = {name: encoded(examples) for name, examples in splits.others.items()}
+    return TaskData(splits.task, encoded(splits.train, training=True), encoded(splits.validation), others)
