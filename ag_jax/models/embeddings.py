@@ -3,6 +3,8 @@
 Shape letters: B batch, L length, D width, E width of the embeddings.
 """
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -51,11 +53,18 @@ class Embeddings(nn.Module):
             self.projection = layers.dense(config, config.width, ("embed", "embed_out"), "projection")
 
     def __call__(
-        self, tokens_BL: Array, sequences_BL: Array, segments_BL: Array, embedding_delta: Array | None, deterministic: bool
+        self,
+        tokens_BL: Array,
+        sequences_BL: Array,
+        segments_BL: Array,
+        embedding_delta: Array | None,
+        deterministic: bool,
+        on_sum: Callable[[Array], Array] | None = None,
     ) -> Array:
         """Vectors in the width of the embeddings, which `project` takes to the encoder's.
 
-        `embedding_delta` is added to the word embeddings: the port of FreeLB, SMART and SiFT.
+        `embedding_delta` is added to the word embeddings: the port of FreeLB and SMART. `on_sum` takes the sum before LayerNorm to
+        another one: that of SiFT.
         """
         words_BLD = self.word(tokens_BL)
         if embedding_delta is not None:
@@ -65,6 +74,8 @@ class Embeddings(nn.Module):
             summed_BLD = summed_BLD + self.positions(sequences_BL)
         if self.config.segments:
             summed_BLD = summed_BLD + self.segment(segments_BL)
+        if on_sum is not None:
+            summed_BLD = on_sum(summed_BLD)
         return self.dropout(self.norm(summed_BLD), deterministic=deterministic)
 
     def positions(self, sequences_BL: Array) -> Array:

@@ -3,6 +3,7 @@
 Shape letters: B batch, L length, M masked positions of a row, D width, E width of the embeddings.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -35,15 +36,20 @@ class Ports:
     """Where guidance and adversaries plug into an encoder; nothing by default.
 
     guides: patterns for the guided heads, whose statistics are then sown.
-    embedding_delta: `BLD`, added to the word embeddings.
+    embedding_delta: `BLE`, added to the word embeddings.
+    on_embeddings: called with the sum of a token's embeddings, `BLE`; what it returns goes on to their LayerNorm. A pytree.
     attention_bias: broadcasts to `BHQK`, added to the scores of every layer.
     attack: called by every layer with its input; each leaf has a leading axis over the layers.
+    factors: what the loss multiplies each total of the objective with: for who needs the gradient of the loss before there is
+        one, which no encoder does.
     """
 
     guides: guidance.Guides | None = None
     embedding_delta: Array | None = None
+    on_embeddings: Callable[[Array], Array] | None = None
     attention_bias: Array | None = None
     attack: Attack | None = None
+    factors: dict[str, Array] | None = None
 
 
 @flax.struct.dataclass
@@ -141,7 +147,12 @@ class Encoder(nn.Module):
         config, sequences_BL = self.config, batch["sequences"]
         if embedded_BLE is None:
             embedded_BLE = self.embeddings(
-                batch["tokens"], sequences_BL, batch["segments"], ports.embedding_delta, deterministic=deterministic
+                batch["tokens"],
+                sequences_BL,
+                batch["segments"],
+                ports.embedding_delta,
+                deterministic=deterministic,
+                on_sum=ports.on_embeddings,
             )
         hidden_BLD = self.embeddings.project(embedded_BLE)
         context = layers.Context(

@@ -60,7 +60,8 @@ class Objective(Protocol):
     """What a model is trained on. Objectives that guide or attack wrap another one and are of this type too.
 
     The loss is the sum over terms of coefficients(step)[term] * totals[term] / normalizers(batch)[term].
-    `rngs` is None for an evaluation, without dropout.
+    `rngs` is None for an evaluation, without dropout. Otherwise it has a key `dropout`, and may have one `samples` for what is
+    drawn before the encoder.
 
     `predict` is the same pass without its losses, on `Outcome.shown`: what is drawn before the encoder stays the same. `says`
     names its predictions, `counts` has what each of them counts.
@@ -85,6 +86,11 @@ class Objective(Protocol):
     ) -> Predictions: ...
 
     def counts(self, batch: Batch) -> dict[str, Counts]: ...
+
+
+def loss_factors(weights: dict[str, Array], coefficients: dict[str, Array]) -> dict[str, Array]:
+    """What the loss multiplies each total with: coefficient / weight."""
+    return {term: coefficients[term] / jnp.maximum(weights[term], 1.0) for term in weights}
 
 
 def sown(collections: Params, name: str) -> Any:

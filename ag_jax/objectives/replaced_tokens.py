@@ -176,7 +176,7 @@ class ReplacedTokens:
         self, params: Params, batch: Batch, rngs: dict[str, Array] | None
     ) -> tuple[Array, dict[str, LossTerm], Batch]:
         """The generator's masked-word loss, what there is to say of it, and the batch with its samples in place."""
-        key = jax.random.key(0) if rngs is None else rngs["dropout"]
+        key = jax.random.key(0) if rngs is None else rngs.get("samples", rngs["dropout"])
         own = None if rngs is None else {"dropout": jax.random.fold_in(key, 1)}
         predictions = self.model.apply(
             {"params": params}, batch, deterministic=rngs is None, rngs=own, method="generate"

@@ -9,7 +9,8 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ag_jax.attention.adversary import ADVERSARY
-from ag_jax.objectives.losses import LossTerm, Objective
+from ag_jax.models.encoder import Ports
+from ag_jax.objectives.losses import LossTerm, Objective, loss_factors
 from ag_jax.training import sharding
 from ag_jax.training.state import TrainState
 
@@ -35,9 +36,10 @@ def loss_and_gradient(
     for any number of parts, however uneven their weights.
     """
     weights, coefficients = objective.normalizers(batch), objective.coefficients(step)
+    ports = Ports(factors=loss_factors(weights, coefficients))
 
     def part_loss(params, part: Batch, key: Array):
-        outcome = objective(params, part, {"dropout": key}, step)
+        outcome = objective(params, part, {"dropout": key}, step, ports)
         terms = {
             term: coefficients[term] * total / jnp.maximum(weights[term], 1.0)
             for term, total in outcome.totals.items()

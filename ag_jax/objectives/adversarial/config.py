@@ -7,7 +7,7 @@ from ag_jax.objectives.divergence import DivergenceConfig
 from ag_jax.objectives.sentences import SENTENCES
 
 NAIVE = ("bernoulli", "scheduled", "magnitude")
-METHODS = ("none", "asa", *NAIVE)
+METHODS = ("none", "asa", *NAIVE, "freelb", "smart", "sift")
 DROPOUTS = ("independent", "shared")
 CHOICES = {
     "dropout": DROPOUTS,
@@ -19,9 +19,9 @@ CHOICES = {
 }
 
 
-def check_choices(section: str, config) -> None:
-    """Raise ValueError if a field of `CHOICES` that a section has is none of them."""
-    for name, choices in CHOICES.items():
+def check_choices(section: str, config, of: dict[str, tuple[str, ...]] = CHOICES) -> None:
+    """Raise ValueError if a field that a section has, and that may be one of several, is none of them."""
+    for name, choices in of.items():
         if hasattr(config, name) and getattr(config, name) not in choices:
             raise ValueError(f"{section}.{name} must be one of {', '.join(choices)}, got {getattr(config, name)!r}")
 
@@ -110,15 +110,119 @@ class MaskingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class FreeLBConfig:
+    """FreeLB (Zhu et al. 2020); the defaults are the authors' for RoBERTa-large on MNLI.
+
+    steps: K; count: they are all passes there are (`huggingface`), or come after a clean one (`fairseq`), as in the authors' two
+        programs.
+    step_size: how far the perturbation of a text moves from pass to pass; max_norm: how long it may be, 0 for as long as it gets.
+    init_magnitude: the most that its length can be at first; 0 begins without one.
+    dropout: `shared` by all passes, or `independent` in each.
+    begin_step: steps before the attack begins; until then passes are clean, and as many.
+    """
+
+    steps: int = 2
+    count: str = "huggingface"
+    step_size: float = 0.1
+    init_magnitude: float = 0.1
+    max_norm: float = 0.3
+    dropout: str = "shared"
+    begin_step: int = 0
+
+    def __post_init__(self):
+        check_choices("adversarial.freelb", self, CHOICES | {"count": ("huggingface", "fairseq")})
+        _check_steps("adversarial.freelb", self)
+        _check_at_least_0("adversarial.freelb", self, "step_size", "init_magnitude", "max_norm", "begin_step")
+
+    @property
+    def passes(self) -> int:
+        """Forward and backward passes of a step."""
+        return self.steps + (self.count == "fairseq")
+
+
+@dataclasses.dataclass(frozen=True)
+class SmartConfig:
+    """SMART's smoothness-inducing regularizer (Jiang et al. 2020), without the proximal term: no teacher is kept.
+
+    alpha: its coefficient. steps: K, times that the noise moves.
+    noise: standard deviation of the noise at first.
+    step_size: how far it moves; 0 takes the usual 1e-3, or 1e-5 with `mtdnn_compat`.
+    epsilon: the largest that a component may become.
+    normalize: gradients are divided by the largest component of their `text`, or of their `token`.
+    mtdnn_compat: as in the authors' program, where the noise of every token is divided by its largest component, so that
+        `epsilon` and `normalize` are not read, and targets are fixed.
+    dropout: of each perturbed pass, `independent` of the clean one's, or the same (`shared`).
+    """
+
+    alpha: float = 1.0
+    steps: int = 1
+    noise: float = 1e-5
+    step_size: float = 0.0
+    epsilon: float = 1e-5
+    normalize: str = "text"
+    mtdnn_compat: bool = False
+    dropout: str = "independent"
+
+    def __post_init__(self):
+        check_choices("adversarial.smart", self, CHOICES | {"normalize": ("text", "token")})
+        _check_steps("adversarial.smart", self)
+        _check_at_least_0("adversarial.smart", self, "alpha", "noise", "step_size")
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError(f"adversarial.smart.epsilon must be a finite number above 0, got {self.epsilon}")
+
+    @property
+    def length_of_step(self) -> float:
+        """The step size, given or usual."""
+        return self.step_size or (1e-5 if self.mtdnn_compat else 1e-3)
+
+
+@dataclasses.dataclass(frozen=True)
+class SiftConfig:
+    """SiFT, scale-invariant fine-tuning (He et al. 2021, section 5); the defaults are those of the released code.
+
+    weight: lambda, the coefficient of the divergence.
+    noise: standard deviation of the perturbation at first, which is cut off at twice as much.
+    step_size: how far the largest component of each token's moves, once.
+    normalize: embeddings by `layer_norm`, without scale and offset, or to vectors of length 1 (`unit`).
+    dropout: of each perturbed pass, `independent` of the clean one's, or the same (`shared`).
+    """
+
+    weight: float = 5.0
+    noise: float = 1e-2
+    step_size: float = 1e-4
+    normalize: str = "layer_norm"
+    dropout: str = "independent"
+
+    def __post_init__(self):
+        check_choices("adversarial.sift", self, CHOICES | {"normalize": ("layer_norm", "unit")})
+        _check_at_least_0("adversarial.sift", self, "weight", "noise", "step_size")
+
+
+def _check_steps(section: str, config) -> None:
+    if config.steps < 1:
+        raise ValueError(f"{section}.steps must be at least 1, got {config.steps}; adversarial.method=none is without an attack")
+
+
+def _check_at_least_0(section: str, config, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(config, name) < math.inf:
+            raise ValueError(f"{section}.{name} must be a finite number of at least 0, got {getattr(config, name)}")
+
+
+@dataclasses.dataclass(frozen=True)
 class AdversarialConfig:
     """The attack, and the settings of each; only those of the chosen `method` are read.
 
-    method: `none`; `asa`, adversarial self-attention; `bernoulli`, `scheduled` and `magnitude`, masks that nobody learns.
+    method: `none`; `asa`, adversarial self-attention; `bernoulli`, `scheduled` and `magnitude`, masks that nobody learns;
+        `freelb`, `smart` and `sift`, perturbed embeddings.
     """
 
     method: str = "none"
     asa: AsaConfig = AsaConfig()
     masking: MaskingConfig = MaskingConfig()
+    freelb: FreeLBConfig = FreeLBConfig()
+    smart: SmartConfig = SmartConfig()
+    sift: SiftConfig = SiftConfig()
 
     def __post_init__(self):
         if self.method not in METHODS:

@@ -9,8 +9,11 @@ from ag_jax.attention.adversary import ADVERSARY
 from ag_jax.attention.patterns import SpecialTokens
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
+from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.adversarial.masking import Trace, naive_masking
 from ag_jax.objectives.adversarial.self_attention import LearntMasks, adversarial_self_attention
+from ag_jax.objectives.adversarial.sift import sift
+from ag_jax.objectives.adversarial.smart import smart
 from ag_jax.objectives.losses import Objective
 
 
@@ -34,6 +37,13 @@ def wrap(objective: Objective, config: AdversarialConfig, setting: Setting) -> O
     if config.method in NAIVE:
         layers, steps = setting.encoder.layers, setting.steps
         return naive_masking(objective, config.method, config.masking, layers, steps, setting.trace)
+    width = setting.encoder.embedding_width or setting.encoder.width
+    if config.method == "freelb":
+        return FreeLB(objective, config.freelb, width)
+    if config.method == "smart":
+        return smart(objective, config.smart, width)
+    if config.method == "sift":
+        return sift(objective, config.sift, width)
     return objective
 
 

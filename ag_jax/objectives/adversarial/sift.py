@@ -1,0 +1,101 @@
+"""SiFT, scale-invariant fine-tuning: perturbations of embeddings that were normalised before.
+
+Shape letters: B batch, L length, E width of the embeddings.
+"""
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from ag_jax.models.encoder import Ports
+from ag_jax.objectives.adversarial import perturbation
+from ag_jax.objectives.adversarial.config import SiftConfig
+from ag_jax.objectives.adversarial.smoothness import Smooth, apart
+from ag_jax.objectives.losses import Array, Objective
+from ag_jax.objectives.predictions import Counts, Prediction
+
+_VARIANCE = 1e-7  # added to variances and squared lengths, as in the released code
+_EPSILON = 1e-6  # added to the largest component of a gradient, in the same
+
+
+@flax.struct.dataclass
+class Normalized:
+    """On the sum e of a token's embeddings: x = (e - mean) / sqrt(variance + 1e-7), or with `unit` x = e / ||e||.
+
+    With a perturbation it is stop_gradient(x) + delta, so that embeddings learn from the clean pass alone.
+    """
+
+    delta_BLE: Array | None
+    unit: bool = flax.struct.field(pytree_node=False)
+
+    def __call__(self, summed_BLE: Array) -> Array:
+        """x, float32."""
+        x_BLE = summed_BLE.astype(jnp.float32)
+        if self.unit:
+            x_BLE = x_BLE * jax.lax.rsqrt(jnp.square(x_BLE).sum(-1, keepdims=True) + _VARIANCE)
+        else:
+            x_BLE = x_BLE - x_BLE.mean(-1, keepdims=True)
+            x_BLE = x_BLE * jax.lax.rsqrt(jnp.square(x_BLE).mean(-1, keepdims=True) + _VARIANCE)
+        return x_BLE if self.delta_BLE is None else jax.lax.stop_gradient(x_BLE) + self.delta_BLE
+
+
+@dataclasses.dataclass(frozen=True)
+class NormalizedEmbeddings:
+    """Normalised embeddings + delta (He et al. 2021, section 5).
+
+    delta_0   = cut(N(0, noise^2), to twice the deviation)
+    delta_1   = delta_0 + step_size * g / (max |g| + 1e-6), of each token; g as it is while it is finite, else no step
+
+    with g the gradient of KL both ways, or of squares for numbers, summed over the batch.
+    """
+
+    config: SiftConfig
+    width: int
+
+    def clean(self, ports: Ports) -> Ports:
+        """Normalised."""
+        return ports.replace(on_embeddings=self._normalized(None))
+
+    def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
+        """Normalised, and perturbed."""
+        return ports.replace(on_embeddings=self._normalized(delta_BLE))
+
+    def _normalized(self, delta_BLE: Array | None) -> Normalized:
+        return Normalized(delta_BLE, unit=self.config.normalize == "unit")
+
+    def first(self, key: Array, sequences_BL: Array) -> Array:
+        """delta_0."""
+        most = 2 * self.config.noise
+        return jnp.clip(perturbation.normal(key, sequences_BL, self.width, self.config.noise), -most, most)
+
+    def sought(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+        """The regularizer itself."""
+        return apart(clean, other, counts, "clean")
+
+    def ascend(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
+        """delta_1."""
+        del sequences_BL
+        largest_BL1 = jnp.abs(slope_BLE).max(-1, keepdims=True)
+        moved_BLE = delta_BLE + self.config.step_size * slope_BLE / (largest_BL1 + _EPSILON)
+        return jnp.where(jnp.isfinite(slope_BLE).all(), moved_BLE, delta_BLE)
+
+
+def sift(inner: Objective, config: SiftConfig, width: int) -> Smooth:
+    """The objective with SiFT's regularizer, whose targets are fixed.
+
+    KL stands for the cross entropies of the released code: those are larger by the entropies of fixed targets, with the same
+    gradient. Training sees normalised embeddings, everything else the model as it is: LayerNorm of what is normalised is the same,
+    but for the epsilon of the model's own, which is small beside 1 but may be felt beside the variance of embeddings.
+    A generator of replaced tokens is no part of it.
+    """
+    return Smooth(
+        inner=inner,
+        neighbours=NormalizedEmbeddings(config, width),
+        term="sift",
+        coefficient=config.weight,
+        steps=1,
+        stop_gradient="targets",
+        shared_dropout=config.dropout == "shared",
+    )

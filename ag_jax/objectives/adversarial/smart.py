@@ -1,0 +1,114 @@
+"""SMART: small perturbations of word embeddings, in a ball around them.
+
+Shape letters: B batch, L length, E width of the embeddings.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from ag_jax.models.encoder import Ports
+from ag_jax.objectives.adversarial import perturbation
+from ag_jax.objectives.adversarial.config import SmartConfig
+from ag_jax.objectives.adversarial.smoothness import Smooth, apart
+from ag_jax.objectives.losses import Array, Objective
+from ag_jax.objectives.predictions import Categorical, Counts, Prediction, YesNo
+
+_EPSILON = 1e-6  # of the released code, in quotients
+_TINY = 1e-30  # what a gradient of 0 is divided by
+
+
+@dataclasses.dataclass(frozen=True)
+class Ball:
+    """Word embeddings + noise (Jiang et al. 2020, algorithm 1, lines 4 to 7).
+
+    noise_0     from N(0, noise^2)
+    noise_t+1 = cut(noise_t + step_size * g / max |g|, to [-epsilon, epsilon]);  max of the text, or of each token
+
+    with g the gradient of KL both ways, or of squares for numbers. The maximum makes g the same whatever the loss is multiplied
+    with.
+    """
+
+    config: SmartConfig
+    width: int
+
+    def clean(self, ports: Ports) -> Ports:
+        """The same."""
+        return ports
+
+    def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
+        """With the noise."""
+        return perturbation.added(ports, delta_BLE)
+
+    def first(self, key: Array, sequences_BL: Array) -> Array:
+        """noise_0, which may lie outside of the ball."""
+        return perturbation.normal(key, sequences_BL, self.width, self.config.noise)
+
+    def sought(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+        """The regularizer itself."""
+        return apart(clean, other, counts, "clean")
+
+    def ascend(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
+        """One step, and back to the ball."""
+        if self.config.normalize == "text":
+            largest_BL1 = perturbation.largest(slope_BLE, sequences_BL)
+        else:
+            largest_BL1 = jnp.abs(slope_BLE).max(-1, keepdims=True)
+        moved_BLE = delta_BLE + self.config.length_of_step * slope_BLE / jnp.maximum(largest_BL1, _TINY)
+        return jnp.clip(moved_BLE, -self.config.epsilon, self.config.epsilon)
+
+
+@dataclasses.dataclass(frozen=True)
+class Released(Ball):
+    """The same as in the authors' program.
+
+    noise_t+1 = n / (max |n| + 1e-6) of each token, with n = noise_t + step_size * g: there is no ball, and the largest component
+    of any token's noise is about 1, however small it was meant to be.
+    """
+
+    def sought(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+        """`stable_kl`; squares, and words of a vocabulary, which that program does not compare, are as in the paper."""
+        if isinstance(other, YesNo):
+            clean, other = (
+                Categorical(jnp.stack([of.logits, jnp.zeros_like(of.logits)], axis=-1)) for of in (clean, other)
+            )
+        if not isinstance(other, Categorical):
+            return super().sought(clean, other, counts)
+        return stable_kl(clean.logits, other.logits, counts.weights)
+
+    def ascend(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
+        """One step, and the largest component of every token 1."""
+        del sequences_BL
+        moved_BLE = delta_BLE + self.config.length_of_step * slope_BLE
+        return moved_BLE / (jnp.abs(moved_BLE).max(-1, keepdims=True) + _EPSILON)
+
+
+def stable_kl(clean: Array, other: Array, weights: Array) -> Array:
+    """Sum of w 2 q (logit(q) - logit(p)), with q = softmax(other), p = softmax(clean), and logits that get no gradient.
+
+    logit(p) = -log(1 / (p + e) - 1 + e), e = 1e-6, stands where KL has log(p): for two classes they differ by what is
+    fixed. At least about 0.
+    """
+
+    def logit(probabilities: Array) -> Array:
+        return jax.lax.stop_gradient(-jnp.log(1 / (probabilities + _EPSILON) - 1 + _EPSILON))
+
+    p, q = jax.nn.softmax(clean), jax.nn.softmax(other)
+    return (2 * weights * (q * (logit(q) - logit(p))).sum(-1)).sum()
+
+
+def smart(inner: Objective, config: SmartConfig, width: int) -> Smooth:
+    """The objective with SMART's regularizer; its proximal term, towards a momentum teacher, is not there.
+
+    The targets of both KLs are fixed in the authors' program; in the paper gradients flow everywhere.
+    """
+    return Smooth(
+        inner=inner,
+        neighbours=(Released if config.mtdnn_compat else Ball)(config, width),
+        term="smart",
+        coefficient=config.alpha,
+        steps=config.steps,
+        stop_gradient="targets" if config.mtdnn_compat else "none",
+        shared_dropout=config.dropout == "shared",
+    )

@@ -1,0 +1,131 @@
+"""What the tests of attacks on embeddings share: a model that can be computed by hand, and every objective there is."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ag_jax.models.encoder import Ports
+from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.replaced_tokens import ReplacedTokensModel
+from ag_jax.models.tasks import KINDS
+from ag_jax.objectives.losses import Headline, Outcome
+from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Predictions
+from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.objectives.replaced_tokens import ReplacedTokens
+from ag_jax.objectives.supervised import Supervised
+from ag_jax.training.step import loss_and_gradient
+from tests import tiny
+
+STEP = jnp.int32(5)
+KEY = jax.random.key(3)
+SMALL = tiny.config(heads=2, width=8, feedforward=10, embedding_width=12)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """y = w . sum of the vectors of a text, trained on squares of y - label; or sigmoid(y), on yes or no."""
+
+    is_yes_or_no: bool = False
+
+    headline = Headline("task_loss", "", "", 0.0)
+    says = ("task",)
+
+    def normalizers(self, batch):
+        return {"task": batch["weights"].sum()}
+
+    def coefficients(self, step):
+        return {"task": jnp.ones_like(step, jnp.float32)}
+
+    def counts(self, batch):
+        return {"task": Counts(batch["weights"])}
+
+    def _values(self, params, batch, ports):
+        vectors = batch["vectors"] if ports.embedding_delta is None else batch["vectors"] + ports.embedding_delta
+        if ports.on_embeddings is not None:
+            vectors = ports.on_embeddings(vectors)
+        return (jnp.where(batch["sequences"][:, :, None] > 0, vectors, 0).sum(1) * params["w"][None]).sum(-1)
+
+    def __call__(self, params, batch, rngs, step, ports=Ports()):
+        values = self._values(params, batch, ports)
+        losses = jax.nn.softplus((1 - 2 * batch["labels"]) * values) if self.is_yes_or_no else (values - batch["labels"]) ** 2
+        total = (batch["weights"] * losses).sum()
+        metrics = {"task_loss": (total, batch["weights"].sum())}
+        return Outcome({"task": total}, metrics, self.predict(params, batch, rngs, step, ports), batch)
+
+    def predict(self, params, shown, rngs, step, ports=Ports()):
+        values = self._values(params, shown, ports)
+        if self.is_yes_or_no:
+            return Predictions({"task": Categorical(jnp.stack([values, 0 * values], -1))})
+        return Predictions({"task": Numbers(values)})
+
+
+def linear_batch():
+    """Three texts of 4, 2 and 1 tokens in vectors of 3, and a row that only fills the batch up."""
+    rng = np.random.default_rng(1)
+    sequences = (np.arange(4) < np.array([4, 2, 1, 0])[:, None]).astype(np.int32)
+    fields = {"tokens": sequences, "sequences": sequences, "segments": 0 * sequences}
+    vectors = rng.standard_normal((4, 4, 3)).astype(np.float32)
+    return fields | {
+        "vectors": vectors,
+        "labels": np.array([0.5, -1, 2, 0], np.float32),
+        "weights": np.array([1, 1, 1, 0], np.float32),
+    }
+
+
+W = {"w": jnp.array([0.5, -2.0, 1.0])}
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """An objective whose metrics tell the perturbation it was given."""
+
+    inner: object
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def __call__(self, params, batch, rngs, step, ports=Ports()):
+        outcome = self.inner(params, batch, rngs, step, ports)
+        return outcome.replace(metrics=outcome.metrics | {"delta": (ports.embedding_delta, jnp.float32(1))})
+
+
+def objectives(**settings):
+    """Each with a batch for it and the width of its embeddings."""
+    config = tiny.config(**settings)
+    mixed = tiny.mixed_batch()
+    for kind in KINDS:
+        yield kind, Supervised(tiny.task_model(kind, **settings)), tiny.task_batch(kind)
+    yield "guided", tiny.guided(tiny.task_model("classification", **settings), objective=Supervised), tiny.task_batch("classification")
+    yield "mlm", Pretraining(PretrainingModel(config)), mixed
+    yield "nsp", tiny.guided(tiny.model(**settings)), mixed
+    yield "bias", tiny.guided(tiny.model(**settings), mode="bias"), mixed
+    yield "unigram", ReplacedTokens(ReplacedTokensModel(config), 3.0), mixed
+    yield "generator", ReplacedTokens(ReplacedTokensModel(config, SMALL), 50.0), mixed
+
+
+CASES = {name: (objective, batch) for name, objective, batch in objectives()}
+
+
+def model_of(objective):
+    while hasattr(objective, "inner"):
+        objective = objective.inner
+    return objective.model
+
+
+def params_of(objective, batch):
+    return tiny.params(model_of(objective), batch)
+
+
+def trained(objective, params, batch, microbatches=1, step=STEP):
+    """Loss, metrics and gradient as the train step has them."""
+    run = jax.jit(lambda params, batch: loss_and_gradient(params, batch, KEY, step, objective=objective, microbatches=microbatches))
+    return run(params, batch)
+
+
+def close(found, wanted, rtol=1e-4, atol=2e-5):
+    """Both trees alike, up to a part of the largest number of each leaf."""
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol * max(np.abs(other).max(), 1e-2))

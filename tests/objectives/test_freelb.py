@@ -1,0 +1,244 @@
+"""FreeLB: by hand, against a plain loop with two backward passes, in parts, around everything, at its price."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ag_jax.models.encoder import Ports
+from ag_jax.objectives.adversarial.config import FreeLBConfig
+from ag_jax.objectives.adversarial.freelb import FreeLB
+from ag_jax.objectives.guided import Guided
+from ag_jax.objectives.supervised import Supervised
+from tests import tiny
+from tests.objectives import perturbed
+
+STILL = FreeLBConfig(step_size=0.0, init_magnitude=0.0)
+WIDTH = tiny.CONFIG.width
+
+
+def row_norms(values):
+    return np.sqrt((np.asarray(values, np.float64) ** 2).sum((1, 2)))
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 0.5])
+@pytest.mark.parametrize("count", ["huggingface", "fairseq"])
+def test_by_hand(count, max_norm):
+    """The residual r of y = w . sum x grows by step |w| sqrt(n) from pass to pass, up to max_norm; the gradient is 2 r sum x."""
+    config = FreeLBConfig(steps=3, count=count, step_size=0.3, init_magnitude=0.0, max_norm=max_norm)
+    batch, w = perturbed.linear_batch(), np.asarray(perturbed.W["w"], np.float64)
+    n = batch["sequences"].sum(1)[:3]
+    sums = (batch["vectors"] * batch["sequences"][:, :, None]).sum(1)[:3].astype(np.float64)
+    residual = sums @ w - batch["labels"][:3]
+    lengths = [0.0, 0.3, 0.6] if count == "huggingface" else [0.0, 0.0, 0.3, 0.6]
+    if max_norm:
+        lengths = np.minimum(lengths, max_norm)
+    losses, gradients = [], []
+    for length in lengths:
+        moved = length * np.sign(residual)[:, None] * np.sqrt(n)[:, None] * (w / np.linalg.norm(w))[None]
+        at = residual + moved @ w
+        losses.append((at**2).sum() / 3)
+        gradients.append((2 * at[:, None] * (sums + moved)).sum(0) / 3)
+    loss, metrics, gradient = perturbed.trained(FreeLB(perturbed.Linear(), config, 3), perturbed.W, batch)
+    np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
+    np.testing.assert_allclose(gradient["w"], np.mean(gradients, 0), rtol=1e-5)
+    np.testing.assert_allclose(metrics["task_loss"][0] / metrics["task_loss"][1], np.mean(losses), rtol=1e-5)
+    np.testing.assert_allclose(metrics["delta_norm"][0] / metrics["delta_norm"][1], lengths[-1], rtol=1e-5)
+
+
+def plain_loop(objective, config, width, params, batch, first):
+    """Two backward passes for each pass, and norms row by row in float64: for batches of one text a row."""
+    weights, coefficients = objective.normalizers(batch), objective.coefficients(perturbed.STEP)
+
+    @jax.jit
+    def loss(params, delta):
+        outcome = objective(params, batch, {"dropout": perturbed.KEY}, perturbed.STEP, Ports(embedding_delta=delta))
+        return sum(coefficients[term] / jnp.maximum(weights[term], 1) * outcome.totals[term] for term in weights)
+
+    values, gradients, deltas = [], [], []
+    delta = np.asarray(first, np.float64)
+    if config.count == "fairseq":
+        values.append(loss(params, 0 * first))
+        gradients.append(jax.jit(jax.grad(loss))(params, 0 * first))
+        deltas.append(0 * delta)
+    for _ in range(config.steps):
+        values.append(loss(params, jnp.float32(delta)))
+        gradients.append(jax.jit(jax.grad(loss))(params, jnp.float32(delta)))
+        deltas.append(delta)
+        slope = np.asarray(jax.jit(jax.grad(loss, argnums=1))(params, jnp.float32(delta)), np.float64)
+        valid = batch["sequences"].reshape(-1, tiny.LENGTH)[:, :, None] > 0
+        slope = np.where(valid, slope, 0)
+        length = row_norms(slope)[:, None, None]
+        delta = delta + config.step_size * np.divide(slope, length, out=0 * slope, where=length > 1e-12)
+        norm = row_norms(delta)[:, None, None]
+        if config.max_norm:
+            delta = np.where(norm > config.max_norm, delta * config.max_norm / np.maximum(norm, 1e-30), delta)
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *gradients)
+    return np.mean(values), mean, np.mean(deltas, 0), row_norms(deltas[-1])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("name", ["guided", "choice"])
+@pytest.mark.parametrize("count", ["huggingface", "fairseq"])
+def test_the_same_as_two_backward_passes(name, steps, count):
+    objective, batch = perturbed.CASES[name]
+    config = FreeLBConfig(steps=steps, count=count, step_size=0.4, init_magnitude=0.7, max_norm=0.8)
+    params = perturbed.params_of(objective, batch)
+    attacked = FreeLB(perturbed.Seen(objective), config, WIDTH)
+    sequences = jnp.asarray(batch["sequences"]).reshape(-1, tiny.LENGTH)
+    first = attacked.first(jax.random.fold_in(perturbed.KEY, 0xF1EE), sequences)
+    value, gradient, delta, last = plain_loop(objective, config, WIDTH, params, batch, first)
+    loss, metrics, found = perturbed.trained(attacked, params, batch)
+    np.testing.assert_allclose(loss, value, rtol=1e-5)
+    np.testing.assert_allclose(metrics["delta"][0], delta, atol=2e-5)
+    np.testing.assert_allclose(metrics["delta_norm"][0] / metrics["delta_norm"][1], last[last > 0].mean(), rtol=1e-4)
+    assert last.max() < 0.8 + 1e-5 and (steps == 1 or last.max() > 0.6)
+    perturbed.close(found, gradient)
+
+
+@pytest.mark.parametrize("name", perturbed.CASES)
+def test_nothing_moved_is_plain_training(name):
+    """Every objective, guided or not; the last of three passes is as good as their mean."""
+    objective, batch = perturbed.CASES[name]
+    params = perturbed.params_of(objective, batch)
+    loss, metrics, gradient = perturbed.trained(objective, params, batch)
+    attacked = FreeLB(objective, dataclasses.replace(STILL, steps=2, dropout="independent"), WIDTH)
+    again, more, found = perturbed.trained(attacked, params, batch)
+    np.testing.assert_allclose(again, loss, rtol=1e-5)
+    perturbed.close(found, gradient)
+    assert more.pop("delta_norm")[0] == 0
+    perturbed.close(more, metrics)
+    assert (attacked.headline, attacked.says) == (objective.headline, objective.says)
+
+
+@pytest.mark.parametrize("name", perturbed.CASES)
+def test_an_attack_hurts(name):
+    objective, batch = perturbed.CASES[name]
+    params = perturbed.params_of(objective, batch)
+    config = FreeLBConfig(steps=2, step_size=0.5, init_magnitude=0.0, max_norm=0.0)
+    losses = [float(perturbed.trained(of, params, batch)[0]) for of in (objective, FreeLB(objective, config, WIDTH))]
+    assert losses[1] > losses[0] + 1e-4 * abs(losses[0])
+
+
+def test_before_it_begins_all_passes_are_clean():
+    objective, batch = perturbed.CASES["classification"]
+    params = perturbed.params_of(objective, batch)
+    attacked = FreeLB(perturbed.Seen(objective), FreeLBConfig(init_magnitude=1.0, begin_step=5), WIDTH)
+    for step, begun in ((4, False), (5, True)):
+        loss, metrics, _ = perturbed.trained(attacked, params, batch, step=jnp.int32(step))
+        assert bool(np.any(metrics["delta"][0])) == begun == bool(metrics["delta_norm"][0] > 0)
+
+
+def test_an_evaluation_is_not_attacked():
+    objective, batch = perturbed.CASES["classification"]
+    params = perturbed.params_of(objective, batch)
+    found = FreeLB(objective, FreeLBConfig(init_magnitude=1.0), WIDTH)(params, batch, None, perturbed.STEP)
+    assert found.totals["task"] == objective(params, batch, None, perturbed.STEP).totals["task"]
+    assert "delta_norm" not in found.metrics
+
+
+@pytest.mark.parametrize("name", ["guided", "nsp", "unigram", "tagging"])
+def test_parts_are_exact(name):
+    """Of any number of terms, as the factors of the whole batch reach every part; starting points are drawn in each."""
+    objective, batch = perturbed.CASES[name]
+    batch = {field: values[: len(values) // 2 * 2] for field, values in batch.items()}
+    params = perturbed.params_of(objective, batch)
+    attacked = FreeLB(objective, FreeLBConfig(steps=3, step_size=0.5, init_magnitude=0.0, max_norm=0.7), WIDTH)
+    whole, parts = (perturbed.trained(attacked, params, batch, microbatches) for microbatches in (1, 2))
+    np.testing.assert_allclose(parts[0], whole[0], rtol=1e-5)
+    perturbed.close(parts[2], whole[2])
+
+
+def test_without_factors_a_batch_is_its_own():
+    """Who differentiates the loss without a train step gets the same, as long as it is the loss."""
+    objective, batch = perturbed.CASES["guided"]
+    params = perturbed.params_of(objective, batch)
+    attacked = FreeLB(objective, FreeLBConfig(step_size=0.5), WIDTH)
+
+    def loss(params):
+        outcome = attacked(params, batch, {"dropout": perturbed.KEY}, perturbed.STEP)
+        weights, coefficients = attacked.normalizers(batch), attacked.coefficients(perturbed.STEP)
+        return sum(coefficients[term] * outcome.totals[term] / weights[term] for term in weights)
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
+    wanted = perturbed.trained(attacked, params, batch)
+    np.testing.assert_allclose(value, wanted[0], rtol=1e-6)
+    perturbed.close(gradient, wanted[2])
+
+
+def test_each_text_of_a_row_is_perturbed_as_if_alone():
+    """Rows 1, 2, 4 and 5: texts of 7 and of 3, both behind each other, and the 7 at the right."""
+    objective, batch = perturbed.CASES["mlm"]
+    params = perturbed.params_of(objective, batch)
+    attacked = FreeLB(perturbed.Seen(objective), FreeLBConfig(steps=2, step_size=0.3, init_magnitude=0.0, max_norm=0.0), WIDTH)
+    delta = 2 * np.asarray(perturbed.trained(attacked, params, batch)[1]["delta"][0])  # the mean of nothing and the second
+    assert not delta[batch["sequences"] == 0].any()
+    np.testing.assert_allclose(row_norms(delta)[[1, 5]], 0.3, rtol=1e-5)
+    np.testing.assert_allclose(delta[4, 3:10], delta[1, :7], atol=1e-5)
+    np.testing.assert_allclose(delta[5, 4:], delta[1, :7], atol=1e-5)
+
+
+def test_where_it_begins_and_how_far_it_gets():
+    attacked = FreeLB(None, FreeLBConfig(init_magnitude=0.4, step_size=2.0, max_norm=0.5), 5)
+    sequences = jnp.asarray(tiny.mixed_batch()["sequences"])
+    first = attacked.first(perturbed.KEY, sequences)
+    valid = np.asarray(sequences) > 0
+    assert not np.asarray(first)[~valid].any()
+    lengths = row_norms(first)
+    assert lengths[[0, 1, 2, 5]].max() <= 0.4 and (lengths[[0, 1, 2, 5]] > 0.1).all()
+    np.testing.assert_array_less(np.abs(first[1]), 0.4 / np.sqrt(7 * 5) + 1e-7)
+    assert np.abs(first[1]).max() > 0.3 / np.sqrt(7 * 5) and np.asarray(first)[valid].min() < 0 < np.asarray(first)[valid].max()
+    slope = jax.random.normal(perturbed.KEY, first.shape)
+    moved = np.asarray(attacked.ascend(first, slope, sequences))
+    np.testing.assert_allclose(row_norms(moved)[[0, 1, 2, 5]], 0.5, rtol=1e-5)
+    np.testing.assert_allclose([row_norms(moved[4:5, :3]), row_norms(moved[4:5, 3:])], 0.5, rtol=1e-5)
+    assert not moved[~valid].any() and not np.asarray(attacked.ascend(0 * first, 0 * slope, sequences)).any()
+
+
+def test_dropout_is_the_same_in_all_passes_or_not():
+    model = tiny.task_model("classification", dropout=0.3)
+    batch = tiny.task_batch("classification")
+    params = tiny.params(model, batch)
+    plain = perturbed.trained(Supervised(model), params, batch)[0]
+    for shared, dropout in ((True, "shared"), (False, "independent")):
+        attacked = FreeLB(Supervised(model), dataclasses.replace(STILL, steps=2, dropout=dropout), WIDTH)
+        assert bool(abs(perturbed.trained(attacked, params, batch)[0] - plain) < 1e-5) == shared
+
+
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize(("steps", "count", "passes"), [(1, "huggingface", 1), (2, "huggingface", 2), (2, "fairseq", 3)])
+def test_a_step_costs_as_many_passes(guided, steps, count, passes):
+    objective = Supervised(tiny.task_model("classification", width=48, heads=3, feedforward=192, remat="none"))
+    if guided:
+        objective = tiny.guided(objective.model, objective=Supervised)
+        assert isinstance(objective, Guided)
+    batch = tiny.task_batch("classification")
+    params = perturbed.params_of(objective, batch)
+    attacked = FreeLB(objective, FreeLBConfig(steps=steps, count=count), 48)
+    price = flops(attacked, params, batch) / flops(objective, params, batch)
+    assert passes * 0.9 < price < passes * 1.1, price
+
+
+def flops(objective, params, batch):
+    """Of the compiled gradient; layers are a loop whose body is counted once, forward and backward, in every pass."""
+    step = jax.jit(lambda params, batch: perturbed.loss_and_gradient(params, batch, perturbed.KEY, perturbed.STEP, objective=objective, microbatches=1))
+    return step.lower(params, batch).compile().cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "range"),
+    [
+        ("steps", 0, "at least 1"),
+        ("count", "paper", "huggingface, fairseq"),
+        ("step_size", -0.1, "at least 0"),
+        ("init_magnitude", float("inf"), "finite"),
+        ("max_norm", float("nan"), "at least 0"),
+        ("begin_step", -1, "at least 0"),
+        ("dropout", "none", "independent, shared"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, value, range):
+    with pytest.raises(ValueError, match=f"adversarial.freelb.{name} must be .*{range}"):
+        FreeLBConfig(**{name: value})
