@@ -140,12 +140,14 @@ def read_trace(config: AdversarialConfig, layers: int) -> Trace | None:
     """What `adversarial.masking.trace` recorded, if it is wanted. Raises ValueError if it is not there, or of other layers."""
     if config.method != "scheduled":
         return None
-    path = epath.Path(config.masking.trace)
-    wanted = f"adversarial.masking.trace={path} must be metrics.jsonl of a run or trial with adversarial.method=asa, or its directory"
+    wanted = (
+        f"adversarial.masking.trace={config.masking.trace} must be metrics.jsonl of a run or trial with adversarial.method=asa, or "
+        "its directory"
+    )
     try:
-        rows = read_metrics(path.parent if path.name == "metrics.jsonl" else path)
+        rows = read_metrics(trace_directory(config))
     except FileNotFoundError as error:
-        raise ValueError(f"{wanted}: there is none") from error
+        raise ValueError(f"{wanted}: there is none; train that first, in a comparison by an arm that comes before") from error
     rows = [row for row in rows if row["split"] == "train" and row.get("masked/layers") is not None]
     if not rows:
         raise ValueError(f"{wanted}: nothing was masked there")
@@ -153,6 +155,12 @@ def read_trace(config: AdversarialConfig, layers: int) -> Trace | None:
     if len(shares[0]) != layers:
         raise ValueError(f"{wanted}, of a model of as many layers: it has {len(shares[0])}, the model {layers}")
     return Trace(tuple(row["step"] / rows[-1]["step"] for row in rows), shares)
+
+
+def trace_directory(config: AdversarialConfig) -> epath.Path:
+    """The directory that `adversarial.masking.trace` names, by itself or by the file in it."""
+    path = epath.Path(config.masking.trace)
+    return path.parent if path.name == "metrics.jsonl" else path
 
 
 def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> OptimizerConfig | None:

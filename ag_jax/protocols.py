@@ -10,22 +10,37 @@ Config = Any  # an `ml_collections.ConfigDict`
 
 SCALES = ("paper", "small")
 
-# Learning rate, batch size, epochs, warm-up proportion, longest row (Wu et al. 2022, Adversarial Self-Attention, table 5).
+# Learning rate, batch size, epochs, warm-up proportion, longest row, temperature (Wu et al. 2022, Adversarial Self-Attention,
+# table 5).
 ASA_TABLE_5 = {
-    "sst2": (2e-5, 32, 3, 0.06, 128),
-    "mnli": (3e-5, 32, 3, 0.06, 128),
-    "qnli": (2e-5, 32, 3, 0.06, 128),
-    "qqp": (5e-5, 32, 3, 0.06, 128),
-    "stsb": (5e-5, 16, 3, 0.06, 128),
-    "wnut17": (5e-5, 16, 5, 0.1, 64),
-    "dream": (3e-5, 16, 8, 0.1, 128),
-    "anli_r1": (3e-5, 32, 3, 0.06, 128),
-    "anli_r2": (3e-5, 32, 3, 0.06, 128),
-    "anli_r3": (3e-5, 32, 3, 0.06, 128),
-    "paws_qqp": (5e-5, 16, 3, 0.06, 128),
-    "hellaswag": (2e-5, 32, 3, 0.1, 128),
+    "sst2": (2e-5, 32, 3, 0.06, 128, 0.3),
+    "mnli": (3e-5, 32, 3, 0.06, 128, 0.3),
+    "qnli": (2e-5, 32, 3, 0.06, 128, 0.3),
+    "qqp": (5e-5, 32, 3, 0.06, 128, 0.3),
+    "stsb": (5e-5, 16, 3, 0.06, 128, 0.3),
+    "wnut17": (5e-5, 16, 5, 0.1, 64, 0.5),
+    "dream": (3e-5, 16, 8, 0.1, 128, 0.5),
+    "anli": (3e-5, 32, 3, 0.06, 128, 0.3),
+    "anli_r1": (3e-5, 32, 3, 0.06, 128, 0.3),
+    "anli_r2": (3e-5, 32, 3, 0.06, 128, 0.3),
+    "anli_r3": (3e-5, 32, 3, 0.06, 128, 0.3),
+    "paws_qqp": (5e-5, 16, 3, 0.06, 128, 0.3),
+    "hellaswag": (2e-5, 32, 3, 0.1, 128, 0.3),
 }
 _ASA_WITHOUT_DECAY = ("wnut17", "dream", "hellaswag")  # tagging and choice, in its released code
+
+# Step size, magnitude at first, largest norm, steps (the scripts released with Zhu et al. 2020, FreeLB, for RoBERTa-large).
+FREELB = {
+    "mnli": (0.1, 0.1, 0.3, 2),
+    "qnli": (0.075, 0.15, 0.15, 2),
+    "qqp": (0.2, 0.32, 0.7, 2),
+    "sst2": (0.1, 1.0, 0.6, 2),
+    "stsb": (0.1, 0.16, 0.28, 3),
+    "cola": (0.025, 0.4, 0.3, 3),
+    "mrpc": (0.04, 0.64, 0.4, 3),
+    "rte": (0.03, 0.16, 0.14, 3),
+}
+_FREELB_LIKE = {"paws_qqp": "qqp", "hellaswag": "mnli"}  # tasks that it has no script for; MNLI's for all others, too
 
 # Liu et al. 2019, table 10, and fairseq's commands: Adam's betas and epsilon as in pre-training, no clipping.
 _ROBERTA = {"warmup_fraction": 0.06, "beta2": 0.98, "epsilon": 1e-6, "clip_norm": 0.0, "max_length": 512}
@@ -107,10 +122,11 @@ def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
     """
     for task in tasks:
         row = task if task in ASA_TABLE_5 else like
-        learning_rate, batch_size, epochs, warmup, length = ASA_TABLE_5[row]
+        learning_rate, batch_size, epochs, warmup, length, tau = ASA_TABLE_5[row]
         add(config, task, learning_rates=(learning_rate,), batch_sizes=(batch_size,), epochs=epochs, warmup_fraction=warmup)
         decay = 0.0 if row in _ASA_WITHOUT_DECAY else 0.01
         config.tasks[task].update(max_length=length, weight_decay=decay, clip_norm=0.0)
+        config.tasks[task].adversarial.asa.tau = tau  # read only where the method is asa
         if task == "stsb":
             config.tasks[task].metric = "spearman"
 
@@ -142,3 +158,41 @@ def small(config: Config, examples: int = 6400) -> None:
     for recipe in config.tasks.values():
         recipe.update(batch_sizes=(32,), learning_rates=(5e-4,), epochs=4, max_length=64)
         recipe.update(train_examples=examples, validation_examples=0 if recipe.folds else 1000)
+
+
+_SEVERAL_ROWS = ("dream", "hellaswag")  # an example has a row for each candidate
+
+
+def asa_suite(title: str, chosen: Any, tasks: Sequence[str]) -> Config:
+    """A suite of a table or figure of Adversarial Self-Attention without an attack yet.
+
+    tasks: the table's; `chosen` holds the arguments of `suite`, `scale`, and with `tasks` others of table 5 instead.
+    """
+    config = suite(title, chosen)
+    asa(config, names(chosen.tasks, tuple(ASA_TABLE_5)) if chosen.tasks else tasks)
+    if chosen.scale == "small":
+        small(config)
+        for task in set(_SEVERAL_ROWS) & set(config.tasks):
+            config.tasks[task].update(train_examples=800, validation_examples=400)
+    return config
+
+
+def attack(config: Config, method: str, **settings: Any) -> None:
+    """All tasks are trained against an attack, with settings of its section that differ from those there are."""
+    for recipe in config.tasks.values():
+        recipe.adversarial.method = method
+        recipe.adversarial[method if method in recipe.adversarial else "masking"].update(settings)
+
+
+def freelb(config: Config) -> None:
+    """FreeLB with each task's settings of `FREELB`."""
+    for task, recipe in config.tasks.items():
+        step_size, init_magnitude, max_norm, steps = FREELB[_FREELB_LIKE.get(task, task if task in FREELB else "mnli")]
+        recipe.adversarial.method = "freelb"
+        recipe.adversarial.freelb.update(step_size=step_size, init_magnitude=init_magnitude, max_norm=max_norm, steps=steps)
+
+
+def longer(config: Config, times: int = 2) -> None:
+    """Plain training for so many times the epochs: what an attack costs, spent on training alone."""
+    for recipe in config.tasks.values():
+        recipe.epochs = times * recipe.epochs

@@ -52,7 +52,9 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epat
     """The suites of every arm, in `workdir/ARM`, and the report on them; returns the report."""
     configs = arm_configs(source, overrides)
     # All are prepared before the first is trained: what is wrong with the second is worth nothing an hour later.
-    suites = {arm: suite.prepare(config, workdir / arm) for arm, config in configs.items()}
+    suites: dict[str, suite.Suite] = {}
+    for arm, config in configs.items():
+        suites[arm] = suite.prepare(config, workdir / arm, tuple(suites.values()))
     chosen = {arm: suite.run(of_arm) for arm, of_arm in suites.items()}
     return _report("compare", source, overrides, configs, chosen, workdir)
 

@@ -6,15 +6,15 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from etils import epath
 
-from ag_jax import configuration, finetuned, learner
+from ag_jax import configuration, finetuned
 from ag_jax.data.tasks import catalogue
 from ag_jax.experiment import ExperimentConfig
-from ag_jax.finetuning import choosing, encoded, report, results, trial, weights
+from ag_jax.finetuning import choosing, encoded, report, results, traces, trial, weights
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.choosing import Result
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
@@ -113,8 +113,11 @@ class Suite:
     opened: Pretrained | None
 
 
-def prepare(config: FinetuningConfig, workdir: epath.Path) -> Suite:
-    """Everything that can be wrong is found here, before anything is trained. Raises ValueError or FileNotFoundError."""
+def prepare(config: FinetuningConfig, workdir: epath.Path, earlier: Sequence[Suite] = ()) -> Suite:
+    """Everything that can be wrong is found here, before anything is trained. Raises ValueError or FileNotFoundError.
+
+    earlier: suites that will have been run before this one, which may use what their trials leave.
+    """
     check_directory(config, workdir)
     material = read(config)
     planned = {name: list(trials(config, name)) for name in config.ordered_tasks}
@@ -122,9 +125,10 @@ def prepare(config: FinetuningConfig, workdir: epath.Path) -> Suite:
     if any(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task):
         opened = weights.open_encoder(config.checkpoint, None if config.step < 0 else config.step, fresh=config.fresh)
         _check_lengths(config, opened.config.max_length)
-        for recipe in config.tasks.values():
-            if recipe.adversarial.method == "scheduled":  # or it would show hours later
-                learner.read_trace(recipe.adversarial, opened.config.layers)
+        promised = {directory for of_arm in earlier for directory in _traced(of_arm)}
+        for one in (one for of_task in planned.values() for one in of_task):
+            if not is_done(directory_of(workdir, one)):
+                traces.check(one, workdir, opened.config.layers, promised)
         for name, of_task in planned.items():
             first = config.tasks[name].initial_task
             if first:
@@ -151,6 +155,14 @@ def run(suite: Suite) -> dict[str, Chosen]:
     return {name: results.choose(suite.material[name], config.tasks[name], *_ended(config, workdir, name)) for name in order}
 
 
+def _traced(suite: Suite) -> Iterator[epath.Path]:
+    """Directories of trials still to be run that will record what an adversary masked."""
+    for one in (one for of_task in suite.planned.values() for one in of_task):
+        directory = directory_of(suite.workdir, one)
+        if one.recipe.adversarial.method == "asa" and not is_done(directory):
+            yield directory
+
+
 def _run_task(suite: Suite, name: str) -> None:
     config, workdir, splits = suite.config, suite.workdir, suite.material[name]
     metric, recipe = splits.task.metric, config.tasks[name]
@@ -164,7 +176,8 @@ def _run_task(suite: Suite, name: str) -> None:
             data[one.fold] = encoded.encode(examples, suite.opened.tokenizer, suite.opened.config, recipe)
         start = _initial(suite, one)
         try:
-            result = trial.run_trial(one, config, start, data[one.fold], directory, config.keeps_weights(name))
+            attacked = traces.resolved(one, workdir)
+            result = trial.run_trial(attacked, config, start, data[one.fold], directory, config.keeps_weights(name))
         except NonFiniteError as error:
             trial.write_failure(one, directory, str(error))
             _tell(f"{name} {one.name} failed: {error}")

@@ -22,20 +22,25 @@ def _lines(folders: tuple[str, ...], columns: Mapping[str, Any]) -> Layout:
     return Layout("jsonl", {split: f"{split}.jsonl" for split in SPLITS}, folders, columns)
 
 
-def _anli(number: int) -> Task:
+def _anli(name: str, *rounds: int) -> Task:
+    """Some rounds of ANLI, put together in their order."""
     fields = {"first": "context", "second": "hypothesis", "id": "uid"}
-    files = {"train": "train.jsonl", "validation": "dev.jsonl", "test": "test.jsonl"}
+
+    def files(folder: str, **names: str) -> dict[str, str]:
+        return {split: "+".join(f"{folder}{number}/{file}.jsonl" for number in rounds) for split, file in names.items()}
+
+    official = {"train": "train", "validation": "dev", "test": "test"}
     return Task(
-        name=f"anli_r{number}",
+        name=name,
         kind="classification",
         form="texts",
         labels=NLI,
         aliases={"e": "entailment", "n": "neutral", "c": "contradiction"},
         layouts=(
-            _lines((f"anli/r{number}",), {**fields, "first": "premise"}),
-            Layout("jsonl", files, (f"anli_v1.0/R{number}", f"anli/R{number}", f"R{number}"), fields),
+            Layout("jsonl", files("r", **{split: split for split in SPLITS}), ("anli",), {**fields, "first": "premise"}),
+            Layout("jsonl", files("R", **official), ("anli_v1.0", "anli", "."), fields),
         ),
-        prepared=(Layout("tfds", SPLITS, (f"anli/r{number}",), fields),),
+        prepared=(Layout("tfds", SPLITS, tuple(f"anli/r{number}" for number in rounds), fields),),
         legacy=_TESTED,
         legacy_validation="test",
         **ACCURACY,
@@ -83,7 +88,8 @@ def _filipino(name: str, labels: tuple[str, ...], *folders: str) -> Task:
 
 
 _OTHERS = (
-    *(_anli(number) for number in (1, 2, 3)),
+    _anli("anli", 1, 2, 3),
+    *(_anli(f"anli_r{number}", number) for number in (1, 2, 3)),
     Task(
         name="paws_qqp",
         kind="classification",

@@ -89,7 +89,8 @@ class MaskingConfig:
     """Masks that nobody learns, against which a model is trained as against an adversary's (Wu et al. 2022, table 3).
 
     share: of the units that are masked, by `bernoulli` at random, by `magnitude` those of each row that are attended to most.
-    trace: metrics.jsonl of a run or trial with method=asa, or its directory: `scheduled` masks at random what was masked there.
+    trace: metrics.jsonl of a run or trial with method=asa, or its directory: `scheduled` masks at random as much as was masked
+        there, layer by layer. In a suite `{arms}`, `{task}` and `{trial}` stand for what `finetuning.traces` says.
     strength, empty_rows, dropout, sentence, divergence: as of `AsaConfig`.
     """
 

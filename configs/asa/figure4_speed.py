@@ -1,0 +1,45 @@
+"""How long a step takes under each attack, at rows of 128, 256 and 512 tokens.
+
+Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), figure 4 (a).
+
+    ag-jax compare --config=configs/asa/figure4_speed.py:length=128 --workdir=runs/speed/128
+    ag-jax compare --config=configs/asa/figure4_speed.py:length=512 --workdir=runs/speed/512
+    ag-jax compare --config=configs/asa/figure4_speed.py:length=128,scale=small --workdir=runs/speed/small
+
+The report of each has the tokens a second of every arm.
+
+Hardware and time: the paper does not name its GPU. 40 steps of 16 rows, five arms: minutes on an accelerator. scale=small takes two
+minutes on 2 CPU cores.
+
+Expected (time of a step over that of plain training, 512 tokens): ASA about 2, slightly below FreeLB-2; FreeLB-3 and SMART three to
+four. Nobody has run scale=paper with this program yet.
+
+Deviations: the paper times fine-tuning. Here it is pre-training, which needs no checkpoint and no files and has rows that are full:
+BERT-base, 16 rows in float32 as there, fresh weights. Its head adds a few per cent to every pass, and ASA has its sentence-level
+term. scale=small is 2 layers of 128 features.
+"""
+
+from ag_jax import configuration, experiment, presets
+
+ARMS = ("plain", "asa", "freelb_2", "freelb_3", "smart")
+
+
+def get_config(argument: str = ""):
+    """`length`: 128, 256 or 512 tokens; `arm`: plain, asa, freelb_2, freelb_3 or smart; `scale`: paper or small."""
+    chosen = configuration.arguments(argument, length=(128, 256, 512), arm=ARMS, scale=("paper", "small"))
+    config = experiment.default_config()
+    config.title = f"Speed of attacks, rows of {chosen.length} tokens"
+    presets.encoder(config, "bert")
+    config.data.update(source="sotu", format="fixed_blocks", sequence_length=chosen.length, validation_fraction=0.05)
+    config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=4096)
+    config.model.update(vocabulary_size=30_522, remat="none")
+    config.training.update(steps=40, batch_size=16, log_every=5, evaluate_every=0, milestones=(1.0,), tensorboard=False)
+    if chosen.scale == "small":
+        config.model.update(layers=2, heads=2, width=128, vocabulary_size=0)
+        config.training.steps = 20
+    method, _, steps = chosen.arm.partition("_")
+    config.adversarial.method = "none" if method == "plain" else method
+    if steps:
+        config.adversarial.freelb.steps = int(steps)
+    config.comparison.arms = ",".join(ARMS)
+    return config

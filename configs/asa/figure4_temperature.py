@@ -1,0 +1,36 @@
+"""What the temperature does: scores of a benign and of an adversarial task under weaker and stronger attacks.
+
+Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), figure 4 (b), with the settings of its table 5.
+
+    ag-jax compare --config=configs/asa/figure4_temperature.py:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax compare --config=configs/asa/figure4_temperature.py:checkpoint=runs/quickstart/ag-seed0,tasks=dream,seeds=3,scale=small,\
+data=FOLDER --workdir=DIR
+
+The report has the scores against tau as a table and a picture.
+
+Hardware and time: the paper does not say; 46k examples with three or four rows each, three to eight epochs, four arms, five seeds:
+for an accelerator. scale=small takes two to four minutes a trial on 2 CPU cores.
+
+Expected (BERT-base): DREAM is best with tau = 1.0, HellaSWAG with 0.3, and in between the one rises where the other falls; the
+figure has no scale. Nobody has run scale=paper with this program yet.
+
+Deviations: there is an arm `plain`, for comparison; the rest is as in table1_generalization.py.
+"""
+
+from ag_jax import configuration, protocols
+
+TASKS = ("dream", "hellaswag")
+TEMPERATURES = {f"tau_{tau}": tau for tau in (0.3, 0.6, 1.0)}
+ARMS = ("plain", *TEMPERATURES)
+
+
+def get_config(argument: str = ""):
+    """`checkpoint`; `tasks`: others of table 5, with `+`; `seeds`; `data`; `arm`: plain or tau_0.3 and so on; `scale`."""
+    chosen = configuration.arguments(
+        argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=protocols.SCALES
+    )
+    config = protocols.asa_suite("Adversarial self-attention at several temperatures", chosen, TASKS)
+    if chosen.arm != "plain":
+        protocols.attack(config, "asa", tau=TEMPERATURES[chosen.arm])
+    config.arms = ",".join(ARMS)
+    return config
