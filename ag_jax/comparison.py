@@ -6,7 +6,7 @@ from typing import Any
 from etils import epath
 
 from ag_jax import configuration, experiment, learner, run
-from ag_jax.analysis import maps, plateau, plots, report
+from ag_jax.analysis import attacks, maps, plateau, plots, report
 from ag_jax.analysis.report import ArmResults
 from ag_jax.data import pipeline
 from ag_jax.experiment import ExperimentConfig
@@ -97,6 +97,10 @@ def _figures(
     if guided:
         caption = "Attention mass on each pattern's target, by layer"
         drawn.append((caption, plots.mass_curves(guided, directory / "attention_mass.png")))
+
+    attacked = {arm.name: share for arm in results if (share := attacks.masked_share(arm.metrics)) is not None}
+    if attacked:
+        drawn.append(("Masked share", attacks.masked_figure({"": attacked}, directory / "masked_share.png")))
 
     columns = {arm: _maps_during_training(directory, config) for arm, (directory, config) in runs.items()}
     assignment = max((learner.assignment(config) for _, config in runs.values()), key=len)

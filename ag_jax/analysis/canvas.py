@@ -109,6 +109,14 @@ def weight_bar(figure: Figure, image: AxesImage, axes: Sequence[Axes], block: in
     bar.set_label("weight" if block == 1 else f"largest weight of {block} × {block} tokens", fontsize=MEDIUM)
 
 
+def tidy(axes: Axes) -> None:
+    """A faint grid behind the curves of a panel, and no frame above and at the right."""
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=SMALL)
+
+
 def save(figure: Figure, path: str | os.PathLike) -> epath.Path:
     """Write a PNG, locally or to `gs://`; returns its path."""
     path = epath.Path(path)

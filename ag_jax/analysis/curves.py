@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
-from ag_jax.analysis.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, colours, label, save
+from ag_jax.analysis.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, colours, label, save, tidy
 from ag_jax.analysis.maps import title
 from ag_jax.objectives.losses import Headline
 from ag_jax.objectives.pretraining import MLM
@@ -59,7 +59,7 @@ def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step", headline:
             panels[0].plot(at, value, "o", markersize=4, color=chosen[arm], markeredgecolor="white", markeredgewidth=0.6)
     for panel, name in zip(panels, (f"{headline.label} ({headline.unit})", "guidance loss"), strict=False):
         panel.set_ylabel(name, fontsize=MEDIUM)
-        _tidy(panel)
+        tidy(panel)
     panels[-1].set_ylim(bottom=0) if has_guidance else None
     panels[-1].set_xlabel(AXES[x], fontsize=MEDIUM)
     panels[-1].xaxis.set_major_formatter(
@@ -90,13 +90,6 @@ def _draw_seeds(axes: Axes, seeds: Sequence[dict[int, tuple[float, float]]], col
 
 def _lines(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [at for at, _ in points], [value for _, value in points]
-
-
-def _tidy(axes: Axes) -> None:
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=SMALL)
 
 
 def _legend(axes: Axes, series: Mapping[str, Sequence[Rows]], chosen: Mapping[str, str], validated: bool) -> None:

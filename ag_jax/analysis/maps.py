@@ -26,8 +26,9 @@ from ag_jax.attention.patterns import PATTERNS, SpecialTokens
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
+from ag_jax.models.tasks import TaskModel
 
-Model = PretrainingModel | ReplacedTokensModel
+Model = PretrainingModel | ReplacedTokensModel | TaskModel
 Assignment = tuple[tuple[str, int], ...]  # patterns with their number of heads, from the first head on
 
 

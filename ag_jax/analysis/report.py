@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ag_jax.analysis.attacks import masked_share, masked_table
 from ag_jax.evaluation.significance import paired_t_test, spread
 from ag_jax.objectives.losses import Headline
 from ag_jax.objectives.pretraining import MLM
@@ -58,6 +59,8 @@ def numbers(
             "left_plateau_at_step": [first_step_below(rows, left, headline.metric) for rows in arm.metrics],
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
         }
+        if (share := masked_share(arm.metrics)) is not None:
+            result["arms"][arm.name]["masked"] = share.numbers()
     return result
 
 
@@ -79,6 +82,8 @@ def markdown(
     lines = [f"# {title}", "", f"`{command}`", ""]
     lines += _loss_table(headline, arms, results)
     lines += _reading(headline, arms, results)
+    shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
+    lines += masked_table(["Arm"], shares) if shares else []
     lines += ["## What differs between the arms", "", *settings_table({arm.name: arm.settings for arm in arms}), ""]
     for caption, path in figures:
         lines += [f"## {caption}", "", f"![{caption}]({path})", ""]
@@ -109,6 +114,9 @@ def _loss_table(headline: Headline, arms: Sequence[ArmResults], results: dict[st
     steps = [results["arms"][arm.name]["left_plateau_at_step"] for arm in arms]
     shown = [", ".join("never" if step is None else str(step) for step in of_arm) for of_arm in steps]
     lines.append("| Left the plateau at step | " + " | ".join(shown) + " |")
+    speeds = [results["arms"][arm.name]["tokens_per_second"] for arm in arms]
+    shown = [", ".join("–" if speed is None else f"{speed:,.0f}" for speed in of_arm) for of_arm in speeds]
+    lines.append("| Tokens a second | " + " | ".join(shown) + " |")
     return [*lines, ""]
 
 

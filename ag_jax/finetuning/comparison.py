@@ -7,9 +7,10 @@ from typing import Any
 from etils import epath
 
 from ag_jax import configuration
-from ag_jax.finetuning import report, results, submission, suite
+from ag_jax.finetuning import attacked, report, results, submission, suite
+from ag_jax.finetuning.attacked import Arm
 from ag_jax.finetuning.config import FinetuningConfig
-from ag_jax.finetuning.results import Chosen
+from ag_jax.finetuning.suite import Suite
 from ag_jax.training import storage
 
 ALONE = "score"  # the column of a suite without arms
@@ -44,29 +45,24 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
 def evaluate(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epath.Path:
     """The suite of one checkpoint, and its report; returns the report."""
     config = configuration.parse(FinetuningConfig, configuration.load(source, overrides))
-    chosen = suite.run(suite.prepare(config, workdir))
-    return _report("evaluate", source, overrides, {ALONE: config}, {ALONE: chosen}, workdir)
+    prepared = suite.prepare(config, workdir)
+    return _report("evaluate", source, overrides, {ALONE: Arm(prepared, suite.run(prepared))}, workdir)
 
 
 def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epath.Path:
     """The suites of every arm, in `workdir/ARM`, and the report on them; returns the report."""
     configs = arm_configs(source, overrides)
     # All are prepared before the first is trained: what is wrong with the second is worth nothing an hour later.
-    suites: dict[str, suite.Suite] = {}
+    suites: dict[str, Suite] = {}
     for arm, config in configs.items():
         suites[arm] = suite.prepare(config, workdir / arm, tuple(suites.values()))
-    chosen = {arm: suite.run(of_arm) for arm, of_arm in suites.items()}
-    return _report("compare", source, overrides, configs, chosen, workdir)
+    arms = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in suites.items()}
+    return _report("compare", source, overrides, arms, workdir)
 
 
-def _report(
-    verb: str,
-    source: str,
-    overrides: dict[str, Any],
-    configs: dict[str, FinetuningConfig],
-    chosen: dict[str, dict[str, Chosen]],
-    workdir: epath.Path,
-) -> epath.Path:
+def _report(verb: str, source: str, overrides: dict[str, Any], arms: dict[str, Arm], workdir: epath.Path) -> epath.Path:
+    configs = {arm: of_arm.suite.config for arm, of_arm in arms.items()}
+    chosen = {arm: of_arm.chosen for arm, of_arm in arms.items()}
     baseline, first = next(iter(configs.items()))
     settings = "".join(" " + shlex.quote(f"--config.{key}={value}") for key, value in overrides.items())
     tasks = {}
@@ -91,7 +87,8 @@ def _report(
         "baseline": baseline,
         "tasks": tasks,
     }
+    sections = attacked.sections(arms, numbers, workdir)
     flat = {arm: configuration.flat(configuration.to_dict(config)) for arm, config in configs.items()}
     storage.write_whole(workdir / "report.json", json.dumps(numbers, indent=2) + "\n")
-    storage.write_whole(workdir / "report.md", report.markdown(numbers, flat) + "\n")
+    storage.write_whole(workdir / "report.md", report.markdown(numbers, flat, sections) + "\n")
     return workdir / "report.md"

@@ -3,7 +3,7 @@
 `numbers` is what `results.numbers` gives and report.json holds. Metrics are fractions there, and times 100 in the tables.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ag_jax.analysis.report import settings_table
@@ -12,12 +12,12 @@ from ag_jax.evaluation.significance import SIGNIFICANT
 Numbers = dict[str, Any]
 
 
-def markdown(numbers: Numbers, settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """The report as Markdown; settings: of each arm, flat."""
+def markdown(numbers: Numbers, settings: Mapping[str, Mapping[str, Any]], sections: Sequence[str] = ()) -> str:
+    """The report as Markdown; settings: of each arm, flat; sections: further lines, which stand below the scores."""
     arms = numbers["arms"]
     lines = [f"# {numbers['title']}", "", f"`{numbers['command']}`", ""]
     lines += _scores(numbers, arms) + _significance(numbers, arms) + _all_metrics(numbers, arms)
-    lines += _sweeps(numbers, arms) + _counts(numbers, arms) + _notes(numbers)
+    lines += list(sections) + _sweeps(numbers, arms) + _counts(numbers, arms) + _notes(numbers)
     if len(arms) > 1:
         lines += ["## What differs between the arms", "", *settings_table(settings), ""]
     return "\n".join(lines)

@@ -1,0 +1,148 @@
+"""What the report of a suite says of attacks, where there are any: what was masked, scores against tau, attention maps."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from ag_jax import finetuned
+from ag_jax.analysis import attacks, maps, plots
+from ag_jax.analysis.attacks import MaskedShare, Temperatures
+from ag_jax.data.tasks.task import Choices, Example, Question, Texts
+from ag_jax.finetuned import FineTuned
+from ag_jax.finetuning import suite
+from ag_jax.finetuning.results import Chosen
+from ag_jax.finetuning.suite import Suite
+from ag_jax.finetuning.trial import Trial
+from ag_jax.objectives.adversarial.config import AdversarialConfig
+from ag_jax.training.metrics import read_metrics
+
+WORDS = range(6, 21)  # how many a sentence has whose attention maps are easy to read
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """An arm whose trials are done, and what was chosen of them, by task."""
+
+    suite: Suite
+    chosen: Mapping[str, Chosen]
+
+    def attack(self, task: str) -> AdversarialConfig:
+        """What a task was trained against."""
+        return self.suite.config.tasks[task].adversarial
+
+    def trials(self, task: str) -> list[epath.Path]:
+        """Directories of the trials of the chosen point."""
+        best = self.chosen[task].best
+        point = best.learning_rate, best.batch_size
+        found = [one for one in self.suite.planned[task] if (one.learning_rate, one.batch_size) == point]
+        return [suite.directory_of(self.suite.workdir, one) for one in found]
+
+    def model(self, task: str) -> FineTuned | None:
+        """The first seed's best model, if its weights were kept."""
+        directories = [suite.directory_of(self.suite.workdir, one) for one in self.suite.planned[task] if self._is_first(one)]
+        kept = [directory for directory in directories if finetuned.locate(directory) is not None]
+        return finetuned.load(kept[0]) if kept else None
+
+    def _is_first(self, one: Trial) -> bool:
+        return one.seed == self.suite.config.seeds[0] and one.fold is None
+
+
+def masked(arms: Mapping[str, Arm]) -> dict[tuple[str, str], MaskedShare]:
+    """What was masked by (task, arm), of the arms that attack attention."""
+    shares = {
+        (task, name): attacks.masked_share([read_metrics(directory) for directory in arm.trials(task)])
+        for task in next(iter(arms.values())).chosen
+        for name, arm in arms.items()
+        if arm.attack(task).compares
+    }
+    return {key: share for key, share in shares.items() if share is not None}
+
+
+def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[str, Temperatures]:
+    """Scores against tau of the tasks whose arms have several; without an attack is the first arm that has none."""
+    found = {}
+    for name, task in numbers["tasks"].items():
+        attackers = {arm: of_arm.attack(name) for arm, of_arm in arms.items()}
+        scores = {arm: of_arm["splits"][of_arm["headline"]][task["metric"]] for arm, of_arm in task["arms"].items()}
+        by_tau = {attackers[arm].asa.tau: arm for arm in reversed(arms) if attackers[arm].method == "asa"}
+        if len(by_tau) > 1:
+            ordered = [scores[by_tau[tau]] for tau in sorted(by_tau)]
+            plain = next((scores[arm]["mean"] for arm in arms if attackers[arm].method == "none"), None)
+            found[name] = Temperatures(
+                metric=task["metric"],
+                taus=tuple(sorted(by_tau)),
+                means=tuple(score["mean"] for score in ordered),
+                deviations=tuple(score["deviation"] for score in ordered),
+                plain=plain,
+                several=ordered[0]["n"] > 1,
+            )
+    return found
+
+
+def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath.Path) -> list[str]:
+    """Lines of Markdown, with pictures in `workdir/figures`; none if no arm is attacked. Adds to `numbers` what was masked."""
+    lines, shares, by_task = [], masked(arms), temperatures(arms, numbers)
+    if shares:
+        for (task, arm), share in shares.items():
+            numbers["tasks"][task]["arms"][arm]["masked"] = share.numbers()
+        path = attacks.masked_figure(_groups(shares), workdir / "figures" / "masked_share.png")
+        lines += attacks.masked_table(["Task", "Arm"], shares) + _shown("Masked share", path)
+    if by_task:
+        path = attacks.temperature_figure(by_task, workdir / "figures" / "temperature.png")
+        lines += attacks.temperature_table(by_task) + _shown("Scores against the temperature", path)
+    return lines + _maps(arms, workdir)
+
+
+def _shown(caption: str, path: epath.Path) -> list[str]:
+    return [f"![{caption}](figures/{path.name})", ""]
+
+
+def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str, MaskedShare]]:
+    """The lines of each row of panels: the arms, if there is one task; otherwise the tasks, in a row for each arm."""
+    tasks, arms = (list(dict.fromkeys(key[at] for key in shares)) for at in (0, 1))
+    if len(tasks) == 1:
+        return {tasks[0]: {arm: shares[tasks[0], arm] for arm in arms}}
+    return {arm: {task: shares[task, arm] for task in tasks if (task, arm) in shares} for arm in arms}
+
+
+def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
+    """Attention to a sentence of each task, by the arms that kept weights (Wu et al. 2022, figure 6)."""
+    lines = []
+    for task, of_first in next(iter(arms.values())).chosen.items():
+        if all(arm.attack(task).method == "none" for arm in arms.values()):
+            continue
+        opened = {name: found for name, arm in arms.items() if (found := arm.model(task)) is not None}
+        if not opened:
+            continue
+        text = sentence(next(iter(of_first.predicted.values())).examples)
+        columns = {name: [(task, attention(tuned, text))] for name, tuned in opened.items()}
+        config = next(iter(opened.values())).config
+        layers, head = sorted({0, max(config.layers - 2, 0)}), min(1, config.heads - 1)
+        path = workdir / "figures" / f"attention_{task}.png"
+        lines += _shown(f"Attention to a sentence of {task}", plots.map_figure(columns, layers, [head] * len(layers), path))
+    explained = (
+        "Without dropout and without the attack, which is there in training alone: the first layer and the last but one, the same head "
+        "of each arm's model, of the first seed. Dark is all of a row's attention."
+    )
+    return ["## Attention after training", "", explained, "", *lines] if lines else []
+
+
+def attention(tuned: FineTuned, text: str) -> maps.AttentionMaps:
+    """The attention maps of a fine-tuned model."""
+    return maps.attention_maps(tuned.model, tuned.params, tuned.tokenizer, text, tuned.head.max_length)
+
+
+def sentence(examples: tuple[Example, ...]) -> str:
+    """The first text that is neither short nor long, or else the first; of a pair one."""
+    texts = [text for example in examples if (text := _text(example)).strip()]
+    return next((text for text in texts if len(text.split()) in WORDS), texts[0])
+
+
+def _text(example: Example) -> str:
+    if isinstance(example, Texts):
+        return example.first
+    if isinstance(example, Question):
+        return example.question
+    return example.pairs[0][1] if isinstance(example, Choices) else " ".join(example.words)
