@@ -8,13 +8,15 @@ import pathlib
 import pytest
 from etils import epath
 
-from ag_jax import configuration, experiment, learner, presets, run
+from ag_jax import comparison, configuration, experiment, learner, presets, run
 from tests.finetuning import test_configs as finetuning
+from tests.finetuning import tiny_tasks
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
-CONTINUED = "continue_pretraining.py"  # needs a run to go on with: tests/interop/test_initial_weights.py
+# Need a run to go on with: tests/interop/test_initial_weights.py, and below.
+CONTINUED = {"continue_pretraining.py", "asa/table6_pretraining.py"}
 ALL = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.py"))
-FILES = sorted(set(ALL) - {CONTINUED} - set(finetuning.ARGUMENTS))
+FILES = sorted(set(ALL) - CONTINUED - set(finetuning.ARGUMENTS))
 ARGUMENTS = {
     "quickstart.py": {"arm": ("mlm", "ag")},
     "ag/table3_language_modeling.py": {
@@ -31,6 +33,11 @@ ARGUMENTS = {
     "ag/table6_electra.py": {
         "arm": ("electra", "ag"),
         "generator": ("unigram", "mlm"),
+        "scale": ("paper", "small"),
+    },
+    "asa/figure4_speed.py": {
+        "length": (128, 256, 512),
+        "arm": ("plain", "asa", "freelb_2", "freelb_3", "smart"),
         "scale": ("paper", "small"),
     },
     "deberta/table4_ablation.py": {
@@ -201,3 +208,40 @@ def test_small_has_the_arms_own_alpha():
     guided = parsed("ag/table3_language_modeling.py", "layers=12,arm=ag,scale=small")
     assert guided.guidance.alpha == 10.0 / 8
     assert guided.model.layers == 12 and guided.training.steps <= 1000
+
+
+def test_the_methods_of_asas_figure_4():
+    configs = {arm: parsed("asa/figure4_speed.py", f"length=512,arm={arm}") for arm in ARGUMENTS["asa/figure4_speed.py"]["arm"]}
+    of = {arm: config.adversarial for arm, config in configs.items()}
+    assert {arm: attack.method for arm, attack in of.items()} == {
+        **{"plain": "none", "asa": "asa", "freelb_2": "freelb", "freelb_3": "freelb", "smart": "smart"}
+    }
+    assert (of["freelb_2"].freelb.passes, of["freelb_3"].freelb.passes, of["smart"].smart.steps) == (2, 3, 1)
+    for config in configs.values():
+        assert (config.model.layers, config.model.width, config.model.dtype) == (12, 768, "float32")
+        assert (config.training.batch_size, config.data.sequence_length) == (16, 512)
+
+
+def test_asas_table_6(tmp_path, one_device):
+    start = tiny_tasks.checkpoint(tmp_path)
+    paper, small = (parsed("asa/table6_pretraining.py", f"run={start},arm=asa,scale={scale}") for scale in ("paper", "small"))
+    assert (paper.adversarial.method, paper.adversarial.asa.tau) == ("asa", 0.1)
+    assert (paper.training.steps, paper.training.batch_size, paper.data.sequence_length) == (20_000, 1024, 32)
+    optimizer = paper.optimizer
+    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.clip_norm) == (2e-5, 0.01, 1.0)
+    assert optimizer.warmup_steps == 0.06 * paper.training.steps and paper.model.dropout == paper.model.attention_dropout == 0.1
+    assert small.training.steps * small.training.batch_size * small.data.sequence_length < 1e6
+    assert parsed("asa/table6_pretraining.py", f"run={start},arm=plain").adversarial.method == "none"
+
+    for number in range(12):
+        (tmp_path / f"{number}.txt").write_text(TEXT)
+    few = {key: value for key, value in TINY.items() if not key.startswith(("model", "data"))}
+    few |= {"data.source": str(tmp_path / "*.txt"), "training.steps": 2, "training.log_every": 1, "training.milestones": (0.0, 1.0)}
+    source = f"{CONFIGS / 'asa/table6_pretraining.py'}:run={start},scale=small"
+    report = comparison.compare(source, few, epath.Path(tmp_path / "w"))
+    arms = json.loads((report.parent / "report.json").read_text())["arms"]
+    assert "masked" not in arms["plain"] and 0.1 < arms["asa"]["masked"]["all"] < 0.9
+    assert len(arms["asa"]["masked"]["layers"]) == 1
+    text = report.read_text()
+    assert "| asa | " in text and "![Masked share](figures/masked_share.png)" in text and "| Tokens a second | " in text
+    assert (report.parent / "figures" / "masked_share.png").exists()

@@ -104,7 +104,9 @@ def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str
     tasks, arms = (list(dict.fromkeys(key[at] for key in shares)) for at in (0, 1))
     if len(tasks) == 1:
         return {tasks[0]: {arm: shares[tasks[0], arm] for arm in arms}}
-    return {arm: {task: shares[task, arm] for task in tasks if (task, arm) in shares} for arm in arms}
+    return {
+        arm if len(arms) > 1 else "": {task: shares[task, arm] for task in tasks if (task, arm) in shares} for arm in arms
+    }
 
 
 def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
@@ -123,8 +125,8 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
         path = workdir / "figures" / f"attention_{task}.png"
         lines += _shown(f"Attention to a sentence of {task}", plots.map_figure(columns, layers, [head] * len(layers), path))
     explained = (
-        "Without dropout and without the attack, which is there in training alone: the first layer and the last but one, the same head "
-        "of each arm's model, of the first seed. Dark is all of a row's attention."
+        "Without dropout and without the attack, which is there in training alone: one head of the first layer and of the last but "
+        "one, in each arm's model of the first seed. A row is a token, and dark is where it attends to."
     )
     return ["## Attention after training", "", explained, "", *lines] if lines else []
 

@@ -30,8 +30,25 @@ ARGUMENTS = {
     "roberta/table5_glue.py": {"mnli_first": (False, True), "scale": SCALE},
     "roberta/table6_squad.py": {"scale": SCALE},
     "roberta/table7_race.py": {"scale": SCALE},
+    "asa/table1_generalization.py": {"arm": ("plain", "asa", "longer", "pretrained"), "scale": SCALE},
+    "asa/table2_robustness.py": {"arm": ("plain", "asa"), "scale": SCALE},
+    "asa/table3_naive_masking.py": {
+        "arm": ("plain", "asa", "bernoulli_0.05", "bernoulli_0.1", "scheduled", "magnitude"),
+        "scale": SCALE,
+    },
+    "asa/table4_adversarial_training.py": {
+        "arm": ("plain", "longer", "freelb", "smart", "asa", "sift"),
+        "tasks": ("mnli+sst2+stsb+dream", "mnli+qnli+paws_qqp+hellaswag"),
+        "scale": SCALE,
+    },
+    "asa/figure4_temperature.py": {"arm": ("plain", "tau_0.3", "tau_0.6", "tau_1.0"), "scale": SCALE},
+    "asa/figure5_masking.py": {"scale": SCALE},
 }
-GIVEN = {"ag/table1_mismatched_pretraining.py": "english=E,french=F", "ag/table4_downstream.py": "mlm=M,ag=A"}
+GIVEN = {
+    "ag/table1_mismatched_pretraining.py": "english=E,french=F",
+    "ag/table4_downstream.py": "mlm=M,ag=A",
+    "asa/table1_generalization.py": "checkpoint=C,longer=L,pretrained=P",
+}
 
 
 def variants(name):
@@ -134,7 +151,77 @@ def test_table_5_of_asa(task):
     argument = f"checkpoint=C,tasks={task}" + (",protocol=asa" if name == "finetune/glue.py" else "")
     recipe = parsed(name, argument).tasks[task]
     shown = (recipe.learning_rates[0], recipe.batch_sizes[0], recipe.epochs, recipe.warmup_fraction, recipe.max_length)
-    assert shown == protocols.ASA_TABLE_5[task] and recipe.clip_norm == 0
+    assert (*shown, recipe.adversarial.asa.tau) == protocols.ASA_TABLE_5[task]
+    assert recipe.clip_norm == 0 and recipe.adversarial.method == "none"
+
+
+def attacks(name, argument, **overrides):
+    """The attack on each task of every arm."""
+    configs = comparison.arm_configs(f"{CONFIGS / 'asa' / name}:{argument}", overrides)
+    return {arm: {task: recipe.adversarial for task, recipe in config.tasks.items()} for arm, config in configs.items()}
+
+
+def test_asas_table_1():
+    of = attacks("table1_generalization.py", "checkpoint=C")
+    assert list(of) == ["plain", "asa"]
+    assert {task: attack.asa.tau for task, attack in of["asa"].items()} == {
+        **dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), 0.3),
+        **{"wnut17": 0.5, "dream": 0.5},
+    }
+    assert all(attack.method == "asa" and attack.asa.penalty == attack.asa.tau**2 for attack in of["asa"].values())
+    assert all(attack.method == "none" for attack in of["plain"].values())
+    source = f"{CONFIGS / 'asa/table1_generalization.py'}:checkpoint=C,longer=L,pretrained=P"
+    configs = comparison.arm_configs(source, {})
+    assert {arm: config.checkpoint for arm, config in configs.items()} == {"plain": "C", "asa": "C", "longer": "L", "pretrained": "P"}
+    assert configs["longer"].tasks == configs["pretrained"].tasks == configs["plain"].tasks
+
+
+def test_the_masks_of_asas_table_3():
+    of = {arm: by_task["wnut17"] for arm, by_task in attacks("table3_naive_masking.py", "checkpoint=C").items()}
+    shown = {arm: (attack.method, attack.masking.share, attack.masking.trace) for arm, attack in of.items()}
+    assert shown == {
+        "plain": ("none", 0.1, ""),
+        "asa": ("asa", 0.1, ""),
+        "bernoulli_0.05": ("bernoulli", 0.05, ""),
+        "bernoulli_0.1": ("bernoulli", 0.1, ""),
+        "scheduled": ("scheduled", 0.1, "{arms}/asa/{task}/{trial}"),
+        "magnitude": ("magnitude", 0.1, ""),
+    }
+    assert list(of).index("asa") < list(of).index("scheduled"), "whose trace it is"
+
+
+def test_the_rivals_of_asas_table_4():
+    tasks = "mnli+qnli+paws_qqp+hellaswag+sst2+dream"
+    of = attacks("table4_adversarial_training.py", f"checkpoint=C,tasks={tasks}")
+    assert {arm: by_task["qnli"].method for arm, by_task in of.items()} == {
+        **{"plain": "none", "longer": "none", "freelb": "freelb", "smart": "smart", "asa": "asa"}
+    }
+    freelb = {task: attack.freelb for task, attack in of["freelb"].items()}
+    found = {task: (one.step_size, one.init_magnitude, one.max_norm, one.steps) for task, one in freelb.items()}
+    # reference: the scripts that were released with FreeLB
+    assert found == {
+        **dict.fromkeys(("mnli", "hellaswag", "dream"), (0.1, 0.1, 0.3, 2)),
+        "qnli": (0.075, 0.15, 0.15, 2),
+        "paws_qqp": (0.2, 0.32, 0.7, 2),
+        "sst2": (0.1, 1.0, 0.6, 2),
+    }
+    for scale in SCALE:
+        plain, longer = (parsed("asa/table4_adversarial_training.py", f"checkpoint=C,scale={scale},arm={arm}") for arm in ("plain", "longer"))
+        assert {task: recipe.epochs for task, recipe in longer.tasks.items()} == {
+            task: 2 * recipe.epochs for task, recipe in plain.tasks.items()
+        }
+    assert list(attacks("table4_adversarial_training.py", "checkpoint=C", arms="plain,sift")) == ["plain", "sift"]
+
+
+def test_the_temperatures_of_asas_figures():
+    of = attacks("figure4_temperature.py", "checkpoint=C")
+    assert {arm: by_task["dream"].asa.tau for arm, by_task in of.items() if arm != "plain"} == {
+        "tau_0.3": 0.3,
+        "tau_0.6": 0.6,
+        "tau_1.0": 1.0,
+    }
+    figure5 = parsed("asa/figure5_masking.py", "checkpoint=C").tasks
+    assert {(recipe.adversarial.method, recipe.adversarial.asa.tau) for recipe in figure5.values()} == {("asa", 0.3)}
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +248,12 @@ TRIED = {
     "roberta/table5_glue.py": ("tasks=stsb", "stsb"),
     "roberta/table6_squad.py": ("tasks=squad1", "squad1"),
     "roberta/table7_race.py": ("", "race"),
+    "asa/table1_generalization.py": ("tasks=wnut17,arm=asa", "wnut17"),
+    "asa/table2_robustness.py": ("tasks=anli_r1,arm=asa", "anli_r1"),
+    "asa/table3_naive_masking.py": ("tasks=stsb,arm=magnitude", "stsb"),
+    "asa/table4_adversarial_training.py": ("tasks=sst2,arm=freelb", "sst2"),
+    "asa/figure4_temperature.py": ("tasks=dream,arm=tau_1.0", "dream"),
+    "asa/figure5_masking.py": ("tasks=sst2", "sst2"),
 }
 
 
@@ -178,3 +271,16 @@ def test_one_tiny_trial(name, folder, checkpoint, tmp_path, one_device):
     score = of_arm["splits"][of_arm["headline"]][numbers["metric"]]
     assert -1 <= score["mean"] <= 1 and score["n"] == 1
     assert f"| {task} | {numbers['metric']} |" in report.read_text()
+    if "asa" in argument or "tau" in argument or "magnitude" in argument or "figure5" in name:
+        assert 0 < of_arm["masked"]["all"] < 1 and (report.parent / "figures" / "masked_share.png").exists()
+
+
+def test_every_naive_mask_beside_the_adversary_that_it_follows(folder, checkpoint, tmp_path, one_device):
+    """The whole of table 3, in one command, with real trials."""
+    few = {f"tasks.sst2.{key}": value for key, value in tiny_tasks.FEW.items()} | {"keep": "best"}
+    source = f"{CONFIGS / 'asa/table3_naive_masking.py'}:checkpoint={checkpoint},tasks=sst2,seeds=1,scale=small,data={folder}"
+    report = comparison.compare(source, few | {"arms": "plain,asa,scheduled"}, epath.Path(tmp_path / "w"))
+    arms = json.loads((report.parent / "report.json").read_text())["tasks"]["sst2"]["arms"]
+    asa, scheduled = arms["asa"]["masked"]["all"], arms["scheduled"]["masked"]["all"]
+    assert abs(asa - scheduled) < 0.1 < asa < 0.9
+    assert (report.parent / "figures" / "attention_sst2.png").read_bytes().startswith(b"\x89PNG")

@@ -105,6 +105,19 @@ def test_anli(tmp_path):
     assert TASKS["anli_r2"].legacy_validation == "test"
 
 
+@pytest.mark.parametrize("layout", ["anli_v1.0/R{}/dev.jsonl", "anli/R{}/dev.jsonl", "R{}/dev.jsonl", "anli/r{}/validation.jsonl"])
+def test_all_rounds_of_anli(tmp_path, layout):
+    for number in (1, 2, 3):
+        line = {"uid": f"u{number}", "context": "C", "premise": "C", "hypothesis": "H", "label": "enc"[number - 1]}
+        root = write(tmp_path, {layout.format(number): json.dumps(line) + "\n"})
+    together = load(TASKS["anli"], root, "validation")
+    assert together.items == tuple(Texts(f"u{number}", "C", "H", number - 1) for number in (1, 2, 3))
+    assert load(TASKS["anli_r3"], root, "validation").items == together.items[2:]
+    (tmp_path / layout.format(2)).unlink()
+    with pytest.raises(FileNotFoundError, match="task anli: no split 'validation' below"):
+        load(TASKS["anli"], root, "validation")
+
+
 def test_paws_holds_a_tenth_of_train_out_and_never_tests_on_it(tmp_path):
     table = rows(("id", "sentence1", "sentence2", "label"), *((number, f"a {number}", "b", number % 2) for number in range(300)))
     test = rows(("id", "sentence1", "sentence2", "label"), (1, "x", "y", 1))

@@ -1,0 +1,94 @@
+"""What reports say of attacks: means over seeds, the end of training, and pictures that go through the numbers."""
+
+import numpy as np
+import pytest
+
+from ag_jax.analysis import attacks
+from ag_jax.analysis.attacks import MaskedShare, Temperatures
+from tests.analysis.test_plots import picture
+
+
+def row(step, layers, split="train"):
+    return {"step": step, "split": split, "masked": float(np.mean(layers)), "masked/layers": list(layers)}
+
+
+PLAIN = {"step": 10, "split": "train", "mlm_loss": 3.0}
+ONE = [row(10, (0.5, 0.3)), row(20, (0.4, 0.2)), row(20, (0.9, 0.9), "validation"), row(90, (0.2, 0.1)), row(100, (0.1, 0.0))]
+OTHER = [row(10, (0.7, 0.1)), row(20, (0.2, 0.2)), PLAIN | {"step": 90}, row(100, (0.3, 0.2)), row(110, (0.9, 0.9))]
+
+
+def test_one_run():
+    share = attacks.masked_share([ONE])
+    assert share.steps_S.tolist() == [10, 20, 90, 100]
+    np.testing.assert_allclose(share.share_S, [0.4, 0.3, 0.15, 0.05])
+    np.testing.assert_allclose(share.share_SN, [[0.5, 0.3], [0.4, 0.2], [0.2, 0.1], [0.1, 0.0]])
+    overall, share_N = share.at_end  # of the steps after 80
+    assert overall == pytest.approx(0.1)
+    np.testing.assert_allclose(share_N, [0.15, 0.05])
+    assert share.numbers() == {"all": pytest.approx(0.1), "layers": pytest.approx([0.15, 0.05])}
+
+
+def test_seeds_are_averaged_where_all_of_them_are():
+    share = attacks.masked_share([ONE, OTHER])
+    assert share.steps_S.tolist() == [10, 20, 100]
+    np.testing.assert_allclose(share.share_SN, [[0.6, 0.2], [0.3, 0.2], [0.2, 0.1]])
+    np.testing.assert_allclose(share.share_S, [0.4, 0.25, 0.15])
+
+
+@pytest.mark.parametrize("seeds", [[], [[PLAIN]], [[PLAIN | {"masked": None, "masked/layers": [None]}]], [ONE, [PLAIN]]])
+def test_without_an_attack_there_is_no_share(seeds):
+    assert attacks.masked_share(seeds) is None
+
+
+def test_the_table_has_every_layer_of_every_row():
+    deep = MaskedShare(np.array([5]), np.array([0.123]), np.array([[0.1, 0.2, 0.069]]))
+    lines = attacks.masked_table(["Task", "Arm"], {("sst2", "asa"): attacks.masked_share([ONE]), ("rte", "asa"): deep})
+    assert "| Task | Arm | All layers | Layer 1 | Layer 2 | Layer 3 |" in lines
+    assert "| sst2 | asa | 10.0 | 15.0 | 5.0 | – |" in lines
+    assert "| rte | asa | 12.3 | 10.0 | 20.0 | 6.9 |" in lines
+
+
+def of(axes):
+    return [(line.get_label(), line.get_xdata().tolist(), line.get_ydata().tolist(), line.get_color()) for line in axes.lines]
+
+
+def test_the_picture_of_masks(tmp_path):
+    short = MaskedShare(np.array([5, 10]), np.array([0.5, 0.25]), np.array([[0.5], [0.25]]))
+    one = attacks.masked_share([ONE])
+    figure = attacks.draw_masked({"asa": {"sst2": one, "rte": short}, "magnitude": {"rte": short}})
+    first, layers, second, _ = figure.axes
+    (sst2, rte), (alone,) = of(first), of(second)
+    assert sst2[:2] == ("sst2", [0.1, 0.2, 0.9, 1.0]) and sst2[2] == pytest.approx([0.4, 0.3, 0.15, 0.05])
+    assert rte[:3] == ("rte", [0.5, 1.0], [0.5, 0.25]) and first.get_xlabel() == "part of training"
+    assert alone[:3] == ("rte", [5, 10], [0.5, 0.25]) and second.get_xlabel() == "step"
+    assert rte[3] == alone[3] != sst2[3]
+    assert of(layers)[0][1] == [1, 2] and of(layers)[0][2] == pytest.approx([0.15, 0.05])
+    assert [panel.get_title(loc="left") for panel in (first, second)] == ["asa", "magnitude"]
+    path = attacks.masked_figure({"": {"a $5_$ arm": one}}, tmp_path / "figures" / "masked.png")
+    picture(path)
+    with pytest.raises(ValueError, match="no masked share to draw"):
+        attacks.draw_masked({"asa": {}})
+
+
+DREAM = Temperatures("accuracy", (0.3, 0.6, 1.0), (0.6, 0.62, 0.64), (0.01, 0.02, 0.03), plain=0.61)
+HELLASWAG = Temperatures("accuracy", (0.3, 2.0), (0.41, 0.39), (0.0, 0.0), several=False)
+
+
+def test_the_table_of_temperatures():
+    lines = attacks.temperature_table({"dream": DREAM, "hellaswag": HELLASWAG})
+    assert "| Task | Metric | tau = 0.3 | tau = 0.6 | tau = 1 | tau = 2 | Without an attack |" in lines
+    assert "| dream | accuracy | 60.0 ± 1.0 | 62.0 ± 2.0 | 64.0 ± 3.0 | – | 61.0 |" in lines
+    assert "| hellaswag | accuracy | 41.0 | – | – | 39.0 | – |" in lines
+
+
+def test_the_picture_of_temperatures(tmp_path):
+    left, right = attacks.draw_temperatures({"dream": DREAM, "hellaswag": HELLASWAG}).axes
+    assert left.containers[0].lines[0].get_xydata().tolist() == [[0.3, 60.0], [0.6, 62.0], [1.0, 64.0]]
+    bars = left.containers[0].lines[2][0].get_segments()
+    np.testing.assert_allclose([bar[:, 1] for bar in bars], [[59, 61], [60, 64], [61, 67]])
+    assert [line.get_ydata() for line in left.lines if line.get_linestyle() == "--"] == [[61.0, 61.0]]
+    assert not right.containers[0].lines[2], "one seed has no deviation"
+    assert not [line for line in right.lines if line.get_linestyle() == "--"]
+    picture(attacks.temperature_figure({"dream": DREAM}, tmp_path / "t.png"))
+    with pytest.raises(ValueError, match="no scores to draw"):
+        attacks.draw_temperatures({})

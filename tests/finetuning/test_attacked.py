@@ -1,0 +1,183 @@
+"""Suites under attack: schedules that follow another arm, and what their reports say of masks, temperatures and maps."""
+
+import json
+
+import numpy as np
+import pytest
+from etils import epath
+
+from ag_jax import finetuned
+from ag_jax.analysis import maps, plots
+from ag_jax.data.tasks.task import Choices, Question, Texts, Words
+from ag_jax.finetuned import FineTuned, Head
+from ag_jax.finetuning import attacked, comparison, suite
+from ag_jax.models.config import EncoderConfig
+from tests import tiny
+from tests.analysis.examples import SENTENCE, WordTokenizer
+from tests.finetuning import tiny_tasks
+from tests.finetuning.tasks import TOKENIZER
+
+FILE = """
+from ag_jax import configuration, protocols
+from ag_jax.finetuning.config import FinetuningConfig
+
+def get_config(argument=""):
+    arms = ("plain", "asa", "strong", "scheduled")
+    chosen = configuration.arguments(argument, model=str, data=str, arm=arms, tasks="sst2", arms="plain-asa-scheduled")
+    config = configuration.default(FinetuningConfig)
+    config.update(title="A title", checkpoint=chosen.model, data=chosen.data, seeds=(0, 1), arms=chosen.arms.replace("-", ","))
+    for task in chosen.tasks.split("+"):
+        protocols.add(config, task, learning_rates=(1e-4, 2e-4), max_length=32, epochs=2)
+    if chosen.arm == "scheduled":
+        protocols.attack(config, "scheduled", trace="{arms}/asa/{task}/{trial}")
+    elif chosen.arm != "plain":
+        protocols.attack(config, "asa", tau=0.6 if chosen.arm == "asa" else 0.3)
+    return config
+"""
+LAYERS = EncoderConfig().layers
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return str(tiny_tasks.write(tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """Trials that were run, by directory; those under attack write what they masked."""
+    trained = {}
+
+    def run_trial(one, config, start, splits, directory, keep):
+        trained["/".join(directory.parts[-3:])] = one
+        result = tiny_tasks.run_trial(one, config, start, splits, directory, keep)
+        if one.recipe.adversarial.method != "none":
+            level = 0.1 * (1 + one.seed)
+            rows = [
+                {"step": step, "split": "train", "masked": level / step, "masked/layers": [level / step] * LAYERS}
+                for step in (1, 2)
+            ]
+            (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return result
+
+    monkeypatch.setattr(suite.trial, "run_trial", run_trial)
+    monkeypatch.setattr(suite.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
+    monkeypatch.setattr(suite.weights, "open_encoder", tiny_tasks.open_encoder)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "c.py").write_text(FILE)
+    return trained
+
+
+@pytest.fixture
+def source(tmp_path, data):
+    return f"{tmp_path / 'c.py'}:model={tmp_path / 'model'},data={data}"
+
+
+def test_a_schedule_is_that_of_the_same_trial_of_another_arm(source, tmp_path, trained):
+    comparison.compare(source, {}, epath.Path(tmp_path / "w"))
+    assert len(trained) == 12
+    for name, one in trained.items():
+        arm, task, trial = name.split("/")
+        trace = str(tmp_path / "w" / "asa" / task / trial) if arm == "scheduled" else ""
+        assert one.recipe.adversarial.masking.trace == trace
+    assert "{arms}" in (tmp_path / "w" / "scheduled" / "config.json").read_text()
+    trained.clear()
+    comparison.compare(source, {"seeds": (0, 1, 2)}, epath.Path(tmp_path / "w"))
+    assert len(trained) == 6, "the trials of the third seed, whose traces are not there yet either"
+
+
+@pytest.mark.parametrize("arms", ["plain-scheduled-asa", "scheduled"])
+def test_a_schedule_that_nobody_makes_in_time_is_refused_before_anything_is_trained(source, tmp_path, trained, arms):
+    with pytest.raises(ValueError, match=r"masking.trace=.*/w/asa/sst2/lr0.0001-bs32-seed0 must be .*: there is none; train that"):
+        comparison.compare(f"{source},arms={arms}", {}, epath.Path(tmp_path / "w"))
+    assert not trained
+    comparison.compare(f"{source},arms=asa", {}, epath.Path(tmp_path / "w"))
+    comparison.compare(f"{source},arms={arms}", {}, epath.Path(tmp_path / "w"))
+    assert {name.split("/")[0] for name in trained} == {*arms.split("-"), "asa"}
+
+
+def test_a_schedule_of_another_model_is_refused(source, tmp_path, trained):
+    comparison.compare(f"{source},arms=asa", {}, epath.Path(tmp_path / "w"))
+    (tmp_path / "w/asa/sst2/lr0.0002-bs32-seed1/metrics.jsonl").write_text(
+        '{"step": 1, "split": "train", "masked": 0.1, "masked/layers": [0.1]}\n'
+    )
+    with pytest.raises(ValueError, match=f"lr0.0002-bs32-seed1 .*as many layers: it has 1, the model {LAYERS}"):
+        comparison.compare(f"{source},arms=scheduled", {}, epath.Path(tmp_path / "w"))
+
+
+def test_the_report_has_what_was_masked_by_the_chosen_point(source, tmp_path, trained):
+    text = comparison.compare(f"{source},tasks=sst2+stsb", {}, epath.Path(tmp_path / "w")).read_text()
+    numbers = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]
+    assert "masked" not in numbers["sst2"]["arms"]["plain"]
+    for task in ("sst2", "stsb"):
+        for arm in ("asa", "scheduled"):
+            # The last fifth of training is the second row; the seeds have 0.1 and 0.2 over its number.
+            assert numbers[task]["arms"][arm]["masked"] == {"all": pytest.approx(0.075), "layers": pytest.approx([0.075] * LAYERS)}
+            assert f"| {task} | {arm} | 7.5 | " in text
+    assert "![Masked share](figures/masked_share.png)" in text
+    assert (tmp_path / "w" / "figures" / "masked_share.png").read_bytes().startswith(b"\x89PNG")
+    assert "temperature" not in text and "Attention after training" not in text
+    chosen = numbers["sst2"]["arms"]["asa"]["chosen"]["learning_rate"]
+    (tmp_path / "w" / "asa" / "sst2" / f"lr{chosen:g}-bs32-seed1" / "metrics.jsonl").write_text(
+        json.dumps({"step": 2, "split": "train", "masked": 0.55, "masked/layers": [0.55] * LAYERS})
+    )
+    comparison.compare(f"{source},tasks=sst2+stsb", {}, epath.Path(tmp_path / "w"))
+    numbers = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]
+    assert numbers["sst2"]["arms"]["asa"]["masked"]["all"] == pytest.approx((0.05 + 0.55) / 2)
+
+
+def test_a_report_without_attacks_says_nothing_of_them(source, tmp_path, trained):
+    text = comparison.compare(f"{source},arms=plain", {}, epath.Path(tmp_path / "w")).read_text()
+    assert "masked" not in text and "figures/" not in text and not (tmp_path / "w" / "figures").exists()
+
+
+def test_scores_against_tau(source, tmp_path, trained):
+    text = comparison.compare(f"{source},arms=asa-plain-strong,tasks=sst2+stsb", {}, epath.Path(tmp_path / "w")).read_text()
+    numbers = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]["stsb"]["arms"]
+    score = {arm: of_arm["splits"]["validation"]["pearson"] for arm, of_arm in numbers.items()}
+    cells = [f"{100 * score[arm]['mean']:.1f} ± {100 * score[arm]['deviation']:.1f}" for arm in ("strong", "asa")]
+    assert "| Task | Metric | tau = 0.3 | tau = 0.6 | Without an attack |" in text
+    assert f"| stsb | pearson | {cells[0]} | {cells[1]} | {100 * score['plain']['mean']:.1f} |" in text
+    assert (tmp_path / "w" / "figures" / "temperature.png").exists()
+
+
+def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypatch):
+    """Weights are kept of each seed's best trial, which need not be of the chosen point."""
+    model = Head("sst2", "classification", ("bad", "good")).model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size))
+    params = tiny.params(model, tiny.task_batch("classification"))
+    drawn, shown = [], []
+    monkeypatch.setattr(finetuned, "load", lambda place: drawn.append(place) or FineTuned(Head("sst2", "classification"), model.config, None, params))
+    monkeypatch.setattr(attacked, "attention", lambda tuned, text: shown.append(text) or _maps(tuned))
+    columns = []
+    honest = plots.map_figure
+    monkeypatch.setattr(plots, "map_figure", lambda *given: columns.append(given) or honest(*given))
+    text = comparison.compare(source, {"keep": "best"}, epath.Path(tmp_path / "w")).read_text()
+    assert [place.parts[-3] for place in drawn] == ["plain", "asa", "scheduled"]
+    assert all(place.name.endswith("seed0") and (place / "weights").exists() for place in drawn)
+    ((by_arm, layers, heads, _),) = columns
+    assert list(by_arm) == ["plain", "asa", "scheduled"] and (layers, heads) == ([0], [1])
+    assert len(set(shown)) == 1 and len(shown[0].split()) in attacked.WORDS
+    assert "![Attention to a sentence of sst2](figures/attention_sst2.png)" in text
+    assert (tmp_path / "w" / "figures" / "attention_sst2.png").exists()
+
+
+def _maps(tuned):
+    return maps.attention_maps(tuned.model, tuned.params, WordTokenizer(), SENTENCE, 11)
+
+
+def test_attention_of_a_fine_tuned_model_is_its_encoders():
+    head = Head("x", "classification", ("bad", "good"), max_length=9)
+    model = head.model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, segments=1))
+    params = tiny.params(model, tiny.task_batch("classification"))
+    found = attacked.attention(FineTuned(head, model.config, TOKENIZER, params), "good roads we build union state strong bad good")
+    assert found.weights_NHQK.shape == (2, 3, 9, 9) and found.left_out == 2
+    np.testing.assert_allclose(found.weights_NHQK.sum(-1), 1, rtol=1e-5)
+
+
+def test_a_sentence_that_is_easy_to_read():
+    long, short, right = " ".join(["word"] * 30), "too short", "one two three four five six seven"
+    texts = [Texts("0", text, None, 1) for text in (long, short, " ", right)]
+    assert attacked.sentence(tuple(texts)) == right
+    assert attacked.sentence(tuple(texts[:2])) == long
+    assert attacked.sentence((Words("0", tuple(right.split()), None),)) == right
+    assert attacked.sentence((Question("0", right, long, None),)) == right
+    assert attacked.sentence((Choices("0", ((long, right), (long, short)), (0,)),)) == right
