@@ -95,8 +95,9 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
             x_S = share.steps_S if same else share.steps_S / share.steps_S[-1]
             share_N = share.at_end[1]
             shown = label(name, 24)
-            left.plot(x_S, share.share_S, color=chosen[name], linewidth=1.6, label=shown)
-            right.plot(np.arange(1, len(share_N) + 1), share_N, "o-", color=chosen[name], markersize=3.5, linewidth=1.2, label=shown)
+            style = {"color": chosen[name], "markersize": 3.5, "label": shown}
+            left.plot(x_S, share.share_S, "-" if len(x_S) > 1 else "o", linewidth=1.6, **style)
+            right.plot(np.arange(1, len(share_N) + 1), share_N, "o-", linewidth=1.2, **style)
         left.set_xlabel("step" if same else "part of training", fontsize=MEDIUM)
         left.xaxis.set_major_formatter((lambda value, _: f"{value:,.0f}") if same else PercentFormatter(1.0, decimals=0))
         left.set_title(label(group, 40), fontsize=LARGE, loc="left", parse_math=False)

@@ -8,15 +8,15 @@ Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), figure 4
 
 The report of each has the tokens a second of every arm.
 
-Hardware and time: the paper does not name its GPU. 40 steps of 16 rows, five arms: minutes on an accelerator. scale=small takes two
+Hardware and time: the paper does not name its GPU. 40 steps of 16 rows, five arms: minutes on an accelerator. scale=small takes
 minutes on 2 CPU cores.
 
-Expected (time of a step over that of plain training, 512 tokens): ASA about 2, slightly below FreeLB-2; FreeLB-3 and SMART three to
-four. Nobody has run scale=paper with this program yet.
+Expected (time of a step over that of plain training, 512 tokens): ASA about 2, slightly below FreeLB-2; FreeLB-3 and SMART three
+to four. Nobody has run scale=paper with this program yet.
 
-Deviations: the paper times fine-tuning. Here it is pre-training, which needs no checkpoint and no files and has rows that are full:
-BERT-base, 16 rows in float32 as there, fresh weights. Its head adds a few per cent to every pass, and ASA has its sentence-level
-term. scale=small is 2 layers of 128 features.
+Deviations: the paper times fine-tuning. Here it is pre-training, which needs no checkpoint and no files and has rows that are
+full: BERT-base, 16 rows in float32 as there, fresh weights. Its head adds a few per cent to every pass, and ASA has its
+sentence-level term. scale=small is 2 layers of 128 features.
 """
 
 from ag_jax import configuration, experiment, presets

@@ -8,8 +8,8 @@ data=FOLDER --workdir=DIR
 
 The report has the scores against tau as a table and a picture.
 
-Hardware and time: the paper does not say; 46k examples with three or four rows each, three to eight epochs, four arms, five seeds:
-for an accelerator. scale=small takes two to four minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say; 46k examples with three or four rows each, three to eight epochs, four arms, five
+seeds: for an accelerator. scale=small takes minutes a trial on 2 CPU cores.
 
 Expected (BERT-base): DREAM is best with tau = 1.0, HellaSWAG with 0.3, and in between the one rises where the other falls; the
 figure has no scale. Nobody has run scale=paper with this program yet.

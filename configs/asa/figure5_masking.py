@@ -8,11 +8,11 @@ scale=small,data=FOLDER --workdir=DIR
 
 The report has the masked share of every layer and task as a table, and over training as a picture.
 
-Hardware and time: the paper does not say; with one seed 970k examples, three epochs: for an accelerator. scale=small takes two to
-four minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say; with one seed 940k examples, three epochs: for an accelerator. scale=small takes
+minutes a trial on 2 CPU cores.
 
-Expected (BERT-base, tau = 0.3): the share falls from the lowest layer to the highest; it is smaller for sentiment than for tagging
-and reading. The figure's numbers are not in the text. Nobody has run scale=paper with this program yet.
+Expected (BERT-base, tau = 0.3): the share falls from the lowest layer to the highest; it is smaller for sentiment than for
+tagging and reading. The figure's numbers are not in the text. Nobody has run scale=paper with this program yet.
 
 Deviations: tau is 0.3 for all tasks, as in the figure, where table 5 has 0.5 for WNUT-17 and DREAM. When in training the figure
 was measured is not said; the report's table is of the last fifth. The rest is as in table1_generalization.py.

@@ -11,8 +11,8 @@ tasks=sst2+stsb+wnut17+dream,seeds=3,scale=small,data=FOLDER --workdir=DIR
 the two runs of configs/asa/table6_pretraining.py (arms plain and asa), which are fine-tuned without an attack: the rows with a
 dagger. `--config.keep=best` adds attention maps of the models side by side to the report (figure 6).
 
-Hardware and time: the paper does not say; 970k examples, three epochs, two arms, five seeds, of which an attacked one costs about
-twice a plain one: for an accelerator. scale=small takes one to three minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say; 940k examples, three epochs, two arms, five seeds, of which an attacked one costs about
+twice a plain one: for an accelerator. scale=small takes minutes a trial on 2 CPU cores.
 
 Expected (test, BERT-base, plain/asa): SST-2 93.2/94.1, MNLI 84.1/85.0 (the mean of both sets), QNLI 90.4/91.4, QQP F1 71.4/72.3,
 STS-B Spearman 84.7/86.5, WNUT-17 F1 47.8/49.8, DREAM 62.9/64.3; longer/pretrained 93.5/94.0, 84.4/84.7, 90.5/91.5, 71.5/72.3,
@@ -20,10 +20,10 @@ STS-B Spearman 84.7/86.5, WNUT-17 F1 47.8/49.8, DREAM 62.9/64.3; longer/pretrain
 67.0/69.2. Nobody has run scale=paper with this program yet.
 
 Deviations: GLUE's scores of the paper are those of the server, over three seeds; here the table is of the development sets, over
-`seeds` of them for all tasks, and files for the server are written. Epochs are chosen on development sets, where the released code
-takes the test set for DREAM, and of DREAM all questions are read (configs/finetune/choice.py says how to have it the old way).
-WNUT-17's F1 is that of whole entities. STS-B is attacked by squared differences, tags by means over words, padding is not counted,
-and the adversary's gradient alone is clipped, at norm 1 (docs/adversarial.md); tau is squared, as in the released code.
+`seeds` of them for all tasks, and files for the server are written. Epochs are chosen on development sets, where the released
+code takes the test set for DREAM, and of DREAM all questions are read (configs/finetune/choice.py says how to have it the old
+way). WNUT-17's F1 is that of whole entities. STS-B is attacked by squared differences, tags by means over words, padding is not
+counted, and the adversary's gradient alone is clipped, at norm 1 (docs/adversarial.md); tau is squared, as in the released code.
 """
 
 from ag_jax import configuration, protocols

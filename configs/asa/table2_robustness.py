@@ -7,14 +7,14 @@ Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), table 2,
     ag-jax compare --config=configs/asa/table2_robustness.py:checkpoint=runs/quickstart/ag-seed0,tasks=anli,seeds=3,scale=small,\
 data=FOLDER --workdir=DIR
 
-`checkpoint` is a run or a Hugging Face directory: bert-base-uncased and deberta-large in the paper. `data` holds the tasks' files;
-TensorFlow Datasets without it, which lacks PAWS-QQP (docs/tasks.md).
+`checkpoint` is a run or a Hugging Face directory: bert-base-uncased and deberta-large in the paper. `data` holds the tasks'
+files; TensorFlow Datasets without it, which lacks PAWS-QQP (docs/tasks.md).
 
-Hardware and time: the paper does not say; 215k examples, three epochs, two arms, five seeds: for an accelerator. scale=small takes
-one to three minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say; 215k examples, three epochs, two arms, five seeds: for an accelerator. scale=small
+takes minutes a trial on 2 CPU cores.
 
-Expected (BERT-base, plain/asa): ANLI 48.0/50.4, PAWS-QQP 81.7/87.7, HellaSWAG 39.7/40.8 (dev); DeBERTa-large 57.6/58.2, 95.7/96.0,
-94.3/95.4. Nobody has run scale=paper with this program yet.
+Expected (BERT-base, plain/asa): ANLI 48.0/50.4, PAWS-QQP 81.7/87.7, HellaSWAG 39.7/40.8 (dev); DeBERTa-large 57.6/58.2,
+95.7/96.0, 94.3/95.4. Nobody has run scale=paper with this program yet.
 
 Deviations: `anli` is all three rounds put together, to learn from and to be tested on; the paper says so of its test data, and of
 its training data that it is ANLI's own. Epochs are chosen on development sets, where the released code takes the test set

@@ -6,11 +6,11 @@ Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), table 3,
     ag-jax compare --config=configs/asa/table3_naive_masking.py:checkpoint=runs/quickstart/ag-seed0,tasks=wnut17,seeds=3,\
 scale=small,data=FOLDER --workdir=DIR
 
-Arms are trained in the order of the report: `scheduled` masks at random as much as `asa` masked, layer by layer, in its trial of the
-same task, settings and seed, so `asa` comes before it.
+Arms are trained in the order of the report: `scheduled` masks at random as much as `asa` masked, layer by layer, in its trial of
+the same task, settings and seed, so `asa` comes before it.
 
-Hardware and time: the paper does not say; 55k examples, three to five epochs, six arms, five seeds: for an accelerator. scale=small
-takes one to three minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say; 55k examples, three to five epochs, six arms, five seeds: for an accelerator.
+scale=small takes one to three minutes a trial on 2 CPU cores.
 
 Expected (BERT-base; PAWS-QQP, HellaSWAG, WNUT-17): Bernoulli 86.1, 40.5, 48.2; scheduled 85.4, 40.2, 48.7; magnitude 84.6, 39.9,
 47.3; ASA 87.7, 40.8, 49.8. Nobody has run scale=paper with this program yet.

@@ -1,7 +1,7 @@
 """Adversarial self-attention against attacks on embeddings, and against plain training for as long as an attack takes.
 
-Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), table 4, with the settings of its table 5; FreeLB after Zhu
-et al. 2020, SMART after Jiang et al. 2020, SiFT after He et al. 2021.
+Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), table 4, with the settings of its table 5; FreeLB after
+Zhu et al. 2020, SMART after Jiang et al. 2020, SiFT after He et al. 2021.
 
     ag-jax compare --config=configs/asa/table4_adversarial_training.py:checkpoint=DIR,data=FOLDER --workdir=DIR
     ag-jax compare --config=configs/asa/table4_adversarial_training.py:checkpoint=DIR,tasks=mnli+qnli+hellaswag \
@@ -11,16 +11,16 @@ scale=small,data=FOLDER --workdir=DIR
 
 `longer` is plain training for twice the epochs, about what ASA and FreeLB-2 cost. `sift` is an arm that the paper lacks.
 
-Hardware and time: the paper does not say; 550k examples, three epochs, five arms, five seeds: for an accelerator. scale=small takes
-one to four minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say; 550k examples, three epochs, five arms, five seeds: for an accelerator. scale=small
+takes minutes a trial on 2 CPU cores.
 
-Expected (BERT-base; MNLI, QNLI, PAWS-QQP, HellaSWAG): FreeLB 85.3, 91.1, 86.3, 39.6; SMART 85.5, 91.6, 85.8, 38.2; ASA 85.0, 91.4,
-87.7, 40.8; plain (its tables 1 and 2) 84.1, 90.4, 81.7, 39.7. Nobody has run scale=paper with this program yet.
+Expected (BERT-base; MNLI, QNLI, PAWS-QQP, HellaSWAG): FreeLB 85.3, 91.1, 86.3, 39.6; SMART 85.5, 91.6, 85.8, 38.2; ASA 85.0,
+91.4, 87.7, 40.8; plain (its tables 1 and 2) 84.1, 90.4, 81.7, 39.7. Nobody has run scale=paper with this program yet.
 
 Deviations: the paper names no settings of FreeLB and SMART. FreeLB has those released for RoBERTa-large on each task, on PAWS-QQP
-those of QQP, on HellaSWAG those of MNLI; dropout is that of the checkpoint, where FreeLB's runs are without that of attention. SMART
-is its paper's ball, one step, and without the proximal term (ag_jax/objectives/adversarial/smart.py). GLUE's scores of the paper are
-the server's. See table1_generalization.py and table2_robustness.py for the rest.
+those of QQP, on HellaSWAG those of MNLI; dropout is that of the checkpoint, where FreeLB's runs are without that of attention.
+SMART is its paper's ball, one step, and without the proximal term (ag_jax/objectives/adversarial/smart.py). GLUE's scores of the
+paper are the server's. See table1_generalization.py and table2_robustness.py for the rest.
 """
 
 from ag_jax import configuration, protocols

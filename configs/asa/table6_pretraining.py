@@ -1,6 +1,7 @@
 """Pre-training that goes on with and without adversarial self-attention.
 
-Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), equation 10 and table 6; table 1 has what follows downstream.
+Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), equation 10 and table 6; table 1 has what follows
+downstream.
 
     ag-jax convert --from=hf --path=google-bert/bert-base-uncased --workdir=runs/bert
     ag-jax compare --config=configs/asa/table6_pretraining.py:run=runs/bert --workdir=runs/on
@@ -11,11 +12,11 @@ pretrained=runs/on/asa-seed0,data=FOLDER --workdir=runs/downstream
 `run` is any run directory; its encoder, tokenizer and kind of pre-training are taken over, and so are its weights. Of a run that
 detects replaced tokens, that is what is attacked.
 
-Hardware and time: 8 GPUs in the paper, 20,000 steps of 1,024 rows of 256 tokens; it gives no time. scale=small: about four minutes
-for both arms on 2 CPU cores.
+Hardware and time: 8 GPUs in the paper, 20,000 steps of 1,024 rows of 256 tokens; it gives no time. scale=small takes minutes on 2
+CPU cores.
 
-Expected: the paper reports what follows downstream (table1_generalization.py), not the losses. Nobody has run scale=paper with this
-program yet.
+Expected: the paper reports what follows downstream (table1_generalization.py), not the losses. Nobody has run scale=paper with
+this program yet.
 
 Deviations: the text says 128 rows, table 6 has 128 on each of 8 GPUs: here 1,024, in 8 microbatches. bfloat16 in the place of
 float16. The sentence-level term compares what the model's head predicts at the first position, as the paper does not say of what
