@@ -63,7 +63,7 @@ TINY = {
     "training.milestones": (),
     "optimizer.warmup_steps": 0,
 }
-TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. " * 3
+TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. " * 6
 
 
 def variants(name):
