@@ -124,6 +124,12 @@ def trained(objective, params, batch, microbatches=1, step=STEP):
     return run(params, batch)
 
 
+def flops(objective, params, batch):
+    """Of the compiled gradient; layers are a loop whose body is counted once, forward and backward, in every pass."""
+    step = jax.jit(lambda params, batch: loss_and_gradient(params, batch, KEY, STEP, objective=objective, microbatches=1))
+    return step.lower(params, batch).compile().cost_analysis()["flops"]
+
+
 def close(found, wanted, rtol=1e-4, atol=2e-5):
     """Both trees alike, up to a part of the largest number of each leaf."""
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
