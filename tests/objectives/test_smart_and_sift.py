@@ -102,7 +102,7 @@ def test_sift_by_hand():
 
 
 EVERY = [(name, "smart") for name in perturbed.CASES]
-SOME = [(name, attack) for name in ("regression", "choice", "nsp", "generator") for attack in ("compat", "sift")]
+SOME = [("choice", "compat"), ("nsp", "compat"), ("regression", "sift"), ("generator", "sift")]
 
 
 @pytest.mark.parametrize(("name", "attack"), EVERY + SOME)
@@ -160,10 +160,9 @@ def mean_length(delta, sequences):
     return np.mean(lengths)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("name", ["guided", "nsp"])
+@pytest.mark.parametrize(("name", "attack"), [("guided", "smart"), ("nsp", "sift"), ("tagging", "compat")])
 def test_parts_are_exact(name, attack):
-    """From the same noise: its key is that of a part, so there is none of it here but what a bias of the attack makes."""
+    """From the same perturbation, which else is drawn anew in every part."""
     objective, batch = perturbed.CASES[name]
     params = perturbed.params_of(objective, batch)
     attacked = ATTACKS[attack](objective)
