@@ -194,10 +194,11 @@ def distance_scores(query_BHQW, key_BHKW, params, table_RD, relative):
     return scores
 
 
-def attention(x_BLD, params, sequences_BL, bias_BHQK=0.0, query_BLD=None, table_RD=None, relative=None):
+def attention(x_BLD, params, sequences_BL, bias_BHQK=0.0, query_BLD=None, table_RD=None, relative=None, keep_BHQK=None):
     """Output and probabilities of multi-head attention; with `table_RD`, the embeddings of distances, disentangled.
 
-    `relative` says how: anything with the attributes terms, span, buckets, shared and index.
+    `relative` says how: anything with the attributes terms, span, buckets, shared and index. Of `keep_BHQK`, what is 0 gets no
+    attention; a row that has nothing else spreads it over its text.
     """
     query = heads_of(x_BLD if query_BLD is None else query_BLD, params["query"])
     key, value = (heads_of(x_BLD, params[name]) for name in ("key", "value"))
@@ -207,6 +208,9 @@ def attention(x_BLD, params, sequences_BL, bias_BHQK=0.0, query_BLD=None, table_
             1 + len(relative.terms.split(","))
         )
     scores = scores / np.sqrt(query.shape[-1]) + bias_BHQK
+    if keep_BHQK is not None:
+        kept = (keep_BHQK > 0) & (sequences_BL[:, :, None] == sequences_BL[:, None, :])[:, None]
+        scores = np.where(kept.any(-1, keepdims=True), np.where(kept, scores, -np.inf), 0.0)
     scores = np.where((sequences_BL[:, :, None] == sequences_BL[:, None, :])[:, None], scores, -np.inf)
     weights = functions.softmax(scores, axis=-1)
     mixed = np.einsum("bhqw,hwd->bqd", weights @ value, params["output"]["kernel"])
@@ -226,8 +230,10 @@ def convolve(x_BLD, params, sequences_BL, activation):
     return {"tanh": np.tanh, "gelu": gelu}[activation](out)
 
 
-def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0):
+def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0, keep=None):
     """Hidden states, what words are predicted from, and `attention_NBHQK`; `params` in float64 with a leading layer axis.
+
+    keep: (layer, its input) -> the mask `BHQK` of its attention; the mask decoder has that of the last layer.
 
     Of `config` it reads what parameters do not tell: layer_norm_epsilon, position_offset, absolute_positions, relative,
     decoder_passes and convolution_activation.
@@ -252,16 +258,19 @@ def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0):
     if "relative_norm" in params:
         distances_RD = layer_norm(distances_RD, params["relative_norm"], epsilon)
 
-    def apply(layer, x, query):
-        mixed, weights = attention(x, layer["attention"], sequences_BL, bias_BHQK, query, distances_RD, config.relative)
+    def apply(index, x, query):
+        layer, mask = take_layer(params["layers"], index), keep(index, x) if keep else None
+        mixed, weights = attention(
+            x, layer["attention"], sequences_BL, bias_BHQK, query, distances_RD, config.relative, mask
+        )
         y = layer_norm(query + mixed, layer["attention_norm"], epsilon)
         wide = gelu(linear(y, layer["feedforward_in"]))
         return layer_norm(y + linear(wide, layer["feedforward_out"]), layer["feedforward_norm"], epsilon), weights
 
     all_weights = []
     for index in range(len(params["layers"]["feedforward_in"]["bias"])):
-        layer, before = take_layer(params["layers"], index), x
-        x, weights = apply(layer, before, before)
+        before = x
+        x, weights = apply(index, before, before)
         if index == 0 and "convolution" in params:
             beside = convolve(before, params["convolution"], sequences_BL, config.convolution_activation)
             x = layer_norm(x + beside, params["convolution_norm"], epsilon)
@@ -270,7 +279,7 @@ def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0):
     if config.decoder_passes:
         decoded = before + table["position"]["embedding"][places_BL]
         for _ in range(config.decoder_passes):
-            decoded, _ = apply(layer, before, decoded)
+            decoded, _ = apply(index, before, decoded)
     return x, decoded, np.stack(all_weights)
 
 

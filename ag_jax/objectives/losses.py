@@ -63,6 +63,8 @@ class Objective(Protocol):
     `rngs` is None for an evaluation, without dropout. Otherwise it has a key `dropout`, and may have one `samples` for what is
     drawn before the encoder.
 
+    A train step names in `ports.factors` what it multiplies each total with, coefficient / normalizer of the whole batch.
+
     `predict` is the same pass without its losses, on `Outcome.shown`: what is drawn before the encoder stays the same. `says`
     names its predictions, `counts` has what each of them counts.
     """

@@ -1,6 +1,7 @@
 """What the tests of attacks on embeddings share: a model that can be computed by hand, and every objective there is."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +123,20 @@ def trained(objective, params, batch, microbatches=1, step=STEP):
     """Loss, metrics and gradient as the train step has them."""
     run = jax.jit(lambda params, batch: loss_and_gradient(params, batch, KEY, step, objective=objective, microbatches=microbatches))
     return run(params, batch)
+
+
+@functools.cache
+def plain(name):
+    """Parameters for a case, and what training has without an attack."""
+    objective, batch = CASES[name]
+    params = params_of(objective, batch)
+    return params, trained(objective, params, batch)
+
+
+def flops(objective, params, batch):
+    """Of the compiled gradient; layers are a loop whose body is counted once, forward and backward, in every pass."""
+    step = jax.jit(lambda params, batch: loss_and_gradient(params, batch, KEY, STEP, objective=objective, microbatches=1))
+    return step.lower(params, batch).compile().cost_analysis()["flops"]
 
 
 def close(found, wanted, rtol=1e-4, atol=2e-5):

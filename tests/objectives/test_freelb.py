@@ -57,17 +57,18 @@ def plain_loop(objective, config, width, params, batch, first):
         outcome = objective(params, batch, {"dropout": perturbed.KEY}, perturbed.STEP, Ports(embedding_delta=delta))
         return sum(coefficients[term] / jnp.maximum(weights[term], 1) * outcome.totals[term] for term in weights)
 
+    of_params, of_delta = jax.jit(jax.grad(loss)), jax.jit(jax.grad(loss, argnums=1))
     values, gradients, deltas = [], [], []
     delta = np.asarray(first, np.float64)
     if config.count == "fairseq":
         values.append(loss(params, 0 * first))
-        gradients.append(jax.jit(jax.grad(loss))(params, 0 * first))
+        gradients.append(of_params(params, 0 * first))
         deltas.append(0 * delta)
     for _ in range(config.steps):
         values.append(loss(params, jnp.float32(delta)))
-        gradients.append(jax.jit(jax.grad(loss))(params, jnp.float32(delta)))
+        gradients.append(of_params(params, jnp.float32(delta)))
         deltas.append(delta)
-        slope = np.asarray(jax.jit(jax.grad(loss, argnums=1))(params, jnp.float32(delta)), np.float64)
+        slope = np.asarray(of_delta(params, jnp.float32(delta)), np.float64)
         valid = batch["sequences"].reshape(-1, tiny.LENGTH)[:, :, None] > 0
         slope = np.where(valid, slope, 0)
         length = row_norms(slope)[:, None, None]
@@ -79,9 +80,16 @@ def plain_loop(objective, config, width, params, batch, first):
     return np.mean(values), mean, np.mean(deltas, 0), row_norms(deltas[-1])
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("name", ["guided", "choice"])
-@pytest.mark.parametrize("count", ["huggingface", "fairseq"])
+@pytest.mark.parametrize(
+    ("name", "steps", "count"),
+    [
+        ("guided", 1, "huggingface"),
+        ("guided", 2, "huggingface"),
+        ("choice", 3, "huggingface"),
+        ("guided", 1, "fairseq"),
+        ("tagging", 2, "fairseq"),
+    ],
+)
 def test_the_same_as_two_backward_passes(name, steps, count):
     objective, batch = perturbed.CASES[name]
     config = FreeLBConfig(steps=steps, count=count, step_size=0.4, init_magnitude=0.7, max_norm=0.8)
@@ -102,8 +110,7 @@ def test_the_same_as_two_backward_passes(name, steps, count):
 def test_nothing_moved_is_plain_training(name):
     """Every objective, guided or not; the last of three passes is as good as their mean."""
     objective, batch = perturbed.CASES[name]
-    params = perturbed.params_of(objective, batch)
-    loss, metrics, gradient = perturbed.trained(objective, params, batch)
+    params, (loss, metrics, gradient) = perturbed.plain(name)
     attacked = FreeLB(objective, dataclasses.replace(STILL, steps=2, dropout="independent"), WIDTH)
     again, more, found = perturbed.trained(attacked, params, batch)
     np.testing.assert_allclose(again, loss, rtol=1e-5)
@@ -113,13 +120,12 @@ def test_nothing_moved_is_plain_training(name):
     assert (attacked.headline, attacked.says) == (objective.headline, objective.says)
 
 
-@pytest.mark.parametrize("name", perturbed.CASES)
+@pytest.mark.parametrize("name", ["span", "bias", "mlm", "generator"])
 def test_an_attack_hurts(name):
     objective, batch = perturbed.CASES[name]
-    params = perturbed.params_of(objective, batch)
+    params, (loss, _, _) = perturbed.plain(name)
     config = FreeLBConfig(steps=2, step_size=0.5, init_magnitude=0.0, max_norm=0.0)
-    losses = [float(perturbed.trained(of, params, batch)[0]) for of in (objective, FreeLB(objective, config, WIDTH))]
-    assert losses[1] > losses[0] + 1e-4 * abs(losses[0])
+    assert perturbed.trained(FreeLB(objective, config, WIDTH), params, batch)[0] > loss + 1e-4 * abs(loss)
 
 
 def test_before_it_begins_all_passes_are_clean():
@@ -127,7 +133,7 @@ def test_before_it_begins_all_passes_are_clean():
     params = perturbed.params_of(objective, batch)
     attacked = FreeLB(perturbed.Seen(objective), FreeLBConfig(init_magnitude=1.0, begin_step=5), WIDTH)
     for step, begun in ((4, False), (5, True)):
-        loss, metrics, _ = perturbed.trained(attacked, params, batch, step=jnp.int32(step))
+        metrics = perturbed.trained(attacked, params, batch, step=jnp.int32(step))[1]
         assert bool(np.any(metrics["delta"][0])) == begun == bool(metrics["delta_norm"][0] > 0)
 
 
@@ -217,14 +223,8 @@ def test_a_step_costs_as_many_passes(guided, steps, count, passes):
     batch = tiny.task_batch("classification")
     params = perturbed.params_of(objective, batch)
     attacked = FreeLB(objective, FreeLBConfig(steps=steps, count=count), 48)
-    price = flops(attacked, params, batch) / flops(objective, params, batch)
+    price = perturbed.flops(attacked, params, batch) / perturbed.flops(objective, params, batch)
     assert passes * 0.9 < price < passes * 1.1, price
-
-
-def flops(objective, params, batch):
-    """Of the compiled gradient; layers are a loop whose body is counted once, forward and backward, in every pass."""
-    step = jax.jit(lambda params, batch: perturbed.loss_and_gradient(params, batch, perturbed.KEY, perturbed.STEP, objective=objective, microbatches=1))
-    return step.lower(params, batch).compile().cost_analysis()["flops"]
 
 
 @pytest.mark.parametrize(

@@ -71,19 +71,15 @@ class FreeLB:
         first_BLE = jnp.where(begun, self.first(jax.random.fold_in(rngs["dropout"], _INITIAL), sequences_BL), 0.0)
         is_clean = self.config.count == "fairseq"
         delta_BLE = jnp.zeros_like(first_BLE) if is_clean else first_BLE
-        still, sums = jax.lax.stop_gradient(params), None
+        slope_BLE, sums = jnp.zeros_like(first_BLE), None
         for number in range(self.config.passes):
             if number:
                 moved_BLE = first_BLE if is_clean and number == 1 else self.ascend(delta_BLE, slope_BLE, sequences_BL)
                 delta_BLE = jnp.where(begun, moved_BLE, delta_BLE)
-
-            def loss(params: Params, delta_BLE: Array, rngs=self._rngs(rngs, number)) -> tuple[Array, Outcome]:
-                outcome = self.inner(params, batch, rngs, step, perturbation.added(ports, delta_BLE))
-                return sum(factors[term] * total for term, total in outcome.totals.items()), outcome
-
-            (gradient, slope_BLE), outcome = jax.grad(loss, argnums=(0, 1), has_aux=True)(still, delta_BLE)
-            of_pass = (outcome.totals, outcome.metrics, gradient)
-            sums = of_pass if sums is None else jax.tree.map(jnp.add, sums, of_pass)
+            of_pass = ports.replace(factors=factors, embedding_delta=perturbation.plus(ports.embedding_delta, delta_BLE))
+            gradient, slope_BLE, outcome = self._pass(params, batch, self._rngs(rngs, number), step, of_pass)
+            adds = (outcome.totals, outcome.metrics, gradient)
+            sums = adds if sums is None else jax.tree.map(jnp.add, sums, adds)
         totals, metrics, gradient = jax.tree.map(lambda leaf: leaf / self.config.passes, sums)
         metrics["delta_norm"] = perturbation.length_metric(delta_BLE, sequences_BL)
         return outcome.replace(totals=with_gradient(totals, factors, params, gradient), metrics=metrics)
@@ -105,6 +101,20 @@ class FreeLB:
         moved_BL1 = perturbation.norms(moved_BLE, sequences_BL)
         is_outside_BL1 = moved_BL1 > self.config.max_norm
         return moved_BLE * jnp.where(is_outside_BL1, self.config.max_norm / jnp.where(is_outside_BL1, moved_BL1, 1.0), 1.0)
+
+    def _pass(
+        self, params: Params, batch: Batch, rngs: dict[str, Array], step: Array, ports: Ports
+    ) -> tuple[Params, Array, Outcome]:
+        """Of one pass: the gradient of the loss with regard to the parameters and to the perturbation, and the outcome."""
+
+        def loss(params: Params, delta_BLE: Array) -> tuple[Array, Outcome]:
+            outcome = self.inner(params, batch, rngs, step, ports.replace(embedding_delta=delta_BLE))
+            return sum(ports.factors[term] * total for term, total in outcome.totals.items()), outcome
+
+        # Parameters stand still, or the train step would differentiate this gradient once more.
+        still = jax.lax.stop_gradient(params)
+        (gradient, slope_BLE), outcome = jax.grad(loss, argnums=(0, 1), has_aux=True)(still, ports.embedding_delta)
+        return gradient, slope_BLE, outcome
 
     def _rngs(self, rngs: dict[str, Array], number: int) -> dict[str, Array]:
         if self.config.dropout == "shared" or not number:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ag_jax.attention import sequences
 from ag_jax.models import encoder
-from ag_jax.models.encoder import Batch, Ports
+from ag_jax.models.encoder import Batch
 from ag_jax.objectives.losses import Array, LossTerm
 
 
@@ -40,10 +40,9 @@ def normal(key: Array, sequences_BL: Array, width: int, deviation: float) -> Arr
     return on_texts(deviation * jax.random.normal(key, (*sequences_BL.shape, width)), sequences_BL)
 
 
-def added(ports: Ports, delta_BLE: Array) -> Ports:
-    """The ports with a perturbation of the word embeddings, beside one that is there already."""
-    before = ports.embedding_delta
-    return ports.replace(embedding_delta=delta_BLE if before is None else before + delta_BLE)
+def plus(before_BLE: Array | None, delta_BLE: Array) -> Array:
+    """A perturbation beside one that is there already."""
+    return delta_BLE if before_BLE is None else before_BLE + delta_BLE
 
 
 def length_metric(delta_BLE: Array, sequences_BL: Array) -> LossTerm:

@@ -39,7 +39,7 @@ class Ball:
 
     def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
         """With the noise."""
-        return perturbation.added(ports, delta_BLE)
+        return ports.replace(embedding_delta=perturbation.plus(ports.embedding_delta, delta_BLE))
 
     def first(self, key: Array, sequences_BL: Array) -> Array:
         """noise_0, which may lie outside of the ball."""

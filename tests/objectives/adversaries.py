@@ -1,0 +1,71 @@
+"""Objectives under attack, with parameters for them, and the same attack in numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ag_jax.objectives.adversarial import wrap as adversarial
+from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, MaskingConfig
+from tests import reference, tiny
+
+STEP = jnp.int32(5)
+RNGS = {"dropout": jax.random.key(1)}
+
+
+def attacked(inner, method="asa", shape=tiny.CONFIG, steps=10, recorded=None, **settings):
+    """The objective under an attack with these settings of its section."""
+    section = {"asa": AsaConfig(**settings)} if method == "asa" else {"masking": MaskingConfig(**settings)}
+    config = AdversarialConfig(method, **section)
+    return adversarial.wrap(inner, config, adversarial.Setting(shape, tiny.SPECIAL, steps, recorded))
+
+
+def model_of(objective):
+    while not hasattr(objective, "model"):
+        objective = objective.inner
+    return objective.model
+
+
+def params_of(objective, batch, seed=0):
+    """Random ones of the model, and of the adversary, if it has one, with which about half of the units are kept."""
+    model = model_of(objective)
+    params, rng, shape = tiny.params(model, batch, seed), np.random.default_rng(seed + 1), model.config
+    if objective.penalty is None:
+        return params
+
+    def linear():
+        drawn = {"kernel": rng.standard_normal((shape.layers, shape.width, shape.width)), "bias": rng.standard_normal((shape.layers, shape.width))}
+        return {name: jnp.asarray(0.4 * value, jnp.float32) for name, value in drawn.items()}
+
+    return params | {"adversary": {"query": linear(), "key": linear()}}
+
+
+class Keeper:
+    """The masks of the adversary's parameters, layer by layer, as `reference.encode` asks for them; remembers them."""
+
+    def __init__(self, adversary, sequences_BL, heads=1):
+        self.adversary, self.sequences, self.heads, self.masks = tiny.float64(adversary), np.asarray(sequences_BL), heads, {}
+
+    def __call__(self, index, x_BLD):
+        query, key = (reference.take_layer(self.adversary[name], index) for name in ("query", "key"))
+        q, k = (reference.linear(x_BLD, of).reshape(*x_BLD.shape[:2], self.heads, -1).swapaxes(1, 2) for of in (query, key))
+        scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        assert np.abs(scores[np.broadcast_to(self.inside, scores.shape)]).min() > 1e-6, "too close to call in float32"
+        self.masks.setdefault(index, (scores > 0).astype(float))
+        return self.masks[index]
+
+    @property
+    def inside(self):
+        same = self.sequences[:, :, None] == self.sequences[:, None, :]
+        return (same & (self.sequences > 0)[:, :, None])[:, None]
+
+    @property
+    def kept(self):
+        """Kept units of each layer."""
+        return np.array([(mask * self.inside).sum() / self.heads for _, mask in sorted(self.masks.items())])
+
+
+def symmetric(clean, other):
+    """1/2 [KL(q||p) + KL(p||q)] of logits."""
+    p, q = (np.exp(x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)) for x in (clean, other))
+    p, q = np.maximum(p, 1e-300), np.maximum(q, 1e-300)
+    return ((p - q) * (np.log(p) - np.log(q))).sum(-1) / 2

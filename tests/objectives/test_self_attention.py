@@ -1,0 +1,315 @@
+"""Adversarial self-attention: equations 9 and 10 in numpy for every head and encoder, and who learns what from which term."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ag_jax.attention import adversary, guidance
+from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.replaced_tokens import ReplacedTokensModel
+from ag_jax.models.tasks import KINDS, OF_TEXTS
+from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.objectives.replaced_tokens import ReplacedTokens
+from ag_jax.objectives.sentences import Sentences
+from ag_jax.objectives.supervised import Supervised
+from tests import reference, tiny
+from tests.objectives.adversaries import RNGS, STEP, Keeper, attacked, params_of, symmetric
+from tests.objectives.test_supervised import flat_rows
+
+HEAD = Sentences("head", texts=2)
+ENCODERS = ("roberta", "electra", "deberta_v1", "deberta_v2")
+
+
+@functools.cache
+def compiled(objective):
+    return jax.jit(lambda params, batch: objective(params, batch, RNGS, STEP))
+
+
+def check_units(outcome, keeper, weight):
+    """The penalty and what is said of the masks."""
+    kept, everything = keeper.kept, keeper.inside.sum()
+    np.testing.assert_allclose(outcome.totals["penalty"], kept.sum(), rtol=1e-6)
+    np.testing.assert_allclose(outcome.metrics["kept_units"], (kept.sum(), weight), rtol=1e-6)
+    np.testing.assert_allclose(outcome.metrics["masked/layers"][0], everything - kept, rtol=1e-6)
+    np.testing.assert_allclose(outcome.metrics["masked"], (len(kept) * everything - kept.sum(), len(kept) * everything), rtol=1e-6)
+    assert 0.15 < kept.sum() / (len(kept) * everything) < 0.95
+
+
+def task_logits(kind, params, batch, keep=None):
+    hidden, _ = reference.encode(params["encoder"], flat_rows(batch), tiny.CONFIG, keep=keep)
+    head = params["task_head"]
+    if kind not in OF_TEXTS:
+        return reference.linear(hidden, head["classifier"])
+    return reference.linear(np.tanh(reference.linear(hidden[:, 0], head["dense"])), head["classifier"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equation_9_for_every_head(kind):
+    batch = tiny.task_batch(kind)
+    objective = attacked(Supervised(tiny.task_model(kind)), tau=0.3)
+    params = params_of(objective, batch)
+    outcome = compiled(objective)(params, batch)
+    exact, keeper = tiny.float64(params), Keeper(params["adversary"], flat_rows(batch)["sequences"])
+    clean, other = task_logits(kind, exact, batch), task_logits(kind, exact, batch, keeper)
+    expected = 0.0
+    for row in np.flatnonzero(batch["weights"]):
+        if kind == "classification":
+            expected += symmetric(clean[row], other[row])
+        elif kind == "regression":
+            expected += (clean[row, 0] - other[row, 0]) ** 2
+        elif kind in ("choice", "ranking"):
+            several = batch["labels"].shape[1]
+            there = batch["choice_weights"][row] > 0
+            expected += symmetric(*(logits.reshape(-1, several)[row, there] for logits in (clean, other)))
+        elif kind == "tagging":
+            expected += sum(symmetric(clean[row, at], other[row, at]) for at in np.flatnonzero(batch["label_weights"][row]))
+        elif {batch["starts"][row], batch["ends"][row]} <= set(np.flatnonzero(batch["span_weights"][row])):
+            places = np.flatnonzero(batch["span_weights"][row])
+            expected += sum(symmetric(clean[row, places, side], other[row, places, side]) for side in (0, 1)) / 2
+    assert set(outcome.totals) == {"task", "asa", "penalty"} and expected > 0.01
+    np.testing.assert_allclose(outcome.totals["asa"], expected, rtol=2e-4)
+    weights = objective.normalizers(batch)
+    assert weights["asa"] == weights["task"] and outcome.metrics["asa_loss"][1] == weights["asa"]
+    texts = (flat_rows(batch)["sequences"] > 0).any(-1).sum()
+    assert weights["penalty"] == texts
+    check_units(outcome, keeper, texts)
+    assert {term: round(float(value), 6) for term, value in objective.coefficients(STEP).items()} == {"task": 1, "asa": 1, "penalty": 0.09}
+    plain = compiled(objective.inner)(params, batch)
+    np.testing.assert_allclose(outcome.totals["task"], plain.totals["task"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("mask", ["shared", "own"])
+def test_equation_10_for_every_encoder(name, mask):
+    """Masked words, next sentence and first positions of texts, some of which share a row; the mask decoder is attacked, too."""
+    if mask == "own" and name not in ("roberta", "deberta_v1"):
+        pytest.skip("one of each attention is enough")
+    batch, model = tiny.mixed_batch(), tiny.model(**tiny.ENCODERS[name])
+    objective = attacked(Pretraining(model, HEAD), shape=model.config, mask=mask, tau=0.1, tau_power=1)
+    params = params_of(objective, batch)
+    outcome = compiled(objective)(params, batch)
+    exact, keeper = tiny.float64(params), Keeper(params["adversary"], batch["sequences"], 3 if mask == "own" else 1)
+    firsts = np.array([[0, 0], [0, 0], [0, 0], [0, 0], [0, 3], [4, 0]])
+    weights = np.array([[1, 0], [1, 0], [1, 0], [0, 0], [1, 1], [1, 0]])
+    shown = batch | {"masked_positions": np.concatenate([firsts, batch["masked_positions"]], axis=1)}
+    clean, other = (reference.predict(exact, shown, model.config, keep=keep) for keep in (None, keeper))
+    apart_BM = symmetric(clean[0], other[0])
+    expected = {
+        "asa": (apart_BM[:, 2:] * batch["masked_weights"]).sum(),
+        "asa_sentence": (apart_BM[:, :2] * weights).sum(),
+        "asa_nsp": (symmetric(clean[1], other[1]) * (batch["sequences"] > 0).any(-1)).sum(),
+    }
+    assert set(outcome.totals) == {"mlm", "nsp", "penalty", *expected}
+    for term, value in expected.items():
+        np.testing.assert_allclose(outcome.totals[term], value, rtol=1e-3, err_msg=term)
+        assert value > 1e-4
+    normalizers = {term: float(value) for term, value in objective.normalizers(batch).items()}
+    masked = batch["masked_weights"].sum()
+    assert normalizers == {"mlm": masked, "nsp": 5, "asa": masked, "asa_nsp": 5, "asa_sentence": 6, "penalty": 6}
+    assert objective.coefficients(STEP)["penalty"] == np.float32(0.1)
+    check_units(outcome, keeper, 6)
+
+
+@pytest.mark.parametrize("of", ["softmax", "squares", "none"])
+def test_other_sentence_terms(of):
+    batch, model = tiny.mixed_batch(), tiny.model()
+    objective = attacked(Pretraining(model, Sentences(of)), tau=0.1)
+    params = params_of(objective, batch)
+    outcome = compiled(objective)(params, batch)
+    if of == "none":
+        assert set(outcome.totals) == {"mlm", "nsp", "asa", "asa_nsp", "penalty"}
+        return
+    exact, keeper = tiny.float64(params)["encoder"], Keeper(params["adversary"], batch["sequences"])
+    clean, other = (reference.encode(exact, batch, model.config, keep=keep)[0] for keep in (None, keeper))
+    rows, places = [0, 1, 2, 4, 5], [0, 0, 0, 0, 4]
+    apart = symmetric(clean, other) if of == "softmax" else ((clean - other) ** 2).mean(-1)
+    np.testing.assert_allclose(outcome.totals["asa_sentence"], apart[rows, places].sum(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("generator", [False, True])
+def test_equation_10_for_replaced_tokens(generator):
+    """The generator is not attacked, and both passes judge the same samples."""
+    batch = tiny.mixed_batch()
+    small = tiny.config(heads=2, width=8, feedforward=10, embedding_width=12) if generator else None
+    model = ReplacedTokensModel(tiny.CONFIG, small)
+    objective = attacked(ReplacedTokens(model, 50.0, (), HEAD), tau=0.1)
+    params = params_of(objective, batch)
+    outcome = compiled(objective)(params, batch)
+    exact, keeper = tiny.float64(params), Keeper(params["adversary"], batch["sequences"])
+    shown = {name: np.asarray(field) for name, field in outcome.shown.items()}
+    assert generator == bool((shown["tokens"] != batch["tokens"]).any())
+    logits = []
+    for keep in (None, keeper):
+        hidden, _ = reference.encode(exact["encoder"], shown, tiny.CONFIG, keep=keep)
+        head = exact["discriminator_head"]
+        logits.append(reference.linear(reference.gelu(reference.linear(hidden, head["dense"])), head["classifier"])[..., 0])
+    apart_BL = symmetric(*(np.stack([of, 0 * of], axis=-1) for of in logits))
+    np.testing.assert_allclose(outcome.totals["asa"], apart_BL[batch["sequences"] > 0].sum(), rtol=1e-3)
+    firsts = apart_BL[[0, 1, 2, 4, 4, 5], [0, 0, 0, 0, 3, 4]].sum()
+    np.testing.assert_allclose(outcome.totals["asa_sentence"], firsts, rtol=1e-3)
+    check_units(outcome, keeper, 6)
+
+
+@pytest.fixture(scope="module")
+def case():
+    """A pre-training objective with guidance, under attack; parameters, and (term, parameters) -> gradient."""
+    batch = tiny.batch((11, 7, 5, 0, 9, 4, 11, 2))
+    objective = attacked(tiny.guided(tiny.model(), objective=lambda model: Pretraining(model, HEAD)), tau=0.1)
+    params = params_of(objective, batch)
+
+    @functools.cache
+    def gradient(term):
+        return jax.jit(jax.grad(lambda params: objective(params, batch, RNGS, STEP).totals[term]))(params)
+
+    return objective, batch, params, gradient
+
+
+def test_the_penalty_is_of_the_adversary_alone(case):
+    """Oracle: the gradient of L_c is exactly 0 in every parameter of the model."""
+    *_, gradient = case
+    of_penalty = gradient("penalty")
+    assert all(not np.asarray(leaf).any() for name in set(of_penalty) - {"adversary"} for leaf in jax.tree.leaves(of_penalty[name]))
+    assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_penalty["adversary"]))
+
+
+def test_the_model_and_the_adversary_both_learn_from_the_divergence(case):
+    *_, gradient = case
+    for term in ("asa", "asa_sentence", "asa_nsp"):
+        of_term = gradient(term)
+        assert np.abs(of_term["encoder"]["layers"]["attention"]["query"]["kernel"]).max() > 1e-4
+        assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_term["adversary"]))
+    for term in ("mlm", "nsp", "ag"):
+        assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient(term)["adversary"]))
+
+
+def test_reversal_turns_the_adversarys_gradient_and_no_other(case, monkeypatch):
+    objective, batch, params, gradient = case
+    monkeypatch.setattr(adversary, "reverse_gradient", lambda x, scale: x)
+    straight = jax.jit(jax.grad(lambda params: objective(params, batch, RNGS, STEP).totals["asa"]))(params)
+    found = gradient("asa")
+    for name in straight:
+        sign = -1 if name == "adversary" else 1
+        jax.tree.map(
+            lambda one, other, sign=sign: np.testing.assert_allclose(one, sign * other, rtol=1e-5, atol=1e-6 * float(jnp.abs(other).max())),
+            found[name],
+            straight[name],
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_of_the_adversary_raises_the_divergence_and_one_of_the_model_lowers_it(seed):
+    batch = tiny.task_batch("classification", rows=16, seed=seed)
+    objective = attacked(Supervised(tiny.task_model("classification")))
+    params = params_of(objective, batch, seed)
+
+    @jax.jit
+    def asa(params):
+        return objective(params, batch, RNGS, STEP).totals["asa"]
+
+    before, gradient = jax.jit(jax.value_and_grad(asa))(params)
+
+    def after(part, size):
+        """With those parameters moved against their gradient, as an optimizer does."""
+        norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves([gradient[name] for name in part])))
+        moved = jax.tree.map(lambda leaf, way: leaf - size * way / norm, *({name: of[name] for name in part} for of in (params, gradient)))
+        return asa(params | moved)
+
+    assert after(["adversary"], 0.05) > before * 1.001
+    assert after(["encoder", "task_head"], 0.005) < before * 0.999
+
+
+def test_the_gradient_of_the_model_is_the_slope(case):
+    """Of the divergence, along a random direction short enough for no mask to change."""
+    objective, batch, params, gradient = case
+    rng = np.random.default_rng(3)
+    model = {name: of for name, of in params.items() if name != "adversary"}
+    way = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), jnp.float32), model)
+
+    @jax.jit
+    def value(size):
+        moved = jax.tree.map(lambda leaf, of: leaf + size * of, model, way)
+        outcome = objective(params | moved, batch, RNGS, STEP)
+        return outcome.totals["asa"], outcome.totals["penalty"]
+
+    (ahead, kept), (behind, still) = value(2e-4), value(-2e-4)
+    assert kept == still, "the masks changed"
+    of = {name: gradient("asa")[name] for name in model}
+    slope = sum(jax.tree.leaves(jax.tree.map(lambda one, other: (one * other).sum(), of, way)))
+    np.testing.assert_allclose((ahead - behind) / 4e-4, slope, rtol=3e-2)
+
+
+def test_guidance_stays_with_the_clean_pass(case):
+    objective, batch, params, _ = case
+    outcome, inner = compiled(objective)(params, batch), compiled(objective.inner)(params, batch)
+    for term, total in inner.totals.items():
+        np.testing.assert_allclose(outcome.totals[term], total, rtol=1e-6)
+    assert {"mass/next", "mass/period", "ag_loss", "asa_loss"} <= set(outcome.metrics)
+    assert objective.headline == objective.inner.headline and objective.says == ("task", "sentence", "nsp")
+
+
+def test_a_bias_of_guidance_is_in_both_passes():
+    batch = tiny.mixed_batch()
+    guided = tiny.guided(tiny.model(), mode="bias")
+    objective = attacked(guided, tau=0.1)
+    params = params_of(objective, batch)
+    outcome = compiled(objective)(params, batch)
+    bias = np.asarray(guidance.bias(guided.guides(batch), jnp.asarray(batch["sequences"]), 3, guided.alpha(STEP)))
+    exact, keeper = tiny.float64(params), Keeper(params["adversary"], batch["sequences"])
+    clean, other = (reference.predict(exact, batch, tiny.CONFIG, bias_BHQK=bias, keep=keep)[0] for keep in (None, keeper))
+    np.testing.assert_allclose(outcome.totals["asa"], (symmetric(clean, other) * batch["masked_weights"]).sum(), rtol=1e-3)
+
+
+def test_an_evaluation_is_that_of_the_clean_model(case):
+    objective, batch, params, _ = case
+    found, plain = (jax.jit(lambda params, of=of: of(params, batch, None, STEP).metrics)(params) for of in (objective, objective.inner))
+    jax.tree.map(np.testing.assert_array_equal, found, plain)
+
+
+def test_delay():
+    objective = attacked(Supervised(tiny.task_model("classification")), delay_steps=5)
+    for step, begun in ((4, 0), (5, 1)):
+        found = {term: float(value) for term, value in objective.coefficients(np.float32(step)).items()}
+        assert found == pytest.approx({"task": 1, "asa": begun, "penalty": 0.09 * begun})
+
+
+@pytest.mark.parametrize("dropout", ["shared", "independent"])
+def test_dropout_of_the_attacked_pass(dropout):
+    """Of an attack that keeps everything, nothing is left but what dropout does differently."""
+    batch, model = tiny.mixed_batch(), tiny.model(dropout=0.2, attention_dropout=0.2, **tiny.DEBERTA_V1)
+    objective = attacked(Pretraining(model, HEAD), shape=model.config, keep_init=1 - 1e-12, dropout=dropout)
+    params = params_of(objective, batch)
+    params["adversary"] = jax.tree.map(lambda leaf: 0 * leaf, params["adversary"])
+    outcome = compiled(objective)(params, batch)
+    assert outcome.metrics["masked"][0] == 0
+    for term in ("asa", "asa_nsp", "asa_sentence"):
+        assert (abs(outcome.totals[term]) < 1e-6) == (dropout == "shared")
+    plain = compiled(objective.inner)(params, batch)
+    for term in ("mlm", "nsp"):
+        np.testing.assert_allclose(outcome.totals[term], plain.totals[term], rtol=1e-6)
+
+
+def test_protected_specials():
+    batch = tiny.mixed_batch()
+    objective = attacked(Pretraining(PretrainingModel(tiny.CONFIG)), protect_specials=True)
+    params = params_of(objective, batch)
+    attack = objective.attacker(params, batch, STEP)
+    assert attack.special_NBL.shape == (2, 6, 11)
+    np.testing.assert_array_equal(attack.special_NBL[1], np.isin(batch["original"], reference.DELIMITERS))
+    plain = attacked(Pretraining(PretrainingModel(tiny.CONFIG)))
+    masked = [compiled(of)(params, batch).metrics["masked"][0] for of in (objective, plain)]
+    assert masked[0] < masked[1]
+
+
+def test_the_mean_fraction():
+    batch = tiny.mixed_batch()
+    objective = attacked(Pretraining(PretrainingModel(tiny.CONFIG)), count="fraction")
+    params = params_of(objective, batch)
+    total = compiled(objective)(params, batch).totals["penalty"]
+    keeper = Keeper(params["adversary"], batch["sequences"])
+    reference.encode(tiny.float64(params)["encoder"], batch, tiny.CONFIG, keep=keeper)
+    of_rows = [(mask * keeper.inside).sum((1, 2, 3)) / np.maximum(keeper.inside.sum((1, 2, 3)), 1) for mask in keeper.masks.values()]
+    np.testing.assert_allclose(total, np.sum(of_rows), rtol=1e-6)
+    assert objective.normalizers(batch)["penalty"] == 5
