@@ -140,10 +140,8 @@ def read_trace(config: AdversarialConfig, layers: int) -> Trace | None:
     """What `adversarial.masking.trace` recorded, if it is wanted. Raises ValueError if it is not there, or of other layers."""
     if config.method != "scheduled":
         return None
-    wanted = (
-        f"adversarial.masking.trace={config.masking.trace} must be metrics.jsonl of a run or trial with adversarial.method=asa, or "
-        "its directory"
-    )
+    named = f"adversarial.masking.trace={config.masking.trace}"
+    wanted = f"{named} must be metrics.jsonl of a run or trial with method=asa, or its directory"
     try:
         rows = read_metrics(trace_directory(config))
     except FileNotFoundError as error:
