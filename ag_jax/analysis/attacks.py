@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ag_jax.analysis.canvas import LARGE, MEDIUM, colours, label, save, tidy
 
@@ -99,6 +99,7 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
             left.plot(x_S, share.share_S, "-" if len(x_S) > 1 else "o", linewidth=1.6, **style)
             right.plot(np.arange(1, len(share_N) + 1), share_N, "o-", linewidth=1.2, **style)
         left.set_xlabel("step" if same else "part of training", fontsize=MEDIUM)
+        left.xaxis.set_major_locator(MaxNLocator("auto", integer=same))
         left.xaxis.set_major_formatter((lambda value, _: f"{value:,.0f}") if same else PercentFormatter(1.0, decimals=0))
         left.set_title(label(group, 40), fontsize=LARGE, loc="left", parse_math=False)
         left.set_ylabel("masked share", fontsize=MEDIUM)

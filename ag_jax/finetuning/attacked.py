@@ -121,12 +121,13 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
         text = sentence(next(iter(of_first.predicted.values())).examples)
         columns = {name: [(task, attention(tuned, text))] for name, tuned in opened.items()}
         config = next(iter(opened.values())).config
-        layers, head = sorted({0, max(config.layers - 2, 0)}), min(1, config.heads - 1)
-        path = workdir / "figures" / f"attention_{task}.png"
-        lines += _shown(f"Attention to a sentence of {task}", plots.map_figure(columns, layers, [head] * len(layers), path))
+        for layer in sorted({0, max(config.layers - 2, 0)}):
+            path = workdir / "figures" / f"attention_{task}_layer{layer + 1}.png"
+            caption = f"Attention to a sentence of {task}, layer {layer + 1}"
+            lines += _shown(caption, plots.map_figure(columns, layer, config.heads - 1, path))
     explained = (
-        "Without dropout and without the attack, which is there in training alone: one head of the first layer and of the last but "
-        "one, in each arm's model of the first seed. A row is a token, and dark is where it attends to."
+        "Without dropout and without the attack, which is there in training alone: the last head (the first ones may be guided) of the "
+        "first layer and of the last but one, in each arm's model of the first seed. A row is a token, and dark is where it attends to."
     )
     return ["## Attention after training", "", explained, "", *lines] if lines else []
 

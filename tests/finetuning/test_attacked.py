@@ -142,7 +142,7 @@ def test_scores_against_tau(source, tmp_path, trained):
 
 def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypatch):
     """Weights are kept of each seed's best trial, which need not be of the chosen point."""
-    model = Head("sst2", "classification", ("bad", "good")).model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size))
+    model = Head("sst2", "classification", ("bad", "good")).model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, layers=4))
     params = tiny.params(model, tiny.task_batch("classification"))
     drawn, shown = [], []
     monkeypatch.setattr(finetuned, "load", lambda place: drawn.append(place) or FineTuned(Head("sst2", "classification"), model.config, None, params))
@@ -153,11 +153,12 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
     text = comparison.compare(source, {"keep": "best"}, epath.Path(tmp_path / "w")).read_text()
     assert [place.parts[-3] for place in drawn] == ["plain", "asa", "scheduled"]
     assert all(place.name.endswith("seed0") and (place / "weights").exists() for place in drawn)
-    ((by_arm, layers, heads, _),) = columns
-    assert list(by_arm) == ["plain", "asa", "scheduled"] and (layers, heads) == ([0], [1])
+    assert [list(by_arm) for by_arm, *_ in columns] == [["plain", "asa", "scheduled"]] * 2
+    assert [place for _, *place, _ in columns] == [[0, 2], [2, 2]], "layers and heads"
     assert len(set(shown)) == 1 and len(shown[0].split()) in attacked.WORDS
-    assert "![Attention to a sentence of sst2](figures/attention_sst2.png)" in text
-    assert (tmp_path / "w" / "figures" / "attention_sst2.png").exists()
+    for layer in (1, 3):
+        assert f"![Attention to a sentence of sst2, layer {layer}](figures/attention_sst2_layer{layer}.png)" in text
+        assert (tmp_path / "w" / "figures" / f"attention_sst2_layer{layer}.png").exists()
 
 
 def _maps(tuned):

@@ -283,4 +283,4 @@ def test_every_naive_mask_beside_the_adversary_that_it_follows(folder, checkpoin
     arms = json.loads((report.parent / "report.json").read_text())["tasks"]["sst2"]["arms"]
     asa, scheduled = arms["asa"]["masked"]["all"], arms["scheduled"]["masked"]["all"]
     assert abs(asa - scheduled) < 0.1 < asa < 0.9
-    assert (report.parent / "figures" / "attention_sst2.png").read_bytes().startswith(b"\x89PNG")
+    assert (report.parent / "figures" / "attention_sst2_layer1.png").read_bytes().startswith(b"\x89PNG")
