@@ -99,6 +99,7 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
             left.plot(x_S, share.share_S, "-" if len(x_S) > 1 else "o", linewidth=1.6, **style)
             right.plot(np.arange(1, len(share_N) + 1), share_N, "o-", linewidth=1.2, **style)
         left.set_xlabel("step" if same else "part of training", fontsize=MEDIUM)
+        left.set_xlim(left=0)
         left.xaxis.set_major_locator(MaxNLocator("auto", integer=same))
         left.xaxis.set_major_formatter((lambda value, _: f"{value:,.0f}") if same else PercentFormatter(1.0, decimals=0))
         left.set_title(label(group, 40), fontsize=LARGE, loc="left", parse_math=False)
