@@ -141,7 +141,7 @@ def read_trace(config: AdversarialConfig, layers: int) -> Trace | None:
     if config.method != "scheduled":
         return None
     path = epath.Path(config.masking.trace)
-    wanted = f"adversarial.masking.trace={path} must be metrics.jsonl of a run or trial with adversarial.method=asa, or its directory"
+    wanted = f"adversarial.masking.trace={path} must be metrics.jsonl of a run or trial with method=asa, or its directory"
     try:
         rows = read_metrics(path.parent if path.name == "metrics.jsonl" else path)
     except FileNotFoundError as error:

@@ -122,7 +122,7 @@ def test_the_adversary_stays_behind(whole, text, tmp_path, one_device):
     after = run.train(experiment.parse(values), epath.Path(tmp_path / "on"))
     assert np.isfinite(after["train_loss"])
     row = rows(tmp_path / "on")[0]
-    recorded = [row for row in rows(workdir) if row["split"] == "train"][0]["masked/layers"]
+    recorded = next(row for row in rows(workdir) if row["split"] == "train")["masked/layers"]
     np.testing.assert_allclose(row["masked/layers"], recorded, atol=0.1)
     assert "penalty" not in str(sorted(row)) and "masking_loss" in row
 

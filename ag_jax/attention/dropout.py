@@ -46,7 +46,7 @@ def keep(seeds: tuple[Array, Array] | Array, index: Array, rate: float) -> Array
 
 
 def uniform(key: Array, shape: tuple[int, ...]) -> Array:
-    """Numbers in (0, 1) of a shape, float32, determined by `key`: never 0, and never 1, of which a logarithm would be infinite."""
+    """Numbers in (0, 1) of a shape, float32, determined by `key`: never 0 or 1, whose logarithms are infinite."""
     bits = random_bits(seeds(key), element_index(shape))
     return jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
 

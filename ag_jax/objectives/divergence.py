@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ag_jax.models.pretraining import word_scores
 from ag_jax.objectives.losses import Array
-from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Prediction, Predictions, Words, YesNo
+from ag_jax.objectives.predictions import Counts, Numbers, Prediction, Predictions, Words, YesNo
 from ag_jax.objectives.word_loss import in_chunks
 
 FORMS = ("symmetric", "one_way")

@@ -62,7 +62,7 @@ def loss_and_gradient(
 
 
 def gradient_norms(gradient: Any) -> dict[str, Array]:
-    """The norm of the model's gradient, and apart from it that of an adversary, which is larger by orders of magnitude."""
+    """The norm of the model's gradient, and apart from it that of an adversary, which may be of another order of magnitude."""
     model = {name: tree for name, tree in gradient.items() if name != ADVERSARY}
     norms = {"gradient_norm": optax.tree.norm(model)}
     return norms | ({"adversary_gradient_norm": optax.tree.norm(gradient[ADVERSARY])} if ADVERSARY in gradient else {})

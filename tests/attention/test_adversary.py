@@ -115,7 +115,7 @@ def test_strength(layer):
 
 
 def test_protection(layer):
-    hidden, sequences, *_ = layer
+    sequences = layer[1]
     special = jnp.zeros((4, LENGTH), bool).at[:, 0].set(True)
     found = attack(layer, Rules(protect_diagonal=True), special)
     m = masks(layer)
@@ -150,7 +150,8 @@ class Fixed:
 def attended(request, layer):
     """(attack, bias, input) -> output and probabilities of an attention layer."""
     module, hidden = attention(request.param), layer[0]
-    table = {"relative_RD": jnp.asarray(np.random.default_rng(5).standard_normal((8, WIDTH)), jnp.float32)} if request.param else {}
+    rows = jnp.asarray(np.random.default_rng(5).standard_normal((8, WIDTH)), jnp.float32)
+    table = {"relative_RD": rows} if request.param else {}
     params = module.init(jax.random.key(0), hidden, layer[1], None, None, True, **table)["params"]
 
     def run(attack, bias=None, hidden=hidden):
@@ -226,7 +227,7 @@ def test_masked_units_learn_nothing_and_kept_ones_c_times_as_much(layer, attende
 def test_empty_rows_do_not_move_the_encoder(attended, layer):
     """What cannot change the attention has no gradient: queries and keys of a row of which everything is masked."""
     def loss(hidden, keep):
-        out, weights, _ = attended(Fixed(keep), hidden=hidden)
+        _, weights, _ = attended(Fixed(keep), hidden=hidden)
         return (weights[0] * jnp.arange(LENGTH)[None, None, :])[:, :7].sum()  # the rows of its text
 
     nothing = jnp.zeros((4, 1, LENGTH, LENGTH))

@@ -67,5 +67,6 @@ def test_the_adversary_has_the_trials_rate_or_its_own(rate):
         found, state = optimizer.update(gradient, state, params)
         for part, of, scale in (("encoder", config, 0.1), ("adversary", own, 1.0 if rate else 0.1)):
             updates, states[part] = make_optimizer(of, plan.steps).update(gradient[part], states[part], params[part])
-            jax.tree.map(lambda one, other, scale=scale: np.testing.assert_allclose(one, scale * other, rtol=1e-6), found[part], updates)
+            for one, other in zip(jax.tree.leaves(found[part]), jax.tree.leaves(updates), strict=True):
+                np.testing.assert_allclose(one, scale * other, rtol=1e-6)
     assert np.abs(found["adversary"]["key"]["kernel"]).max() > 0

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special as functions
 
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, MaskingConfig
@@ -33,8 +34,8 @@ def params_of(objective, batch, seed=0):
         return params
 
     def linear():
-        drawn = {"kernel": rng.standard_normal((shape.layers, shape.width, shape.width)), "bias": rng.standard_normal((shape.layers, shape.width))}
-        return {name: jnp.asarray(0.4 * value, jnp.float32) for name, value in drawn.items()}
+        sizes = {"kernel": (shape.layers, shape.width, shape.width), "bias": (shape.layers, shape.width)}
+        return {name: jnp.asarray(0.4 * rng.standard_normal(size), jnp.float32) for name, size in sizes.items()}
 
     return params | {"adversary": {"query": linear(), "key": linear()}}
 
@@ -66,6 +67,5 @@ class Keeper:
 
 def symmetric(clean, other):
     """1/2 [KL(q||p) + KL(p||q)] of logits."""
-    p, q = (np.exp(x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)) for x in (clean, other))
-    p, q = np.maximum(p, 1e-300), np.maximum(q, 1e-300)
-    return ((p - q) * (np.log(p) - np.log(q))).sum(-1) / 2
+    log_p, log_q = (functions.log_softmax(logits, axis=-1) for logits in (clean, other))
+    return ((np.exp(log_p) - np.exp(log_q)) * (log_p - log_q)).sum(-1) / 2

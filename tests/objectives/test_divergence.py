@@ -1,5 +1,6 @@
 """How far predictions are apart: against scipy, for every form, with its gradients; words a few positions at a time."""
 
+import functools
 import itertools
 
 import jax
@@ -109,7 +110,8 @@ def test_words_are_compared_whatever_the_part(monkeypatch, config, together):
         return divergence(*scores, Counts(weights), config)
 
     np.testing.assert_allclose(by_parts(*arrays), whole(*arrays), rtol=1e-5)
-    found, wanted = (jax.jit(jax.grad(lambda *of, f=f: 3 * f(*of) ** 2, argnums=(0, 1, 2, 3)))(*arrays) for f in (by_parts, whole))
+    of_all = functools.partial(jax.grad, argnums=(0, 1, 2, 3))
+    found, wanted = (jax.jit(of_all(lambda *of, f=f: 3 * f(*of) ** 2))(*arrays) for f in (by_parts, whole))
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other, atol=3e-6 * float(jnp.abs(wanted[2]).max()))
     assert config.stop_gradient != "clean" or not found[0].any()

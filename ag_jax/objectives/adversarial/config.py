@@ -14,7 +14,7 @@ CHOICES = {
     "sentence": SENTENCES,
     "count": ("units", "fraction"),
     "empty_rows": ("uniform", "keep_diagonal"),
-    "mask": ("shared", "own"),
+    "heads": ("shared", "own"),
     "gate": ("threshold", "gumbel"),
 }
 
@@ -33,7 +33,7 @@ class AsaConfig:
     tau, tau_power: the penalty's coefficient is tau ** tau_power; the paper writes tau, the code squares it. Lower attacks more.
     count: what the penalty counts: kept `units` of all layers, or the sum over layers of the kept `fraction`.
     strength: C, what is taken from the score of a masked unit.
-    mask: one for all heads of a layer (`shared`), or each head its `own`.
+    heads: of a layer have one mask (`shared`), or each its `own`.
     gate: a unit is kept where its score is above 0 (`threshold`), or above logistic noise (`gumbel`, at `gumbel_temperature`).
     empty_rows: a row of which everything is masked attends to its text evenly (`uniform`), or to itself (`keep_diagonal`).
     protect_specials, protect_diagonal: keep what is of special tokens, or of a token with itself, from being masked.
@@ -48,7 +48,7 @@ class AsaConfig:
     tau_power: int = 2
     count: str = "units"
     strength: float = 1e4
-    mask: str = "shared"
+    heads: str = "shared"
     gate: str = "threshold"
     gumbel_temperature: float = 1.0
     empty_rows: str = "uniform"

@@ -51,7 +51,7 @@ class LearntMasks:
             **params[ADVERSARY],
             special_NBL=special_NBL,
             rules=Rules(config.strength, config.empty_rows, config.protect_diagonal),
-            heads=shape.heads if config.mask == "own" else 1,
+            heads=shape.heads if config.heads == "own" else 1,
             offset=initial_offset(config.keep_init, shape.width, shape.initializer_range),
             temperature=config.gumbel_temperature if config.gate == "gumbel" else 0.0,
         )
