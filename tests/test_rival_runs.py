@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 from ag_jax import experiment, run
-from ag_jax.finetuning import trial
+from ag_jax.finetuning import encoded, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import METHODS, AdversarialConfig, FreeLBConfig, SiftConfig, SmartConfig
@@ -54,7 +54,7 @@ def test_the_method_chooses():
 def test_in_a_trial(method, tmp_path, one_device):
     recipe = Recipe(epochs=1, max_length=24, adversarial=AdversarialConfig(method, **RIVALS[method]))
     opened = tasks.pretrained()
-    data = trial.encode(tasks.splits("choice"), opened.tokenizer, opened.config, recipe)
+    data = encoded.encode(tasks.splits("choice"), opened.tokenizer, opened.config, recipe)
     config = FinetuningConfig(checkpoint="nowhere", tasks={"choice": recipe})
     trial.run_trial(trial.Trial("choice", recipe, 5e-3, 8, 0), config, opened, data, tmp_path, False)
     rows = [row for row in read_metrics(tmp_path) if row["split"] == "train"]

@@ -14,11 +14,11 @@ Totals = dict[str, Array]
 
 @jax.custom_vjp
 def with_gradient(totals: Totals, factors: Totals, params: Params, gradient: Params) -> Totals:
-    """The totals, of which sum_i factors_i * totals_i has the given gradient with regard to `params`, times whatever comes later.
+    """The totals, of which sum_i factors_i * totals_i has the given gradient with regard to `params`.
 
-    For cotangents c_i = s * factors_i it is s * gradient, with s = <c, factors> / <factors, factors>: exact for one total, whatever
-    is done with it, and for several as long as they are weighed as `factors` says. How a gradient is made up of several totals
-    is not known here, so that another sum of them has no gradient that could be right.
+    For cotangents c_i = s * factors_i it is s * gradient, with s = <c, factors> / <factors, factors>: exact for one
+    total, whatever is done with it, and for several as long as they are weighed as `factors` says. How a gradient is
+    made up of several totals is not known here, so that another sum of them has no gradient that could be right.
     """
     return totals
 
@@ -33,7 +33,8 @@ def _backward(residuals: tuple, cotangents: Totals):
     largest = jnp.max(jnp.stack([jnp.abs(factor) for factor in factors.values()]))
     unit = {name: factor / jnp.where(largest > 0, largest, 1) for name, factor in factors.items()}
     along = sum(cotangents[name] * unit[name] for name in unit)
-    scale = along / jnp.maximum(sum(jnp.square(factor) for factor in unit.values()), 1) / jnp.where(largest > 0, largest, jnp.inf)
+    squares = jnp.maximum(sum(jnp.square(factor) for factor in unit.values()), 1)
+    scale = along / squares / jnp.where(largest > 0, largest, jnp.inf)
     return None, None, jax.tree.map(lambda leaf: (scale * leaf).astype(leaf.dtype), gradient), None
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ag_jax import finetuned
-from ag_jax.finetuning import program, trial
+from ag_jax.finetuning import encoded, program, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.trial import Trial, run_trial
 from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, MaskingConfig
@@ -22,7 +22,7 @@ ASA = AdversarialConfig("asa", asa=AsaConfig(gate="gumbel"))
 def setting(kind, adversarial, **settings):
     recipe = Recipe(epochs=2, max_length=24, adversarial=adversarial, **settings)
     opened = tasks.pretrained()
-    data = trial.encode(tasks.splits(kind), opened.tokenizer, opened.config, recipe)
+    data = encoded.encode(tasks.splits(kind), opened.tokenizer, opened.config, recipe)
     config = FinetuningConfig(checkpoint="nowhere", tasks={kind: recipe})
     of = Trial(kind, recipe, 5e-3, 8, 0)
     return lambda directory: run_trial(of, config, opened, data, directory, True), trial.make_plan(of, config, opened, data)

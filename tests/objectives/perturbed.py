@@ -98,7 +98,8 @@ def objectives(**settings):
     mixed = tiny.mixed_batch()
     for kind in KINDS:
         yield kind, Supervised(tiny.task_model(kind, **settings)), tiny.task_batch(kind)
-    yield "guided", tiny.guided(tiny.task_model("classification", **settings), objective=Supervised), tiny.task_batch("classification")
+    guided = tiny.guided(tiny.task_model("classification", **settings), objective=Supervised)
+    yield "guided", guided, tiny.task_batch("classification")
     yield "mlm", Pretraining(PretrainingModel(config)), mixed
     yield "nsp", tiny.guided(tiny.model(**settings)), mixed
     yield "bias", tiny.guided(tiny.model(**settings), mode="bias"), mixed
@@ -121,8 +122,11 @@ def params_of(objective, batch):
 
 def trained(objective, params, batch, microbatches=1, step=STEP):
     """Loss, metrics and gradient as the train step has them."""
-    run = jax.jit(lambda params, batch: loss_and_gradient(params, batch, KEY, step, objective=objective, microbatches=microbatches))
-    return run(params, batch)
+
+    def compute(params, batch):
+        return loss_and_gradient(params, batch, KEY, step, objective=objective, microbatches=microbatches)
+
+    return jax.jit(compute)(params, batch)
 
 
 @functools.cache

@@ -27,13 +27,15 @@ class FreeLB:
     delta_0     uniform in [-1, 1] * init_magnitude / sqrt(n E), for a text of n tokens
     delta_t+1 = delta_t + step_size * g_t / ||g_t||, cut to the length max_norm;  g_t the gradient with regard to delta_t
 
-    One backward pass gives both g_t and the gradient of the parameters, so a step costs K passes and not 2 K - 1. For that the
-    gradient is made here, and handed on with the totals (`given_gradient`). It is that of the whole loss, of all terms that
-    `ports.factors` weighs, and exact for any number of microbatches. Without factors they are those of this batch; a sum of
-    several terms that is weighed otherwise then has a gradient that is scaled, and not made anew.
+    One backward pass gives both g_t and the gradient of the parameters, so a step costs K of them and not 2 K - 1. For
+    that the gradient is made here, and handed on with the totals (`given_gradient`). It is that of the whole loss, of
+    all terms that `ports.factors` weighs, and exact for any number of microbatches, but that each draws its own delta_0.
+    Without factors they are those of this batch; a sum of several terms that is weighed otherwise then has a gradient
+    that is scaled, and not made anew.
 
-    Totals and metrics are means over the passes. What is predicted, shown and sown is of the last one, and has no gradient. An
-    evaluation is the inner objective's. With `dropout=independent` a generator still draws the same samples in every pass.
+    Totals and metrics are means over the passes. What is predicted, shown and sown is of the last one, and has no
+    gradient. An evaluation is the inner objective's. With `dropout=independent` a generator still draws the same samples
+    in every pass.
 
     width: of the embeddings.
     """

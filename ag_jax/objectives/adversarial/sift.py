@@ -85,10 +85,10 @@ class NormalizedEmbeddings:
 def sift(inner: Objective, config: SiftConfig, width: int) -> Smooth:
     """The objective with SiFT's regularizer, whose targets are fixed.
 
-    KL stands for the cross entropies of the released code: those are larger by the entropies of fixed targets, with the same
-    gradient. Training sees normalised embeddings, everything else the model as it is: LayerNorm of what is normalised is the same,
-    but for the epsilon of the model's own, which is small beside 1 but may be felt beside the variance of embeddings.
-    A generator of replaced tokens is no part of it.
+    KL stands for the cross entropies of the released code: those are larger by the entropies of fixed targets, with the
+    same gradient. Training sees normalised embeddings, everything else the model as it is: LayerNorm of what is
+    normalised is the same, but for the epsilon of the model's own, which is small beside 1 but may be felt beside the
+    variance of embeddings. A generator of replaced tokens is no part of it.
     """
     return Smooth(
         inner=inner,

@@ -52,10 +52,10 @@ class Neighbours(Protocol):
 class Smooth:
     """L_inner + coefficient * max_delta R[p(y|x), p(y|x + delta)], with R of `apart`.
 
-    The inner objective sees the clean pass. A perturbation moves `steps` times along a gradient that is taken with regard to it
-    alone, parameters and clean predictions fixed, at the price of a forward pass and half a backward one; then one more pass is
-    compared with the clean one. Terms, named after `term`: of what the task is about, and as `term_nsp` of the next sentence.
-    Means are over what the inner loss is a mean over. An evaluation is the inner objective's.
+    The inner objective sees the clean pass. A perturbation moves `steps` times along a gradient that is taken with regard
+    to it alone, parameters and clean predictions fixed, at the price of a forward pass and half a backward one; then one
+    more pass is compared with the clean one. Terms, named after `term`: of what the task is about, and as `term_nsp` of
+    the next sentence. Means are over what the inner loss is a mean over. An evaluation is the inner objective's.
 
     stop_gradient: in R (`DivergenceConfig`); shared_dropout: perturbed passes drop what the clean one does.
     """
