@@ -145,7 +145,8 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
     model = Head("sst2", "classification", ("bad", "good")).model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, layers=4))
     params = tiny.params(model, tiny.task_batch("classification"))
     drawn, shown = [], []
-    monkeypatch.setattr(finetuned, "load", lambda place: drawn.append(place) or FineTuned(Head("sst2", "classification"), model.config, None, params))
+    tuned = FineTuned(Head("sst2", "classification"), model.config, None, params)
+    monkeypatch.setattr(finetuned, "load", lambda place: drawn.append(place) or tuned)
     monkeypatch.setattr(attacked, "attention", lambda tuned, text: shown.append(text) or _maps(tuned))
     columns = []
     honest = plots.map_figure

@@ -206,7 +206,8 @@ def test_the_rivals_of_asas_table_4():
         "sst2": (0.1, 1.0, 0.6, 2),
     }
     for scale in SCALE:
-        plain, longer = (parsed("asa/table4_adversarial_training.py", f"checkpoint=C,scale={scale},arm={arm}") for arm in ("plain", "longer"))
+        source = "asa/table4_adversarial_training.py", f"checkpoint=C,scale={scale},arm="
+        plain, longer = (parsed(source[0], source[1] + arm) for arm in ("plain", "longer"))
         assert {task: recipe.epochs for task, recipe in longer.tasks.items()} == {
             task: 2 * recipe.epochs for task, recipe in plain.tasks.items()
         }
