@@ -72,7 +72,7 @@ def names(text: str, known: Sequence[str]) -> tuple[str, ...]:
 def add(config: Config, task: str, **settings: Any) -> None:
     """A task with a recipe that differs from the defaults in `settings`.
 
-    QQP's own train.tsv has broken lines, which every released code leaves out: here, too, and counted.
+    QQP's own train.tsv has broken lines, which are left out, as in ASA's released code, and counted.
     """
     config.tasks[task] = configuration.default(Recipe)
     config.tasks[task].update({"skip_malformed": task == "qqp", **settings})
