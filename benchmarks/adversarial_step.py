@@ -1,0 +1,82 @@
+"""Time, products and memory traffic of a training step under each attack, over those of plain training.
+
+    python benchmarks/adversarial_step.py
+    python benchmarks/adversarial_step.py --lengths=512 --arms=plain,asa --set=adversarial.asa.dropout=shared
+
+Figure 4 (a) of Wu et al. 2022: the arms of configs/asa/figure4_speed.py take turns in one process (`--rounds` times `--steps`
+steps each) on the same batches, so that ratios are of the same minutes of the same machine. Products (FLOPs) and bytes are
+those of the compiled step, loops counted by their trips. Writes benchmarks/results/adversarial_step-DEVICE.json.
+
+On an accelerator it is BERT-base, as there. A CPU gets two of its twelve layers, fewer words and rows: per layer the same work.
+"""
+
+import argparse
+from typing import Any
+
+import jax
+import record
+import turns
+from etils import epath
+from pretraining_throughput import SHARED, Runner, Variant
+
+from ag_jax import configuration, experiment
+from ag_jax.data import pipeline
+from ag_jax.planning import costs
+from ag_jax.planning.hlo import Program
+
+CONFIG = "configs/asa/figure4_speed.py"
+ON_CPU = {"model.layers": 2, "model.vocabulary_size": 0, "training.batch_size": 8}
+
+
+def compiled(runner: Runner) -> dict[str, float]:
+    """FLOPs of products, and bytes that are read and written, of the compiled step."""
+    found = costs.costs(Program(runner.program.as_text()), 1)
+    memory = runner.program.memory_analysis()
+    return {"product_flops": found.flops, "bytes_moved": found.bytes, "temporary_bytes": memory.temp_size_in_bytes}
+
+
+def of_length(length: int, options: argparse.Namespace, overrides: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The figures of every arm at a length, each with its ratios to the first arm."""
+    running = []
+    for arm in options.arms.split(","):
+        source = f"{CONFIG}:length={length},arm={arm}"
+        config = experiment.parse(configuration.load(source, overrides))
+        running.append(Runner(Variant(arm, arm), config, pipeline.prepare(config.data), epath.Path("never_written")))
+        print(f"{length} tokens, {arm}: compiled in {running[-1].compile_seconds:.1f} s", flush=True)
+    turns.take(running, options.rounds, options.steps)
+    figures = {one.name: turns.speed(one.times, tokens=one.tokens) | compiled(one) for one in running}
+    base = figures[running[0].name]
+    for name, of_arm in figures.items():
+        of_arm["ratios"] = {
+            "step_time": of_arm["step_seconds_p50"] / base["step_seconds_p50"],
+            **{what: of_arm[what] / base[what] for what in ("product_flops", "bytes_moved", "temporary_bytes")},
+        }
+        shown = ", ".join(f"{what.replace('_', ' ')} {ratio:.2f}" for what, ratio in of_arm["ratios"].items())
+        print(f"{length:>4} {name:<10} {of_arm['step_seconds_p50']:8.3f} s; over {running[0].name}: {shown}", flush=True)
+    return figures
+
+
+def main() -> None:
+    """Measure, print and record."""
+    on_cpu = jax.default_backend() == "cpu"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", default="128,256,512")
+    parser.add_argument("--arms", default="plain,asa,freelb_2,freelb_3,smart", help="the first is what ratios are to")
+    parser.add_argument("--rounds", type=int, default=3 if on_cpu else 5)
+    parser.add_argument("--steps", type=int, default=2 if on_cpu else 10)
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax")
+    options = parser.parse_args()
+    configuration.check_overrides(f"{CONFIG}:length=128,arm=plain", options.set)
+    overrides = (ON_CPU if on_cpu else {}) | SHARED | {"data.cache_dir": ""}
+    for item in options.set:
+        name, _, value = item.partition("=")
+        overrides[name] = int(value) if value.isdigit() else value
+    figures = {length: of_length(int(length), options, overrides) for length in options.lengths.split(",")}
+    conditions = {"settings": overrides, "turns": turns.described(options.rounds, options.steps)}
+    device = jax.devices()[0].device_kind.lower().replace(" ", "_")
+    path = record.save(f"adversarial_step-{device}", {**conditions, "lengths": figures})
+    print(f"recorded in {path}")
+
+
+if __name__ == "__main__":
+    main()
