@@ -98,7 +98,7 @@ class Runner:
             self.program = step.lower(self.state, example, self.job.key).compile()
         self.compile_seconds = time.perf_counter() - began
         predicted = config.data.masking.rate * config.data.sequence_length
-        self.flops = plan.step_flops(config, corpus.tokenizer, predicted).total
+        self.flops = plan.objective_flops(config, corpus.tokenizer, predicted).total
         self.times: list[float] = []
         self.waits: list[float] = []
         self.tokens = 0
