@@ -170,6 +170,7 @@ def _run_task(suite: Suite, name: str) -> None:
     for one in suite.planned[name]:
         directory = directory_of(workdir, one)
         if is_done(directory):
+            trial.tidy(directory, config.keeps_weights(name))
             continue
         if one.fold not in data:
             examples = splits if one.fold is None else task_splits.of_fold(splits, one.fold, recipe.folds)

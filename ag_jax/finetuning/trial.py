@@ -107,7 +107,7 @@ def run_trial(
     """
     directory = epath.Path(directory)
     if (directory / RESULT).exists():
-        _tidy(directory, keep)
+        tidy(directory, keep)
         return json.loads((directory / RESULT).read_text())
     if hosts.count() > 1:
         raise ValueError("fine-tuning runs on one host: start the command on one machine, with as many devices as it has")
@@ -122,10 +122,10 @@ def write_failure(trial: Trial, directory: epath.Path, message: str) -> None:
     point = {"learning_rate": trial.learning_rate, "batch_size": trial.batch_size, "seed": trial.seed}
     result = {"task": trial.task, **point, **({} if trial.fold is None else {"fold": trial.fold}), "failed": message}
     storage.write_whole(directory / RESULT, json.dumps(result, indent=2) + "\n")
-    _tidy(directory, keep=False)
+    tidy(directory, keep=False)
 
 
-def _tidy(directory: epath.Path, keep: bool) -> None:
+def tidy(directory: epath.Path, keep: bool) -> None:
     """Remove what a trial that is done needs no more, checkpoints last: a kill in between is made good by the next call."""
     if (directory / CHECKPOINTS).exists():
         if not keep and (directory / finetuned.FOLDER).exists():
@@ -176,7 +176,7 @@ class _Running:
             checkpoints.close()
         result = self._result()
         storage.write_whole(self.directory / RESULT, json.dumps(result, indent=2) + "\n")
-        _tidy(self.directory, self.keep)
+        tidy(self.directory, self.keep)
         return result
 
     def _start(self, checkpoints: Checkpoints) -> TrainState:

@@ -151,6 +151,16 @@ def test_a_trial_that_was_begun_is_not_gone_on_with_under_other_settings(tmp_pat
     train(config(tmp_path, data), workdir)
 
 
+def test_what_a_kill_after_the_result_left_goes(tmp_path, data, calls):
+    workdir = epath.Path(tmp_path / "w")
+    train(config(tmp_path, data), workdir)
+    done = workdir / "sst2" / "lr2e-05-bs32-seed1"
+    for folder in ("checkpoints", "weights"):
+        (done / folder).mkdir()
+    train(config(tmp_path, data), workdir)
+    assert {path.name for path in done.iterdir() if path.is_dir()} == set() and len(calls) == 3
+
+
 def test_a_checkpoint_that_went_on_is_told_from_what_it_was(tmp_path, data, calls):
     workdir = epath.Path(tmp_path / "w")
     train(config(tmp_path, data), workdir)
