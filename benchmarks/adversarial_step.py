@@ -1,6 +1,7 @@
 """Time, products and memory traffic of a training step under each attack, over those of plain training.
 
     python benchmarks/adversarial_step.py
+    python benchmarks/adversarial_step.py --figure=runs/figure4a.png
     python benchmarks/adversarial_step.py --lengths=512 --arms=plain,asa --set=adversarial.asa.dropout=shared
 
 Figure 4 (a) of Wu et al. 2022: the arms of configs/asa/figure4_speed.py take turns in one process (`--rounds` times `--steps`
@@ -20,6 +21,7 @@ from etils import epath
 from pretraining_throughput import SHARED, Runner, Variant
 
 from ag_jax import configuration, experiment
+from ag_jax.analysis import attacks
 from ag_jax.data import pipeline
 from ag_jax.planning import costs
 from ag_jax.planning.hlo import Program
@@ -64,6 +66,7 @@ def main() -> None:
     parser.add_argument("--arms", default="plain,asa,freelb_2,freelb_3,smart", help="the first is what ratios are to")
     parser.add_argument("--rounds", type=int, default=3 if on_cpu else 5)
     parser.add_argument("--steps", type=int, default=2 if on_cpu else 10)
+    parser.add_argument("--figure", default="", metavar="PNG", help="draw the times against the lengths, as figure 4 (a) does")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax")
     options = parser.parse_args()
     configuration.check_overrides(f"{CONFIG}:length=128,arm=plain", options.set)
@@ -71,11 +74,15 @@ def main() -> None:
     for item in options.set:
         name, _, value = item.partition("=")
         overrides[name] = int(value) if value.isdigit() else value
-    figures = {length: of_length(int(length), options, overrides) for length in options.lengths.split(",")}
+    figures = {int(length): of_length(int(length), options, overrides) for length in options.lengths.split(",")}
     conditions = {"settings": overrides, "turns": turns.described(options.rounds, options.steps)}
     device = jax.devices()[0].device_kind.lower().replace(" ", "_")
     path = record.save(f"adversarial_step-{device}", {**conditions, "lengths": figures})
     print(f"recorded in {path}")
+    if options.figure:
+        arms = options.arms.split(",")
+        ratios = {arm: {length: of_arm[arm]["ratios"]["step_time"] for length, of_arm in figures.items()} for arm in arms}
+        print(f"drawn in {attacks.step_time_figure(ratios, options.figure)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What attacks did: the share of attention that they masked, and scores at several temperatures.
+"""What attacks did, and what they cost: the share of attention that was masked, scores against the temperature, times of steps.
 
 A *unit* is a pair of a token and one that it may attend to; masks are those of `objectives.adversarial`.
 
@@ -170,6 +170,36 @@ def draw_temperatures(by_task: Mapping[str, Temperatures]) -> Figure:
         panel.set_xlabel("tau (lower attacks more)", fontsize=MEDIUM)
         panel.set_ylabel(of_task.metric.replace("_", " "), fontsize=MEDIUM)
         tidy(panel)
+    return figure
+
+
+def step_time_figure(ratios: Mapping[str, Mapping[int, float]], path: str | os.PathLike) -> epath.Path:
+    """Write `draw_step_times` as a PNG; returns its path."""
+    return save(draw_step_times(ratios), path)
+
+
+def draw_step_times(ratios: Mapping[str, Mapping[int, float]]) -> Figure:
+    """A step's time over that of plain training, against the tokens of a row (Wu et al. 2022, figure 4 a), a line a method.
+
+    `ratios[method][tokens]`. Raises ValueError without any.
+    """
+    if not any(ratios.values()):
+        raise ValueError("there are no times to draw: give at least one method and length")
+    figure = Figure((5.2, 3.4), layout="constrained")
+    panel = figure.subplots()
+    chosen = colours(ratios)
+    for method, of_method in ratios.items():
+        lengths = sorted(of_method)
+        times = [of_method[length] for length in lengths]
+        panel.plot(lengths, times, "o-", color=chosen[method], markersize=4, linewidth=1.6, label=label(method, 24))
+    lengths = sorted({length for of_method in ratios.values() for length in of_method})
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(lengths, [f"{length}" for length in lengths])
+    panel.set_xlabel("tokens of a row", fontsize=MEDIUM)
+    panel.set_ylabel("step time over the first method's", fontsize=MEDIUM)
+    panel.set_ylim(bottom=0)
+    tidy(panel)
+    _legend(panel)
     return figure
 
 

@@ -92,3 +92,16 @@ def test_the_picture_of_temperatures(tmp_path):
     picture(attacks.temperature_figure({"dream": DREAM}, tmp_path / "t.png"))
     with pytest.raises(ValueError, match="no scores to draw"):
         attacks.draw_temperatures({})
+
+
+def test_the_picture_of_step_times(tmp_path):
+    figure = attacks.draw_step_times({"plain": {512: 1.0, 128: 1.0}, "asa": {128: 2.1, 512: 2.0, 256: 2.05}})
+    (panel,) = figure.axes
+    assert [(line[0], line[1], line[2]) for line in of(panel)] == [
+        ("plain", [128, 512], [1.0, 1.0]),
+        ("asa", [128, 256, 512], [2.1, 2.05, 2.0]),
+    ]
+    assert [text.get_text() for text in panel.get_xticklabels()] == ["128", "256", "512"]
+    picture(attacks.step_time_figure({"asa": {128: 2.1}}, tmp_path / "speed.png"))
+    with pytest.raises(ValueError, match="no times to draw"):
+        attacks.draw_step_times({"asa": {}})
