@@ -1,7 +1,7 @@
 """A fine-tuned model and the directory that it is kept in.
 
     task.json             the task, its labels and the encoder's config; written last, so its presence means that all is there
-    weights.safetensors   the parameters by their paths, float32
+    weights.safetensors   the parameters by their paths, float32; beside the model's those of an adversary that it was trained against
     tokenizer/            as in a run directory
 
 A trial that kept its weights has them in `weights/`, and is opened by its own name, too.
@@ -25,6 +25,7 @@ from ag_jax.data import tokenizers
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.tasks import TaskModel
+from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.training import storage
 
 TASK, WEIGHTS, TOKENIZER = "task.json", "weights.safetensors", "tokenizer"
@@ -57,13 +58,18 @@ class Head:
 
 @dataclasses.dataclass(frozen=True)
 class FineTuned:
-    """A model of a task, ready for use; origin: where it comes from, such as the `model_type` of an imported one."""
+    """A model of a task, ready for use.
+
+    origin: where it comes from, such as the `model_type` of an imported one; beside: the parameters of an adversary that it was
+        trained against, which are none of the model's.
+    """
 
     head: Head
     config: EncoderConfig
     tokenizer: Tokenizer
     params: Any
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
+    beside: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def model(self) -> TaskModel:
@@ -81,7 +87,7 @@ def save(tuned: FineTuned, directory: epath.Path) -> None:
     """Write the files to a directory, over those of an earlier model."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / TASK).unlink(missing_ok=True)
-    flat = traverse_util.flatten_dict(jax.device_get(tuned.params), sep="/")
+    flat = traverse_util.flatten_dict(jax.device_get(tuned.params | tuned.beside), sep="/")
     tensors = {path: np.ascontiguousarray(leaf) for path, leaf in flat.items()}
     (directory / WEIGHTS).write_bytes(safetensors.numpy.save(tensors))
     tuned.tokenizer.save(directory / TOKENIZER)
@@ -105,5 +111,5 @@ def load(directory: epath.PathLike) -> FineTuned:
         origin = settings["origin"]
     except (KeyError, TypeError, json.JSONDecodeError, safetensors.SafetensorError) as error:
         raise ValueError(f"{place} is damaged, or of another version ({type(error).__name__}: {error})") from error
-    params = traverse_util.unflatten_dict(flat, sep="/")
-    return FineTuned(head, config, tokenizers.load(place / TOKENIZER), params, origin)
+    params, beside = adversarial.apart(traverse_util.unflatten_dict(flat, sep="/"))
+    return FineTuned(head, config, tokenizers.load(place / TOKENIZER), params, origin, beside)

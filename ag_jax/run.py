@@ -25,6 +25,7 @@ from ag_jax.experiment import ExperimentConfig
 from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial import wrap as adversarial
+from ag_jax.objectives.adversarial.self_attention import LearntMasks
 from ag_jax.training import hosts, loop, sharding, storage
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.state import TrainState
@@ -254,13 +255,17 @@ def _with_own_tokenizer(config: ExperimentConfig, workdir: epath.Path) -> Experi
 
 @dataclasses.dataclass(frozen=True)
 class OpenRun:
-    """A trained model, ready to be looked at: `model.apply({"params": params}, batch, ...)`; what attacked it is left out."""
+    """A trained model, ready to be looked at: `model.apply({"params": params}, batch, ...)`.
+
+    beside: the parameters of an adversary that it was trained against, which are none of the model's.
+    """
 
     workdir: epath.Path
     config: ExperimentConfig
     tokenizer: Tokenizer
     model: PretrainingModel | ReplacedTokensModel
     params: Any
+    beside: dict[str, Any]
     step: int
     steps: tuple[int, ...]
 
@@ -268,6 +273,12 @@ class OpenRun:
     def assignment(self) -> tuple[tuple[str, int], ...]:
         """Patterns with their number of heads, from head 0 on; empty for a run without guidance."""
         return learner.assignment(self.config)
+
+    @property
+    def attacker(self) -> LearntMasks | None:
+        """What makes the attack from all parameters, `params | beside`; None if no adversary was learnt."""
+        special = learner.special_tokens(self.tokenizer)
+        return adversarial.learnt(self.config.adversarial, self.model.config, special)
 
 
 def open_run(workdir: epath.Path | str, step: int | None = None) -> OpenRun:
@@ -279,9 +290,9 @@ def open_run(workdir: epath.Path | str, step: int | None = None) -> OpenRun:
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     steps = checkpoints.steps()
     step = _chosen(step, steps, workdir)
-    params = adversarial.of_model(checkpoints.restore_params(step))
+    params, beside = adversarial.apart(checkpoints.restore_params(step))
     checkpoints.close()
-    return OpenRun(workdir, config, tokenizer, model, params, step, tuple(steps))
+    return OpenRun(workdir, config, tokenizer, model, params, beside, step, tuple(steps))
 
 
 def _chosen(step: int | None, steps: list[int], workdir: epath.Path) -> int:

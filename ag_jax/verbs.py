@@ -157,7 +157,13 @@ def _inspect(request: Request) -> None:
     attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, text, length)
     special = learner.special_tokens(opened.tokenizer)
     print(maps.mass_table(attention, special, opened.assignment))
-    figures = plots.save_inspection(attention, opened.assignment, special, opened.workdir / "figures", opened.step)
+    folder = opened.workdir / "figures"
+    figures = plots.save_inspection(attention, opened.assignment, special, folder, opened.step)
+    if opened.attacker is not None:
+        params = opened.params | opened.beside
+        attacked = maps.attention_maps(opened.model, params, opened.tokenizer, text, length, opened.attacker)
+        path = folder / f"attention_attacked_step{opened.step}.png"
+        figures.append(plots.attack_figure(attention, attacked, opened.assignment, path))
     print("\n".join(f"drawn: {path}" for path in figures))
 
 

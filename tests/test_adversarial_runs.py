@@ -4,6 +4,8 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -112,7 +114,7 @@ def test_the_adversary_stays_behind(whole, text, tmp_path, one_device):
     moved = jax.tree.map(lambda one, other: np.abs(np.asarray(one) - np.asarray(other)).max(), first["adversary"], last["adversary"])
     assert min(jax.tree.leaves(moved)) > 1e-5
     opened = run.open_run(workdir)
-    assert set(opened.params) == {"encoder", "word_head"}
+    assert set(opened.params) == {"encoder", "word_head"} and set(opened.beside) == {"adversary"}
     assert run.evaluate(workdir)["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
     assert set(weights.open_encoder(str(workdir)).params) == {"encoder"}
     values = configuration.default(experiment.ExperimentConfig)
@@ -125,6 +127,14 @@ def test_the_adversary_stays_behind(whole, text, tmp_path, one_device):
     recorded = next(row for row in rows(workdir) if row["split"] == "train")["masked/layers"]
     np.testing.assert_allclose(row["masked/layers"], recorded, atol=0.1)
     assert "penalty" not in str(sorted(row)) and "masking_loss" in row
+
+
+def test_inspect_draws_what_the_adversary_leaves(whole):
+    command = [sys.executable, "-m", "ag_jax.main", "inspect", f"--workdir={whole[0]}", "--text=The union is strong."]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    drawn = [epath.Path(line.removeprefix("drawn: ")) for line in done.stdout.splitlines() if line.startswith("drawn: ")]
+    assert drawn[-1].name == f"attention_attacked_step{STEPS}.png" and drawn[-1].read_bytes().startswith(b"\x89PNG")
 
 
 def test_traces_that_cannot_be_are_refused(whole, text, tmp_path):

@@ -24,9 +24,11 @@ from rich.text import Text
 from ag_jax.attention import patterns
 from ag_jax.attention.patterns import PATTERNS, SpecialTokens
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.models.encoder import Ports
 from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.models.tasks import TaskModel
+from ag_jax.objectives.adversarial.self_attention import Attacker
 
 Model = PretrainingModel | ReplacedTokensModel | TaskModel
 Assignment = tuple[tuple[str, int], ...]  # patterns with their number of heads, from the first head on
@@ -48,11 +50,12 @@ class AttentionMaps:
 
 
 def attention_maps(
-    model: Model, params: Any, tokenizer: Tokenizer, text: str, max_tokens: int
+    model: Model, params: Any, tokenizer: Tokenizer, text: str, max_tokens: int, attacker: Attacker | None = None
 ) -> AttentionMaps:
     """The maps of `text` between the tokens that begin and end a row.
 
-    They are the model's own: without dropout, and without the scores that `guidance.mode=bias` adds while it trains.
+    They are the model's own: without dropout, and without the scores that `guidance.mode=bias` adds while it trains. With an
+    `attacker`, whose parameters are in `params` too, they are what its attack leaves of them.
     A text of more than `max_tokens` tokens, these two included, is cut at its end and a warning logged. Raises
     ValueError if there is no text, or no room for any.
     """
@@ -72,22 +75,23 @@ def attention_maps(
         )
     ids = [tokenizer.specials.begin, *words[:room], tokenizer.specials.end]
     ids_L = np.asarray(ids, np.int32)
-    weights_NHQK = np.asarray(_attention_weights(model, params, ids_L))
+    weights_NHQK = np.asarray(_attention_weights(model, params, ids_L, attacker))
     return AttentionMaps(tuple(tokenizer.tokens(ids)), ids_L, weights_NHQK, left_out)
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def _attention_weights(model: Model, params: Any, ids_L: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("model", "attacker"))
+def _attention_weights(model: Model, params: Any, ids_L: jax.Array, attacker: Attacker | None) -> jax.Array:
     tokens_BL = ids_L[None]
     batch = {
         "tokens": tokens_BL,
         "sequences": jnp.ones(tokens_BL.shape, jnp.int32),
         "segments": jnp.zeros(tokens_BL.shape, jnp.int32),
     }
+    ports = Ports() if attacker is None else Ports(attack=attacker(params, batch, jnp.int32(0)))
     _, collections = model.apply(
         {"params": params},
         batch,
-        method=lambda model, batch: model.encoder(batch, deterministic=True),
+        method=lambda model, batch: model.encoder(batch, ports=ports, deterministic=True),
         mutable=["intermediates"],
     )
     weights_NBHQK = collections["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0]

@@ -30,6 +30,8 @@ from ag_jax.analysis.overview import draw_mass, draw_overview
 from ag_jax.attention.patterns import SpecialTokens
 
 __all__ = [
+    "attack_figure",
+    "draw_attack",
     "draw_heads",
     "draw_losses",
     "draw_maps",
@@ -74,6 +76,24 @@ def map_figure(
 ) -> epath.Path:
     """Write `draw_maps`."""
     return save(draw_maps(columns, layer, head), path)
+
+
+def attack_figure(
+    plain: AttentionMaps, attacked: AttentionMaps, assignment: Assignment, path: str | os.PathLike
+) -> epath.Path:
+    """Write `draw_attack`."""
+    return save(draw_attack(plain, attacked, assignment), path)
+
+
+def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assignment) -> Figure:
+    """A sentence's maps without and with the attack of an adversary, in three layers (Wu et al. 2022, figure 1).
+
+    The first, the middle and the last layer, the first head that is not guided in each.
+    """
+    layers, heads = plain.weights_NHQK.shape[:2]
+    chosen = sorted({0, layers // 2, layers - 1})
+    guided = sum(count for _, count in assignment)
+    return draw_maps({"plain": [("", plain)], "attacked": [("", attacked)]}, chosen, [guided % heads] * len(chosen))
 
 
 def draw_heads(

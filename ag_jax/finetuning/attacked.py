@@ -6,7 +6,7 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import finetuned
+from ag_jax import finetuned, learner
 from ag_jax.analysis import attacks, maps, plots
 from ag_jax.analysis.attacks import MaskedShare, Temperatures
 from ag_jax.data.tasks.task import Choices, Example, Question, Texts
@@ -15,7 +15,9 @@ from ag_jax.finetuning import suite
 from ag_jax.finetuning.results import Chosen
 from ag_jax.finetuning.suite import Suite
 from ag_jax.finetuning.trial import Trial
+from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
+from ag_jax.objectives.adversarial.self_attention import Attacker
 from ag_jax.training.metrics import read_metrics
 
 WORDS = range(6, 21)  # how many a sentence has whose attention maps are easy to read
@@ -110,7 +112,7 @@ def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str
 
 
 def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
-    """Attention to a sentence of each task, by the arms that kept weights (Wu et al. 2022, figure 6)."""
+    """Attention to a sentence of each task, by the arms that kept weights, plain and attacked (Wu et al. 2022, figures 1, 6)."""
     lines = []
     for task, of_first in next(iter(arms.values())).chosen.items():
         if all(arm.attack(task).method == "none" for arm in arms.values()):
@@ -119,22 +121,29 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
         if not opened:
             continue
         text = sentence(next(iter(of_first.predicted.values())).examples)
-        columns = {name: [(task, attention(tuned, text))] for name, tuned in opened.items()}
+        columns = {}
+        for name, tuned in opened.items():
+            columns[name] = [(task, attention(tuned, text))]
+            attacker = adversarial.learnt(arms[name].attack(task), tuned.config, learner.special_tokens(tuned.tokenizer))
+            if attacker is not None and tuned.beside:
+                columns[f"{name}, attacked"] = [(task, attention(tuned, text, attacker))]
         config = next(iter(opened.values())).config
         for layer in sorted({0, max(config.layers - 2, 0)}):
             path = workdir / "figures" / f"attention_{task}_layer{layer + 1}.png"
             caption = f"Attention to a sentence of {task}, layer {layer + 1}"
             lines += _shown(caption, plots.map_figure(columns, layer, config.heads - 1, path))
     explained = (
-        "Without dropout and without the attack, which is there in training alone: the last head (the first ones may be guided) of the "
-        "first layer and of the last but one, in each arm's model of the first seed. A row is a token, and dark is where it attends to."
+        "The last head (the first ones may be guided) of the first layer and of the last but one, in each arm's model of the first "
+        "seed, without dropout. A row is a token, and dark is where it attends to. The attack is there in training alone; `attacked` "
+        "is what the adversary at the end of the same training leaves."
     )
     return ["## Attention after training", "", explained, "", *lines] if lines else []
 
 
-def attention(tuned: FineTuned, text: str) -> maps.AttentionMaps:
-    """The attention maps of a fine-tuned model."""
-    return maps.attention_maps(tuned.model, tuned.params, tuned.tokenizer, text, tuned.head.max_length)
+def attention(tuned: FineTuned, text: str, attacker: Attacker | None = None) -> maps.AttentionMaps:
+    """The attention maps of a fine-tuned model, under an attack if there is one."""
+    params = tuned.params | tuned.beside
+    return maps.attention_maps(tuned.model, params, tuned.tokenizer, text, tuned.head.max_length, attacker)
 
 
 def sentence(examples: tuple[Example, ...]) -> str:

@@ -270,8 +270,8 @@ class _Running:
         """What the best epoch so far leaves: its predictions, and its weights if they will be wanted."""
         storage.write_whole(self.directory / "predictions_validation.jsonl", found.lines)
         if self.keep or (self.data.others and self.trial.recipe.epochs > 1):
-            params = adversarial.of_model(state.params)
-            tuned = FineTuned(self.plan.head, self.plan.config, self.opened.tokenizer, params, self.opened.origin)
+            params, beside = adversarial.apart(state.params)
+            tuned = FineTuned(self.plan.head, self.plan.config, self.opened.tokenizer, params, self.opened.origin, beside)
             finetuned.save(tuned, self.directory / finetuned.FOLDER)
 
     def _predict_others(self, state: TrainState) -> None:

@@ -1,17 +1,20 @@
 """Suites under attack: schedules that follow another arm, and what their reports say of masks, temperatures and maps."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import finetuned
+from ag_jax import finetuned, learner
 from ag_jax.analysis import maps, plots
 from ag_jax.data.tasks.task import Choices, Question, Texts, Words
 from ag_jax.finetuned import FineTuned, Head
 from ag_jax.finetuning import attacked, comparison, suite
 from ag_jax.models.config import EncoderConfig
+from ag_jax.objectives.adversarial import wrap as adversarial
+from ag_jax.objectives.adversarial.config import AdversarialConfig
 from tests import tiny
 from tests.analysis.examples import SENTENCE, WordTokenizer
 from tests.finetuning import tiny_tasks
@@ -145,16 +148,25 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
     model = Head("sst2", "classification", ("bad", "good")).model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, layers=4))
     params = tiny.params(model, tiny.task_batch("classification"))
     drawn, shown = [], []
-    tuned = FineTuned(Head("sst2", "classification"), model.config, None, params)
-    monkeypatch.setattr(finetuned, "load", lambda place: drawn.append(place) or tuned)
-    monkeypatch.setattr(attacked, "attention", lambda tuned, text: shown.append(text) or _maps(tuned))
+    plain = FineTuned(Head("sst2", "classification"), model.config, TOKENIZER, params)
+    against = dataclasses.replace(plain, beside=_adversary(model.config, -1.0))
+
+    def load(place):
+        drawn.append(place)
+        return against if place.parts[-3] == "asa" else plain
+
+    monkeypatch.setattr(finetuned, "load", load)
+    monkeypatch.setattr(attacked, "attention", lambda tuned, text, attacker=None: shown.append(text) or _maps(tuned, attacker))
     columns = []
     honest = plots.map_figure
     monkeypatch.setattr(plots, "map_figure", lambda *given: columns.append(given) or honest(*given))
     text = comparison.compare(source, {"keep": "best"}, epath.Path(tmp_path / "w")).read_text()
     assert [place.parts[-3] for place in drawn] == ["plain", "asa", "scheduled"]
     assert all(place.name.endswith("seed0") and (place / "weights").exists() for place in drawn)
-    assert [list(by_arm) for by_arm, *_ in columns] == [["plain", "asa", "scheduled"]] * 2
+    assert [list(by_arm) for by_arm, *_ in columns] == [["plain", "asa", "asa, attacked", "scheduled"]] * 2
+    (_, without), (_, under) = (columns[0][0][arm][0] for arm in ("asa", "asa, attacked"))
+    np.testing.assert_allclose(under.weights_NHQK, 1 / len(under.tokens), rtol=1e-6, err_msg="everything is masked")
+    assert np.abs(without.weights_NHQK - under.weights_NHQK).max() > 1e-3
     assert [place for _, *place, _ in columns] == [[0, 2], [2, 2]], "layers and heads"
     assert len(set(shown)) == 1 and len(shown[0].split()) in attacked.WORDS
     for layer in (1, 3):
@@ -162,8 +174,15 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
         assert (tmp_path / "w" / "figures" / f"attention_sst2_layer{layer}.png").exists()
 
 
-def _maps(tuned):
-    return maps.attention_maps(tuned.model, tuned.params, WordTokenizer(), SENTENCE, 11)
+def _maps(tuned, attacker=None):
+    return maps.attention_maps(tuned.model, tuned.params | tuned.beside, WordTokenizer(), SENTENCE, 11, attacker)
+
+
+def _adversary(config, score):
+    """Parameters of an adversary whose score of every unit has the sign of `score`."""
+    shape = config.layers, config.width
+    parts = {"query": np.ones(shape, np.float32), "key": np.full(shape, score, np.float32)}
+    return {"adversary": {name: {"kernel": np.zeros((*shape, config.width), np.float32), "bias": of} for name, of in parts.items()}}
 
 
 def test_attention_of_a_fine_tuned_model_is_its_encoders():
@@ -173,6 +192,21 @@ def test_attention_of_a_fine_tuned_model_is_its_encoders():
     found = attacked.attention(FineTuned(head, model.config, TOKENIZER, params), "good roads we build union state strong bad good")
     assert found.weights_NHQK.shape == (2, 3, 9, 9) and found.left_out == 2
     np.testing.assert_allclose(found.weights_NHQK.sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("score", [1.0, -1.0])
+def test_attention_under_attack_is_what_the_kept_adversary_leaves(tmp_path, score):
+    head = Head("x", "classification", ("bad", "good"), max_length=9)
+    model = head.model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, segments=1))
+    params = tiny.params(model, tiny.task_batch("classification"))
+    finetuned.save(FineTuned(head, model.config, TOKENIZER, params, {}, _adversary(model.config, score)), tmp_path)
+    tuned = finetuned.load(tmp_path)
+    assert set(tuned.params) == {"encoder", "task_head"} and set(tuned.beside) == {"adversary"}
+    attacker = adversarial.learnt(AdversarialConfig("asa"), tuned.config, learner.special_tokens(TOKENIZER))
+    text = "good roads we build"
+    plain, under = attacked.attention(tuned, text), attacked.attention(tuned, text, attacker)
+    expected = plain.weights_NHQK if score > 0 else np.full_like(plain.weights_NHQK, 1 / len(plain.tokens))
+    np.testing.assert_allclose(under.weights_NHQK, expected, rtol=1e-5)
 
 
 def test_a_sentence_that_is_easy_to_read():

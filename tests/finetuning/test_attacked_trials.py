@@ -34,8 +34,8 @@ def test_a_killed_trial_ends_the_same(tmp_path, one_device, monkeypatch):
     expected = run(whole)
     train = [row for row in rows(whole / "metrics.jsonl") if row["split"] == "train"]
     assert all({"asa_loss", "masked", "masked/layers", "adversary_gradient_norm"} <= set(row) for row in train)
-    params = finetuned.load(whole).params
-    assert set(params) == {"encoder", "task_head"}
+    kept = finetuned.load(whole)
+    assert set(kept.params) == {"encoder", "task_head"} and set(kept.beside) == {"adversary"}
     asked = []
     monkeypatch.setattr(StopSignal, "reached", lambda _: asked.append(1) or ("SIGTERM" if len(asked) == 5 else None))
     with pytest.raises(Interrupted):

@@ -176,13 +176,12 @@ def masked(units_NB: Units) -> dict[str, LossTerm]:
     return {"masked": (masked_N.sum(), all_N.sum()), "masked/layers": (masked_N, all_N)}
 
 
-def adversarial_self_attention(
-    inner: Objective, config: AsaConfig, shape: EncoderConfig, special: SpecialTokens
-) -> AttackedAttention:
+def adversarial_self_attention(inner: Objective, attacker: LearntMasks) -> AttackedAttention:
     """The objective against an adversary that learns."""
+    config = attacker.config
     return AttackedAttention(
         inner=inner,
-        attacker=LearntMasks(config, shape, special),
+        attacker=attacker,
         divergence=config.divergence,
         term="asa",
         penalty=Penalty(config.penalty, config.count),

@@ -32,8 +32,9 @@ class Setting:
 
 def wrap(objective: Objective, config: AdversarialConfig, setting: Setting) -> Objective:
     """The objective under attack; itself with `method=none`. What the attack learns is made by `init`."""
-    if config.method == "asa":
-        return adversarial_self_attention(objective, config.asa, setting.encoder, setting.special)
+    attacker = learnt(config, setting.encoder, setting.special)
+    if attacker is not None:
+        return adversarial_self_attention(objective, attacker)
     if config.method in NAIVE:
         layers, steps = setting.encoder.layers, setting.steps
         return naive_masking(objective, config.method, config.masking, layers, steps, setting.trace)
@@ -47,13 +48,18 @@ def wrap(objective: Objective, config: AdversarialConfig, setting: Setting) -> O
     return objective
 
 
+def learnt(config: AdversarialConfig, encoder: EncoderConfig, special: SpecialTokens) -> LearntMasks | None:
+    """What makes the attack of an adversary from its parameters; None if none is learnt."""
+    return LearntMasks(config.asa, encoder, special) if config.method == "asa" else None
+
+
 def init(config: AdversarialConfig, encoder: EncoderConfig, key: jax.Array) -> dict[str, Any]:
     """Parameters that the attack has beside the model's, boxed with the names of their axes; none if it learns nothing."""
-    if config.method != "asa":
-        return {}
-    return {ADVERSARY: LearntMasks(config.asa, encoder, SpecialTokens((), ())).init(key)}
+    attacker = learnt(config, encoder, SpecialTokens((), ()))
+    return {} if attacker is None else {ADVERSARY: attacker.init(key)}
 
 
-def of_model(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters without those of an attack."""
-    return {name: tree for name, tree in params.items() if name != ADVERSARY}
+def apart(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters of the model, and those that an attack has beside them."""
+    model = {name: tree for name, tree in params.items() if name != ADVERSARY}
+    return model, {name: tree for name, tree in params.items() if name == ADVERSARY}
