@@ -111,5 +111,5 @@ def load(directory: epath.PathLike) -> FineTuned:
         origin = settings["origin"]
     except (KeyError, TypeError, json.JSONDecodeError, safetensors.SafetensorError) as error:
         raise ValueError(f"{place} is damaged, or of another version ({type(error).__name__}: {error})") from error
-    params, beside = adversarial.apart(traverse_util.unflatten_dict(flat, sep="/"))
+    params, beside = adversarial.separated(traverse_util.unflatten_dict(flat, sep="/"))
     return FineTuned(head, config, tokenizers.load(place / TOKENIZER), params, origin, beside)

@@ -4,6 +4,7 @@ Runs train with it, plans compile it for devices that are not there.
 """
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -32,7 +33,7 @@ from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.training import sharding
 from ag_jax.training.metrics import read_metrics
-from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from ag_jax.training.optimizer import AdversaryOptimizer, OptimizerConfig, learning_rate_schedule, make_optimizer
 
 
 class Vocabulary(Protocol):
@@ -142,17 +143,31 @@ def read_trace(config: AdversarialConfig, layers: int) -> Trace | None:
         return None
     named = f"adversarial.masking.trace={config.masking.trace}"
     wanted = f"{named} must be metrics.jsonl of a run or trial with method=asa, or its directory"
+    directory = trace_directory(config)
     try:
-        rows = read_metrics(trace_directory(config))
+        rows = read_metrics(directory)
     except FileNotFoundError as error:
         raise ValueError(f"{wanted}: there is none; train that first, in a comparison by an arm that comes before") from error
     rows = [row for row in rows if row["split"] == "train" and row.get("masked/layers") is not None]
     if not rows:
         raise ValueError(f"{wanted}: nothing was masked there")
+    planned = _planned_steps(directory, rows[-1]["step"])
+    if planned is None:
+        raise ValueError(f"{wanted}, that was trained to its end: it stopped after step {rows[-1]['step']}; go on with it first")
     shares = tuple(tuple(row["masked/layers"]) for row in rows)
     if len(shares[0]) != layers:
         raise ValueError(f"{wanted}, of a model of as many layers: it has {len(shares[0])}, the model {layers}")
-    return Trace(tuple(row["step"] / rows[-1]["step"] for row in rows), shares)
+    ends = [row["step"] for row in rows]
+    # A row is of the steps since the one before: it stands in their middle.
+    middles = [(begin + end) / 2 for begin, end in zip([0, *ends], ends, strict=False)]
+    return Trace(tuple(middle / planned for middle in middles), shares)
+
+
+def _planned_steps(directory: epath.Path, last: int) -> int | None:
+    """The steps that a run or trial was to have, of which patience may have saved a trial some; None if it is not done."""
+    if (directory / "result.json").exists():
+        return json.loads((directory / "result.json").read_text()).get("planned_steps", last)
+    return last if (directory / "summary.json").exists() else None
 
 
 def trace_directory(config: AdversarialConfig) -> epath.Path:
@@ -161,17 +176,18 @@ def trace_directory(config: AdversarialConfig) -> epath.Path:
     return path.parent if path.name == "metrics.jsonl" else path
 
 
-def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> OptimizerConfig | None:
+def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> AdversaryOptimizer | None:
     """The optimizer of an adversary: the model's, with settings of its own; None if nothing but the model learns."""
     if config.method != "asa":
         return None
     asa = config.asa
-    return dataclasses.replace(
+    own = dataclasses.replace(
         model,
         learning_rate=asa.learning_rate or model.learning_rate,
         weight_decay=model.weight_decay if asa.weight_decay < 0 else asa.weight_decay,
         clip_norm=asa.clip_norm,
     )
+    return AdversaryOptimizer(own, asa.delay_steps)
 
 
 def optimizer_of(config: ExperimentConfig) -> optax.GradientTransformation:

@@ -29,7 +29,8 @@ ASA_TABLE_5 = {
 }
 _ASA_WITHOUT_DECAY = ("wnut17", "dream", "hellaswag")  # tagging and choice, in its released code
 
-# Step size, magnitude at first, largest norm, steps (the scripts released with Zhu et al. 2020, FreeLB, for RoBERTa-large).
+# Step size, magnitude at first, largest norm, steps (Zhu et al. 2020, FreeLB, for RoBERTa-large: the scripts released with it, and
+# for RTE, which these leave open, issue 11 of its repository).
 FREELB = {
     "mnli": (0.1, 0.1, 0.3, 2),
     "qnli": (0.075, 0.15, 0.15, 2),

@@ -25,6 +25,7 @@ from ag_jax.experiment import ExperimentConfig
 from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial import wrap as adversarial
+from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
 from ag_jax.training import hosts, loop, sharding, storage
 from ag_jax.training.checkpoint import Checkpoints
@@ -143,6 +144,7 @@ def train(config: ExperimentConfig, workdir: epath.Path) -> dict[str, Any]:
     """Run, or go on with, the training of `config` in `workdir`; returns and writes the summary."""
     if config.training.initial_weights and not (workdir / "config.json").exists():
         check_initial_weights(config)
+    learner.read_trace(config.adversarial, config.model.layers)  # before a directory is claimed by what cannot be trained
     claim_workdir(config, workdir)
     path = workdir / "summary.json"
     done = hosts.from_first("the summary", lambda: json.loads(path.read_text()) if path.exists() else None)
@@ -235,6 +237,8 @@ def read_config(workdir: epath.Path) -> ExperimentConfig:
 def evaluate(workdir: epath.Path, step: int | None = None) -> dict[str, Any]:
     """Metrics of a run's checkpoint (the newest by default) on its held-out text."""
     config = _with_own_tokenizer(read_config(workdir), workdir)
+    if config.adversarial.method in NAIVE:  # they have no parameters, and an evaluation is without them
+        config = dataclasses.replace(config, adversarial=AdversarialConfig())
     job = make_job(config, workdir, prepare_corpus(config))
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
@@ -290,7 +294,7 @@ def open_run(workdir: epath.Path | str, step: int | None = None) -> OpenRun:
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     steps = checkpoints.steps()
     step = _chosen(step, steps, workdir)
-    params, beside = adversarial.apart(checkpoints.restore_params(step))
+    params, beside = adversarial.separated(checkpoints.restore_params(step))
     checkpoints.close()
     return OpenRun(workdir, config, tokenizer, model, params, beside, step, tuple(steps))
 

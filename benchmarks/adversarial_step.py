@@ -12,6 +12,7 @@ On an accelerator it is BERT-base, as there. A CPU gets two of its twelve layers
 """
 
 import argparse
+import ast
 from typing import Any
 
 import jax
@@ -72,8 +73,11 @@ def main() -> None:
     configuration.check_overrides(f"{CONFIG}:length=128,arm=plain", options.set)
     overrides = (ON_CPU if on_cpu else {}) | SHARED | {"data.cache_dir": ""}
     for item in options.set:
-        name, _, value = item.partition("=")
-        overrides[name] = int(value) if value.isdigit() else value
+        name, _, text = item.partition("=")
+        try:
+            overrides[name] = ast.literal_eval(text)
+        except (SyntaxError, ValueError):  # a word
+            overrides[name] = text
     figures = {int(length): of_length(int(length), options, overrides) for length in options.lengths.split(",")}
     conditions = {"settings": overrides, "turns": turns.described(options.rounds, options.steps)}
     device = jax.devices()[0].device_kind.lower().replace(" ", "_")

@@ -127,6 +127,9 @@ def test_the_adversary_stays_behind(whole, text, tmp_path, one_device):
     recorded = next(row for row in rows(workdir) if row["split"] == "train")["masked/layers"]
     np.testing.assert_allclose(row["masked/layers"], recorded, atol=0.1)
     assert "penalty" not in str(sorted(row)) and "masking_loss" in row
+    workdir.rename(workdir.parent / "gone")
+    assert np.isfinite(run.evaluate(epath.Path(tmp_path / "on"))["mlm_loss"]), "masks are not asked for"
+    (workdir.parent / "gone").rename(workdir)
 
 
 def test_inspect_draws_what_the_adversary_leaves(whole):
@@ -143,7 +146,16 @@ def test_traces_that_cannot_be_are_refused(whole, text, tmp_path):
 
     trace = read(whole[0])
     assert trace == read(whole[0] / "metrics.jsonl")
-    assert trace.progress == (2 / 6, 4 / 6, 1.0) and len(trace.shares[0]) == 2
+    assert trace.progress == (1 / 6, 3 / 6, 5 / 6) and len(trace.shares[0]) == 2
+    part = tmp_path / "part"
+    part.mkdir()
+    lines = (whole[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    first = next(at for at, line in enumerate(lines) if '"masked"' in line)
+    (part / "metrics.jsonl").write_text("".join(lines[: first + 1]))
+    with pytest.raises(ValueError, match="trained to its end: it stopped after step 2; go on with it first"):
+        read(part)
+    (part / "result.json").write_text(json.dumps({"planned_steps": STEPS}))
+    assert read(part).progress == (1 / 6,), "of a trial that patience ended"
     with pytest.raises(ValueError, match="trace=.*/nowhere must be metrics.jsonl of a run or trial .*: there is none"):
         read(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="it has 2, the model 3"):

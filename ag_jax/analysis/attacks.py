@@ -68,7 +68,7 @@ def masked_table(header: Sequence[str], shares: Mapping[tuple[str, ...], MaskedS
         lines.append("| " + " | ".join([*key, *cells, *["–"] * (layers - len(share_N))]) + " |")
     explained = (
         "Per cent of the units of attention (a token, and one that it may attend to) that the attack masked in the last fifth of "
-        "training, as a mean over the seeds. A layer of which more is masked is one in which the model is more vulnerable."
+        "training, as a mean over the seeds. Where an adversary masks more, the model is more vulnerable."
     )
     return ["## What was masked", "", explained, "", *lines, ""]
 
@@ -168,7 +168,7 @@ def draw_temperatures(by_task: Mapping[str, Temperatures]) -> Figure:
         panel.set_title(label(task, 24), fontsize=LARGE, parse_math=False)
         panel.set_xticks(of_task.taus, [f"{tau:g}" for tau in of_task.taus])
         panel.set_xlabel("tau (lower attacks more)", fontsize=MEDIUM)
-        panel.set_ylabel(of_task.metric.replace("_", " "), fontsize=MEDIUM)
+        panel.set_ylabel(f"{of_task.metric.replace('_', ' ')} × 100", fontsize=MEDIUM)
         tidy(panel)
     return figure
 

@@ -13,6 +13,7 @@ D width, N layers.
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable
 from typing import Protocol
@@ -164,9 +165,16 @@ class Adversary:
         return self.rules.attacked(keep_BHQK, sequences_BL, self.special_NBL)
 
 
-def initial_offset(share: float, width: int, deviation: float) -> float:
+def initial_offset(share: float, width: int, deviation: float, *, drawn: bool = False) -> float:
     """What to add to s for about `share` of the units to be kept at first; 0 for a share of 0.
 
-    Of vectors that LayerNorm leaves, and kernels drawn with `deviation`, s is normal with deviation^2 * width, whatever the heads.
+    Of vectors that LayerNorm leaves, and kernels drawn with `deviation`, s is normal with the standard deviation
+    d = deviation^2 * width, whatever the heads. By a threshold the share above -offset is kept. With `drawn`, units are kept with
+    probability sigmoid(s + offset), of which the mean is about sigmoid(offset / sqrt(1 + pi d^2 / 8)) (MacKay 1992).
     """
-    return deviation**2 * width * statistics.NormalDist().inv_cdf(share) if share else 0.0
+    if not share:
+        return 0.0
+    spread = deviation**2 * width
+    if drawn:
+        return math.log(share / (1 - share)) * math.sqrt(1 + math.pi * spread**2 / 8)
+    return spread * statistics.NormalDist().inv_cdf(share)

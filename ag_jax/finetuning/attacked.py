@@ -135,7 +135,7 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
     explained = (
         "The last head (the first ones may be guided) of the first layer and of the last but one, in each arm's model of the first "
         "seed, without dropout. A row is a token, and dark is where it attends to. The attack is there in training alone; `attacked` "
-        "is what the adversary at the end of the same training leaves."
+        "is what the adversary of the same epoch leaves."
     )
     return ["## Attention after training", "", explained, "", *lines] if lines else []
 

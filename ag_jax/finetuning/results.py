@@ -94,7 +94,10 @@ def choose(
     broken = {choosing.point_of(result) for result in failed}
     points = choosing.points([result for result, _ in results if choosing.point_of(result) not in broken])
     if not points:
-        raise ValueError(f"every point of the sweep of {splits.task.name} failed with some seed, such as: {failed[0]['failed']}")
+        raise ValueError(
+            f"every point of the sweep of {splits.task.name} failed with some seed, such as: {failed[0]['failed']}. Change the settings "
+            "and take another --workdir; or, to try these once more, delete the directories of the trials that failed"
+        )
     best = choosing.best_point(points, splits.task.metric)
     places = {_key(result): directory for result, directory in results}
     if recipe.folds:

@@ -152,7 +152,10 @@ def run(suite: Suite) -> dict[str, Chosen]:
     for name in planned:
         _run_task(suite, name)
     order = [name for name in catalogue.TASKS if name in planned]
-    return {name: results.choose(suite.material[name], config.tasks[name], *_ended(config, workdir, name)) for name in order}
+    try:
+        return {name: results.choose(suite.material[name], config.tasks[name], *_ended(config, workdir, name)) for name in order}
+    except ValueError as error:
+        raise ValueError(f"{workdir}: {error}") from error
 
 
 def _traced(suite: Suite) -> Iterator[epath.Path]:

@@ -270,7 +270,7 @@ class _Running:
         """What the best epoch so far leaves: its predictions, and its weights if they will be wanted."""
         storage.write_whole(self.directory / "predictions_validation.jsonl", found.lines)
         if self.keep or (self.data.others and self.trial.recipe.epochs > 1):
-            params, beside = adversarial.apart(state.params)
+            params, beside = adversarial.separated(state.params)
             tuned = FineTuned(self.plan.head, self.plan.config, self.opened.tokenizer, params, self.opened.origin, beside)
             finetuned.save(tuned, self.directory / finetuned.FOLDER)
 
@@ -298,6 +298,7 @@ class _Running:
             **({} if trial.fold is None else {"fold": trial.fold}),
             "start": self.opened.description,
             "steps": self.steps_of_epoch * len(epochs),
+            "planned_steps": self.plan.steps,
             "epochs": epochs,
             "best_epoch": self.progress.best_epoch,
             "metrics": self._best()["metrics"],

@@ -88,8 +88,8 @@ class Encoder(nn.Module):
 
     The enhanced mask decoder (`decoder_passes`) applies the last layer some more times, at the masked positions and for the word
     head alone. It sows nothing and no guidance loss sees it, though `attention_bias` is added there as in every layer, and the
-    last layer's attack is made there, too, on the same input. The ordinary last layer is computed as well; it is what `__call__`
-    returns and what guidance sees.
+    last layer's attack is made there, too, on the same input, with random numbers of its own if it has any. The ordinary last layer
+    is computed as well; it is what `__call__` returns and what guidance sees.
 
     attend: the implementation of attention (`attention.fused.choice`); it changes nothing but speed and memory.
     """

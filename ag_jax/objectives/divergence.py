@@ -38,11 +38,6 @@ class DivergenceConfig:
     stop_gradient: str = "none"
     legacy: bool = False
 
-    def __post_init__(self):
-        for name, choices in (("form", FORMS), ("stop_gradient", STOPPED)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"divergence.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-
 
 def divergences(
     clean: Predictions, other: Predictions, counts: dict[str, Counts], config: DivergenceConfig

@@ -62,14 +62,27 @@ def decays(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decayed, params)
 
 
+@dataclasses.dataclass(frozen=True)
+class AdversaryOptimizer:
+    """The optimizer of an adversary's parameters, which begin to move after `delay` steps, as if training began then."""
+
+    config: OptimizerConfig
+    delay: int = 0
+
+    def transformation(self, total_steps: int) -> optax.GradientTransformation:
+        """The chain of the steps that are left, which knows nothing of those before."""
+        chain = _chain(self.config, max(total_steps - self.delay, 1))
+        return optax.conditionally_mask(chain, lambda step: step >= self.delay) if self.delay else chain
+
+
 def make_optimizer(
-    config: OptimizerConfig, total_steps: int, adversary: OptimizerConfig | None = None
+    config: OptimizerConfig, total_steps: int, adversary: AdversaryOptimizer | None = None
 ) -> optax.GradientTransformation:
     """The optax chain: clip, then AdamW with its schedule; one of its own for an adversary's parameters, if there are some."""
+    model = _chain(config, total_steps)
     if adversary is None:
-        return _chain(config, total_steps)
-    groups = {"model": _chain(config, total_steps), ADVERSARY: _chain(adversary, total_steps)}
-    return optax.partition(groups, _groups)
+        return model
+    return optax.partition({"model": model, ADVERSARY: adversary.transformation(total_steps)}, _groups)
 
 
 def _groups(params: Any) -> Any:

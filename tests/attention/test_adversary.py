@@ -292,5 +292,8 @@ def test_about_half_is_kept_at_first():
         offset = initial_offset(share, width, 0.02)
         found = Adversary(*linear, None, Rules(), heads, offset)(hidden, sequences, None, None)
         np.testing.assert_allclose(found.units.kept_B / found.units.all_B, share or 0.5, atol=0.03)
+        drawn = Adversary(*linear, None, Rules(), heads, initial_offset(share, width, 0.02, drawn=True), temperature=0.7)
+        found = drawn(hidden, sequences, None, jax.random.key(1))
+        np.testing.assert_allclose(found.units.kept_B / found.units.all_B, share or 0.5, atol=0.03)
     scores = Adversary(*linear, None, Rules()).scores(hidden)
     np.testing.assert_allclose(np.std(scores), 0.31, atol=0.02)

@@ -88,6 +88,8 @@ def test_points_of_a_sweep():
         ("adversarial.method", "pgd", "^tasks.rte.adversarial.method must be one of none, asa, .*, got 'pgd'"),
         ("adversarial.method", "scheduled", "^tasks.rte.adversarial.method=scheduled masks as much .* adversarial.masking.trace"),
         ("adversarial.asa.tau", 0.0, "^tasks.rte.adversarial.asa.tau must be a finite number above 0, got 0.0"),
+        ("adversarial.asa.strength", 1e9, r"^tasks.rte.adversarial.asa.strength must be above 0 and at most 1e\+06, got 1000000000"),
+        ("adversarial.asa.divergence.form", "x", "^tasks.rte.adversarial.asa.divergence.form must be one of symmetric, one_way"),
         ("adversarial.asa.tua", 0.3, "'tasks.rte.adversarial.asa.tua'; did you mean 'tasks.rte.adversarial.asa.tau'"),
         ("adversarial.masking.share", 1, r"^tasks.rte.adversarial.masking.share must be in \(0, 1\)"),
     ],

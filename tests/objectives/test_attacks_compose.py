@@ -21,7 +21,7 @@ from ag_jax.objectives.pretraining import Pretraining
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.training import sharding
-from ag_jax.training.optimizer import OptimizerConfig, decays, learning_rate_schedule, make_optimizer
+from ag_jax.training.optimizer import AdversaryOptimizer, OptimizerConfig, decays, learning_rate_schedule, make_optimizer
 from ag_jax.training.sharding import MeshConfig, make_mesh
 from ag_jax.training.state import create_state, state_shardings
 from ag_jax.training.step import compile_train_step, loss_and_gradient
@@ -140,7 +140,7 @@ def trained(eight_devices):
     inner = tiny.guided(model, objective=lambda model: Pretraining(model, Sentences("head")))
     objective = attacked(inner, shape=model.config, gate="gumbel", protect_specials=True, tau=0.1)
     optimizer = make_optimizer(
-        OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-3), 10, OptimizerConfig(learning_rate=2e-2, epsilon=1e-3)
+        OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-3), 10, AdversaryOptimizer(OptimizerConfig(learning_rate=2e-2, epsilon=1e-3))
     )
     example, batches = tiny.batch(), [tiny.batch(2 * LENGTHS, seed=seed) for seed in range(2)]
     config = AdversarialConfig("asa")
@@ -182,12 +182,29 @@ def test_the_adversary_is_optimized_apart():
     params = {"encoder": {"kernel": jnp.ones((2, 3))}, "adversary": {"query": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}}
     gradient = jax.tree.map(lambda leaf: 1e4 * leaf, params) | {"encoder": {"kernel": jnp.full((2, 3), 0.1)}}
     model, own = OptimizerConfig(learning_rate=0.01), OptimizerConfig(learning_rate=0.3, weight_decay=0.5, epsilon=10.0)
-    both = make_optimizer(model, 5, own)
+    both = make_optimizer(model, 5, AdversaryOptimizer(own))
     found, _ = both.update(gradient, both.init(params), params)
     for part, config in (("encoder", model), ("adversary", own)):
         alone = make_optimizer(config, 5)
         expected, _ = alone.update(gradient[part], alone.init(params[part]), params[part])
         jax.tree.map(np.testing.assert_array_equal, found[part], expected)
+
+
+def test_the_adversarys_optimizer_begins_with_the_attack():
+    """Neither decay nor the zeros of a delay's gradients leave a trace: then it is that of a run of the steps that are left."""
+    params = {"encoder": {"kernel": jnp.ones((2, 3))}, "adversary": {"query": {"kernel": jnp.ones((2, 2))}}}
+    own = OptimizerConfig(learning_rate=0.3, warmup_steps=2, weight_decay=0.5)
+    both, alone = make_optimizer(OptimizerConfig(), 9, AdversaryOptimizer(own, delay=4)), make_optimizer(own, 5)
+    state, fresh = both.init(params), alone.init(params["adversary"])
+    for step in range(8):
+        factor = 0.0 if step < 4 else 1.0 + step
+        gradient = jax.tree.map(lambda leaf, factor=factor: factor * leaf, params)
+        found, state = both.update(gradient, state, params)
+        expected = jax.tree.map(jnp.zeros_like, params["adversary"])
+        if step >= 4:
+            expected, fresh = alone.update(gradient["adversary"], fresh, params["adversary"])
+        jax.tree.map(np.testing.assert_array_equal, found["adversary"], expected)
+    assert jnp.abs(found["adversary"]["query"]["kernel"]).max() > 0.1
 
 
 def test_without_an_attack_nothing_is_different():

@@ -12,6 +12,7 @@ from scipy import special as functions
 
 from ag_jax.models.pretraining import word_scores
 from ag_jax.objectives import word_loss
+from ag_jax.objectives.adversarial.config import AsaConfig, MaskingConfig
 from ag_jax.objectives.divergence import FORMS, STOPPED, DivergenceConfig, divergence, weight
 from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Words, YesNo
 
@@ -146,5 +147,7 @@ def test_as_in_the_released_code():
 
 @pytest.mark.parametrize(("name", "value"), [("form", "jensen"), ("stop_gradient", "other")])
 def test_what_cannot_be_is_refused(name, value):
-    with pytest.raises(ValueError, match=f"divergence.{name} must be one of .*, got '{value}'"):
-        DivergenceConfig(**{name: value})
+    of = DivergenceConfig(**{name: value})
+    for section, config in (("asa", AsaConfig), ("masking", MaskingConfig)):
+        with pytest.raises(ValueError, match=f"adversarial.{section}.divergence.{name} must be one of .*, got '{value}'"):
+            config(divergence=of)

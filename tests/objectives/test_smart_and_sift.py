@@ -278,6 +278,9 @@ def test_apart():
     found = stable_kl(p, q, counts.weights)
     logits = [functions.logit(of) for of in (of_p, of_q)]
     np.testing.assert_allclose(found, (2 * of_q * (logits[1] - logits[0])).sum(-1) @ [1, 2], rtol=1e-3)
+    seek = lambda b: ATTACKS["sift"](None).neighbours.sought(Categorical(p), Categorical(b), counts)  # noqa: E731
+    fixed = jax.nn.softmax(p), jnp.array([[1.0], [2.0]])  # of KL(p || q) by q's logits: softmax(q) - softmax(p)
+    np.testing.assert_allclose(jax.grad(seek)(q), (jax.nn.softmax(q) - fixed[0]) * fixed[1], atol=1e-6)
     yes = Released(SmartConfig(mtdnn_compat=True), 5).sought(YesNo(p[:, 0]), YesNo(q[:, 0]), counts)
     stacked = [jnp.stack([of[:, 0], 0 * of[:, 0]], -1) for of in (p, q)]
     np.testing.assert_allclose(yes, stable_kl(*stacked, counts.weights), rtol=1e-6)

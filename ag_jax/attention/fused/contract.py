@@ -29,8 +29,9 @@ from ag_jax.attention.patterns import Columns
 Array = jax.Array
 Mixed = tuple[Array, AttentionStatistics | None]
 
-# Score of a key that must not be seen. Finite, so that differences of masked scores are numbers.
-MASKED_SCORE = -1e30
+# Score of a key that must not be seen. Finite, so that differences of masked scores are numbers; a power of 2, so that times a
+# scale it is exact, and a fused product-sum that takes away the rounded product leaves 0.
+MASKED_SCORE = -(2.0**99)
 # What attention hands to its backward pass has this name for `jax.checkpoint` policies.
 KEPT = "attention"
 # Shift of a head that follows none: no key is so far from its query.

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from ag_jax.objectives.divergence import DivergenceConfig
+from ag_jax.objectives.divergence import FORMS, STOPPED, DivergenceConfig
 from ag_jax.objectives.sentences import SENTENCES
 
 NAIVE = ("bernoulli", "scheduled", "magnitude")
@@ -16,7 +16,12 @@ CHOICES = {
     "empty_rows": ("uniform", "keep_diagonal"),
     "heads": ("shared", "own"),
     "gate": ("threshold", "gumbel"),
+    "form": FORMS,
+    "stop_gradient": STOPPED,
 }
+
+
+STRONGEST = 1e6  # beyond, float32 loses the scores of a row of which all is masked beside what is taken from them
 
 
 def check_choices(section: str, config, of: dict[str, tuple[str, ...]] = CHOICES) -> None:
@@ -65,9 +70,11 @@ class AsaConfig:
 
     def __post_init__(self):
         check_choices("adversarial.asa", self)
-        for name in ("tau", "strength", "gumbel_temperature"):
+        check_choices("adversarial.asa.divergence", self.divergence)
+        for name in ("tau", "gumbel_temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"adversarial.asa.{name} must be a finite number above 0, got {getattr(self, name)}")
+        _check_strength("adversarial.asa", self)
         if self.tau_power not in (1, 2):
             raise ValueError(f"adversarial.asa.tau_power must be 1 (paper) or 2 (released code), got {self.tau_power}")
         if not 0 <= self.keep_init < 1:
@@ -104,10 +111,10 @@ class MaskingConfig:
 
     def __post_init__(self):
         check_choices("adversarial.masking", self)
+        check_choices("adversarial.masking.divergence", self.divergence)
         if not 0 < self.share < 1:
             raise ValueError(f"adversarial.masking.share must be in (0, 1), got {self.share}")
-        if not 0 < self.strength < math.inf:
-            raise ValueError(f"adversarial.masking.strength must be a finite number above 0, got {self.strength}")
+        _check_strength("adversarial.masking", self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +209,11 @@ class SiftConfig:
 def _check_steps(section: str, config) -> None:
     if config.steps < 1:
         raise ValueError(f"{section}.steps must be at least 1, got {config.steps}; adversarial.method=none is without an attack")
+
+
+def _check_strength(section: str, config) -> None:
+    if not 0 < config.strength <= STRONGEST:
+        raise ValueError(f"{section}.strength must be above 0 and at most {STRONGEST:g}, got {config.strength}")
 
 
 def _check_at_least_0(section: str, config, *names: str) -> None:

@@ -16,7 +16,7 @@ from ag_jax.objectives.given_gradient import with_gradient
 from ag_jax.objectives.losses import Array, Headline, Objective, Outcome, Params, loss_factors
 from ag_jax.objectives.predictions import Counts, Predictions
 
-_INITIAL = 0xF1EE  # what the random numbers of the first perturbation are for
+_INITIAL, _PASS = 0xF1EE, 0xF100  # what random numbers are for: the first perturbation, and the later passes
 _SMALLEST = 1e-12  # a text whose gradient is shorter has none: only what fills a batch up
 
 
@@ -121,7 +121,7 @@ class FreeLB:
     def _rngs(self, rngs: dict[str, Array], number: int) -> dict[str, Array]:
         if self.config.dropout == "shared" or not number:
             return rngs
-        return {"samples": rngs["dropout"]} | rngs | {"dropout": jax.random.fold_in(rngs["dropout"], number)}
+        return {"samples": rngs["dropout"]} | rngs | {"dropout": jax.random.fold_in(rngs["dropout"], _PASS + number)}
 
     def predict(
         self, params: Params, shown: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()

@@ -22,7 +22,7 @@ from ag_jax.objectives.losses import Array, Objective, Params
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What a run with an adversary masked: the share of every layer, after these parts of the run, ascending from 0 to 1."""
+    """What a run with an adversary masked: the share of every layer, after these parts of the run, ascending and at most 1."""
 
     progress: tuple[float, ...]
     shares: tuple[tuple[float, ...], ...]

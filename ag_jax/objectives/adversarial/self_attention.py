@@ -47,13 +47,14 @@ class LearntMasks:
             original_BL = encoder.rows(shown)["original"]
             special_BL = jnp.isin(original_BL, jnp.asarray(self.special.delimiters, original_BL.dtype))
             special_NBL = jnp.broadcast_to(special_BL, (shape.layers, *special_BL.shape))
+        is_drawn = config.gate == "gumbel"
         return Adversary(
             **params[ADVERSARY],
             special_NBL=special_NBL,
             rules=Rules(config.strength, config.empty_rows, config.protect_diagonal),
             heads=shape.heads if config.heads == "own" else 1,
-            offset=initial_offset(config.keep_init, shape.width, shape.initializer_range),
-            temperature=config.gumbel_temperature if config.gate == "gumbel" else 0.0,
+            offset=initial_offset(config.keep_init, shape.width, shape.initializer_range, drawn=is_drawn),
+            temperature=config.gumbel_temperature if is_drawn else 0.0,
         )
 
     def init(self, key: Array) -> dict[str, Any]:
@@ -147,15 +148,21 @@ class AttackedAttention:
             rngs = {name: jax.random.fold_in(key, _ATTACKED) for name, key in rngs.items()}
         attack = self.attacker(params, outcome.shown, step)
         attacked = self.predict(params, outcome.shown, rngs, step, ports.replace(attack=attack))
+        if attacked.units is None:
+            raise ValueError(
+                f"adversarial.method attacks attention, and the model of {type(self.inner).__name__} has no port for that: its encoder "
+                "must hand `ports.attack` on to every layer, and its predictions must have the `units` that these sow"
+            )
         counts = self.counts(batch)
         apart = divergence.divergences(outcome.predictions, attacked, counts, self.divergence)
         totals = {self._term(said): total for said, total in apart.items()}
-        metrics = masked(attacked.units)
+        metrics = masked(attacked.units, step >= self.delay_steps)
         for said, total in apart.items():
             metrics[f"{self._term(said)}_loss"] = (total, divergence.weight(counts[said], self.divergence))
         if self.penalty is not None:
             totals["penalty"] = self.penalty.total(attacked.units)
-            metrics["kept_units"] = (attacked.units.kept_B.sum(), self.normalizers(batch)["penalty"])
+            texts = sequences.firsts(encoder.rows(batch)["sequences"]).sum().astype(jnp.float32)
+            metrics["kept_units"] = (attacked.units.kept_B.sum(), texts)
         return outcome.replace(totals=outcome.totals | totals, metrics=outcome.metrics | metrics)
 
     def predict(
@@ -169,10 +176,10 @@ class AttackedAttention:
         return self.inner.counts(batch)
 
 
-def masked(units_NB: Units) -> dict[str, LossTerm]:
-    """1 - kept / all, of all layers and of each."""
+def masked(units_NB: Units, begun: Array) -> dict[str, LossTerm]:
+    """1 - kept / all, of all layers and of each; 0 until the attack has begun."""
     all_N = units_NB.all_B.sum(1)
-    masked_N = all_N - units_NB.kept_B.sum(1)
+    masked_N = jnp.where(begun, all_N - units_NB.kept_B.sum(1), 0.0)
     return {"masked": (masked_N.sum(), all_N.sum()), "masked/layers": (masked_N, all_N)}
 
 

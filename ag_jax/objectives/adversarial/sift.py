@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from ag_jax.models.encoder import Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.config import SiftConfig
-from ag_jax.objectives.adversarial.smoothness import Smooth, apart
+from ag_jax.objectives.adversarial.smoothness import Smooth
+from ag_jax.objectives.divergence import DivergenceConfig, divergence
 from ag_jax.objectives.losses import Array, Objective
 from ag_jax.objectives.predictions import Counts, Prediction
 
@@ -48,7 +49,8 @@ class NormalizedEmbeddings:
     delta_0   = cut(N(0, noise^2), to twice the deviation)
     delta_1   = delta_0 + step_size * g / (max |g| + 1e-6), of each token; g as it is while it is finite, else no step
 
-    with g the gradient of KL both ways, or of squares for numbers, summed over the batch.
+    with g the gradient of KL(p || q), q the perturbed prediction, or of squares for numbers, summed over the batch: of the
+    regularizer, with fixed targets.
     """
 
     config: SiftConfig
@@ -71,8 +73,8 @@ class NormalizedEmbeddings:
         return jnp.clip(perturbation.normal(key, sequences_BL, self.width, self.config.noise), -most, most)
 
     def sought(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """The regularizer itself."""
-        return apart(clean, other, counts, "clean")
+        """The part of the regularizer that moves with the perturbation."""
+        return divergence(clean, other, counts, DivergenceConfig(form="one_way", stop_gradient="clean"))
 
     def ascend(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
         """delta_1."""

@@ -4,11 +4,12 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ag_jax.attention.adversary import ADVERSARY
 from ag_jax.attention.patterns import SpecialTokens
 from ag_jax.models.config import EncoderConfig
-from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
+from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig, SmartConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.adversarial.masking import Trace, naive_masking
 from ag_jax.objectives.adversarial.self_attention import LearntMasks, adversarial_self_attention
@@ -42,10 +43,21 @@ def wrap(objective: Objective, config: AdversarialConfig, setting: Setting) -> O
     if config.method == "freelb":
         return FreeLB(objective, config.freelb, width)
     if config.method == "smart":
+        _check_precision(config.smart, setting.encoder)
         return smart(objective, config.smart, width)
     if config.method == "sift":
         return sift(objective, config.sift, width)
     return objective
+
+
+def _check_precision(config: SmartConfig, encoder: EncoderConfig) -> None:
+    """Raise ValueError if the ball is so small that the model's numbers round to its centre."""
+    least = float(jnp.finfo(encoder.dtype).eps) / 8
+    if not config.mtdnn_compat and config.epsilon < least:
+        raise ValueError(
+            f"adversarial.smart.epsilon={config.epsilon:g} is lost in rounding with model.dtype={encoder.dtype}: set "
+            f"model.dtype=float32, or an epsilon (and step_size) of at least {least:.0e}"
+        )
 
 
 def learnt(config: AdversarialConfig, encoder: EncoderConfig, special: SpecialTokens) -> LearntMasks | None:
@@ -59,7 +71,7 @@ def init(config: AdversarialConfig, encoder: EncoderConfig, key: jax.Array) -> d
     return {} if attacker is None else {ADVERSARY: attacker.init(key)}
 
 
-def apart(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def separated(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters of the model, and those that an attack has beside them."""
     model = {name: tree for name, tree in params.items() if name != ADVERSARY}
     return model, {name: tree for name, tree in params.items() if name == ADVERSARY}
