@@ -8,6 +8,9 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The arrays are tiny: nearly all the time goes to compiling. Set it to 0 to test what runs compile.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Threads of the CPU's devices: each takes one while it waits for the others, once for every collective that does not depend on
+# another, of which two passes have many. With too few of them all wait, and XLA aborts.
+os.environ.setdefault("PJRT_NPROC", "64")
 
 import pathlib
 
