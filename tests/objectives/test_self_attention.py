@@ -9,6 +9,7 @@ import pytest
 
 from ag_jax.attention import adversary, guidance
 from ag_jax.attention.adversary import Units
+from ag_jax.models.encoder import Ports
 from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.models.tasks import KINDS, OF_TEXTS
@@ -269,6 +270,19 @@ def test_an_evaluation_is_that_of_the_clean_model(case):
     both = (objective, objective.inner)
     found, plain = (jax.jit(lambda params, of=of: of(params, batch, None, STEP).metrics)(params) for of in both)
     jax.tree.map(np.testing.assert_array_equal, found, plain)
+
+
+def test_a_model_without_the_port_is_refused():
+    class Deaf(Pretraining):
+        """Its predictions lack units, as those of an encoder that never calls the attack."""
+
+        def predict(self, params, shown, rngs, step, ports=Ports()):
+            return super().predict(params, shown, rngs, step, ports).replace(units=None)
+
+    batch = tiny.mixed_batch()
+    objective = attacked(Deaf(tiny.model(), HEAD))
+    with pytest.raises(ValueError, match="the model of Deaf has no port for that: its encoder must hand `ports.attack` on"):
+        jax.eval_shape(lambda params: objective(params, batch, RNGS, STEP), params_of(objective, batch))
 
 
 def test_delay():

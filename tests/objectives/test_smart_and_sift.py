@@ -9,7 +9,8 @@ import pytest
 from scipy import special as functions
 
 from ag_jax.models.encoder import Ports
-from ag_jax.objectives.adversarial.config import SiftConfig, SmartConfig
+from ag_jax.objectives.adversarial import wrap as adversarial
+from ag_jax.objectives.adversarial.config import AdversarialConfig, SiftConfig, SmartConfig
 from ag_jax.objectives.adversarial.sift import Normalized, sift
 from ag_jax.objectives.adversarial.smart import Ball, Released, smart, stable_kl
 from ag_jax.objectives.adversarial.smoothness import apart
@@ -323,3 +324,14 @@ def test_what_cannot_be_is_refused(kind, name, value, range):
 def test_the_usual_steps():
     assert SmartConfig().length_of_step == 1e-3 and SmartConfig(mtdnn_compat=True).length_of_step == 1e-5
     assert SmartConfig(step_size=0.5, mtdnn_compat=True).length_of_step == 0.5
+
+
+def test_a_ball_that_rounding_loses_is_refused():
+    def wrapped(dtype, **settings):
+        config = AdversarialConfig("smart", smart=SmartConfig(**settings))
+        return adversarial.wrap(None, config, adversarial.Setting(tiny.config(dtype=dtype), tiny.SPECIAL, 10))
+
+    for dtype, settings in (("float32", {}), ("bfloat16", {"epsilon": 2e-3}), ("bfloat16", {"mtdnn_compat": True})):
+        assert wrapped(dtype, **settings).term == "smart"
+    with pytest.raises(ValueError, match="smart.epsilon=1e-05 is lost in rounding with model.dtype=bfloat16: .* at least 1e-03"):
+        wrapped("bfloat16")
