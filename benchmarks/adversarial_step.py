@@ -28,7 +28,7 @@ from ag_jax.planning import costs
 from ag_jax.planning.hlo import Program
 
 CONFIG = "configs/asa/figure4_speed.py"
-ON_CPU = {"model.layers": 2, "model.vocabulary_size": 0, "training.batch_size": 8}
+ON_CPU = {"model.layers": 2, "model.vocabulary_size": 0, "training.batch_size": 4}
 
 
 def compiled(runner: Runner) -> dict[str, float]:
