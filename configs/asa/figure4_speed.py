@@ -6,13 +6,15 @@ Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), figure 4
     ag-jax compare --config=configs/asa/figure4_speed.py:length=512 --workdir=runs/speed/512
     ag-jax compare --config=configs/asa/figure4_speed.py:length=128,scale=small --workdir=runs/speed/small
 
-The report of each has the tokens a second of every arm.
+The report of each has the tokens a second of every arm; `python benchmarks/adversarial_step.py --figure=PNG` has them take turns, and
+draws the figure.
 
 Hardware and time: the paper does not name its GPU. 40 steps of 16 rows, five arms: minutes on an accelerator. scale=small takes
 minutes on 2 CPU cores.
 
 Expected (time of a step over that of plain training, 512 tokens): ASA about 2, slightly below FreeLB-2; FreeLB-3 and SMART three
-to four. Nobody has run scale=paper with this program yet.
+to four. With two of the layers on a CPU we measured 2.05 for ASA, 1.95 for FreeLB-2, 2.83 and 2.58 (docs/adversarial.md). Nobody
+has run scale=paper with this program yet.
 
 Deviations: the paper times fine-tuning. Here it is pre-training, which needs no checkpoint and no files and has rows that are
 full: BERT-base, 16 rows in float32 as there, fresh weights. Its head adds a few per cent to every pass, and ASA has its
