@@ -19,13 +19,13 @@ from etils import epath
 from flax import traverse_util
 
 from ag_jax import configuration
+from ag_jax.attention.adversary import separated
 from ag_jax.attention.fused import reference
 from ag_jax.attention.fused.contract import Attend
 from ag_jax.data import tokenizers
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.tasks import TaskModel
-from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.training import storage
 
 TASK, WEIGHTS, TOKENIZER = "task.json", "weights.safetensors", "tokenizer"
@@ -111,5 +111,5 @@ def load(directory: epath.PathLike) -> FineTuned:
         origin = settings["origin"]
     except (KeyError, TypeError, json.JSONDecodeError, safetensors.SafetensorError) as error:
         raise ValueError(f"{place} is damaged, or of another version ({type(error).__name__}: {error})") from error
-    params, beside = adversarial.separated(traverse_util.unflatten_dict(flat, sep="/"))
+    params, beside = separated(traverse_util.unflatten_dict(flat, sep="/"))
     return FineTuned(head, config, tokenizers.load(place / TOKENIZER), params, origin, beside)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from ag_jax import configuration, experiment, learner
+from ag_jax.attention.adversary import separated
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.experiment import ExperimentConfig
@@ -294,7 +295,7 @@ def open_run(workdir: epath.Path | str, step: int | None = None) -> OpenRun:
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     steps = checkpoints.steps()
     step = _chosen(step, steps, workdir)
-    params, beside = adversarial.separated(checkpoints.restore_params(step))
+    params, beside = separated(checkpoints.restore_params(step))
     checkpoints.close()
     return OpenRun(workdir, config, tokenizer, model, params, beside, step, tuple(steps))
 

@@ -16,7 +16,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import flax.struct
 import jax
@@ -29,6 +29,12 @@ Array = jax.Array
 # The adversary's parameters, at the top of the tree beside the model's, which know nothing of them.
 ADVERSARY = "adversary"
 EMPTY_ROWS = ("uniform", "keep_diagonal")
+
+
+def separated(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters of the model, and those that an attack has beside them."""
+    model = {name: tree for name, tree in params.items() if name != ADVERSARY}
+    return model, {name: tree for name, tree in params.items() if name == ADVERSARY}
 
 
 @jax.custom_vjp

@@ -15,6 +15,7 @@ import numpy as np
 from etils import epath
 
 from ag_jax import finetuned, learner
+from ag_jax.attention.adversary import separated
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Task
 from ag_jax.finetuned import FineTuned, Head
@@ -24,7 +25,6 @@ from ag_jax.finetuning.encoded import Encoded, TaskData
 from ag_jax.finetuning.predicting import Predicted
 from ag_jax.finetuning.weights import Pretrained
 from ag_jax.models.config import EncoderConfig
-from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.training import hosts, sharding, storage
 from ag_jax.training import metrics as metric_sums
 from ag_jax.training.checkpoint import Checkpoints
@@ -270,7 +270,7 @@ class _Running:
         """What the best epoch so far leaves: its predictions, and its weights if they will be wanted."""
         storage.write_whole(self.directory / "predictions_validation.jsonl", found.lines)
         if self.keep or (self.data.others and self.trial.recipe.epochs > 1):
-            params, beside = adversarial.separated(state.params)
+            params, beside = separated(state.params)
             tuned = FineTuned(self.plan.head, self.plan.config, self.opened.tokenizer, params, self.opened.origin, beside)
             finetuned.save(tuned, self.directory / finetuned.FOLDER)
 

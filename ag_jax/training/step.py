@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ag_jax.attention.adversary import ADVERSARY
+from ag_jax.attention.adversary import separated
 from ag_jax.models.encoder import Ports
 from ag_jax.objectives.losses import LossTerm, Objective, loss_factors
 from ag_jax.training import sharding
@@ -63,9 +63,9 @@ def loss_and_gradient(
 
 def gradient_norms(gradient: Any) -> dict[str, Array]:
     """The norm of the model's gradient, and apart from it that of an adversary, which may be of another order of magnitude."""
-    model = {name: tree for name, tree in gradient.items() if name != ADVERSARY}
+    model, beside = separated(gradient)
     norms = {"gradient_norm": optax.tree.norm(model)}
-    return norms | ({"adversary_gradient_norm": optax.tree.norm(gradient[ADVERSARY])} if ADVERSARY in gradient else {})
+    return norms | ({"adversary_gradient_norm": optax.tree.norm(beside)} if beside else {})
 
 
 def train_step(

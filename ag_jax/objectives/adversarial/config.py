@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from ag_jax.attention.adversary import EMPTY_ROWS
 from ag_jax.objectives.divergence import FORMS, STOPPED, DivergenceConfig
 from ag_jax.objectives.sentences import SENTENCES
 
@@ -13,7 +14,7 @@ CHOICES = {
     "dropout": DROPOUTS,
     "sentence": SENTENCES,
     "count": ("units", "fraction"),
-    "empty_rows": ("uniform", "keep_diagonal"),
+    "empty_rows": EMPTY_ROWS,
     "heads": ("shared", "own"),
     "gate": ("threshold", "gumbel"),
     "form": FORMS,

@@ -70,6 +70,11 @@ class LearntMasks:
         }
 
 
+def _texts(sequences_BL: Array) -> Array:
+    """How many texts there are."""
+    return sequences.firsts(sequences_BL).sum().astype(jnp.float32)
+
+
 @dataclasses.dataclass(frozen=True)
 class Penalty:
     """tau^power * L_c, the sum over layers of the units that are kept, for each text; or of their share, for each row."""
@@ -79,8 +84,7 @@ class Penalty:
 
     def weight(self, sequences_BL: Array) -> Array:
         """What the total is divided by."""
-        counted = sequences.firsts(sequences_BL) if self.count == "units" else (sequences_BL > 0).any(-1)
-        return counted.sum().astype(jnp.float32)
+        return _texts(sequences_BL) if self.count == "units" else (sequences_BL > 0).any(-1).sum().astype(jnp.float32)
 
     def total(self, units_NB: Units) -> Array:
         """L_c; its gradient comes back reversed, and only to the adversary."""
@@ -161,8 +165,7 @@ class AttackedAttention:
             metrics[f"{self._term(said)}_loss"] = (total, divergence.weight(counts[said], self.divergence))
         if self.penalty is not None:
             totals["penalty"] = self.penalty.total(attacked.units)
-            texts = sequences.firsts(encoder.rows(batch)["sequences"]).sum().astype(jnp.float32)
-            metrics["kept_units"] = (attacked.units.kept_B.sum(), texts)
+            metrics["kept_units"] = (attacked.units.kept_B.sum(), _texts(encoder.rows(batch)["sequences"]))
         return outcome.replace(totals=outcome.totals | totals, metrics=outcome.metrics | metrics)
 
     def predict(

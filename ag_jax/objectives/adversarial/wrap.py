@@ -69,9 +69,3 @@ def init(config: AdversarialConfig, encoder: EncoderConfig, key: jax.Array) -> d
     """Parameters that the attack has beside the model's, boxed with the names of their axes; none if it learns nothing."""
     attacker = learnt(config, encoder, SpecialTokens((), ()))
     return {} if attacker is None else {ADVERSARY: attacker.init(key)}
-
-
-def separated(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parameters of the model, and those that an attack has beside them."""
-    model = {name: tree for name, tree in params.items() if name != ADVERSARY}
-    return model, {name: tree for name, tree in params.items() if name == ADVERSARY}
