@@ -109,6 +109,22 @@ def test_one_layer_equals_numpy(layer, heads, offset):
     np.testing.assert_array_equal(found.erased_BHQ, empty)
 
 
+def test_one_row_and_many_score_alike(layer):
+    """A few tokens go through two projections, many through the product of both kernels."""
+    hidden, _, *learnt = layer
+    slopes = jnp.asarray(np.random.default_rng(3).standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
+
+    def scored(params, rows):
+        s = Adversary(*params, None, Rules()).scores(hidden[rows])
+        return (s * slopes[rows]).sum(), s
+
+    (_, together), gradient = jax.value_and_grad(scored, has_aux=True)(tuple(learnt), slice(0, 4))
+    alone = [jax.value_and_grad(scored, has_aux=True)(tuple(learnt), slice(row, row + 1)) for row in range(4)]
+    np.testing.assert_allclose(together, np.concatenate([s for (_, s), _ in alone]), rtol=1e-4, atol=1e-4)
+    for one, *others in zip(*map(jax.tree.leaves, (gradient, *(of_row for _, of_row in alone))), strict=True):
+        np.testing.assert_allclose(one, sum(others), rtol=1e-4, atol=1e-4)
+
+
 def test_strength(layer):
     weak, strong = (attack(layer, Rules(strength=strength)).bias_BHQK for strength in (5.0, 1e4))
     np.testing.assert_allclose(weak * 2000, strong)
