@@ -160,73 +160,71 @@ def test_equation_10_for_replaced_tokens(generator):
 
 @pytest.fixture(scope="module")
 def case():
-    """A pre-training objective with guidance, under attack; parameters, and (term, parameters) -> gradient."""
+    """A pre-training objective with guidance, under attack; parameters, and the gradient of each term."""
     batch = tiny.batch((11, 7, 5, 0, 9, 4, 11, 2))
     objective = attacked(tiny.guided(tiny.model(), objective=lambda model: Pretraining(model, HEAD)), tau=0.1)
     params = params_of(objective, batch)
 
-    @functools.cache
-    def gradient(term):
-        return jax.jit(jax.grad(lambda params: objective(params, batch, RNGS, STEP).totals[term]))(params)
-
-    return objective, batch, params, gradient
+    gradients = jax.jit(jax.jacrev(lambda params: objective(params, batch, RNGS, STEP).totals))(params)
+    return objective, batch, params, gradients
 
 
 def test_the_penalty_is_of_the_adversary_alone(case):
     """Oracle: the gradient of L_c is exactly 0 in every parameter of the model."""
-    *_, gradient = case
-    of_penalty = gradient("penalty")
+    of_penalty = case[-1]["penalty"]
     of_model = {name: tree for name, tree in of_penalty.items() if name != "adversary"}
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(of_model))
     assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_penalty["adversary"]))
 
 
 def test_the_model_and_the_adversary_both_learn_from_the_divergence(case):
-    *_, gradient = case
+    *_, gradients = case
     for term in ("asa", "asa_sentence", "asa_nsp"):
-        of_term = gradient(term)
+        of_term = gradients[term]
         assert np.abs(of_term["encoder"]["layers"]["attention"]["query"]["kernel"]).max() > 1e-4
         assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_term["adversary"]))
     for term in ("mlm", "nsp", "ag"):
-        assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient(term)["adversary"]))
+        assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(gradients[term]["adversary"]))
 
 
 def test_reversal_turns_the_adversarys_gradient_and_no_other(case, monkeypatch):
-    objective, batch, params, gradient = case
+    objective, batch, params, gradients = case
     monkeypatch.setattr(adversary, "reverse_gradient", lambda x, scale: x)
     straight = jax.jit(jax.grad(lambda params: objective(params, batch, RNGS, STEP).totals["asa"]))(params)
-    found = gradient("asa")
+    found = gradients["asa"]
     for name in straight:
         sign = -1 if name == "adversary" else 1
+        largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(straight[name]))
         for one, other in zip(jax.tree.leaves(found[name]), jax.tree.leaves(straight[name]), strict=True):
-            np.testing.assert_allclose(one, sign * other, rtol=1e-5, atol=1e-6 * float(jnp.abs(other).max()))
+            np.testing.assert_allclose(one, sign * other, rtol=1e-4, atol=1e-6 * largest)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_step_of_the_adversary_raises_the_divergence_and_one_of_the_model_lowers_it(seed):
-    batch = tiny.task_batch("classification", rows=16, seed=seed)
+def test_a_step_of_the_adversary_raises_the_divergence_and_one_of_the_model_lowers_it():
     objective = attacked(Supervised(tiny.task_model("classification")))
-    params = params_of(objective, batch, seed)
 
     @jax.jit
-    def asa(params):
+    @jax.value_and_grad
+    def asa(params, batch):
         return objective(params, batch, RNGS, STEP).totals["asa"]
 
-    before, gradient = jax.jit(jax.value_and_grad(asa))(params)
-
-    def after(part, size):
-        """With those parameters moved against their gradient, as an optimizer does."""
+    def grown(params, batch, part, size):
+        """How much larger it is with those parameters moved against their gradient, as an optimizer does."""
+        before, gradient = asa(params, batch)
         ways = {name: gradient[name] for name in part}
         norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(ways)))
-        return asa(params | {name: jax.tree.map(lambda leaf, way: leaf - size * way / norm, params[name], ways[name]) for name in part})
+        moved = jax.tree.map(lambda leaf, way: leaf - size * way / norm, {name: params[name] for name in part}, ways)
+        return asa(params | moved, batch)[0] / before
 
-    assert after(["adversary"], 0.05) > before * 1.001
-    assert after(["encoder", "task_head"], 0.005) < before * 0.999
+    for seed in range(3):
+        batch = tiny.task_batch("classification", rows=16, seed=seed)
+        params = params_of(objective, batch, seed)
+        assert grown(params, batch, ["adversary"], 0.05) > 1.001, seed
+        assert grown(params, batch, ["encoder", "task_head"], 0.005) < 0.999, seed
 
 
 def test_the_gradient_of_the_model_is_the_slope(case):
     """Of the divergence, along a random direction short enough for no mask to change."""
-    objective, batch, params, gradient = case
+    objective, batch, params, gradients = case
     rng = np.random.default_rng(3)
     model = {name: of for name, of in params.items() if name != "adversary"}
     way = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), jnp.float32), model)
@@ -239,7 +237,7 @@ def test_the_gradient_of_the_model_is_the_slope(case):
 
     (ahead, kept), (behind, still) = value(2e-4), value(-2e-4)
     assert kept == still, "the masks changed"
-    of = {name: gradient("asa")[name] for name in model}
+    of = {name: gradients["asa"][name] for name in model}
     slope = sum(jax.tree.leaves(jax.tree.map(lambda one, other: (one * other).sum(), of, way)))
     np.testing.assert_allclose((ahead - behind) / 4e-4, slope, rtol=3e-2)
 

@@ -102,13 +102,14 @@ def test_sift_by_hand():
     np.testing.assert_allclose(gradient["w"], of_w, rtol=1e-4)
 
 
-EVERY = [(name, "smart") for name in perturbed.CASES]
-SOME = [("choice", "compat"), ("nsp", "compat"), ("regression", "sift"), ("generator", "sift")]
+# Each form of prediction, of candidates, tags and words, beside guidance of both modes.
+FORMS = [(name, "smart") for name in ("ranking", "tagging", "nsp", "bias", "generator")]
+OTHERS = [("choice", "compat"), ("nsp", "compat"), ("regression", "sift")]
 
 
-@pytest.mark.parametrize(("name", "attack"), EVERY + SOME)
+@pytest.mark.parametrize(("name", "attack"), FORMS + OTHERS)
 def test_the_same_as_a_plain_loop(name, attack):
-    """Around every objective: noise moved along gradients that differentiate everything, then the sum of both losses."""
+    """Around any objective: noise moved along gradients that differentiate everything, then the sum of both losses."""
     (objective, batch), params = perturbed.CASES[name], perturbed.plain(name)[0]
     attacked = ATTACKS[attack](objective, **({} if attack == "sift" else {"steps": 2}))
     neighbours, counts = attacked.neighbours, objective.counts(batch)
