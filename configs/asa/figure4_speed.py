@@ -13,7 +13,7 @@ Hardware and time: the paper does not name its GPU. 40 steps of 16 rows, five ar
 minutes on 2 CPU cores.
 
 Expected (time of a step over that of plain training, 512 tokens): ASA about 2, slightly below FreeLB-2; FreeLB-3 and SMART three
-to four. With two of the layers on a CPU we measured 2.05 for ASA, 1.95 for FreeLB-2, 2.83 and 2.58 (docs/adversarial.md). Nobody
+to four. With two of the layers on a CPU we measured 2.01 for ASA, 1.96 for FreeLB-2, 2.89 and 2.62 (docs/adversarial.md). Nobody
 has run scale=paper with this program yet.
 
 Deviations: the paper times fine-tuning. Here it is pre-training, which needs no checkpoint and no files and has rows that are
