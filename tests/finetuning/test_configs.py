@@ -174,6 +174,8 @@ def test_asas_table_1():
     configs = comparison.arm_configs(source, {})
     assert {arm: config.checkpoint for arm, config in configs.items()} == {"plain": "C", "asa": "C", "longer": "L", "pretrained": "P"}
     assert configs["longer"].tasks == configs["pretrained"].tasks == configs["plain"].tasks
+    with pytest.raises(ValueError, match="for the arm longer the config file needs the argument longer, a run of"):
+        attacks("table1_generalization.py", "checkpoint=C", arms="plain,longer")
 
 
 def test_the_masks_of_asas_table_3():
