@@ -15,7 +15,10 @@ Hardware and time: the paper does not say; 550k examples, three epochs, five arm
 takes minutes a trial on 2 CPU cores.
 
 Expected (BERT-base; MNLI, QNLI, PAWS-QQP, HellaSWAG): FreeLB 85.3, 91.1, 86.3, 39.6; SMART 85.5, 91.6, 85.8, 38.2; ASA 85.0,
-91.4, 87.7, 40.8; plain (its tables 1 and 2) 84.1, 90.4, 81.7, 39.7. Nobody has run scale=paper with this program yet.
+91.4, 87.7, 40.8; plain (its tables 1 and 2) 84.1, 90.4, 81.7, 39.7. Nobody has run scale=paper with this program yet. scale=small
+on SST-2 alone, from the quickstart's guided checkpoint (benchmarks/results/asa_table4_small.json): plain 69.2, longer 64.5, SMART
+70.5, ASA 63.4, and FreeLB at chance, 50.9, with all three seeds (p 0.007): its ball of 0.6, made for RoBERTa-large, is as wide as a
+word's embedding is long there (0.64). Of longer and of ASA one seed stayed at chance; p 0.48 or more but for FreeLB.
 
 Deviations: the paper names no settings of FreeLB and SMART. FreeLB has those released for RoBERTa-large on each task, on PAWS-QQP
 those of QQP, on HellaSWAG those of MNLI; dropout is that of the checkpoint, where FreeLB's runs are without that of attention.
