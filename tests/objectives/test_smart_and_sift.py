@@ -102,8 +102,8 @@ def test_sift_by_hand():
     np.testing.assert_allclose(gradient["w"], of_w, rtol=1e-4)
 
 
-# Each form of prediction, of candidates, tags and words, beside guidance of both modes.
-FORMS = [(name, "smart") for name in ("ranking", "tagging", "nsp", "bias", "generator")]
+# Numbers, classes of tags, words and yes or no, beside guidance of both modes.
+FORMS = [(name, "smart") for name in ("regression", "ranking", "tagging", "nsp", "bias", "generator")]
 OTHERS = [("choice", "compat"), ("nsp", "compat"), ("regression", "sift")]
 
 
