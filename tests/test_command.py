@@ -222,6 +222,8 @@ def test_each_verb_names_the_one_that_a_config_is_for(tmp_path):
         (["evaluate", tuning, "--config.tasks.rte.epoch=3"], 2, "unknown setting 'tasks.rte.epoch'; did you mean 'tasks.rte.epochs'?"),
         (["evaluate", tuning, "--config.tasks.rte.learning_rates=(0.0,)"], 1, "tasks.rte.learning_rates must be above 0"),
         (["evaluate", tuning, "--config.data=/not/there"], 1, "task rte: no split 'train' below /not/there"),
+        (["evaluate", tuning, f"--config.data={tmp_path}"], 1, "no split 'train' below"),
+        (["evaluate", tuning + "+sst3"], 2, "unknown setting 'sst3'; did you mean 'sst2'"),
     ):
         done = run([sys.executable, "-m", "ag_jax.main", *arguments, workdir])
         assert done.returncode == status and message in done.stderr, (arguments, done.stderr)
