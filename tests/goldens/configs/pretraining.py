@@ -1,0 +1,26 @@
+"""The pre-training runs of the goldens: one layer, width 12, 300 tokenizer pieces, a few steps."""
+
+from ag_jax import configuration, experiment
+
+
+def get_config(argument: str = ""):
+    """`arm`: mlm, ag (guided) or asa (with an adversary)."""
+    chosen = configuration.arguments(argument, arm=("ag", "mlm", "asa"))
+    config = experiment.default_config()
+    config.title = "Goldens"
+    config.seed = 3
+    # Held-out text of its own: the rows do not depend on how documents are held out.
+    config.data.update(source="text/train.txt", validation_source="text/validation.txt", sequence_length=16)
+    config.data.tokenizer.vocabulary_size = 300
+    config.model.update(layers=1, heads=3, width=12, feedforward=22, max_length=16, initializer_range=0.3)
+    config.optimizer.update(learning_rate=5e-3, warmup_steps=2)
+    config.training.update(
+        steps=9, batch_size=4, log_every=2, evaluate_every=4, checkpoint_every=100, keep_last=1, milestones=(1.0,), tensorboard=False
+    )
+    if chosen.arm == "ag":
+        config.guidance.update(mode="loss", fraction=1.0, alpha=1.0)
+    if chosen.arm == "asa":
+        config.adversarial.method = "asa"
+    config.comparison.update(arms="mlm,ag", seeds=(3,))
+    config.inspection.sentence = "The union is strong."
+    return config

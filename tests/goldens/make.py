@@ -1,0 +1,96 @@
+"""Write the goldens anew, with the program as it is: small directories of every kind that it leaves, and their numbers.
+
+    python -m tests.goldens.make
+
+Done once for a layout of files that later versions must go on reading. Drawings are left out. Absolute paths are made relative:
+they are in an imported run's `config.json` (`data.tokenizer.path`), in a trial's `result.json` (`start`), and in Orbax's
+`commit_success.txt`.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from unittest import mock
+
+from etils import epath
+
+from ag_jax import comparison, configuration, experiment, run
+from ag_jax.finetuning import comparison as finetuning
+from ag_jax.interop import exporting, importing
+from ag_jax.training.stopping import Interrupted, StopSignal
+from tests.goldens import inputs, reading
+
+GOLDENS = pathlib.Path(__file__).parent
+KINDS = (
+    "interrupted",
+    "finished",
+    "adversarial",
+    "comparison",
+    "exported",
+    "imported",
+    "trial_interrupted",
+    "trial_kept",
+    "suite",
+)
+STOP = 5  # the step after which the interrupted run, and the interrupted trial, are stopped
+
+
+def make(here: epath.Path) -> None:
+    """Every golden below `here`, the working directory."""
+    for name, arm in (("finished", "ag"), ("adversarial", "asa")):
+        run.train(_experiment(arm), here / name)
+    with _stopped():
+        run.train(_experiment("ag"), here / "interrupted")
+    comparison.compare("configs/pretraining.py", reading.COMPARED, here / "comparison")
+    exporting.convert(here / "finished", None, str(here / "exported"))
+    importing.convert(str(here / "exported"), here / "imported")
+    with _stopped():
+        finetuning.evaluate("configs/finetuning.py", {}, here / "trial_interrupted")
+    finetuning.evaluate("configs/finetuning.py:keep=best", {}, here / "trial_kept")
+    finetuning.evaluate("configs/finetuning.py:points=2", {}, here / "suite")
+
+
+def _experiment(arm: str) -> experiment.ExperimentConfig:
+    return experiment.parse(configuration.load(f"configs/pretraining.py:arm={arm}"))
+
+
+@contextlib.contextmanager
+def _stopped():
+    """Stop what is trained within, as a signal does, after `STOP` steps."""
+    answers = iter([None] * (STOP - 1) + ["SIGTERM"])
+    with mock.patch.object(StopSignal, "reached", lambda _: next(answers)), contextlib.suppress(Interrupted):
+        yield
+        raise RuntimeError("nothing was interrupted")
+
+
+def shrink(here: pathlib.Path) -> None:
+    """Remove drawings, and the directory's own name from the files that store absolute paths."""
+    shutil.rmtree(here / "comparison" / "figures")
+    for path in sorted(path for name in KINDS for path in (here / name).rglob("*") if path.is_file()):
+        if str(here).encode() in (content := path.read_bytes()):
+            print(f"made relative: {path.relative_to(here)}")
+            path.write_text(content.decode().replace(f"{here}/", ""))
+
+
+def main() -> None:
+    """Make them in a temporary directory, then put them in the place of those of before."""
+    with tempfile.TemporaryDirectory() as folder:
+        here = pathlib.Path(folder).resolve()
+        os.environ["AG_JAX_CACHE"] = str(here / "cache")
+        os.chdir(here)
+        inputs.write(here)
+        make(epath.Path(here))
+        shrink(here)
+        for name in KINDS:
+            shutil.rmtree(GOLDENS / name, ignore_errors=True)
+            shutil.copytree(here / name, GOLDENS / name)
+        stored = reading.stored(here)
+        expected = {"stored": stored, "trained": reading.trained(here)}
+        (GOLDENS / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Directories that an earlier version wrote (`tests/goldens`) are read bit for bit, and resumed to the same numbers."""
+
+import json
+import shutil
+
+import jax
+import pytest
+
+from tests.goldens import inputs, make, reading
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return json.loads((make.GOLDENS / "expected.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A working directory with copies of all goldens, and what they were made from."""
+    folder = tmp_path_factory.mktemp("earlier")
+    inputs.write(folder)
+    for name in make.KINDS:
+        shutil.copytree(make.GOLDENS / name, folder / name)
+    patch, device = pytest.MonkeyPatch(), jax.devices()[0]
+    patch.chdir(folder)
+    patch.setattr(jax, "devices", lambda: [device])
+    yield folder
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def stored(here):
+    return json.loads(json.dumps(reading.stored(here)))
+
+
+@pytest.mark.parametrize("name", [*reading.RUNS, "comparison", "exported", "trial_kept", "suite"])
+def test_what_is_stored_is_read_bit_for_bit(name, stored, expected):
+    assert stored[name] == expected["stored"][name]
+
+
+def test_nothing_that_is_done_is_trained_again(here, stored):
+    for name in ("comparison/mlm-seed3", "comparison/ag-seed3", f"suite/{reading.TRIAL}", f"trial_kept/{reading.TRIAL}"):
+        path = f"{name}/metrics.jsonl"
+        assert (here / path).read_bytes() == (make.GOLDENS / path).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def trained(here):
+    return json.loads(json.dumps(reading.trained(here)))
+
+
+@pytest.mark.parametrize("name", ["interrupted", "trial_interrupted"])
+def test_what_was_interrupted_is_resumed_to_the_same_end(name, trained, expected):
+    nearly_equal(trained[name], expected["trained"][name], name)
+
+
+def nearly_equal(found, wanted, path):
+    """The same structure and texts, and numbers within 1e-4: sums differ between processors, versions and programs."""
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys(), path
+        for key, value in wanted.items():
+            nearly_equal(found[key], value, f"{path}/{key}")
+    elif isinstance(wanted, list):
+        assert len(found) == len(wanted), path
+        for number, value in enumerate(wanted):
+            nearly_equal(found[number], value, f"{path}/{number}")
+    elif isinstance(wanted, float):
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-4), path
+    else:
+        assert found == wanted, path
+
+
+def test_no_golden_names_a_directory_of_the_machine_that_made_it():
+    for path in (path for path in make.GOLDENS.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+        assert not any(root in path.read_bytes() for root in (b"/tmp/", b"/home/", b"/root/", b"/work/")), path
