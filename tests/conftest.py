@@ -33,6 +33,19 @@ def cache_directory(tmp_path_factory):
     patch.undo()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_programs(tmp_path_factory):
+    """A folder of compiled programs for the processes that tests start, which compile the same ones again and again.
+
+    Each pytest worker has its own: JAX writes these files in place and without a lock.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared() -> pathlib.Path:
     """The real data sets that lie beside the repository; tests that want them are skipped where they are missing."""

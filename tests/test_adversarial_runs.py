@@ -4,8 +4,6 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -19,6 +17,7 @@ from ag_jax.objectives.adversarial.config import AdversarialConfig, MaskingConfi
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.loop import Interrupted
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
+from tests import commands
 
 TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
 STEPS = 6
@@ -133,8 +132,7 @@ def test_the_adversary_stays_behind(whole, text, tmp_path, one_device):
 
 
 def test_inspect_draws_what_the_adversary_leaves(whole):
-    command = [sys.executable, "-m", "ag_jax.main", "inspect", f"--workdir={whole[0]}", "--text=The union is strong."]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = commands.run(["inspect", f"--workdir={whole[0]}", "--text=The union is strong."])
     assert done.returncode == 0, done.stderr
     drawn = [epath.Path(line.removeprefix("drawn: ")) for line in done.stdout.splitlines() if line.startswith("drawn: ")]
     assert drawn[-1].name == f"attention_attacked_step{STEPS}.png" and drawn[-1].read_bytes().startswith(b"\x89PNG")

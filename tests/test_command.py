@@ -1,5 +1,6 @@
 """The command as a user types it: killed, stopped, resumed, and given nonsense."""
 
+import functools
 import json
 import pathlib
 import random
@@ -18,6 +19,8 @@ from ag_jax.data import pipeline
 from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
+from tests import commands
+from tests.commands import run
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 STEPS = 120
@@ -51,24 +54,19 @@ def command(verb: str, text: pathlib.Path, workdir: pathlib.Path, *more: str) ->
     }
     flags = [f"--config.{key}={value}" for key, value in settings.items()]
     config = f"--config={REPOSITORY / 'configs' / 'quickstart.py'}"
-    return [sys.executable, "-m", "ag_jax.main", verb, config, *flags, f"--workdir={workdir}", *more]
+    return [verb, config, *flags, f"--workdir={workdir}", *more]
 
 
-def run(arguments: list[str], **options) -> subprocess.CompletedProcess:
-    return subprocess.run(arguments, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, **options)
-
-
-def signalled(arguments: list[str], workdir: pathlib.Path, step: int, number: int) -> subprocess.Popen:
-    """The command, sent a signal as soon as its metrics show the step; waited for."""
-    process = subprocess.Popen(arguments, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def signalled(arguments: list[str], workdir: pathlib.Path, step: int, number: int) -> commands.Finished:
+    """Run the command, send it a signal as soon as its metrics show the step, and wait for its end."""
+    running = commands.Running(arguments)
     metrics, deadline = workdir / "metrics.jsonl", time.monotonic() + 240
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and running.poll() is None:
         if metrics.exists() and f'"step": {step},' in metrics.read_text():
-            process.send_signal(number)
+            running.send_signal(number)
             break
         time.sleep(0.002)
-    process.output = process.communicate(timeout=120)
-    return process
+    return running.wait(120)
 
 
 def content(workdir: pathlib.Path):
@@ -94,7 +92,9 @@ def assert_same_run(left: pathlib.Path, right: pathlib.Path) -> None:
 @pytest.fixture(scope="module")
 def uninterrupted(text, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("uninterrupted") / "run"
-    done = run(command("train", text, workdir))
+    # In a new interpreter, as a user starts it.
+    interpreter = [sys.executable, "-m", "ag_jax.main", *command("train", text, workdir)]
+    done = subprocess.run(interpreter, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "MLM loss" in done.stdout
     rows = len((workdir / "metrics.jsonl").read_text().splitlines())
@@ -108,7 +108,7 @@ def test_killed_in_both_epochs_and_restarted_is_bit_identical(text, uninterrupte
     steps = random.SystemRandom().randint(8, 50), random.SystemRandom().randint(64, 100)
     for step in steps:
         killed = signalled(command("train", text, workdir), workdir, step, signal.SIGKILL)
-        assert killed.returncode == -signal.SIGKILL, f"kill at {step}: {killed.output}"
+        assert killed.returncode == -signal.SIGKILL, f"kill at {step}: {killed.stderr}"
         assert not (workdir / "summary.json").exists()
     done = run(command("train", text, workdir))
     assert done.returncode == 0 and "resumed from the checkpoint of step" in done.stderr, (steps, done.stderr)
@@ -119,8 +119,8 @@ def test_killed_in_both_epochs_and_restarted_is_bit_identical(text, uninterrupte
 def test_a_signal_saves_says_how_to_go_on_and_exits_0(text, uninterrupted, tmp_path, one_device, number):
     workdir = tmp_path / "run"
     stopped = signalled(command("train", text, workdir), workdir, 30, number)
-    assert stopped.returncode == 0, stopped.output
-    assert "To go on, run the same command again" in stopped.output[1]
+    assert stopped.returncode == 0, stopped.stderr
+    assert "To go on, run the same command again" in stopped.stderr
     saved = max(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
     assert saved >= 30
     done = run(command("train", text, workdir))
@@ -129,14 +129,14 @@ def test_a_signal_saves_says_how_to_go_on_and_exits_0(text, uninterrupted, tmp_p
 
 
 def test_evaluate_finds_the_summarys_loss(uninterrupted):
-    done = run([sys.executable, "-m", "ag_jax.main", "evaluate", f"--workdir={uninterrupted}"])
+    done = run(["evaluate", f"--workdir={uninterrupted}"])
     assert done.returncode == 0, done.stderr
     summary = json.loads((uninterrupted / "summary.json").read_text())
     assert json.loads(done.stdout)["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
 
 
 def test_inspect_draws(uninterrupted):
-    done = run([sys.executable, "-m", "ag_jax.main", "inspect", f"--workdir={uninterrupted}", "--text=The house is strong."])
+    done = run(["inspect", f"--workdir={uninterrupted}", "--text=The house is strong."])
     assert done.returncode == 0, done.stderr
     drawn = [line.removeprefix("drawn: ") for line in done.stdout.splitlines() if line.startswith("drawn: ")]
     assert drawn and all(pathlib.Path(path).read_bytes().startswith(b"\x89PNG") for path in drawn)
@@ -195,8 +195,7 @@ def test_an_unwritable_workdir_is_named(text, tmp_path):
 def test_a_full_disk_is_named_and_loses_nothing(text, tmp_path):
     """A file size limit stands in for a full disk: checkpoints of this size no longer fit."""
     workdir = tmp_path / "run"
-    limited = f"ulimit -f 60; exec {' '.join(map(str, command('train', text, workdir)))}"
-    done = run(["bash", "-c", f"trap '' XFSZ; {limited}"])
+    done = run(command("train", text, workdir), before=functools.partial(commands.limit_file_size, 60 * 1024))
     assert done.returncode == 1, done.stderr
     assert "cannot write a checkpoint" in done.stderr and "File too large" in done.stderr
     assert "Whole are those of the steps:" in done.stderr
@@ -205,9 +204,9 @@ def test_a_full_disk_is_named_and_loses_nothing(text, tmp_path):
 
 
 def test_help_and_no_verb():
-    done = run([sys.executable, "-m", "ag_jax.main", "--help"])
+    done = run(["--help"])
     assert done.returncode == 0 and "ag-jax train" in done.stdout
-    done = run([sys.executable, "-m", "ag_jax.main", "trian"])
+    done = run(["trian"])
     assert done.returncode == 2 and "expected one verb of" in done.stderr
 
 
@@ -225,6 +224,6 @@ def test_each_verb_names_the_one_that_a_config_is_for(tmp_path):
         (["evaluate", tuning, f"--config.data={tmp_path}"], 1, "no split 'train' below"),
         (["evaluate", tuning + "+sst3"], 2, "unknown setting 'sst3'; did you mean 'sst2'"),
     ):
-        done = run([sys.executable, "-m", "ag_jax.main", *arguments, workdir])
+        done = run([*arguments, workdir])
         assert done.returncode == status and message in done.stderr, (arguments, done.stderr)
         assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()

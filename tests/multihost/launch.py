@@ -1,14 +1,11 @@
 """The command on several hosts, which here are processes of this machine, with devices that the CPU pretends."""
 
-import os
 import pathlib
 import socket
-import subprocess
-import sys
-import threading
-import time
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+from tests import commands
+from tests.commands import REPOSITORY
+
 STEPS = 40
 SETTINGS = {
     "data.sequence_length": 16,
@@ -32,51 +29,17 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-class Host:
-    """One process of the command; its output is gathered while it runs."""
+class Host(commands.Running):
+    """One process of the command, with `devices` CPU devices."""
 
     def __init__(self, arguments: list[str], devices: int):
-        environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ag_jax.main", *arguments],
-            cwd=REPOSITORY,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.output = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self.arguments = arguments
+        super().__init__(arguments, environment={"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"})
 
-    def _read(self) -> None:
-        with self.process.stdout as lines:
-            for line in lines:
-                self.output += line
-
-    def wait(self, seconds: float = 240) -> int:
-        """Exit status."""
-        try:
-            status = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise AssertionError(f"still running after {seconds} seconds:\n{self.output}") from None
-        self._reader.join(10)
-        return status
-
-    def kill(self) -> None:
-        """End the process, also one that is halted, if it is still there."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self._reader.join(10)
-
-    def wait_for(self, text: str, seconds: float = 240) -> None:
-        """Return as soon as the process has printed a text."""
-        deadline = time.monotonic() + seconds
-        while text not in self.output:
-            assert time.monotonic() < deadline and self.process.poll() is None, f"{text!r} did not come:\n{self.output}"
-            time.sleep(0.01)
+    @property
+    def output(self) -> str:
+        """What the host has printed so far."""
+        return self.stdout + self.stderr
 
 
 def command(text: pathlib.Path, workdir: pathlib.Path, *more: str, verb: str = "train") -> list[str]:
@@ -92,7 +55,7 @@ def start(hosts: int, arguments: list[str], devices: int, *, but: tuple[int, ...
 
 def finish(started: list[Host], status: int = 0) -> list[str]:
     """What the hosts printed, once all have ended with `status`."""
-    statuses = [host.wait() for host in started]
+    statuses = [host.wait(240).returncode for host in started]
     outputs = [host.output for host in started]
     assert statuses == [status] * len(started), "\n\n".join(map(str, zip(statuses, outputs, strict=True)))
     return outputs

@@ -43,7 +43,7 @@ def alone(text, tmp_path_factory):
     """The run of one process with four devices."""
     workdir = tmp_path_factory.mktemp("alone") / "run"
     host = Host(command(text, workdir), 4)
-    assert host.wait() == 0, host.output
+    assert host.wait().returncode == 0, host.output
     return workdir
 
 
@@ -101,7 +101,7 @@ def test_sigterm_on_one_host_stops_both_at_one_step_and_the_run_ends_as_if_never
     arguments = command(text, workdir)
     started += start(2, arguments, 2)
     started[0].wait_for("step 3/")
-    started[1].process.send_signal(signal.SIGTERM)
+    started[1].send_signal(signal.SIGTERM)
     outputs = finish(started)
     if not (workdir / "summary.json").exists():  # it may have been faster than the signal
         assert "SIGTERM on host 1: stopped at step" in outputs[0] and "To go on, run the same command again" in outputs[0]
@@ -119,8 +119,8 @@ def test_a_killed_host_ends_the_other_and_four_hosts_with_another_mesh_go_on(tex
     workdir = tmp_path / "run"
     started += start(2, command(text, workdir), 2)
     started[0].wait_for("step 15/")
-    started[1].process.kill()
-    assert started[0].wait(30) == AGAIN, started[0].output  # JAX alone would take a minute, and end with a stack trace
+    started[1].kill()
+    assert started[0].wait(30).returncode == AGAIN, started[0].output  # JAX alone would take a minute, and end with a stack trace
     assert "host 1 is gone" in started[0].output or "the hosts lost each other" in started[0].output
     assert "again, it goes on from the last checkpoint" in started[0].output
     four = start(4, command(text, workdir, "--config.mesh.fsdp=2", "--config.mesh.tensor=2"), 1)
@@ -133,14 +133,14 @@ def test_a_hung_host_wakes_the_watchdog_and_one_host_goes_on(text, alone, tmp_pa
     workdir = tmp_path / "run"
     started += start(2, command(text, workdir, "--config.training.step_timeout=10"), 2)
     started[0].wait_for("step 15/")  # the checkpoint of step 7 is whole when that of step 14 is begun
-    started[1].process.send_signal(signal.SIGSTOP)
-    assert started[0].wait(60) == AGAIN, started[0].output
+    started[1].send_signal(signal.SIGSTOP)
+    assert started[0].wait(60).returncode == AGAIN, started[0].output
     assert "watchdog: host 0 made no progress for" in started[0].output
     assert "training.step_timeout=10" in started[0].output and "most recent call first" in started[0].output
     started[1].kill()
     host = Host(command(text, workdir), 4)
     started.append(host)
-    assert host.wait() == 0, host.output
+    assert host.wait().returncode == 0, host.output
     assert resumed_at(host.output) >= 7
     assert_close(workdir, alone)
 
@@ -148,7 +148,7 @@ def test_a_hung_host_wakes_the_watchdog_and_one_host_goes_on(text, alone, tmp_pa
 def test_hosts_with_different_settings_are_refused(text, tmp_path, started):
     first = start(2, command(text, tmp_path / "run"), 1, but=(1,))
     started += first
-    coordinator = next(flag for flag in first[0].process.args if flag.startswith("--coordinator"))
+    coordinator = next(flag for flag in first[0].arguments if flag.startswith("--coordinator"))
     other = [*command(text, tmp_path / "run", "--config.model.layers=2"), coordinator, "--hosts=2", "--host=1"]
     started.append(Host(other, 1))
     for output in finish(started, 1):
