@@ -1,0 +1,265 @@
+"""Plant one bug at a time in a copy of the repository, and see whether the tests notice.
+
+    python -m tests.planted_bugs                    all bugs, in a copy of this checkout
+    python -m tests.planted_bugs --only=4,12        bugs number 4 and 12
+    python -m tests.planted_bugs --root=OTHER       in a copy of another checkout
+    python -m tests.planted_bugs --list             print the bugs and stop
+
+A bug counts as found when one test fails. The tests named with the bug run first, with `-x`; only if they all pass does the whole
+suite run (leave that out with --own). Run this before and after a change that makes tests faster or moves code: no bug may be lost.
+A bug whose text is no longer in its file is an error: code was rewritten, so rewrite the bug, too.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+LEFT_OUT = (".git", ".venv*", "runs", "__pycache__", ".pytest_cache", ".cache", "*.egg-info")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bug:
+    """What is wrong, where, the right and the wrong text, and the tests that should notice."""
+
+    what: str
+    file: str
+    right: str
+    wrong: str
+    tests: str
+
+
+BUGS = (
+    Bug(
+        "the guidance loss counts the overlap once, not twice",
+        "ag_jax/attention/guidance.py",
+        "squares_NBHQ - 2.0 * overlap_NBHQ",
+        "squares_NBHQ - 1.0 * overlap_NBHQ",
+        "tests/attention/test_guidance.py",
+    ),
+    Bug(
+        "[Prev] is two tokens back",
+        "ag_jax/attention/patterns.py",
+        "return Shift(-1)",
+        "return Shift(-2)",
+        "tests/attention/test_patterns.py",
+    ),
+    Bug(
+        "scores are divided by the root of the length",
+        "ag_jax/attention/scores.py",
+        "math.sqrt(query_BQHD.shape[-1])",
+        "math.sqrt(query_BQHD.shape[1])",
+        "tests/attention tests/models",
+    ),
+    Bug(
+        "c2p and p2c look up distances of the other sign",
+        "ag_jax/attention/disentangled.py",
+        'if term == "c2p" or config.index',
+        'if term == "p2c" or config.index',
+        "tests/attention/test_disentangled.py",
+    ),
+    Bug(
+        "dropout does not scale what it keeps",
+        "ag_jax/attention/dropout.py",
+        "x / (1.0 - rate), jnp.zeros",
+        "x, jnp.zeros",
+        "tests/attention/test_dropout.py tests/models",
+    ),
+    Bug(
+        "TPU kernel: the gradient of the sum of squares lacks its factor 2",
+        "ag_jax/attention/fused/tpu_tiles.py",
+        "2.0 * self.operands.g_squares",
+        "1.0 * self.operands.g_squares",
+        "tests/attention/test_fused.py",
+    ),
+    Bug(
+        "GPU kernel: the running sum of squares is rescaled once, not twice",
+        "ag_jax/attention/fused/gpu.py",
+        "shrink * shrink * sums[0]",
+        "shrink * sums[0]",
+        "tests/attention/test_fused.py tests/attention/test_gpu.py",
+    ),
+    Bug(
+        "the gradient of an adversary is not reversed",
+        "ag_jax/attention/adversary.py",
+        "(-scale * gradient)",
+        "(scale * gradient)",
+        "tests/attention/test_adversary.py",
+    ),
+    Bug(
+        "a symmetric divergence is one-way",
+        "ag_jax/objectives/divergence.py",
+        "(forth + one_way(target(other), clean)) / 2",
+        "forth",
+        "tests/objectives/test_divergence.py",
+    ),
+    Bug(
+        "the hand-written gradient of the word loss ignores the weights",
+        "ag_jax/objectives/word_loss.py",
+        "weights[..., None] * (jax.nn.softmax(scores) - is_label)",
+        "(jax.nn.softmax(scores) - is_label)",
+        "tests/objectives/test_word_loss.py",
+    ),
+    Bug(
+        "every pass of FreeLB drops the same elements",
+        "ag_jax/objectives/adversarial/freelb.py",
+        '"dropout": jax.random.fold_in(rngs["dropout"], _PASS + number)',
+        '"dropout": rngs["dropout"]',
+        "tests/objectives/test_freelb.py tests/objectives",
+    ),
+    Bug(
+        "microbatches draw the same dropout",
+        "ag_jax/training/step.py",
+        "jax.random.split(key, microbatches)",
+        "jnp.stack([key] * microbatches)",
+        "tests/training/test_step.py",
+    ),
+    Bug(
+        "LayerNorm's scale decays",
+        "ag_jax/training/optimizer.py",
+        '("kernel", "embedding")',
+        '("kernel", "embedding", "scale")',
+        "tests/training/test_optimizer.py",
+    ),
+    Bug(
+        "a stopped run does not save",
+        "ag_jax/training/loop.py",
+        "or step == config.steps or stopped:",
+        "or step == config.steps:",
+        "tests/training/test_loop.py tests/test_command.py",
+    ),
+    Bug(
+        "a restored state is not compared with its fingerprint",
+        "ag_jax/training/checkpoint.py",
+        'raise CorruptCheckpointError(step, "the arrays differ from those that were saved")',
+        "pass",
+        "tests/training/test_checkpoint.py",
+    ),
+    Bug(
+        "static masks follow the epoch, not the copy",
+        "ag_jax/data/corruption.py",
+        "epoch_B % config.static_copies",
+        "epoch_B // config.static_copies",
+        "tests/data/test_corruption.py",
+    ),
+    Bug(
+        "every epoch has the order of the first",
+        "ag_jax/data/pipeline.py",
+        "self.seed, int(epoch))",
+        "self.seed, 0)",
+        "tests/data/test_pipeline.py",
+    ),
+    Bug(
+        "packed texts begin where the lengths of others say",
+        "ag_jax/data/packing.py",
+        "map(len, tokens[:-1])",
+        "map(len, tokens[1:])",
+        "tests/data/test_packing.py",
+    ),
+    Bug(
+        "SQuAD's normalisation keeps `an`",
+        "ag_jax/evaluation/answers.py",
+        r"\b(a|an|the)\b",
+        r"\b(a|the)\b",
+        "tests/evaluation/test_answers.py",
+    ),
+    Bug(
+        "a fold is chosen and tested on the same examples",
+        "ag_jax/finetuning/splits.py",
+        "number, (number + 1) % count",
+        "number, number % count",
+        "tests/finetuning/test_splits.py",
+    ),
+    Bug(
+        "exported attention kernels are not transposed",
+        "ag_jax/interop/layouts.py",
+        "store=lambda ours: ours.reshape(ours.shape[0], -1).T",
+        "store=lambda ours: ours.reshape(ours.shape[0], -1)",
+        "tests/interop/test_goldens.py",
+    ),
+    Bug(
+        "positions of a text count from the next one's offset",
+        "ag_jax/models/embeddings.py",
+        "sequences.order(sequences_BL) + self.config.position_offset",
+        "sequences.order(sequences_BL) + self.config.position_offset + 1",
+        "tests/models/test_encoder.py tests/models",
+    ),
+    Bug(
+        "test sets are predicted with the weights of the last epoch",
+        "ag_jax/finetuning/trial.py",
+        "self.progress.best_epoch < len(self.progress.epochs)",
+        "self.progress.best_epoch < 0",
+        "tests/finetuning/test_trial.py",
+    ),
+)
+
+
+def copy_of(root: pathlib.Path, into: pathlib.Path) -> pathlib.Path:
+    """Copy a checkout, without what was made in it, to a folder that has its `../shared` beside it, too."""
+    checkout = into / "checkout"
+    shutil.copytree(root, checkout, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+    if (root.parent / "shared").is_dir():
+        (into / "shared").symlink_to((root.parent / "shared").resolve())
+    return checkout
+
+
+def fails(checkout: pathlib.Path, tests: list[str]) -> str | None:
+    """Run tests until one fails; return its name, or None if all pass."""
+    environment = os.environ | {"PYTHONPATH": str(checkout), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    if done.returncode == 0:
+        return None
+    named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return named[0] if named else f"pytest ended with status {done.returncode}: {(done.stdout + done.stderr)[-300:]}"
+
+
+def plant(checkout: pathlib.Path, bug: Bug, own: bool) -> str | None:
+    """Plant a bug, run the tests, take the bug out; return the test that found it."""
+    path = checkout / bug.file
+    text = path.read_text()
+    if text.count(bug.right) < 1:
+        raise ValueError(f"{bug.file} has no {bug.right!r}: the code was rewritten; plant {bug.what!r} in it another way")
+    path.write_text(text.replace(bug.right, bug.wrong))
+    try:
+        tests = [name for name in bug.tests.split() if (checkout / name).exists()]
+        return fails(checkout, tests) or (None if own else fails(checkout, ["tests", "--ignore=tests/parity"]))
+    finally:
+        path.write_text(text)
+
+
+def main() -> int:
+    """Print for every bug the test that found it; return 1 if one was not found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=pathlib.Path, default=REPOSITORY, help="the checkout to copy")
+    parser.add_argument("--only", default="", help="numbers of bugs, with commas")
+    parser.add_argument("--own", action="store_true", help="run only the tests named with the bug")
+    parser.add_argument("--list", action="store_true", help="print the bugs and stop")
+    options = parser.parse_args()
+    chosen = [int(number) for number in options.only.split(",") if number] or range(1, len(BUGS) + 1)
+    if options.list:
+        print("\n".join(f"{number}. {BUGS[number - 1].file}: {BUGS[number - 1].what}" for number in chosen))
+        return 0
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = copy_of(options.root.resolve(), pathlib.Path(folder))
+        for number in chosen:
+            bug, began = BUGS[number - 1], time.monotonic()
+            try:
+                found = plant(checkout, bug, options.own)
+            except (OSError, ValueError) as error:
+                found, missed = f"CANNOT BE PLANTED: {error}", missed + 1
+            missed += found is None
+            print(f"{number}. {bug.what}: {found or 'NOT FOUND'} ({time.monotonic() - began:.0f} s)", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} bugs found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
