@@ -22,7 +22,7 @@ from ag_jax.data.randomness import Draws
 from ag_jax.data.store import TextStore
 from ag_jax.data.tokenizers import SpecialTokens
 
-SHORT_PAIRS = 0.1  # share of pairs with a random, shorter target length (Devlin et al. 2019, appendix A.2)
+SHORT_PAIRS = 0.1  # share of documents that are cut into shorter pairs (Devlin et al. 2019, appendix A.2)
 
 
 class Row(NamedTuple):
@@ -87,7 +87,9 @@ def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number:
     """Pairs of runs of sentences of one document (Devlin et al. 2019, appendix A.2).
 
     Sentences are gathered up to a target length; A is a random number of them, B the rest or, half the time, a run from a
-    random document, and then the rest is used again. The longer segment is cut, at a random end, until both fit.
+    random document, and then the rest is used again. The longer segment is cut, at a random end, until both fit. The target is
+    a whole row or, for one document in ten, a random length; it is the same for all pairs of a document, as in BERT's
+    create_pretraining_data.py, and drawn again for each of the `duplicates`.
     """
     room = length - 2 - special.pair_separators
     sentences = list(_pieces(store.document(number), room))
@@ -108,7 +110,6 @@ def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number:
         else:
             second = np.concatenate(chunk[split:])
         yield _pair(special, *_truncate(first, second, room, draws), is_random)
-        target = room if draws.unit() >= SHORT_PAIRS else draws.integer(2, room)
 
 
 def sentence_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:

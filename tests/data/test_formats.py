@@ -119,10 +119,8 @@ def plain_segment_pairs(documents, number, room, draws):
     """Google's create_pretraining_data, on lists: current chunk, put back what was not used, truncate token by token."""
     split_long = [[s[at : at + room] for s in document for at in range(0, len(s), room)] for document in documents]
 
-    def new_target():
-        return draws.integer(2, room) if draws.unit() < 0.1 else room
-
-    target, chunk, i, found = new_target(), [], 0, []
+    target = draws.integer(2, room) if draws.unit() < 0.1 else room  # once a document
+    chunk, i, found = [], 0, []
     document = split_long[number]
     while i < len(document):
         chunk.append(document[i])
@@ -147,7 +145,7 @@ def plain_segment_pairs(documents, number, room, draws):
                 longer = first if len(first) > len(second) else second
                 longer.pop(0 if draws.unit() < 0.5 else -1)
             found.append((first, second, is_random))
-            chunk, target = [], new_target()
+            chunk = []
         i += 1
     return found
 
