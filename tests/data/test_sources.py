@@ -4,13 +4,17 @@ import gzip
 import io
 import json
 import lzma
+import os
 import pathlib
+import re
+import subprocess
+import sys
 import tarfile
 
 import pytest
 import tensorflow_datasets as tfds
 
-from ag_jax.data import sources
+from ag_jax.data import sources, text_files
 
 
 def read(source) -> list[str]:
@@ -58,7 +62,7 @@ def test_archives_have_a_document_a_member(tmp_path, name, caplog):
         for member, content in (("b/1.txt", b"one"), ("b/empty.txt", b""), ("b/picture.png", b"\0"), ("b/2.txt", b"two")):
             add(archive, member, content)
     assert read(tmp_path / name) == ["one", "two"]
-    assert "1 members that do not end in .txt left out" in caplog.text
+    assert "left out 1 members that are links, hidden, or have other endings" in caplog.text
 
 
 def test_directories_globs_and_lists_are_sorted(tmp_path, caplog):
@@ -67,7 +71,7 @@ def test_directories_globs_and_lists_are_sorted(tmp_path, caplog):
         (tmp_path / name).write_text(text)
     (tmp_path / "empty.txt").touch()
     assert read(tmp_path) == ["a", "b", "c"]
-    assert "1 files with other endings left out" in caplog.text
+    assert "left out 1 files with other endings or linked directories, such as notes.md" in caplog.text
     assert read(tmp_path / "**" / "*.txt") == ["a", "b", "c"]
     assert read(f"{tmp_path / 'b.txt'},{tmp_path / 'a.txt'}") == ["b", "a"]
     (tmp_path / "x,y.txt").write_text("with a comma")
@@ -75,7 +79,7 @@ def test_directories_globs_and_lists_are_sorted(tmp_path, caplog):
 
 
 def test_a_long_file_comes_in_parts_of_whole_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "LARGEST_DOCUMENT", 100)
+    monkeypatch.setattr(text_files, "LARGEST_DOCUMENT", 100)
     text = "".join(f"line {number} äöü\n" for number in range(60))
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     parts = read(tmp_path / "a.txt")
@@ -95,7 +99,7 @@ def test_a_long_file_comes_in_parts_of_whole_lines(tmp_path, monkeypatch):
         ("a.txt", b" \n\n", "holds no text: expected at least one document"),
         ("a.txt", b"text\0text", "a.txt is a binary file: expected plain text in UTF-8"),
         ("a.txt", b"caf\xe9 au lait", r"a.txt is not UTF-8 text \(.*\): expected plain text in UTF-8; convert it"),
-        ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}', 'a.jsonl, line 2: expected a JSON object with the field "text"'),
+        ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}', 'a.jsonl, line 2: expected the field "text", got only "txt"; set'),
         ("a.jsonl", b'{"text": "a"\n', "a.jsonl, line 1: expected a JSON object"),
         ("a.jsonl", b'["a"]\n', "a.jsonl, line 1: expected a JSON object"),
         ("a.jsonl", b'{"text": 3}\n', 'line 1: the field "text" must be a string, got int'),
@@ -128,6 +132,83 @@ def test_missing_paths(tmp_path):
         read(tmp_path / "nowhere.txt")
     (tmp_path / "a.png").touch()
     with pytest.raises(FileNotFoundError, match=r"holds no text: expected files that end in .*, got a\.png"):
+        read(tmp_path)
+
+
+def test_a_glob_for_directories_and_their_files_has_every_file_once(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("a", "sub/b"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    assert read(tmp_path / "**") == ["a", "sub/b"]
+    assert read(f"{tmp_path},{tmp_path}") == ["a", "sub/b"] * 2  # but who names it twice gets it twice
+
+
+def test_a_list_may_be_longer_than_the_name_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("a")
+    assert read(",".join(["a.txt"] * 100)) == ["a"] * 100
+    assert read("./a.txt") == ["a"]
+
+
+@pytest.fixture(params=["named", "in a directory", "matched"])
+def wrap(request, tmp_path):
+    """A function that gives the source for something at a path: itself, the directory it is in, or a glob."""
+    (tmp_path / "a.txt").write_text("text")
+    return lambda path: {"named": path, "in a directory": tmp_path, "matched": tmp_path / "*.txt"}[request.param]
+
+
+@pytest.mark.parametrize(("target", "reason"), [("nowhere", "No such file"), ("b.txt", "Too many levels of symbolic")])
+def test_a_link_that_leads_nowhere_is_named(tmp_path, wrap, target, reason):
+    link = tmp_path / "b.txt"
+    link.symlink_to(tmp_path / target)
+    for function in (read, lambda source: sources.identity(str(source))):
+        with pytest.raises(ValueError, match=f"b.txt is a link that leads to no file .{reason}.*: mend or remove it"):
+            function(wrap(link))
+
+
+def test_a_pipe_is_rejected_instead_of_waited_for(tmp_path, wrap):
+    os.mkfifo(tmp_path / "b.txt")
+    with pytest.raises(ValueError, match="b.txt is a pipe or a device, which can be read only once,.* COMMAND > t"):
+        read(wrap(tmp_path / "b.txt"))
+
+
+def test_standard_input_is_read_only_if_it_is_a_file(tmp_path):
+    code = "import sys; from ag_jax.data import sources; print(list(sources.documents(sys.argv[1])))"
+
+    def run(command):
+        shell = ["bash", "-c", command, sys.executable, code]
+        done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    (tmp_path / "a.txt").write_text("text")
+    assert run('"$0" -c "$1" /dev/stdin < a.txt') == "['text']\n"
+    for command in ('cat a.txt | "$0" -c "$1" /dev/stdin', '"$0" -c "$1" <(cat a.txt)', '"$0" -c "$1" /dev/null'):
+        assert re.search("ValueError: /dev/.* is a pipe or a device, which can be read only once", run(command))
+
+
+def test_directories_that_are_linked_into_one_another(tmp_path, caplog):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c.txt").write_text("text")
+    for number in range(3):
+        (tmp_path / "a" / "b" / f"back{number}").symlink_to(tmp_path / "a")
+    assert read(tmp_path) == ["text"]
+    assert "left out 3 files with other endings or linked directories, such as back0, back1, back2" in caplog.text
+    with pytest.raises(ValueError, match=r"b/back\d is a link to a directory that it lies in, so that \*\* never ends"):
+        read(tmp_path / "**" / "*.txt")
+
+
+def test_a_directory_that_cannot_be_read_is_not_left_out(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def denying(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denying)
+    with pytest.raises(PermissionError, match="closed"):
         read(tmp_path)
 
 
@@ -172,6 +253,8 @@ def test_a_prepared_tfds_set_is_read_by_its_split_and_cleaned(prepared):
     article = ("Prose about it. " * 60).strip()
     name = "tfds:wikipedia/20230601.en"
     assert read(name) == [article, article]
+    with pytest.raises(ValueError, match="expected the feature 'body', got only text, title; set data.text_field"):
+        list(sources.documents(name, "body"))
     assert read(f"{name}:test") == read(f"{name}:1.0.0:test") == read(f"{name}:train[:1]") == [article]
     assert sources.identity(name)[0][:5] == ["tfds", "wikipedia", "20230601.en", "1.0.0", "train"]
     assert sources.identity(f"{name}:test") != sources.identity(name)

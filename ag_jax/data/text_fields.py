@@ -1,0 +1,200 @@
+"""Documents that are one field of every entry of a file: JSON, tables and Parquet.
+
+Each reader takes an open file, the name that errors call it by, and the name of the field. `text_files` says what the
+files look like.
+"""
+
+import contextlib
+import csv
+import errno
+import io
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import IO, Any
+
+LARGEST_PARSED = 2**28  # bytes of a .json file, or of a line of another one: what must fit into memory at once
+ROWS_TOGETHER = 256  # rows of a .parquet file that are in memory at once
+
+
+def json_lines(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
+    """A field of the object on each line."""
+    return _objects(_filled_lines(opened, place), place, field)
+
+
+def _filled_lines(opened: IO[bytes], place: str) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, line in _lines(opened, place) if line.strip())
+
+
+def _lines(opened: IO[bytes], place: str) -> Iterator[tuple[int, bytes]]:
+    """The lines with their numbers. Raises ValueError for one that is too long to be held in memory."""
+    for number, line in enumerate(iter(lambda: opened.readline(LARGEST_PARSED + 1), b""), 1):
+        if len(line) > LARGEST_PARSED:
+            raise ValueError(f"{place}, line {number}: expected at most {LARGEST_PARSED:,} bytes; split the document")
+        yield number, line
+
+
+def _objects(lines: Iterable[tuple[int, bytes]], place: str, field: str) -> Iterator[str]:
+    for number, line in lines:
+        where = f"{place}, line {number}"
+        yield _field_of(_parse(line, where), field, where)
+
+
+def _parse(content: bytes | bytearray, where: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: expected a JSON object, got something else or damaged JSON ({error})") from error
+
+
+def json_entries(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
+    """A field of each object in a JSON file, which may turn out to be JSON lines."""
+    lines = _filled_lines(opened, place)
+    first_two = list(itertools.islice(lines, 2))
+    lines = itertools.chain(first_two, lines)
+    if len(first_two) == 2 and _is_object(first_two[0][1]):  # JSON lines, which many publish under this name
+        yield from _objects(lines, place, field)
+        return
+    content = bytearray()
+    for _, line in lines:
+        content += line
+        if len(content) > LARGEST_PARSED:
+            raise ValueError(
+                f"{place}: expected at most {LARGEST_PARSED:,} bytes, as a .json file is parsed as a whole; write one "
+                "object per line instead, for instance with: jq -c '.[]' FILE.json > FILE.jsonl"
+            )
+    if content:
+        for number, entry in enumerate(_entries(_parse(content, place), field, place), 1):
+            yield _field_of(entry, field, f"{place}, entry {number}")
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _entries(value: Any, field: str, place: str) -> list[Any]:
+    """The objects of a JSON file: it is a list of them, one of them, or has them under one of its keys."""
+    if isinstance(value, list):
+        return value
+    if isinstance(value, dict):
+        if isinstance(value.get(field), str):
+            return [value]
+        lists = [held for held in value.values() if held and isinstance(held, list) and isinstance(held[0], dict)]
+        if len(lists) == 1:
+            return lists[0]
+    found = f"an object with the keys {_listed(value)}" if isinstance(value, dict) else type(value).__name__
+    raise ValueError(
+        f'{place}: expected a list of objects, an object with the field "{field}", or an object with one key that '
+        f"holds a list of objects, got {found}; set data.text_field, or write one object per line (.jsonl)"
+    )
+
+
+def _field_of(entry: Any, field: str, where: str) -> str:
+    if not isinstance(entry, dict):
+        raise ValueError(f'{where}: expected a JSON object with the field "{field}", got {type(entry).__name__}')
+    _check_field(field, entry, where)
+    return _checked(entry[field], field, where)
+
+
+def _check_field(field: str, there: Iterable[str], where: str) -> None:
+    if field not in there:
+        raise ValueError(f'{where}: expected the field "{field}", got only {_listed(there)}; set data.text_field')
+
+
+def _listed(names: Iterable[str]) -> str:
+    quoted = [f'"{name}"' for name in names]
+    return ", ".join(quoted[:20] + [f"and {len(quoted) - 20} more"] * (len(quoted) > 20)) or "none"
+
+
+def _checked(text: Any, field: str, where: str) -> str:
+    if not isinstance(text, str):
+        raise ValueError(f'{where}: the field "{field}" must be a string, got {type(text).__name__}')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair, as in "\ud800"
+        raise ValueError(f'{where}: the field "{field}" holds no valid text ({error.reason}); mend it') from error
+    return text
+
+
+def table(opened: IO[bytes], place: str, field: str, *, delimiter: str) -> Iterator[str]:
+    """A column of a table with a header."""
+    csv.field_size_limit(max(csv.field_size_limit(), LARGEST_PARSED))  # one limit for the whole process
+    lines = (line.decode("utf-8-sig" if number == 1 else "utf-8") for number, line in _lines(opened, place))
+    # strict: a quote that is not closed would otherwise swallow the rows behind it.
+    rows = _numbered(csv.reader(lines, delimiter=delimiter, strict=True), place)
+    where, header = next(rows, ("", []))
+    if header:
+        _check_field(field, header, f"{where}, the header")
+    if header.count(field) > 1:
+        raise ValueError(f'{where}: expected one column "{field}", got {header.count(field)}; rename some')
+    for where, row in rows:
+        if len(row) != len(header):
+            raise ValueError(f"{where}: expected {len(header)} columns, as in the header, got {len(row)}; mend the row")
+        yield row[header.index(field)]
+
+
+def _numbered(rows: Any, place: str) -> Iterator[tuple[str, list[str]]]:
+    """The rows of a `csv.reader` that are not blank, each with the place where it begins."""
+    while True:
+        where = f"{place}, line {rows.line_num + 1}"
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise ValueError(
+                f"{where}: expected fields that are quoted as Python's csv module does it, got {error}; mend the "
+                "quotes, or write the text as JSON lines"
+            ) from error
+        if row is None:
+            return
+        if row:
+            yield where, row
+
+
+def parquet(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
+    """A column of a Parquet file."""
+    pyarrow = load_pyarrow(place)
+    try:
+        with _with_random_access(opened, place) as file:
+            rows = pyarrow.parquet.ParquetFile(file)
+            _check_field(field, rows.schema_arrow.names, place)
+            numbers = itertools.count(1)
+            for batch in rows.iter_batches(ROWS_TOGETHER, columns=[field]):
+                for text in batch.column(0).to_pylist():
+                    yield _checked(text, field, f"{place}, row {next(numbers)}")
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{place} is damaged or not what its name says ({error}); copy it anew") from error
+
+
+@contextlib.contextmanager
+def _with_random_access(opened: IO[bytes], place: str) -> Iterator[IO[bytes]]:
+    """The file itself, or a temporary copy of what can only be read from front to back."""
+    if isinstance(opened, io.BufferedReader) and isinstance(opened.raw, io.FileIO):
+        yield opened
+        return
+    with tempfile.TemporaryFile() as copy:
+        try:
+            shutil.copyfileobj(opened, copy)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ValueError(
+                f"{place} cannot be unpacked into {tempfile.gettempdir()} ({error.strerror}): unpack it yourself, or "
+                "set TMPDIR to a directory with more room"
+            ) from error
+        yield copy
+
+
+def load_pyarrow(place: str) -> ModuleType:
+    """The library pyarrow. Raises ValueError with the remedy if it is not installed."""
+    try:
+        import pyarrow  # here, because it takes long and few need it
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError(f"{place} needs pyarrow, which is not installed: pip install 'ag_jax[parquet]'") from error
+    return pyarrow
