@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ag_jax.data import batching, cache, formats, packing, randomness, sources, store, tokenizers
+from ag_jax.data import batching, cache, formats, holdout, packing, randomness, sources, store, tokenizers
 from ag_jax.data.batching import Batch
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
-from ag_jax.data.sentences import join_sentences, split_sentences
+from ag_jax.data.sentences import split_sentences
 from ag_jax.data.store import Rows, TextStore, TextStoreWriter
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.data.unigram import Unigram
 
-CACHE_VERSION = 3  # raised whenever the same settings give other rows
+CACHE_VERSION = 4  # raised whenever the same settings give other rows
 TOKENIZER_TEXT = 200_000_000  # characters of text that a tokenizer is trained on, at most
 ENCODED_TOGETHER = 2**21  # characters that are tokenised in one call, on all cores
 PREFETCH = 4  # batches made ahead
@@ -58,6 +58,7 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
     tokenizer = prepare_tokenizer(config, quiet=quiet)
     key = _key(
         sources.identity(config.source),
+        config.text_field,
         sources.identity(config.validation_source) if config.validation_source else config.validation_fraction,
         tokenizer.fingerprint(),
     )
@@ -74,7 +75,7 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
     if config.tokenizer.path:
         return tokenizers.load(config.tokenizer.path)
     held_out = None if config.validation_source else config.validation_fraction
-    key = _key(sources.identity(config.source), dataclasses.asdict(config.tokenizer), held_out)
+    key = _key(sources.identity(config.source), config.text_field, dataclasses.asdict(config.tokenizer), held_out)
     directory = _cache_root(config) / f"tokenizer-{key}"
 
     def write(partial: pathlib.Path) -> None:
@@ -103,35 +104,6 @@ def _quiet(message: str) -> None:
     """For hosts that leave the talking to another one."""
 
 
-def _is_held_out(number: int, fraction: float) -> bool:
-    """Whether a document is for validation: the second one, and from there on evenly spread, `fraction` of them."""
-    phase = 1.0 - 2.0 * fraction + 1e-9
-    return int((number + 1) * fraction + phase) > int(number * fraction + phase)
-
-
-def _split_documents(config: DataConfig) -> Iterator[tuple[str, bool]]:
-    """(document, whether it is held out). A corpus that is a single document has its last sentences held out."""
-    if config.validation_source:
-        yield from ((document, False) for document in sources.documents(config.source))
-        yield from ((document, True) for document in sources.documents(config.validation_source))
-        return
-    documents = sources.documents(config.source)
-    first_two = list(itertools.islice(documents, 2))
-    if len(first_two) == 1:
-        sentences = split_sentences(first_two[0])
-        if len(sentences) < 2:
-            raise ValueError(
-                f"data.source={config.source!r} is a single sentence, of which none can be held out: expected at least two; "
-                "give more text, or set data.validation_source"
-            )
-        border = len(sentences) - max(1, round(config.validation_fraction * len(sentences)))
-        yield join_sentences(sentences[:border]), False
-        yield join_sentences(sentences[border:]), True
-        return
-    for number, document in enumerate(itertools.chain(first_two, documents)):
-        yield document, _is_held_out(number, config.validation_fraction)
-
-
 @dataclasses.dataclass(frozen=True)
 class _TokenizerText:
     """The first documents to train on, as often as one iterates over them."""
@@ -140,12 +112,12 @@ class _TokenizerText:
 
     def __iter__(self) -> Iterator[str]:
         characters = 0
-        for document, held_out in _split_documents(self.config):
+        for piece in holdout.split(self.config):
             if characters >= TOKENIZER_TEXT:
                 return
-            if not held_out:
-                characters += len(document)
-                yield document
+            if not piece.held_out:
+                characters += len(piece.text)
+                yield piece.text
 
 
 def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, say: Callable[[str], None]) -> None:
@@ -154,7 +126,7 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
         held_out: TextStoreWriter(directory / name, tokenizer.vocabulary_size)
         for held_out, name in ((False, "train"), (True, "validation"))
     }
-    said, waiting, characters, count = time.monotonic(), [], 0, 0
+    said, waiting, characters, count, held_out_count = time.monotonic(), [], 0, 0, 0
 
     def flush() -> None:
         encoded = iter(tokenizer.encode_batch([sentence for sentences, _ in waiting for sentence in sentences]))
@@ -163,9 +135,10 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
         waiting.clear()
 
     say(f"tokenising {config.source}")
-    for document, held_out in _split_documents(config):
-        waiting.append((split_sentences(document), held_out))
-        characters, count = characters + len(document), count + 1
+    for piece in holdout.split(config):
+        waiting.append((split_sentences(piece.text), piece.held_out))
+        characters += len(piece.text)
+        count, held_out_count = piece.document + 1, held_out_count + piece.held_out
         if characters >= ENCODED_TOGETHER:
             flush()
             characters = 0
@@ -178,7 +151,11 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
     total = sum(writer.tokens for writer in writers.values())
     if not total:
         raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
-    say(f"{count:,} documents, {total:,} tokens")
+    held_out = writers[True].tokens
+    say(
+        f"{count:,} documents, {total:,} tokens; for validation {held_out:,} tokens of {held_out_count:,} documents, "
+        f"{held_out / total:.1%} of the text"
+    )
 
 
 def _write_rows(
@@ -200,6 +177,7 @@ def _write_rows(
             raise ValueError(
                 f"the {split} text of data.source={config.source!r} is shorter than one row of {config.sequence_length} "
                 "tokens: give more text or lower data.sequence_length"
+                + (" (or hold out more: data.validation_fraction)" if split == "validation" else "")
             )
         texts = f"{written.texts:,} texts in " if config.pack else ""
         filled = f"{written.fill_rate(config.sequence_length):.1%} of their positions filled"
