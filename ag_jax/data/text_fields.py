@@ -108,8 +108,8 @@ def _check_field(field: str, there: Iterable[str], where: str) -> None:
 
 
 def _listed(names: Iterable[str]) -> str:
-    quoted = [f'"{name}"' for name in names]
-    return ", ".join(quoted[:20] + [f"and {len(quoted) - 20} more"] * (len(quoted) > 20)) or "none"
+    quoted = [json.dumps(name[:40], ensure_ascii=False) for name in names]  # on one line, whatever the file holds
+    return ", ".join(quoted[:12] + [f"and {len(quoted) - 12} more"] * (len(quoted) > 12)) or "none"
 
 
 def _checked(text: Any, field: str, where: str) -> str:
@@ -168,13 +168,18 @@ def parquet(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
                 for text in batch.column(0).to_pylist():
                     yield _checked(text, field, f"{place}, row {next(numbers)}")
     except pyarrow.ArrowException as error:
-        raise ValueError(f"{place} is damaged or not what its name says ({error}); copy it anew") from error
+        raise damaged(place, error) from error
+
+
+def is_plain(opened: IO[bytes]) -> bool:
+    """Whether this is a file on a disk, which can be read from any place, and not compressed or in an archive."""
+    return isinstance(opened, io.BufferedReader) and isinstance(opened.raw, io.FileIO)
 
 
 @contextlib.contextmanager
 def _with_random_access(opened: IO[bytes], place: str) -> Iterator[IO[bytes]]:
     """The file itself, or a temporary copy of what can only be read from front to back."""
-    if isinstance(opened, io.BufferedReader) and isinstance(opened.raw, io.FileIO):
+    if is_plain(opened):
         yield opened
         return
     with tempfile.TemporaryFile() as copy:
@@ -188,6 +193,11 @@ def _with_random_access(opened: IO[bytes], place: str) -> Iterator[IO[bytes]]:
                 "set TMPDIR to a directory with more room"
             ) from error
         yield copy
+
+
+def damaged(place: str, error: Exception) -> ValueError:
+    """The error for a file that cannot be decoded, on one line."""
+    return ValueError(f"{place} is damaged or not what its name says ({' '.join(str(error).split())}); copy it anew")
 
 
 def load_pyarrow(place: str) -> ModuleType:

@@ -21,6 +21,7 @@ import io
 import itertools
 import logging
 import lzma
+import os
 import pathlib
 import re
 import tarfile
@@ -93,7 +94,7 @@ def _documents(opened: IO[bytes], name: str, place: str, field: str) -> Iterator
         if isinstance(error, OSError) and error.errno is not None:  # the disk or the network failed, not the content
             error.filename = error.filename or place
             raise
-        raise ValueError(f"{place} is damaged or not what its name says ({error}); copy it anew") from error
+        raise text_fields.damaged(place, error) from error
 
 
 def _text(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
@@ -128,6 +129,10 @@ def _archive(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
                 left_out += not member.isdir()
     while opened.read(2**20):  # a compressed archive has its checksum at the end
         pass
+    if text_fields.is_plain(opened):
+        opened.seek(-tarfile.BLOCKSIZE, os.SEEK_END)
+        if any(opened.read()):  # tarfile takes one that was cut off between two members for whole
+            raise tarfile.ReadError("the end is missing")
     if left_out:
         warn_once(f"{place}: left out {left_out} members that are links, hidden, or have other endings")
 

@@ -89,6 +89,14 @@ def test_a_compressed_file_that_was_cut_off_is_named(tmp_path, ending, kept):
             read(tmp_path / (name + ending))
 
 
+def test_an_archive_that_was_cut_off_is_named(tmp_path):
+    whole = archive(**{"a.txt": b"one", "b.txt": b"two"})
+    for size in (500, 512, 700, 1024, 1100, 2048):
+        (tmp_path / "a.tar").write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="a.tar is damaged or not what its name says"):
+            read(tmp_path / "a.tar")
+
+
 def test_parquet_and_archives_inside_a_compressed_file_are_whole(tmp_path):
     for name, content in (("a.parquet.gz", content_of(".parquet")), ("a.tgz", archive(**{"a.txt": b"text"}))):
         damaged = bytearray(gzip.compress(content))
