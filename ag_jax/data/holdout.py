@@ -61,7 +61,7 @@ def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
             f"data.source={config.source!r} is a single sentence, of which none can be held out: expected at least "
             "two; give more text, or set data.validation_source"
         )
-    held_out = max(1, round(config.validation_fraction * len(sentences)))
+    held_out = min(max(1, round(config.validation_fraction * len(sentences))), len(sentences) - 1)
     yield from _cut(0, text, sentences, len(sentences) - held_out)
 
 

@@ -138,6 +138,16 @@ def test_the_cache_follows_the_text(library, tmp_path):
     assert len(pipeline.prepare(config).train.tokens) > before + 100
 
 
+def test_the_cache_follows_the_field(config, corpus, tmp_path):
+    corpus.tokenizer.save(tmp_path / "tokenizer")
+    rows = [{"text": text(0, 60), "body": text(60, 150)}, {"text": text(150, 200), "body": text(200, 300)}]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    settings = {"source": str(tmp_path / "a.json"), "tokenizer": TokenizerConfig(path=str(tmp_path / "tokenizer"))}
+    chosen = dataclasses.replace(config, **settings)
+    other = pipeline.prepare(dataclasses.replace(chosen, text_field="body"))
+    assert len(other.train.tokens) > 1.5 * len(pipeline.prepare(chosen).train.tokens)
+
+
 def test_the_cache_is_where_the_environment_says(config, monkeypatch, tmp_path):
     monkeypatch.setenv("AG_JAX_CACHE", str(tmp_path / "here"))
     pipeline.prepare(dataclasses.replace(config, cache_dir=""))
