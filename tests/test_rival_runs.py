@@ -67,12 +67,14 @@ def test_in_a_trial(method, tmp_path, one_device):
 
 def test_in_pretraining(tmp_path, one_device):
     """Of replaced tokens, in two microbatches, packed, with a generator that is not perturbed."""
+    (tmp_path / "text").mkdir()
     for number in range(8):
-        (tmp_path / f"{number}.txt").write_text("We will build roads. Thank you. " * 12 + f"It is number {number}.")
+        text = "We will build roads. Thank you. " * 12 + f"It is number {number}."
+        (tmp_path / "text" / f"{number}.txt").write_text(text)
     values = experiment.default_config()
     values.update_from_flattened_dict(
         {
-            "data.source": str(tmp_path),
+            "data.source": str(tmp_path / "text"),
             "data.sequence_length": 16,
             "data.pack": True,
             "data.tokenizer.vocabulary_size": 290,

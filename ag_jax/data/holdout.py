@@ -66,9 +66,10 @@ def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
 
 
 def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float) -> Iterator[Piece]:
-    """Hold out the end of every document; what sentences are too long for is made up for in the documents that follow.
+    """Hold out the end of every document, as many whole sentences as come closest to `fraction` of the text so far.
 
-    At most half of a document is held out (or `fraction` of it, if that is more), unless it is a single sentence.
+    A document with too few or too long sentences may thus give more or less than its share, and those after it make up
+    for that. At most half of a document is held out (or `fraction` of it, if that is more), unless it is one sentence.
     """
     owed = 0.0  # characters that are yet to be held out
     trained = held_out = 0  # sentences

@@ -91,7 +91,8 @@ def _entries(value: Any, field: str, place: str) -> list[Any]:
     found = f"an object with the keys {_listed(value)}" if isinstance(value, dict) else type(value).__name__
     raise ValueError(
         f'{place}: expected a list of objects, an object with the field "{field}", or an object with one key that '
-        f"holds a list of objects, got {found}; set data.text_field, or write one object per line (.jsonl)"
+        f"holds a list of objects, got {found}; set data.text_field, or leave the file out, for instance by a "
+        "glob such as 'DIRECTORY/*.txt'"
     )
 
 
