@@ -5,6 +5,8 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
+from ag_jax import interruption
+
 USAGE = """ag-jax: pre-train Transformer encoders with guided attention, fine-tune them, and look inside.
 
   ag-jax train     --config=FILE[:ARGUMENTS] --workdir=DIR    train one run; the same command goes on with it
@@ -76,7 +78,7 @@ def main(argv: list[str]) -> int:
 
 def console() -> None:
     """Entry point of the `ag-jax` command."""
-    sys.exit(main(sys.argv))
+    sys.exit(interruption.guard(lambda: main(sys.argv)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from ag_jax import configuration, learner, run
+from ag_jax import configuration, interruption, learner, run
 from ag_jax.data import pipeline
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.finetuning.config import FinetuningConfig
@@ -243,6 +243,10 @@ def run_safely(verb: str, request: Request) -> int:
             f"ag-jax {verb}: the hosts lost each other, most likely because one of them died: see the others' messages. "
             f"Start the command on all hosts again, it goes on from the last checkpoint.\n{error}",
         )
+    except KeyboardInterrupt:
+        if hosts.count() > 1:  # the others would wait for this one
+            return _failed(interruption.status(), f"ag-jax {verb}: stopped by {interruption.requested()}")
+        raise
     except BaseException as error:
         if hosts.count() > 1:  # the usual end would wait for the other hosts
             traceback.print_exc()

@@ -12,18 +12,20 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Each room with the rooms that it may import from, besides itself. A new room must be given its place here.
 BELOW_TRAINING = {"attention", "models", "objectives"}
-BELOW_RUN = BELOW_TRAINING | {"training", "data", "configuration", "experiment"}
+BELOW_RUN = BELOW_TRAINING | {"interruption", "training", "data", "configuration", "experiment"}
 LEAVES = {"analysis", "evaluation"}
 MAY_IMPORT = {
     "attention": set(),
     "models": {"attention"},
     "objectives": {"attention", "models"},
-    "training": BELOW_TRAINING,
-    "data": set(),
+    "interruption": set(),
+    "training": BELOW_TRAINING | {"interruption"},
+    "data": {"interruption"},
     "configuration": set(),
     "experiment": BELOW_TRAINING | {"training", "data", "configuration"},
     "learner": BELOW_RUN,
-    "run": BELOW_RUN | {"learner"},
+    "run_corpus": BELOW_RUN,
+    "run": BELOW_RUN | {"learner", "run_corpus"},
     "finetuned": BELOW_RUN,
     "evaluation": BELOW_RUN | {"run"},
     "analysis": BELOW_RUN | {"run", "evaluation"},
@@ -31,9 +33,9 @@ MAY_IMPORT = {
     "interop": BELOW_RUN | {"learner", "run", "finetuned"},
     "finetuning": BELOW_RUN | LEAVES | {"learner", "run", "finetuned", "interop"},
     "pipelines": BELOW_RUN | LEAVES | {"learner", "run", "finetuned", "interop", "finetuning"},  # for notebooks
-    "comparison": BELOW_RUN | LEAVES | {"learner", "run"},
+    "comparison": BELOW_RUN | LEAVES | {"learner", "run", "run_corpus"},
     "verbs": BELOW_RUN | LEAVES | {"learner", "run", "planning", "interop", "comparison", "finetuning"},
-    "main": {"verbs", "configuration"},
+    "main": {"verbs", "configuration", "interruption"},
     "presets": {"configuration", "experiment"},  # for config files; nothing in the package imports it
     "protocols": {"configuration", "finetuning"},  # the same
 }

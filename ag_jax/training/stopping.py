@@ -8,10 +8,10 @@ undisturbed costs one lock.
 """
 
 import itertools
-import signal
 import threading
 from typing import Self
 
+from ag_jax import interruption
 from ag_jax.training import hosts
 
 LOOK_EVERY = 0.5  # seconds
@@ -25,11 +25,13 @@ class Interrupted(Exception):
 class StopSignal:
     """Within this context SIGTERM and Ctrl-C make `reached` return their name; a second Ctrl-C ends the program.
 
+    A signal that came before, while another run of the same command was trained, counts too.
     All hosts enter it alike and call `reached` once in every step.
     """
 
     def __init__(self):
-        self._received: str | None = None
+        self._requested = interruption.requested
+        self._deferred = interruption.deferred()
         self._steps = 0  # that this host has begun
         self._last: int | None = None  # the one after which all stop
         self._notice: str | None = None
@@ -38,38 +40,32 @@ class StopSignal:
         self._key = f"stop/{next(_numbers)}"
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._deferred.__enter__()
         self._thread = threading.Thread(target=self._watch, name="stopping", daemon=True)
         if hosts.count() > 1:
             self._thread.start()
         return self
 
-    def __exit__(self, *_) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+    def __exit__(self, *error) -> None:
+        self._deferred.__exit__(*error)
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
         if hosts.count() > 1:  # a host that has not seen its last step yet may be asking
             hosts.publish(f"{self._key}/{hosts.index()}", self._steps)
 
-    def _receive(self, number: int, _) -> None:
-        if self._received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self._received = signal.Signals(number).name
-
     def reached(self) -> str | None:
         """Once in every step: the name of the signal if this is the step to stop after, on all hosts alike."""
         if hosts.count() == 1:
-            return self._received
+            return self._requested()
         with self._lock:
             self._steps += 1
             return self._notice if self._last is not None and self._steps >= self._last else None
 
     def _watch(self) -> None:
         while not self._done.wait(LOOK_EVERY):
-            if self._received:
-                hosts.publish(self._key, f"{self._received} on host {hosts.index()}")
+            if received := self._requested():
+                hosts.publish(self._key, f"{received} on host {hosts.index()}")
             notice = hosts.look(self._key)
             if notice:
                 self._agree(notice)

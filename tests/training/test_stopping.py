@@ -52,7 +52,7 @@ def test_all_stop_after_one_step_that_the_one_with_the_signal_had_not_done(monke
             while step > min(done) + ahead:
                 time.sleep(0.0005)
             if host == seed % 3 and step == sent_at:
-                stop._receive(signal.SIGTERM, None)
+                stop._requested = lambda: "SIGTERM"
             done[host] = step
             time.sleep(pace)
             if notice := stop.reached():
@@ -70,7 +70,6 @@ def test_a_host_that_is_done_does_not_keep_the_others_waiting(monkeypatch):
     """The signal comes when host 0 has left its last step behind and host 1 has some to go."""
     monkeypatch.setattr(stopping, "LOOK_EVERY", 0.02)
     monkeypatch.setattr(stopping, "_numbers", iter([0, 0]))
-    monkeypatch.setattr(signal, "signal", lambda number, handler: signal.SIG_DFL)  # threads may not
     fakes = FakeHosts(monkeypatch, 2)
     left = threading.Event()
 
@@ -82,7 +81,7 @@ def test_a_host_that_is_done_does_not_keep_the_others_waiting(monkeypatch):
             for step in range(1, 11):
                 if host == 1 and step == 5:
                     left.wait(10)
-                    stop._receive(signal.SIGTERM, None)
+                    stop._requested = lambda: "SIGTERM"
                     time.sleep(0.2)
                 if stop.reached():
                     return step

@@ -1,0 +1,159 @@
+"""Ctrl-C (SIGINT) and SIGTERM, from the start of the command to its end.
+
+Python's own handler raises KeyboardInterrupt wherever the program happens to be. Where that is a callback whose errors are only
+printed, such as the one that JAX adds to every garbage collection, the exception is lost and the program runs on. Work that
+has a good place to stop is therefore done within `deferred()`, where a signal is only noted, for `requested()` and `check()`
+to find; everywhere else `guard` sees to it that a lost exception still ends the program. Python also runs no handler while the
+main thread is in a long call into a library, such as a compilation; so a second thread, to which Python reports signals at once,
+ends the program after a second Ctrl-C.
+"""
+
+import concurrent.futures
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import TypeVar
+
+Item = TypeVar("Item")
+LOOK_EVERY = 0.1  # seconds
+PATIENCE = 20.0  # seconds for a program to end that was interrupted where nothing is deferred
+GO_ON = "To go on, run the same command again"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# received: the first signal; deferred: how many contexts of `deferred` are open; guarded: whether `guard` is running.
+_state = SimpleNamespace(received=None, deferred=0, guarded=False)
+
+
+def requested() -> str | None:
+    """The name of the signal that asked the program to stop, if one did."""
+    return _state.received.name if _state.received else None
+
+
+def status() -> int:
+    """The exit status of a program that ended because of the signal: 130 for SIGINT, 143 for SIGTERM."""
+    return 128 + (_state.received or signal.SIGINT)
+
+
+def check() -> None:
+    """Raise KeyboardInterrupt if a signal asked the program to stop."""
+    if _state.received:
+        raise KeyboardInterrupt(requested())
+
+
+def checked(items: Iterable[Item]) -> Iterator[Item]:
+    """The items, with a `check` before each."""
+    for item in items:
+        check()
+        yield item
+
+
+def wait_for(work: Callable[[], Item]) -> Item:
+    """The result of `work()`, with a `check` now and then: for a call into a library that takes minutes.
+
+    A signal cannot end the call itself: after KeyboardInterrupt it goes on in a thread until the program ends.
+    """
+    result: concurrent.futures.Future = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # for the thread that waits
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="wait_for", daemon=True).start()
+    while not concurrent.futures.wait([result], LOOK_EVERY).done:
+        check()
+    return result.result()
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Within this context a signal is noted, and ends nothing; a second Ctrl-C does. Contexts may be nested.
+
+    Outside of `guard`, as in a notebook, what was noted is forgotten with the end of the outermost context. In another thread
+    than the main one, which Python never interrupts, the context does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    outermost = not _state.deferred and not _state.guarded
+    previous = {number: signal.signal(number, _receive) for number in _SIGNALS} if outermost else {}
+    _state.deferred += 1
+    try:
+        yield
+    finally:
+        _state.deferred -= 1
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if outermost:
+            _state.received = None
+
+
+def guard(command: Callable[[], int]) -> int:
+    """Run the program's command and return its exit status. A signal ends the process, with one line and `status()`.
+
+    The process then ends without waiting for its threads, which may be in the middle of a long call.
+    """
+    _state.guarded = True
+    before, sys.unraisablehook = sys.unraisablehook, lambda lost: _unraisable(lost, before)
+    for number in _SIGNALS:
+        signal.signal(number, _receive)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True).start()
+    try:
+        return command()
+    except KeyboardInterrupt:
+        _leave(f"stopped by {requested() or 'SIGINT'}. {GO_ON}")
+
+
+def _receive(number: int, _) -> None:
+    """Called in the main thread."""
+    if _state.received and _state.guarded:  # `_watch` sees to it
+        return
+    again, _state.received = _state.received, _state.received or signal.Signals(number)
+    if not _state.deferred or (again and number == signal.SIGINT):
+        raise KeyboardInterrupt
+
+
+def _watch(reading: int) -> None:
+    """In a thread of its own, end the program after a second Ctrl-C, and if it does not end by itself in time."""
+    first = _next_signal(reading)
+    deadline = None if _state.deferred else time.monotonic() + PATIENCE
+    while (number := _next_signal(reading, deadline)) == signal.SIGTERM:
+        pass  # schedulers send it more than once
+    _state.received = _state.received or signal.Signals(first)
+    _leave(f"stopped at once by {'a second SIGINT' if number else requested()}. {GO_ON}")
+
+
+def _next_signal(reading: int, deadline: float | None = None) -> int | None:
+    """The number of the next signal, None if none comes before the deadline."""
+    while deadline is None or deadline > time.monotonic():
+        if select.select([reading], [], [], None if deadline is None else max(deadline - time.monotonic(), 0))[0]:
+            number = os.read(reading, 1)[0]
+            if number in _SIGNALS:  # Python reports others, too, such as the end of a child
+                return number
+    return None
+
+
+def _unraisable(lost, before: Callable) -> None:
+    """Called with an exception that Python cannot raise where it happened, and would only print."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        before(lost)
+        return
+    _leave(f"stopped by {requested()}. {GO_ON}")
+
+
+def _leave(message: str) -> None:
+    """End the process with a line on stderr, written directly: a signal handler may have interrupted a `print`."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        os.write(2, f"ag-jax: {message}\n".encode())
+    os._exit(status())

@@ -1,0 +1,89 @@
+"""Ctrl-C and SIGTERM, before anything is trained: the command ends, in one line, and leaves nothing half done."""
+
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from ag_jax import interruption, verbs
+from ag_jax.data import tokenizers
+from ag_jax.data.config import TokenizerConfig
+from tests import commands, endless
+
+INT, TERM = signal.SIGINT, signal.SIGTERM
+STOPPED = "ag-jax: stopped by {}. To go on, run the same command again"
+AT_ONCE = "ag-jax: stopped at once by a second SIGINT. To go on, run the same command again"
+TRAINING, TOKENISING, ROWS = "training a byte_bpe tokenizer", "tokenising", "documents, "
+
+# What makes the command endless, what it says when it is there, the signals, the exit status, and what stays in the cache.
+CASES = {
+    "training a tokenizer": (endless.text, TRAINING, [INT], 130, []),
+    "training a tokenizer, SIGTERM": (endless.text, TRAINING, [TERM], 143, []),
+    "a long call": (endless.call, TRAINING, [INT], 130, []),
+    "tokenising": (endless.text, TOKENISING, [INT], 130, []),
+    "tokenising, SIGTERM": (endless.text, TOKENISING, [TERM], 143, []),
+    "rows": (endless.rows, ROWS, [INT], 130, ["text", "tokenizer"]),
+    "rows, SIGTERM": (endless.rows, ROWS, [TERM], 143, ["text", "tokenizer"]),
+    "Ctrl-C twice in a long call": (endless.document, TOKENISING, [INT, INT], 130, ["text"]),
+    "a lost exception": (endless.after_a_lost_exception, "", [], 130, []),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_signal_ends_the_command_in_one_line(tmp_path, case):
+    make_endless, phase, signals, status, kept = CASES[case]
+    (tmp_path / "text.txt").write_text("\n".join(endless.SENTENCES))
+    settings = {"source": tmp_path / "text.txt", "cache_dir": tmp_path / "cache", "tokenizer.vocabulary_size": 300}
+    if phase == TOKENISING:
+        tokenizers.train(TokenizerConfig(vocabulary_size=300), endless.SENTENCES).save(tmp_path / "tokenizer")
+        settings["tokenizer.path"] = tmp_path / "tokenizer"
+    flags = [f"--config.data.{key}={value}" for key, value in settings.items()]
+    arguments = ["train", "--config=configs/quickstart.py", *flags, f"--workdir={tmp_path / 'run'}"]
+    running = commands.Running(arguments, before=make_endless)
+    running.wait_for(phase)
+    for number in signals:
+        time.sleep(0.3)
+        running.send_signal(number)
+    done = running.wait(60)
+    assert done.returncode == status, done.stderr
+    expected = AT_ONCE if signals == [INT, INT] else STOPPED.format("SIGTERM" if TERM in signals else "SIGINT")
+    assert [line for line in done.stderr.splitlines() if not line.startswith("data: ")] == [expected]
+    left = [path.name for path in (tmp_path / "cache").glob("*")]
+    assert sorted(name.split("-")[0] for name in left) == kept
+    assert any("partial" in name for name in left) == (expected == AT_ONCE), "only then is nothing cleaned up"
+
+
+def test_in_a_notebook_an_interrupt_is_as_python_has_it():
+    """Without `guard`: KeyboardInterrupt at the next check, and nothing is remembered afterwards."""
+    before = signal.getsignal(INT)
+    with pytest.raises(KeyboardInterrupt), interruption.deferred():
+        signal.raise_signal(INT)
+        assert interruption.requested() == "SIGINT"
+        interruption.check()
+    assert interruption.requested() is None and signal.getsignal(INT) == before
+    with pytest.raises(KeyboardInterrupt), interruption.deferred(), interruption.deferred():
+        signal.raise_signal(TERM)
+        signal.raise_signal(TERM)  # schedulers send it more than once
+        signal.raise_signal(INT)
+    assert interruption.requested() is None
+
+
+def test_waiting_for_a_library_hands_on_its_result_and_its_errors():
+    assert interruption.wait_for(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        interruption.wait_for(lambda: 1 // 0)
+
+
+def test_a_signal_on_one_of_several_hosts_ends_all(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    abandoned = []
+    monkeypatch.setattr(verbs, "run_verb", interrupted)
+    monkeypatch.setattr(verbs.hosts, "count", lambda: 2)
+    monkeypatch.setattr(verbs.hosts, "abandon", lambda *note: abandoned.append(note))
+    monkeypatch.setattr(interruption, "_state", SimpleNamespace(received=TERM))
+    assert verbs.run_safely("train", None) == 143
+    assert abandoned == [(143, "ag-jax train: stopped by SIGTERM")]
+    assert capsys.readouterr().err == "host 0: ag-jax train: stopped by SIGTERM\n"
