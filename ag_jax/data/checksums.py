@@ -1,0 +1,76 @@
+"""Checksums of files, one for each block, so that a large file can be checked block by block as it is read."""
+
+import hashlib
+import pathlib
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from ag_jax import interruption
+
+BLOCK = 2**18  # bytes
+
+
+def of_file(path: pathlib.Path) -> list[int]:
+    """The CRC-32 of each block of a file."""
+    with path.open("rb") as file:
+        return [zlib.crc32(block) for block in interruption.checked(iter(lambda: file.read(BLOCK), b""))]
+
+
+def content_hash(path: pathlib.Path) -> str:
+    """A hash of the whole content of a file."""
+    content = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in interruption.checked(iter(lambda: file.read(BLOCK), b"")):
+            content.update(block)
+    return content.hexdigest()[:16]
+
+
+class CheckedFile:
+    """A file whose blocks are compared with their checksums when they are first read.
+
+    advice: what the user can do about a damaged file, for the error.
+    """
+
+    def __init__(self, path: pathlib.Path, checksums: Sequence[int], advice: str):
+        self._path, self._checksums, self._advice = path, checksums, advice
+        self._unread = np.ones(len(checksums), bool)
+
+    def check(self, byte: int | slice | np.ndarray) -> None:
+        """Compare the blocks of the bytes at these places. Raises ValueError, which names the file."""
+        if not self._unread.any():
+            return
+        if isinstance(byte, slice):
+            block = np.arange(byte.start // BLOCK, -(-byte.stop // BLOCK))
+        else:
+            block = np.unique(np.asarray(byte) // BLOCK)
+        with self._path.open("rb") as file:
+            for number in block[self._unread[block]]:
+                file.seek(int(number) * BLOCK)
+                if zlib.crc32(file.read(BLOCK)) != self._checksums[number]:
+                    raise ValueError(f"{self._path} is damaged (block {number} of {BLOCK} bytes): {self._advice}")
+                self._unread[number] = False
+
+
+class CheckedArray:
+    """A memory-mapped array of one axis, of which each part is checked when it is first read."""
+
+    def __init__(self, array: np.ndarray, file: CheckedFile):
+        self._array, self._file = array, file
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
+        size = self._array.itemsize
+        if isinstance(index, slice):
+            if places := range(len(self))[index]:
+                first, last = sorted((places[0], places[-1]))
+                self._file.check(slice(first * size, (last + 1) * size))
+        else:
+            self._file.check(np.asarray(index) % len(self) * size)  # -1 is the last
+        return self._array[index]
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self[:], dtype=dtype, copy=copy)
