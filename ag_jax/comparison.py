@@ -1,11 +1,12 @@
 """`compare`: every arm and every seed of a config, and the report on them."""
 
+import functools
 import json
 from typing import Any
 
 from etils import epath
 
-from ag_jax import configuration, experiment, learner, run
+from ag_jax import configuration, experiment, learner, run, run_corpus
 from ag_jax.analysis import attacks, maps, plateau, plots, report
 from ag_jax.analysis.report import ArmResults
 from ag_jax.data import pipeline
@@ -45,12 +46,13 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epat
     directories = {(arm, seed): workdir / f"{arm}-seed{seed}" for arm, seed in configs}
     for key, config in configs.items():  # before the first is trained: a clash is worth nothing an hour later
         run.claim_workdir(config, directories[key])
+        hosts.from_first("the files of the text", functools.partial(run_corpus.check_files, config, directories[key]))
     summaries = {key: run.train(config, directories[key]) for key, config in configs.items()}
 
     path = workdir / "report.md"
     if not hosts.is_first():
         return path
-    first = next(iter(configs.values()))
+    first_run, first = next(iter(configs.items()))
     seeds, arms = first.comparison.seeds, first.comparison.arms.split(",")
     results = [
         ArmResults(
@@ -61,7 +63,7 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epat
         )
         for arm in arms
     ]
-    corpus = pipeline.prepare(first.data)
+    corpus = pipeline.prepare(run_corpus.with_own_tokenizer(first.data, directories[first_run]))
     headline = learner.headline(first)
     numbers = report.numbers(results, seeds, headline, plateau.plateau_loss(first, corpus))
     settings = "".join(f" --config.{key}={value}" for key, value in overrides.items())

@@ -1,7 +1,7 @@
 """Runs and their directories: from a checked config to a `Job` for the loop, and from a directory back to a model.
 
-A run directory holds `config.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`, `figures/` and, when
-the run is done, `summary.json`; `hosts.json` if several hosts share it.
+A run directory holds `config.json`, `corpus.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`, `figures/`
+and, when the run is done, `summary.json`; `hosts.json` if several hosts share it.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from ag_jax import configuration, experiment, learner
+from ag_jax import configuration, experiment, learner, run_corpus
 from ag_jax.attention.adversary import separated
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.tokenizers import Tokenizer
@@ -34,7 +34,9 @@ from ag_jax.training.state import TrainState
 
 # Settings that change neither what is learnt nor the rows of metrics.jsonl: a run may be resumed with others.
 MAY_DIFFER = (
+    "data.accept_changed_text",
     "data.cache_dir",
+    "data.verify_cache",
     "mesh.",
     "model.attention",
     "model.remat",
@@ -74,13 +76,6 @@ def versions() -> dict[str, str]:
     sources = sorted(pathlib.Path(__file__).parent.rglob("*.py"))
     program = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     return {"the program (a hash of ag_jax)": program, "jax": jax.__version__}
-
-
-def prepare_corpus(config: ExperimentConfig) -> pipeline.Corpus:
-    """Tokenizer and rows, which every host makes for itself. Raises ValueError, on every host, if they are not the same."""
-    corpus = pipeline.prepare(config.data, quiet=not hosts.is_first())
-    hosts.agree("their text (data.source must hold the same everywhere)", corpus.facts())
-    return corpus
 
 
 def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -151,10 +146,9 @@ def train(config: ExperimentConfig, workdir: epath.Path) -> dict[str, Any]:
     done = hosts.from_first("the summary", lambda: json.loads(path.read_text()) if path.exists() else None)
     if done:
         return done
-    corpus = prepare_corpus(config)
-    if hosts.is_first():
-        corpus.tokenizer.save(workdir / "tokenizer")
+    corpus = run_corpus.prepare(config, workdir)
     job = make_job(config, workdir, corpus)
+    run_corpus.record(config, workdir, corpus)
     if hosts.is_first():
         chosen = learner.choose_attention(config, job.mesh)
         print(f"attention: {chosen.name} ({chosen.reason})", file=sys.stderr, flush=True)
@@ -236,26 +230,20 @@ def read_config(workdir: epath.Path) -> ExperimentConfig:
 
 
 def evaluate(workdir: epath.Path, step: int | None = None) -> dict[str, Any]:
-    """Metrics of a run's checkpoint (the newest by default) on its held-out text."""
-    config = _with_own_tokenizer(read_config(workdir), workdir)
+    """Metrics of a run's checkpoint (the newest by default) on its held-out text, and what that text is."""
+    config = read_config(workdir)
     if config.adversarial.method in NAIVE:  # they have no parameters, and an evaluation is without them
         config = dataclasses.replace(config, adversarial=AdversarialConfig())
-    job = make_job(config, workdir, prepare_corpus(config))
+    corpus, evaluated_on = run_corpus.prepare_for_evaluation(config, workdir)
+    job = make_job(config, workdir, corpus)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
     shardings = loop.job_shardings(job)
     state = checkpoints.restore(step, loop.abstract_state(job, shardings)).state
     checkpoints.close()
     evaluation_step = loop.compile_evaluation_step(job.objective, job.mesh, shardings)
-    return {"step": step, **loop.evaluate(job, state.params, step, evaluation_step)}
-
-
-def _with_own_tokenizer(config: ExperimentConfig, workdir: epath.Path) -> ExperimentConfig:
-    """A run that was given its tokenizer by path has a copy, which stays where the run is."""
-    if not config.data.tokenizer.path:
-        return config
-    tokenizer = dataclasses.replace(config.data.tokenizer, path=str(workdir / "tokenizer"))
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=tokenizer))
+    metrics = loop.evaluate(job, state.params, step, evaluation_step)
+    return {"step": step, **metrics, "evaluated_on": evaluated_on}
 
 
 @dataclasses.dataclass(frozen=True)

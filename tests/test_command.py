@@ -132,7 +132,10 @@ def test_evaluate_finds_the_summarys_loss(uninterrupted):
     done = run(["evaluate", f"--workdir={uninterrupted}"])
     assert done.returncode == 0, done.stderr
     summary = json.loads((uninterrupted / "summary.json").read_text())
-    assert json.loads(done.stdout)["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
+    found = json.loads(done.stdout)
+    assert found["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
+    recorded = json.loads((uninterrupted / "corpus.json").read_text())
+    assert found["evaluated_on"]["rows"] == recorded["validation rows"] and found["evaluated_on"]["is_the_text_of_the_run"]
 
 
 def test_inspect_draws(uninterrupted):
