@@ -11,7 +11,7 @@ from ag_jax.analysis import attacks, maps, plateau, plots, report
 from ag_jax.analysis.report import ArmResults
 from ag_jax.data import pipeline
 from ag_jax.experiment import ExperimentConfig
-from ag_jax.training import hosts, storage
+from ag_jax.training import hosts, lock, storage
 from ag_jax.training.metrics import read_metrics
 
 PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # figure 4
@@ -37,12 +37,19 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
     return configs
 
 
-def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epath.Path:
+def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
     """Train what is not trained yet, arm by arm, then write `report.md`, `report.json` and `figures/`; returns the report.
 
     Runs lie in `workdir/ARM-seedN`; a comparison that was stopped goes on where it was. Of several hosts the first writes.
     """
-    configs = arm_configs(source, overrides)
+    configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
+    with lock.hold(workdir):
+        return _compare(source, overrides, configs, workdir)
+
+
+def _compare(
+    source: str, overrides: dict[str, Any], configs: dict[tuple[str, int], ExperimentConfig], workdir: epath.Path
+) -> epath.Path:
     directories = {(arm, seed): workdir / f"{arm}-seed{seed}" for arm, seed in configs}
     for key, config in configs.items():  # before the first is trained: a clash is worth nothing an hour later
         run.claim_workdir(config, directories[key])

@@ -1,6 +1,7 @@
 """A fine-tuned model and the directory that it is kept in.
 
-    task.json             the task, its labels and the encoder's config; written last, so its presence means that all is there
+    task.json             the task, its labels, the encoder's config, and a fingerprint of these and of the weights; written last, so
+                          its presence means that all is there
     weights.safetensors   the parameters by their paths, float32; beside the model's those of an adversary that it was trained against
     tokenizer/            as in a run directory
 
@@ -8,7 +9,9 @@ A trial that kept its weights has them in `weights/`, and is opened by its own n
 """
 
 import dataclasses
+import hashlib
 import json
+import sys
 from typing import Any
 
 import jax
@@ -30,6 +33,7 @@ from ag_jax.training import storage
 
 TASK, WEIGHTS, TOKENIZER = "task.json", "weights.safetensors", "tokenizer"
 FOLDER = "weights"  # of a trial
+FINGERPRINT = "fingerprint"  # in task.json: of its other values and of the weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +83,7 @@ class FineTuned:
 
 def locate(directory: epath.PathLike) -> epath.Path | None:
     """Where the files of a fine-tuned model are: in the directory or in its `weights/`; None if in neither."""
-    directory = epath.Path(directory)
+    directory = storage.directory(directory)
     return next((place for place in (directory, directory / FOLDER) if (place / TASK).exists()), None)
 
 
@@ -89,9 +93,11 @@ def save(tuned: FineTuned, directory: epath.Path) -> None:
     (directory / TASK).unlink(missing_ok=True)
     flat = traverse_util.flatten_dict(jax.device_get(tuned.params | tuned.beside), sep="/")
     tensors = {path: np.ascontiguousarray(leaf) for path, leaf in flat.items()}
-    (directory / WEIGHTS).write_bytes(safetensors.numpy.save(tensors))
+    weights = safetensors.numpy.save(tensors)
+    (directory / WEIGHTS).write_bytes(weights)
     tuned.tokenizer.save(directory / TOKENIZER)
     settings = {"head": dataclasses.asdict(tuned.head), "model": dataclasses.asdict(tuned.config), "origin": tuned.origin}
+    settings[FINGERPRINT] = _fingerprint(settings, weights)
     storage.write_whole(directory / TASK, json.dumps(settings, indent=2) + "\n")
 
 
@@ -103,13 +109,29 @@ def load(directory: epath.PathLike) -> FineTuned:
             f"{directory} holds no fine-tuned model: expected {TASK}, in it or in its {FOLDER}/. Trials keep their weights with "
             "--config.keep=best"
         )
+    weights = (place / WEIGHTS).read_bytes()
     try:
-        settings = json.loads((place / TASK).read_text())
+        settings = json.loads((place / TASK).read_bytes())
+        written = settings.pop(FINGERPRINT, None)
+        if written is None:
+            print(
+                f"warning: {place} is of an earlier version, which saved weights without a fingerprint: they could not be checked",
+                file=sys.stderr,
+            )
+        elif written != _fingerprint(settings, weights):
+            raise ValueError(f"{TASK} and {WEIGHTS} are not what was saved: their fingerprint differs")
         head = Head(**settings["head"] | {"labels": tuple(settings["head"]["labels"])})
         config = configuration.parse(EncoderConfig, settings["model"])
-        flat = safetensors.numpy.load((place / WEIGHTS).read_bytes())
+        flat = safetensors.numpy.load(weights)
         origin = settings["origin"]
-    except (KeyError, TypeError, json.JSONDecodeError, safetensors.SafetensorError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{place} is damaged, or of another version ({type(error).__name__}: {error})") from error
     params, beside = separated(traverse_util.unflatten_dict(flat, sep="/"))
     return FineTuned(head, config, tokenizers.load(place / TOKENIZER), params, origin, beside)
+
+
+def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:
+    """SHA-256 of the settings in `task.json` and of the file of weights."""
+    found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    found.update(weights)
+    return found.hexdigest()

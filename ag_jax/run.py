@@ -1,7 +1,7 @@
 """Runs and their directories: from a checked config to a `Job` for the loop, and from a directory back to a model.
 
 A run directory holds `config.json`, `corpus.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`, `figures/`
-and, when the run is done, `summary.json`; `hosts.json` if several hosts share it.
+and, when the run is done, `summary.json`; `hosts.json` if several hosts share it, and `lock.json` while it is trained.
 """
 
 import dataclasses
@@ -28,8 +28,9 @@ from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
-from ag_jax.training import hosts, loop, sharding, storage
-from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training import hosts, lock, loop, sharding, storage
+from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
+from ag_jax.training.metrics import read_metrics
 from ag_jax.training.state import TrainState
 
 # Settings that change neither what is learnt nor the rows of metrics.jsonl: a run may be resumed with others.
@@ -81,8 +82,8 @@ def versions() -> dict[str, str]:
 def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
     """Make the directory this config's: write `config.json`, or check that it is the same run's.
 
-    Raises ValueError, with the settings that differ, if another config was run there, if the hosts have different ones, or if
-    they do not share the directory.
+    The config of an attempt that left nothing worth keeping is replaced. Raises ValueError, with the settings that differ, if
+    another config was run there, if the hosts have different ones, or if they do not share the directory.
     """
     settings = configuration.flat(configuration.to_dict(config))
     hosts.agree("their settings", {key: value for key, value in settings.items() if key != "data.cache_dir"})
@@ -109,38 +110,66 @@ def _mark(mark: epath.Path) -> str:
 
 
 def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
+    path, ours = workdir / "config.json", configuration.to_dict(config)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-    except (OSError, FileExistsError) as error:
-        raise ValueError(f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written") from error
-    path, ours = workdir / "config.json", configuration.to_dict(config)
-    if path.exists():
-        # A setting that did not exist yet when that run began counts as its default.
-        defaults = configuration.to_dict(ExperimentConfig())
-        theirs = configuration.flat(defaults) | configuration.flat(json.loads(path.read_text()))
-        ours_flat = configuration.flat(ours)
-        different = [
-            f"  {key}: there {theirs.get(key)!r}, now {ours_flat.get(key)!r}"
-            for key in sorted(theirs | ours_flat)
-            if theirs.get(key) != ours_flat.get(key) and not key.startswith(MAY_DIFFER)
-        ]
-        if different:
-            raise ValueError(
-                f"--workdir={workdir} holds a run of another config:\n" + "\n".join(different) + "\n"
-                "Go on with that config, or choose another directory"
-            )
-        return
-    try:
+        if path.exists():
+            theirs = json.loads(path.read_text())
+            if is_begun(workdir) or not theirs.keys() <= ours.keys():  # the latter: a file that is none of ours
+                _check_same(theirs, ours, workdir)
+                return
+            _remove_attempt(workdir)
         storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
     except OSError as error:
         raise ValueError(f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written") from error
 
 
-def train(config: ExperimentConfig, workdir: epath.Path) -> dict[str, Any]:
-    """Run, or go on with, the training of `config` in `workdir`; returns and writes the summary."""
-    if config.training.initial_weights and not (workdir / "config.json").exists():
+def _check_same(theirs: dict[str, Any], ours: dict[str, Any], workdir: epath.Path) -> None:
+    """Raise ValueError, with the settings that differ, if the configs are not those of one run."""
+    # A setting that did not exist yet when that run began counts as its default.
+    there = configuration.flat(configuration.to_dict(ExperimentConfig())) | configuration.flat(theirs)
+    here = configuration.flat(ours)
+    different = [
+        f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
+        for key in sorted(there | here)
+        if there.get(key) != here.get(key) and not key.startswith(MAY_DIFFER)
+    ]
+    if different:
+        raise ValueError(
+            f"--workdir={workdir} holds a run of another config:\n" + "\n".join(different) + "\n"
+            "Go on with that config, or choose another directory"
+        )
+
+
+def is_begun(workdir: epath.Path) -> bool:
+    """Whether a run directory holds something worth keeping: a checkpoint, a row of metrics, or a summary."""
+    if (workdir / "summary.json").exists() or any(steps_in(workdir / name) for name in ("checkpoints", ASIDE)):
+        return True
+    return (workdir / "metrics.jsonl").exists() and bool(read_metrics(workdir))
+
+
+def _remove_attempt(workdir: epath.Path) -> None:
+    """Remove what an attempt that left nothing worth keeping wrote, and the next one would take for its own."""
+    for name in (run_corpus.SUMMARY, "metrics.jsonl"):
+        (workdir / name).unlink(missing_ok=True)
+    if (workdir / "checkpoints").exists():
+        (workdir / "checkpoints").rmtree()
+
+
+def train(config: ExperimentConfig, workdir: epath.PathLike) -> dict[str, Any]:
+    """Run, or go on with, the training of `config` in `workdir`; returns and writes the summary.
+
+    Raises ValueError if another process trains there.
+    """
+    workdir = storage.directory(workdir)
+    if config.training.initial_weights and not is_begun(workdir):
         check_initial_weights(config)
     learner.read_trace(config.adversarial, config.model.layers)  # before a directory is claimed by what cannot be trained
+    with lock.hold(workdir):
+        return _train(config, workdir)
+
+
+def _train(config: ExperimentConfig, workdir: epath.Path) -> dict[str, Any]:
     claim_workdir(config, workdir)
     path = workdir / "summary.json"
     done = hosts.from_first("the summary", lambda: json.loads(path.read_text()) if path.exists() else None)
@@ -210,8 +239,9 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
 
 
-def write(config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, params: Any) -> None:
+def write(config: ExperimentConfig, workdir: epath.PathLike, tokenizer: Tokenizer, params: Any) -> None:
     """A run directory of `config` at step 0 with the given parameters and a fresh optimizer; `train` would go on from there."""
+    workdir = storage.directory(workdir)
     claim_workdir(config, workdir)
     tokenizer.save(workdir / "tokenizer")
     optimizer = learner.optimizer_of(config)
@@ -221,16 +251,17 @@ def write(config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, p
     checkpoints.close()
 
 
-def read_config(workdir: epath.Path) -> ExperimentConfig:
+def read_config(workdir: epath.PathLike) -> ExperimentConfig:
     """The config of a run directory."""
-    path = workdir / "config.json"
+    path = storage.directory(workdir) / "config.json"
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: --workdir must be the directory of a run, made by `ag-jax train`")
     return experiment.parse(json.loads(path.read_text()))
 
 
-def evaluate(workdir: epath.Path, step: int | None = None) -> dict[str, Any]:
+def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]:
     """Metrics of a run's checkpoint (the newest by default) on its held-out text, and what that text is."""
+    workdir = storage.directory(workdir)
     config = read_config(workdir)
     if config.adversarial.method in NAIVE:  # they have no parameters, and an evaluation is without them
         config = dataclasses.replace(config, adversarial=AdversarialConfig())
@@ -274,9 +305,9 @@ class OpenRun:
         return adversarial.learnt(self.config.adversarial, self.model.config, special)
 
 
-def open_run(workdir: epath.Path | str, step: int | None = None) -> OpenRun:
+def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     """The model of a run directory at a checkpoint's step, the newest by default."""
-    workdir = epath.Path(workdir)
+    workdir = storage.directory(workdir)
     config = read_config(workdir)
     tokenizer = tokenizers.load(workdir / "tokenizer")
     model = learner.make_model(config, tokenizer)

@@ -11,7 +11,7 @@ from ag_jax.finetuning import attacked, report, results, submission, suite
 from ag_jax.finetuning.attacked import Arm
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.finetuning.suite import Suite
-from ag_jax.training import storage
+from ag_jax.training import lock, storage
 
 ALONE = "score"  # the column of a suite without arms
 # Settings of a recipe that say on which examples and how a model is judged.
@@ -42,22 +42,24 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
     return configs
 
 
-def evaluate(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epath.Path:
+def evaluate(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
     """The suite of one checkpoint, and its report; returns the report."""
-    config = configuration.parse(FinetuningConfig, configuration.load(source, overrides))
-    prepared = suite.prepare(config, workdir)
-    return _report("evaluate", source, overrides, {ALONE: Arm(prepared, suite.run(prepared))}, workdir)
+    config, workdir = configuration.parse(FinetuningConfig, configuration.load(source, overrides)), storage.directory(workdir)
+    with lock.hold(workdir):
+        prepared = suite.prepare(config, workdir)
+        return _report("evaluate", source, overrides, {ALONE: Arm(prepared, suite.run(prepared))}, workdir)
 
 
-def compare(source: str, overrides: dict[str, Any], workdir: epath.Path) -> epath.Path:
+def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
     """The suites of every arm, in `workdir/ARM`, and the report on them; returns the report."""
-    configs = arm_configs(source, overrides)
-    # All are prepared before the first is trained: what is wrong with the second is worth nothing an hour later.
-    suites: dict[str, Suite] = {}
-    for arm, config in configs.items():
-        suites[arm] = suite.prepare(config, workdir / arm, tuple(suites.values()))
-    arms = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in suites.items()}
-    return _report("compare", source, overrides, arms, workdir)
+    configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
+    with lock.hold(workdir):
+        # All are prepared before the first is trained: what is wrong with the second is worth nothing an hour later.
+        suites: dict[str, Suite] = {}
+        for arm, config in configs.items():
+            suites[arm] = suite.prepare(config, workdir / arm, tuple(suites.values()))
+        arms = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in suites.items()}
+        return _report("compare", source, overrides, arms, workdir)
 
 
 def _report(verb: str, source: str, overrides: dict[str, Any], arms: dict[str, Arm], workdir: epath.Path) -> epath.Path:

@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from ag_jax import configuration, finetuned
+from ag_jax import run as pretraining
 from ag_jax.data.tasks import catalogue
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.finetuning import choosing, encoded, report, results, traces, trial, weights
@@ -46,13 +47,20 @@ def directory_of(workdir: epath.Path, one: Trial) -> epath.Path:
 
 
 def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
-    """Raise ValueError, with the settings that differ, if trials were begun in the directory with other settings."""
+    """Raise ValueError, with the settings that differ, if trials with other settings left something in the directory."""
     path = workdir / "config.json"
     theirs = json.loads(path.read_text()) if path.exists() else {}
     if theirs and configuration.kind_of(theirs, (FinetuningConfig, ExperimentConfig)) is ExperimentConfig:
+        if not pretraining.is_begun(workdir):
+            return
         raise ValueError(f"--workdir={workdir} holds a run of pre-training: choose another directory")
     ours = configuration.to_dict(config)
-    begun = {name for name in theirs.get("tasks", ()) if _has_directories(workdir / name)}
+    if strange := sorted(theirs.keys() - ours.keys()):
+        raise ValueError(
+            f"--workdir={workdir} holds a config.json of another program, with the keys {', '.join(strange[:3])}: choose another "
+            "directory"
+        )
+    begun = _begun_tasks(theirs, workdir).keys()
     if not begun:
         return
     there, here = (_comparable(values, begun & ours["tasks"].keys()) for values in (theirs, ours))
@@ -76,7 +84,7 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
     check_directory(config, workdir)
     ours, path = configuration.to_dict(config), workdir / "config.json"
     if path.exists():
-        ours["tasks"] = json.loads(path.read_text())["tasks"] | ours["tasks"]
+        ours["tasks"] = _begun_tasks(json.loads(path.read_text()), workdir) | ours["tasks"]
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
@@ -84,8 +92,13 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
         raise ValueError(f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written") from error
 
 
-def _has_directories(folder: epath.Path) -> bool:
-    return folder.exists() and any(path.is_dir() for path in folder.iterdir())
+def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any]:
+    """The settings of those tasks of which a trial left something worth keeping: its result, or a checkpoint."""
+    return {
+        name: recipe
+        for name, recipe in settings.get("tasks", {}).items()
+        if (workdir / name).exists() and any(trial.is_begun(path) for path in (workdir / name).iterdir())
+    }
 
 
 def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ag_jax.finetuning.weights import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.training import hosts, sharding, storage
 from ag_jax.training import metrics as metric_sums
-from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.metrics import MetricWriter, Sums
 from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule
@@ -105,7 +105,7 @@ def run_trial(
     Beside it: metrics.jsonl, predictions_SPLIT.jsonl for every split with the best epoch's weights, and with `keep` these
     weights (`ag_jax.finetuned`). Raises NonFiniteError; or Interrupted after a signal, with all whole epochs saved.
     """
-    directory = epath.Path(directory)
+    directory = storage.directory(directory)
     if (directory / RESULT).exists():
         tidy(directory, keep)
         return json.loads((directory / RESULT).read_text())
@@ -115,6 +115,11 @@ def run_trial(
         raise ValueError(f"task {trial.task} has nothing to learn from: {data.train.examples.source} gave no usable example")
     directory.mkdir(parents=True, exist_ok=True)
     return _Running(trial, config, opened, data, directory, keep).run()
+
+
+def is_begun(directory: epath.Path) -> bool:
+    """Whether a trial's directory holds something worth keeping: a result, or the checkpoint of an epoch."""
+    return (directory / RESULT).exists() or any(steps_in(directory / name) for name in (CHECKPOINTS, ASIDE))
 
 
 def write_failure(trial: Trial, directory: epath.Path, message: str) -> None:

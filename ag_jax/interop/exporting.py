@@ -15,6 +15,7 @@ from ag_jax.interop.families import Family
 from ag_jax.interop.importing import ORIGIN, POSITIONS
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.replaced_tokens import generator_parameters
+from ag_jax.training import storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Exported:
 
 
 def convert(
-    workdir: epath.Path, step: int | None, path: str, dtype: str = "float32", license: str = "", part: str = "model"
+    workdir: epath.PathLike, step: int | None, path: str, dtype: str = "float32", license: str = "", part: str = "model"
 ) -> Exported:
     """Write the checkpoint of `step` (the newest by default), or a fine-tuned model, to the directory `path`.
 
@@ -36,6 +37,7 @@ def convert(
     """
     if dtype not in tensors.DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(tensors.DTYPES)}, got {dtype!r}")
+    workdir = storage.directory(workdir)
     if finetuned.locate(workdir) is not None:
         return _convert_finetuned(workdir, step, path, dtype, license, part)
     opened = run.open_run(workdir, step)

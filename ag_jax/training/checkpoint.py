@@ -2,42 +2,27 @@
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
-from ag_jax.attention.dropout import element_index
-from ag_jax.training import hosts
+from ag_jax.training import damage, hosts, storage
+from ag_jax.training.damage import CorruptCheckpointError
+from ag_jax.training.fingerprint import Written, changed, fingerprint, of_json, paths
 from ag_jax.training.state import TrainState
 
 Tree = Any
-
-
-def _digest(leaf: jax.Array) -> jax.Array:
-    bits = jax.lax.bitcast_convert_type(leaf, {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize])
-    odd = 2 * element_index(bits.shape) + 1
-    return (bits.astype(jnp.uint32) * odd).sum(dtype=jnp.uint32)
-
-
-@jax.jit
-def _digests(leaves: list[jax.Array]) -> list[jax.Array]:
-    return [_digest(leaf) for leaf in leaves]
-
-
-def fingerprint(tree: Tree) -> list[int]:
-    """One number for every array of a tree: sum_i bits_i (2 i + 1) mod 2^32.
-
-    A product of integers modulo 2^32 with an odd number is a bijection, so any change of one element changes the sum; and
-    the sum does not depend on how the array is split over devices.
-    """
-    return [int(value) for value in jax.device_get(_digests(jax.tree.leaves(tree)))]
+FINGERPRINT = "fingerprint"  # in the progress of a checkpoint: {path: number} of its arrays
+ASIDE = "corrupt_checkpoints"  # beside the directory of the checkpoints
+PROGRESS = "progress"  # in the fingerprint: the number of the rest of the progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +55,8 @@ class Checkpoints:
         kept = [policy.LatestN(keep_last), policy.CustomSteps(list(milestones))]
         if keep_every:
             kept.append(policy.EveryNSteps(keep_every))
-        self._directory, self._read_only = directory, read_only
-        # Orbax raises its failures here; its own log of them, with tracebacks, would come on top.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        self._directory, self._read_only = storage.directory(directory), read_only
+        _silence_orbax()
         self._policy = policy.AnyPreservationPolicy(kept)
         self._manager = self._open(alone=read_only)
 
@@ -110,7 +94,8 @@ class Checkpoints:
 
     def save(self, state: TrainState, progress: dict[str, Any]) -> None:
         """Write a state and its progress (anything JSON can hold), in the background; errors surface at `wait` or `save`."""
-        progress = progress | {"fingerprint": fingerprint(state)}
+        numbers = fingerprint(state) | {PROGRESS: of_json(progress)}
+        progress = progress | {FINGERPRINT: numbers}
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress))
         with self._explained():
             self._manager.save(int(state.step), args=items, force=True)
@@ -132,71 +117,115 @@ class Checkpoints:
         except Exception as error:
             whole = ", ".join(map(str, sorted(self._manager.all_steps(read=True)))) or "none"
             raise OSError(
-                f"cannot write a checkpoint to {self._directory}: {str(error).strip().splitlines()[0]}\n"
-                f"Whole are those of the steps: {whole}. Free some disk space and run the same command again"
+                f"cannot write a checkpoint to {self._directory}: {damage.cause_of(error)}\n"
+                f"Whole are those of the steps: {whole}. Run the same command again when the cause, such as a full disk, is "
+                "removed"
             ) from error
 
     def restore(self, step: int, like: TrainState) -> Checkpoint:
         """The checkpoint of `step`, with the shapes and shardings of `like`; called by all hosts.
 
-        Raises ValueError if its arrays have other shapes, CorruptCheckpointError if it is damaged, on all hosts alike.
+        Raises ValueError if its arrays have other shapes, CorruptCheckpointError if it is damaged, OSError if something else
+        prevents reading it, on all hosts alike.
         """
         problem = None
         try:
-            state, progress = self._read(step, like)
-        except CorruptCheckpointError as error:
-            problem = error.reason
+            state, progress, written = self._read(step, like)
+        except (CorruptCheckpointError, OSError) as error:
+            damaged = isinstance(error, CorruptCheckpointError)
+            problem = {"damaged": damaged, "reason": error.reason if damaged else str(error)}
         problems = [found for found in hosts.exchange(f"checkpoint {step}", problem) if found]
-        if problems:
-            raise CorruptCheckpointError(step, problems[0])
-        if fingerprint(state) != progress.pop("fingerprint"):
-            raise CorruptCheckpointError(step, "the arrays differ from those that were saved")
+        for found in sorted(problems, key=lambda found: found["damaged"]):  # one host that cannot read is enough to stop
+            raise CorruptCheckpointError(step, found["reason"]) if found["damaged"] else OSError(found["reason"])
+        _check(step, paths(state), written)
         return Checkpoint(state, progress)
 
-    def _read(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    def _read(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any], Written]:
+        """State, progress and fingerprint of a checkpoint."""
         with self._reader() as reader:
-            try:
+            with self._judged(step):
                 saved = dict(reader.item_metadata(step)["state"])
                 saved["params"], saved["opt_state"]
-            except Exception as error:
-                raise CorruptCheckpointError(step, error) from error
             _check_shapes(saved, like, self._directory / str(step))
-            try:
-                items = ocp.args.Composite(state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore())
-                restored = reader.restore(step, args=items)
-                progress = dict(restored["progress"])
-                progress["fingerprint"]
-                return restored["state"], progress
-            except Exception as error:
-                raise CorruptCheckpointError(step, error) from error
+            with self._judged(step):
+                return self._load(reader, step, like)
+
+    def _load(self, reader: ocp.CheckpointManager, step: int, like: Tree) -> tuple[Tree, dict[str, Any], Written]:
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore())
+        restored = reader.restore(step, args=items)
+        progress = dict(restored["progress"])
+        written = progress.pop(FINGERPRINT, None)
+        if not isinstance(written, dict | list):
+            raise CorruptCheckpointError(step, "its fingerprint is missing")
+        if isinstance(written, dict) and written.pop(PROGRESS, None) != of_json(progress):
+            raise CorruptCheckpointError(step, "the progress differs from what was saved")
+        return restored["state"], progress, written
+
+    @contextlib.contextmanager
+    def _judged(self, step: int) -> Iterator[None]:
+        """Raises CorruptCheckpointError, OSError or FileNotFoundError in place of whatever the reader raises."""
+        try:
+            yield
+        except CorruptCheckpointError:
+            raise
+        except Exception as error:
+            folder = self._directory / str(step)
+            if not folder.exists():
+                steps = ", ".join(map(str, self.steps())) or "none"
+                raise FileNotFoundError(f"{self._directory} has no checkpoint of step {step}; it has: {steps}") from error
+            raise damage.judge(step, folder, error) from error
 
     def restore_params(self, step: int) -> Tree:
-        """The parameters of `step` alone, on this machine's default device, whatever they were trained on."""
-        try:
-            saved = self._manager.item_metadata(step)["state"]
+        """The parameters of `step` alone, on this machine's default device, whatever they were trained on.
+
+        Raises CorruptCheckpointError if they are not those that were saved, OSError if something else prevents reading them.
+        """
+        with self._judged(step):
+            saved = dict(self._manager.item_metadata(step)["state"])
             place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-            like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), dict(saved))
-            items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
-            return self._manager.restore(step, args=items)["state"]["params"]
-        except Exception as error:
-            raise CorruptCheckpointError(step, error) from error
+            like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), saved)
+            state, _, written = self._load(self._manager, step, like)
+            params = state["params"]
+        if isinstance(written, list):
+            written = written[1:]  # the first number is that of the step, those of the optimizer come last
+        else:
+            written = {path: number for path, number in written.items() if path.startswith("params/")}
+        _check(step, paths({"params": params}), written)
+        return params
 
     def restore_latest(self, like: TrainState) -> Checkpoint | None:
         """The newest undamaged checkpoint, or None if there is none at all.
 
-        A damaged one is named on standard error and moved to `corrupt_checkpoints` beside the directory.
+        Damaged ones that are newer are named on standard error and moved to `corrupt_checkpoints` beside the directory.
+        Raises ValueError, and moves nothing, if all are damaged.
         """
+        damaged: list[CorruptCheckpointError] = []
         for step in reversed(hosts.from_first("the checkpoints", self.steps)):
             try:
-                return self.restore(step, like)
+                found = self.restore(step, like)
             except CorruptCheckpointError as error:
-                aside = self._set_aside(step)
+                damaged.append(error)
+                continue
+            for error in damaged:
+                aside = self._set_aside(error.step)
                 if hosts.is_first():
-                    print(f"warning: {error}; moved to {aside}, going on with the one before it", file=sys.stderr)
+                    print(f"warning: {error}; moved to {aside}, going on with step {step}", file=sys.stderr)
+            return found
+        if damaged or hosts.from_first("damaged checkpoints", self._has_only_damaged):
+            reasons = "".join(f"  {error}\n" for error in damaged)
+            raise ValueError(
+                f"all checkpoints of {self._directory.parent} are damaged, so it cannot be resumed:\n{reasons}"
+                f"Nothing was changed. To start anew, rename or delete {self._directory.parent}, or choose another directory"
+            )
         return None
 
+    def _has_only_damaged(self) -> bool:
+        """Whether all checkpoints were moved aside, as earlier versions did, and nobody has started anew since."""
+        aside = self._directory.parent / ASIDE
+        return aside.exists() and any(aside.iterdir())
+
     def _set_aside(self, step: int) -> epath.Path:
-        aside = self._directory.parent / "corrupt_checkpoints" / str(step)
+        aside = self._directory.parent / ASIDE / str(step)
 
         def move() -> None:
             aside.parent.mkdir(parents=True, exist_ok=True)
@@ -210,19 +239,41 @@ class Checkpoints:
         return aside
 
 
-class CorruptCheckpointError(Exception):
-    """A checkpoint that cannot be read, or whose content is not what was written."""
+def steps_in(directory: epath.Path) -> list[int]:
+    """Steps that a directory of checkpoints has folders of, damaged ones included, without opening any."""
+    if not directory.exists():
+        return []
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
 
-    def __init__(self, step: int, reason: Any):
-        self.reason = str(reason).strip().split("\n")[0][:200] or type(reason).__name__
-        super().__init__(f"the checkpoint of step {step} is damaged ({self.reason})")
+
+def _silence_orbax() -> None:
+    """Keep Orbax, which raises its failures, from printing them on top, once for every read or write that it abandons."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", r"coroutine '\w*Handler\.\w+' was never awaited", RuntimeWarning)
+    previous = sys.unraisablehook
+    if getattr(previous, "__module__", None) == __name__:
+        return
+
+    def report(unraisable: Any) -> None:
+        error, source = unraisable.exc_value, unraisable.object
+        abandoned = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+        if not abandoned and not (inspect.iscoroutine(source) and "orbax" in source.cr_code.co_filename):
+            previous(unraisable)
+
+    sys.unraisablehook = report
+
+
+def _check(step: int, arrays: dict[str, jax.Array], written: Written) -> None:
+    if different := changed(arrays, written):
+        raise CorruptCheckpointError(
+            step, f"{len(different)} of {len(arrays)} arrays differ from those that were saved, such as {different[0]}"
+        )
 
 
 def _check_shapes(saved: Tree, like: TrainState, where: epath.Path) -> None:
     def shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
-        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: hasattr(node, "shape"))
-        paths = (("/".join(_name(key) for key in path), leaf) for path, leaf in leaves)
-        return {path: tuple(leaf.shape) for path, leaf in paths if path.startswith("params/")}
+        leaves = paths(tree).items()
+        return {path: tuple(leaf.shape) for path, leaf in leaves if path.startswith("params/")}
 
     found, expected = shapes(saved), shapes(like)
     different = [
@@ -236,7 +287,3 @@ def _check_shapes(saved: Tree, like: TrainState, where: epath.Path) -> None:
             f"({len(different)} of {len(found | expected)} parameters differ; use the config that the run was started with, "
             "or another workdir)"
         )
-
-
-def _name(key: Any) -> str:
-    return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))

@@ -160,12 +160,15 @@ class Loop:
 
     def _steps(self, state: TrainState, start: int, stop: StopSignal) -> TrainState:
         job, config, milestones = self.job, self.job.config, self.job.config.milestone_steps()
-        if start == 0 and 0 in milestones:
-            self._save(state)
         self.clock, self.clock_step, self.clock_tokens = time.perf_counter(), start, self.progress.tokens
         for step, batch in enumerate(job.batches(start, config.steps), start + 1):
+            placed = sharding.place_batch(batch, job.mesh)
+            if step == 1 and 0 in milestones:
+                with self.watchdog.compiling("the train step"):  # a config that does not fit the devices must leave no checkpoint
+                    self.train_step.lower(state, placed, job.key).compile()
+                self._save(state)
             with self.watchdog.compiling("the train step"):
-                state, step_metrics = self.train_step(state, sharding.place_batch(batch, job.mesh), job.key)
+                state, step_metrics = self.train_step(state, placed, job.key)
             self.watchdog.follow(step, step_metrics["loss"][0])
             self.pending.append((step, step_metrics))
             stopped = stop.reached()

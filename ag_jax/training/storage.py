@@ -17,7 +17,7 @@ def is_remote(path: epath.PathLike) -> bool:
     return "://" in str(epath.Path(path))
 
 
-def directory(name: str) -> epath.Path:
+def directory(name: epath.PathLike) -> epath.Path:
     """The path of a directory as a user gives it, absolute.
 
     Raises ValueError if its store needs a package that is missing, or does not let us in.

@@ -136,8 +136,23 @@ def test_a_sweep_may_grow_and_other_settings_may_not(tmp_path, data, calls):
         train(config(tmp_path, data, **{"tasks.sst2.epochs": 3}), workdir)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text('{"model": {}, "training": {}, "data": {}}')
+    (tmp_path / "run" / "summary.json").write_text("{}")
     with pytest.raises(ValueError, match="holds a run of pre-training"):
         train(config(tmp_path, data), epath.Path(tmp_path / "run"))
+    (tmp_path / "run" / "config.json").write_text('{"model_type": "bert", "hidden_size": 12}')
+    with pytest.raises(ValueError, match="of another program, with the keys hidden_size, model_type"):
+        train(config(tmp_path, data), epath.Path(tmp_path / "run"))
+
+
+def test_an_attempt_that_left_no_epoch_may_be_corrected(tmp_path, data, calls):
+    workdir = epath.Path(tmp_path / "w")
+    calls.stop = 1
+    with pytest.raises(KeyboardInterrupt):
+        train(config(tmp_path, data, ("sst2", "rte")), workdir)
+    assert [*workdir.glob("*/*/predictions_validation.jsonl")], "the killed trial has a directory"
+    train(config(tmp_path, data, **{"tasks.sst2.epochs": 1}), workdir)
+    settings = json.loads((workdir / "config.json").read_text())
+    assert settings["tasks"].keys() == {"sst2"} and settings["tasks"]["sst2"]["epochs"] == 1
 
 
 def test_a_trial_that_was_begun_is_not_gone_on_with_under_other_settings(tmp_path, data, calls):
@@ -145,6 +160,7 @@ def test_a_trial_that_was_begun_is_not_gone_on_with_under_other_settings(tmp_pat
     calls.stop = 1
     with pytest.raises(KeyboardInterrupt):
         train(config(tmp_path, data), workdir)
+    (workdir / "sst2" / "lr2e-05-bs32-seed0" / "checkpoints" / "7").mkdir(parents=True)
     for change in ({"tasks.sst2.epochs": 1}, {"tasks.sst2.max_length": 16}):
         with pytest.raises(ValueError, match="holds trials with other settings"):
             train(config(tmp_path, data, **change), workdir)

@@ -66,6 +66,7 @@ def test_hosts_that_do_not_share_the_directory_are_refused_even_if_an_old_run_li
 def test_a_directory_of_another_config_is_refused_by_all(tmp_path, monkeypatch):
     workdir = epath.Path(tmp_path / "run")
     run.claim_workdir(small(), workdir)
+    (workdir / "checkpoints" / "0").mkdir(parents=True)
     changed = experiment.parse(configuration.load(CONFIG, {"model.layers": 3}))
     errors = FakeHosts(monkeypatch, 2).run(lambda host: run.claim_workdir(changed, workdir))
     assert all("model.layers: there 8, now 3" in str(error) for error in errors) and "host 0: " in str(errors[1])

@@ -1,16 +1,27 @@
 """Checkpoints: exact, checked, and never mistaken for another model's."""
 
-import gc
+import contextlib
+import errno
+import json
+import os
 import pathlib
+import random
+import shutil
+import sys
+import tempfile
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 
-from ag_jax.training.checkpoint import Checkpoints, CorruptCheckpointError, fingerprint
+from ag_jax.training.checkpoint import Checkpoints, CorruptCheckpointError
+from ag_jax.training.fingerprint import changed, fingerprint, paths
 from ag_jax.training.state import TrainState
+from tests.training.fake_hosts import FakeHosts
 
 
 def state(step: int, width: int = 3) -> TrainState:
@@ -68,6 +79,20 @@ def test_fingerprint_sees_every_bit_of_every_element(dtype):
             changed = np.frombuffer(bytes(raw), value.dtype).reshape(value.shape)
             assert fingerprint([jnp.asarray(changed)]) != original
     assert fingerprint([jnp.asarray(value.T)]) != original
+    assert fingerprint([jnp.asarray(value.reshape(6))]) != original
+
+
+def test_fingerprint_sees_changes_that_a_weighted_sum_does_not():
+    """Two signs: each changes the sum of older versions by 2^31."""
+    value = np.arange(1.0, 7.0, dtype=np.float32)
+    other = value * np.float32([1, -1, 1, 1, -1, 1])
+    of_older_version = [int((value.view(np.uint32) * (2 * np.arange(6, dtype=np.uint32) + 1)).sum(dtype=np.uint32))]
+    assert changed({"a": jnp.asarray(other)}, of_older_version) == changed({"a": jnp.asarray(value)}, of_older_version) == []
+    assert changed({"a": jnp.asarray(-value)}, of_older_version) == []
+    assert changed({"a": jnp.asarray(value + 1)}, of_older_version) == ["a"]
+    assert changed({"a": jnp.asarray(value)}, fingerprint({"a": value})) == []
+    assert changed({"a": jnp.asarray(other)}, fingerprint({"a": value})) == ["a"]
+    assert changed({"a": jnp.asarray(value)}, fingerprint({"b": value})) == ["a", "b"]
 
 
 def test_fingerprint_does_not_depend_on_the_devices():
@@ -75,17 +100,6 @@ def test_fingerprint_does_not_depend_on_the_devices():
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     split = jax.device_put(value, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a", "b")))
     assert fingerprint([value]) == fingerprint([split])
-
-
-# Orbax abandons coroutines when a read fails; their warnings surface whenever they are collected.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.fixture(autouse=True)
-def collect_what_orbax_abandons():
-    """Here, where it is expected, and not in the middle of another module's test."""
-    yield
-    gc.collect()
 
 
 def files_of(step_directory: pathlib.Path) -> list[pathlib.Path]:
@@ -115,29 +129,212 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(tmp_pat
     assert_same(checkpoints.restore_latest(like(state(0))).state, state(7))
 
 
-def test_every_single_damaged_file_is_noticed_or_harmless(tmp_path):
-    """Whatever file is damaged, what comes back is either refused or bit for bit what was saved."""
-    saved(tmp_path / "c", 7).close()
-    refused = 0
-    for path in files_of(tmp_path / "c" / "7"):
+def large(step: int) -> TrainState:
+    """A state with arrays that are large enough for files of their own, and compress well, a little and not at all."""
+    drawn = np.random.default_rng(step).standard_normal((31, 17))
+    return state(step).replace(
+        params={"flat": jnp.full((40, 30), 0.5), "ramp": jnp.arange(900.0), "drawn": jnp.asarray(drawn, jnp.bfloat16)}
+    )
+
+
+def save_large(directory: pathlib.Path, *steps: int) -> None:
+    checkpoints = Checkpoints(epath.Path(directory), keep_last=10)
+    for step in steps:
+        checkpoints.save(large(step), {"tokens": 1 / 3})
+    checkpoints.close()
+
+
+def of_older_version(step_directory: pathlib.Path, value: TrainState) -> None:
+    """Give a checkpoint the fingerprint of older versions: sum_i bits_i (2 i + 1) of each leaf, in the order of the leaves."""
+
+    def number(leaf) -> int:
+        bits = np.asarray(leaf).view(f"uint{8 * leaf.dtype.itemsize}").astype(np.uint32).ravel()
+        return int((bits * (2 * np.arange(bits.size, dtype=np.uint32) + 1)).sum(dtype=np.uint32))
+
+    path = step_directory / "progress" / "metadata"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"fingerprint": [number(leaf) for leaf in jax.tree.leaves(value)]}))
+
+
+@pytest.mark.parametrize("version", ["this", "older"])
+def test_no_flipped_bit_gives_other_values_in_silence(tmp_path, version):
+    """Whichever bit of whichever file is flipped, what comes back is either refused or bit for bit what was saved."""
+    save_large(tmp_path / "c", 7)
+    if version == "older":
+        of_older_version(tmp_path / "c" / "7", large(7))
+    checkpoints = Checkpoints(epath.Path(tmp_path / "c"), read_only=True)
+    files = files_of(tmp_path / "c" / "7")
+    (data,) = [file for file in files if file.stat().st_size > 2000 and file.parent.name == "d"]
+    chosen, refused = random.Random(0), 0
+    for number in range(50):
+        path = data if number % 2 else chosen.choice(files)
         original = path.read_bytes()
-        middle = len(original) // 2
-        path.write_bytes(original[:middle] + bytes([original[middle] ^ 0x10]) + original[middle + 1 :])
+        flipped = bytearray(original)
+        flipped[chosen.randrange(len(original))] ^= 1 << chosen.randrange(8)
+        path.write_bytes(flipped)
         try:
-            restored = Checkpoints(epath.Path(tmp_path / "c"), read_only=True).restore(7, like(state(0)))
-            assert_same(restored.state, state(7))
+            assert_same(checkpoints.restore_params(7), large(7).params)
         except CorruptCheckpointError:
             refused += 1
+        if number < 10:
+            with contextlib.suppress(CorruptCheckpointError):
+                restored = checkpoints.restore(7, like(large(0)))
+                assert_same(restored.state, large(7))
+                assert restored.progress == {"tokens": 1 / 3}
         path.write_bytes(original)
-    assert refused
+    assert refused > 10
+    assert_same(checkpoints.restore_params(7), large(7).params)
 
 
-def test_a_changed_array_is_refused_even_if_it_can_be_read(tmp_path, monkeypatch):
+def test_progress_that_was_changed_is_refused(tmp_path):
     saved(tmp_path / "c", 7).close()
-    checkpoints = Checkpoints(epath.Path(tmp_path / "c"))
-    monkeypatch.setattr("ag_jax.training.checkpoint.fingerprint", lambda tree: [0])
-    with pytest.raises(CorruptCheckpointError, match="differ from those that were saved"):
+    path = tmp_path / "c" / "7" / "progress" / "metadata"
+    path.write_text(path.read_text().replace('"tokens": 70', '"tokens": 71'))
+    checkpoints = Checkpoints(epath.Path(tmp_path / "c"), read_only=True)
+    with pytest.raises(CorruptCheckpointError, match="the progress differs from what was saved"):
         checkpoints.restore(7, like(state(0)))
+    path.write_text('{"tokens": 70}')
+    with pytest.raises(CorruptCheckpointError, match="its fingerprint is missing"):
+        checkpoints.restore_params(7)
+
+
+def test_if_all_are_damaged_nothing_is_changed_and_the_way_out_is_named(tmp_path):
+    saved(tmp_path / "c", 3, 7).close()
+    for path in (*files_of(tmp_path / "c" / "3" / "state"), *files_of(tmp_path / "c" / "7" / "state")):
+        path.write_bytes(b"")
+    checkpoints = Checkpoints(epath.Path(tmp_path / "c"))
+    expected = rf"all checkpoints of {tmp_path} are damaged.*\n.*of step 7 .*\n.*of step 3 .*\n.*rename or delete {tmp_path}, or"
+    with pytest.raises(ValueError, match=expected):
+        checkpoints.restore_latest(like(state(0)))
+    assert checkpoints.steps() == [3, 7] and not (tmp_path / "corrupt_checkpoints").exists()
+    (tmp_path / "corrupt_checkpoints").mkdir()  # as earlier versions left them
+    for step in ("3", "7"):
+        (tmp_path / "c" / step).rename(tmp_path / "corrupt_checkpoints" / step)
+    with pytest.raises(ValueError, match="are damaged"):
+        Checkpoints(epath.Path(tmp_path / "c")).restore_latest(like(state(0)))
+
+
+@pytest.fixture
+def as_nobody():
+    """Files of a directory lose all permissions, and the process those of root, if it has them."""
+    place = pathlib.Path(tempfile.mkdtemp())  # others may not enter pytest's own
+    place.chmod(0o755)
+
+    @contextlib.contextmanager
+    def without_permissions(*denied: pathlib.Path):
+        root = os.geteuid() == 0
+        for path in denied:
+            path.chmod(0)
+        try:
+            if root:
+                os.seteuid(65534)
+            yield
+        finally:
+            if root:
+                os.seteuid(0)
+            for path in denied:
+                path.chmod(0o755)
+
+    yield place, without_permissions
+    shutil.rmtree(place)
+
+
+def test_a_missing_permission_is_no_damage(as_nobody):
+    place, without_permissions = as_nobody
+    save_large(place / "c", 3, 7)
+    checkpoints = Checkpoints(epath.Path(place / "c"), read_only=True)
+    state_of_7 = place / "c" / "7" / "state"
+    files = [path for path in files_of(state_of_7) if path.parent.name == "d"]
+    for denied in (files, [state_of_7 / "_METADATA"], [state_of_7]):  # the last is an error that Orbax hides
+        with without_permissions(*denied):
+            for read in (checkpoints.restore_params, lambda step: checkpoints.restore_latest(like(large(0)))):
+                with pytest.raises(OSError, match="cannot read the checkpoint of step 7: .*[Pp]ermission denied.*\n.*nothing was"):
+                    read(7)
+    assert checkpoints.steps() == [3, 7] and not (place / "corrupt_checkpoints").exists()
+    assert_same(checkpoints.restore_latest(like(large(0))).state, large(7))
+
+
+OBSTACLES = {
+    "memory": MemoryError(),
+    "open files": OSError(errno.EMFILE, "Too many open files"),
+    "network": ConnectionResetError("Connection reset by peer"),
+    "device": jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12 bytes"),
+    "store": ValueError("UNAVAILABLE: Error reading gs://bucket: the server does not answer"),
+    "system": ValueError("UNKNOWN: Error reading local file: Failed to open [os_error_code='23', source_locations='...']"),
+}
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_what_prevents_reading_is_no_damage(tmp_path, monkeypatch, obstacle):
+    saved(tmp_path / "c", 3, 7).close()
+    checkpoints = Checkpoints(epath.Path(tmp_path / "c"))
+
+    def fails(*_, **__):
+        raise RuntimeError("Encountered an error") from OBSTACLES[obstacle]
+
+    monkeypatch.setattr(ocp.CheckpointManager, "restore", fails)
+    for read in (checkpoints.restore_params, lambda step: checkpoints.restore_latest(like(state(0)))):
+        with pytest.raises(OSError, match="cannot read the checkpoint of step 7: .*\n.*nothing was changed"):
+            read(7)
+    monkeypatch.undo()
+    assert_same(checkpoints.restore_latest(like(state(0))).state, state(7))
+
+
+@pytest.mark.parametrize(("problems", "expected"), [("-d-", CorruptCheckpointError), ("-do", OSError), ("d-o", OSError)])
+def test_all_hosts_come_to_the_same_end(tmp_path, monkeypatch, problems, expected):
+    """Of three hosts some find damage (d) or an obstacle (o)."""
+    checkpoints = saved(tmp_path / "c", 7)
+    fakes = FakeHosts(monkeypatch, 3)
+
+    def on_host(host):
+        def read(step, like):
+            if problems[host] == "d":
+                raise CorruptCheckpointError(step, "the file is empty")
+            if problems[host] == "o":
+                raise OSError("permission denied")
+            return state(7), {}, {}
+
+        return types.MethodType(Checkpoints.restore, types.SimpleNamespace(_read=read))(7, like(state(0)))
+
+    def error_on_host(host):
+        with pytest.raises(expected) as error:
+            on_host(host)
+        return str(error.value)
+
+    assert len(set(fakes.run(error_on_host))) == 1
+    checkpoints.close()
+
+
+def test_a_wrong_path_or_step_is_no_damage(tmp_path, monkeypatch):
+    saved(tmp_path / "runs" / "a", 3).close()
+    monkeypatch.chdir(tmp_path)
+    assert_same(Checkpoints(epath.Path("runs/a"), read_only=True).restore_params(3), state(3).params)
+    for place, has in (("runs/a", "3"), ("runs", "none"), ("nowhere", "none")):
+        checkpoints = Checkpoints(epath.Path(place), read_only=True)
+        for read in (checkpoints.restore_params, lambda step: checkpoints.restore(step, like(state(0)))):
+            with pytest.raises(OSError, match=f"{tmp_path / place} has no checkpoint of step 9; it has: {has}"):
+                read(9)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_orbax_does_not_print_what_it_abandons(tmp_path, monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    checkpoints = saved(tmp_path / "c", 7)
+    code = compile("async def read(): pass", "site-packages/orbax/checkpoint/handler.py", "exec")
+    exec(code, names := {})
+    abandoned = names["read"]()
+    sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError("Event loop is closed"), object=None))
+    sys.unraisablehook(types.SimpleNamespace(exc_value=Exception("Encountered error while reading"), object=abandoned))
+    assert not reported
+    abandoned.close()
+    other = types.SimpleNamespace(exc_value=ValueError("of somebody else"), object=None)
+    sys.unraisablehook(other)
+    assert reported == [other]
+    for path in files_of(tmp_path / "c" / "7" / "state"):
+        path.write_bytes(b"")
+    with pytest.raises(CorruptCheckpointError):
+        checkpoints.restore_params(7)
+    assert reported == [other]
 
 
 def test_another_model_is_refused_with_both_shapes_and_left_alone(tmp_path):

@@ -1,0 +1,87 @@
+"""What an error while reading a checkpoint means: its content is wrong, or something prevents reading it."""
+
+import errno
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from etils import epath
+
+# A file that is missing, or is no file, inside a checkpoint is damage. All other errors of the operating system, such as
+# permissions, too many open files or a lost connection, say nothing about the content.
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+_SYSTEM_ERROR = re.compile(r"\[os_error_code='(\d+)'")  # TensorStore raises its errors as ValueError
+_STATUS = re.compile(
+    r"^(PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED)\b"
+)
+_DETAILS = re.compile(r" \[(os_error_code|tensorstore_spec|source_locations)=.*")
+_PIECE = 1 << 24  # bytes that are read at once
+
+
+class CorruptCheckpointError(Exception):
+    """A checkpoint whose content cannot be decoded, or is not what was written."""
+
+    def __init__(self, step: int, reason: Any):
+        self.step, self.reason = step, first_line(reason)
+        super().__init__(f"the checkpoint of step {step} is damaged ({self.reason})")
+
+
+def judge(step: int, folder: epath.Path, error: Exception) -> CorruptCheckpointError | OSError:
+    """What to raise for an error that occurred while the checkpoint of `step` was read from `folder`.
+
+    CorruptCheckpointError only if no cause of the error is one of the system, and every file can be read.
+    """
+    obstacle = next((each for each in _chain(error) if _is_obstacle(each)), None) or _unreadable(folder)
+    if obstacle is None:
+        return CorruptCheckpointError(step, cause_of(error))
+    return OSError(
+        f"cannot read the checkpoint of step {step}: {first_line(obstacle)}\n"
+        f"This says nothing about the content of {folder}, so nothing was changed. Run the same command again when the "
+        "cause is removed"
+    )
+
+
+def cause_of(error: Exception) -> str:
+    """What an error began with, in one line."""
+    *_, first = _chain(error)
+    return first_line(first)
+
+
+def first_line(error: Any) -> str:
+    """An error in one line of moderate length, of which both ends say most."""
+    text = _DETAILS.sub("", str(error).strip().split("\n")[0])
+    text = text if len(text) <= 300 else f"{text[:100]} ... {text[-195:]}"
+    return f"{type(error).__name__}: {text}" if isinstance(error, KeyError) else text or type(error).__name__
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _is_obstacle(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return not isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+    codes = _SYSTEM_ERROR.findall(str(error))
+    return any(int(code) not in _MISSING for code in codes) or bool(_STATUS.match(str(error)))
+
+
+def _unreadable(folder: epath.Path) -> Exception | None:
+    """The error that prevents reading the files of a folder, which Orbax sometimes hides."""
+    try:
+        for path in folder.iterdir():
+            if path.is_dir():
+                if error := _unreadable(path):
+                    return error
+                continue
+            with path.open("rb") as file:
+                while file.read(_PIECE):
+                    pass
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # every store has its own kinds
+        return error
+    return None

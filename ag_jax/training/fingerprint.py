@@ -1,0 +1,78 @@
+"""Fingerprints of arrays: one number for each, by which a reader notices that an array is not the one that was saved."""
+
+import functools
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ag_jax.attention.dropout import element_index, random_bits
+
+Tree = Any
+Written = dict[str, int] | list[int]  # a fingerprint as a checkpoint holds it; those of older versions are lists
+
+
+def paths(tree: Tree) -> dict[str, Any]:
+    """The leaves of a tree by their paths, such as `params/encoder/layer_0/bias`, in the order of `jax.tree.leaves`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {"/".join(_name(key) for key in path): leaf for path, leaf in leaves}
+
+
+def _name(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
+
+
+def fingerprint(tree: Tree) -> dict[str, int]:
+    """{path: number} of every array of a tree.
+
+    number = sum_i mix(mix(i xor s) xor bits_i) mod 2^32, where `mix` is a bijection of 32-bit integers that scatters their bits,
+    i is an element's index, and s depends on the type and shape of the array. So a change of one element always changes the
+    number, and a change of several elements goes unnoticed with a probability of 2^-32. The number does not depend on how the
+    array is split over devices and hosts, because the order of a sum modulo 2^32 does not matter.
+    """
+    return _numbers(paths(tree), _scattered)
+
+
+def changed(arrays: dict[str, jax.Array], written: Written) -> list[str]:
+    """Paths of the arrays, by path, that differ from those of a fingerprint, and paths that only one of the two has.
+
+    A fingerprint of an older version is a list in the order of the arrays: sum_i bits_i (2 i + 1) mod 2^32. It, too, notices
+    every change of one element, but changes of the high bits of several elements may cancel each other.
+    """
+    if isinstance(written, list):
+        found, written = _numbers(arrays, _weighted), dict(zip(arrays, written, strict=False))
+    else:
+        found = _numbers(arrays, _scattered)
+    return sorted(path for path in found.keys() | written.keys() if found.get(path) != written.get(path))
+
+
+def of_json(value: Any) -> int:
+    """The fingerprint of something that JSON can hold."""
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+
+
+def _numbers(arrays: dict[str, jax.Array], digest: Callable[[jax.Array], jax.Array]) -> dict[str, int]:
+    numbers = jax.device_get(_digests(list(arrays.values()), digest))
+    return {path: int(number) for path, number in zip(arrays, numbers, strict=True)}
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _digests(arrays: list[jax.Array], digest: Callable[[jax.Array], jax.Array]) -> list[jax.Array]:
+    return [digest(array) for array in arrays]
+
+
+def _bits(array: jax.Array) -> jax.Array:
+    unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+    return jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
+
+
+def _scattered(array: jax.Array) -> jax.Array:
+    seed = jnp.uint32(zlib.crc32(f"{array.dtype}{array.shape}".encode()))
+    return random_bits((seed, _bits(array)), element_index(array.shape)).sum(dtype=jnp.uint32)
+
+
+def _weighted(array: jax.Array) -> jax.Array:
+    return (_bits(array) * (2 * element_index(array.shape) + 1)).sum(dtype=jnp.uint32)
