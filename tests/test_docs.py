@@ -1,5 +1,6 @@
-"""The pages of the documentation: each can be reached from the README, and no link leads nowhere."""
+"""The pages of the documentation: each can be reached from the README, no link leads nowhere, and their Python runs."""
 
+import dataclasses
 import pathlib
 import re
 
@@ -7,8 +8,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from ag_jax import configuration, finetuned, learner, run
+from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.experiment import ExperimentConfig
+from ag_jax.finetuned import FineTuned
+from ag_jax.finetuning.config import FinetuningConfig
+from ag_jax.finetuning.trial import make_head
 from ag_jax.objectives.supervised import Supervised
 from tests import tiny
+from tests.finetuning import tasks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -42,3 +50,48 @@ def test_the_attack_of_ones_own_masks_what_its_page_says():
     total_N, weight_N = outcome.metrics["masked/layers"]
     assert total_N.tolist() == [lengths.sum()] * 2 and weight_N.tolist() == [(lengths**2).sum()] * 2
     assert outcome.totals["not_itself"] > 0
+
+
+@pytest.fixture(scope="module")
+def readers_place(tmp_path_factory):
+    """Where a reader runs the examples: a folder with the run of the quickstart and a trial that kept its weights."""
+    place = tmp_path_factory.mktemp("reader")
+    encoder = dataclasses.replace(tasks.pretrained().config, max_length=64)
+    tasks.TOKENIZER.save(place / "tokenizer")
+    data = DataConfig(sequence_length=64, tokenizer=TokenizerConfig(path=str(place / "tokenizer")))
+    config = ExperimentConfig(data=data, model=encoder)
+    params = tiny.params(learner.make_model(config, tasks.TOKENIZER), tiny.batch())
+    run.write(config, place / "runs" / "quickstart" / "ag-seed0", tasks.TOKENIZER, params)
+    head = make_head(tasks.task("classification"), "roberta", 64)
+    tuned = FineTuned(head, encoder, tasks.TOKENIZER, tiny.params(head.model(encoder), tiny.task_batch("classification")))
+    finetuned.save(tuned, place / "runs" / "glue" / "sst2" / "lr2e-05-bs32-seed0" / "weights")
+    return place
+
+
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+EXAMPLES = [
+    pytest.param(page.name, number, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, _ in enumerate(PYTHON.findall(page.read_text()))
+    if page.name != "adversarial.md"  # above
+]
+
+
+@pytest.mark.parametrize(("page", "number"), EXAMPLES)
+def test_examples_run_where_a_reader_runs_them(page, number, readers_place, monkeypatch):
+    monkeypatch.chdir(readers_place)
+    (path,) = [path for path in PAGES if path.name == page]
+    code = PYTHON.findall(path.read_text())[number]
+    names = {"__name__": "page"}
+    if "model.apply" in code:
+        model, batch = tiny.model(), tiny.batch()
+        names |= {"model": model, "batch": batch, "params": tiny.params(model, batch)}
+    exec(compile(code, f"{page}, example {number}", "exec"), names)
+    if "get_config" in names:
+        assert configuration.parse(FinetuningConfig, names["get_config"]()).ordered_tasks
+    if "open_run" in code:
+        assert names["attention"].weights_NHQK.shape[:2] == (2, 2)
+
+
+def test_the_examples_are_found():
+    assert {page.split("-")[0] for page in (param.id for param in EXAMPLES)} >= {"README.md", "guide.md", "pipelines.md"}

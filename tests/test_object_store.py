@@ -10,7 +10,7 @@ from etils import epath
 from ag_jax import run, verbs
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
-from ag_jax.training import loop
+from ag_jax.training import lock, loop
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import read_metrics
 from tests import object_store
@@ -50,6 +50,7 @@ def store(monkeypatch, tmp_path):
 
     monkeypatch.setattr(loop, "Checkpoints", on_disk)
     monkeypatch.setattr(run, "Checkpoints", on_disk)
+    monkeypatch.setattr(lock, "SETTLE", 0.0)
     device = jax.devices()[0]
     monkeypatch.setattr(jax, "devices", lambda: [device])
     return object_store.install(monkeypatch)

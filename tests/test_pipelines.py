@@ -1,6 +1,9 @@
 """The helpers for notebooks: what they say is what the model says, and clear words where a head is missing."""
 
 import dataclasses
+import json
+import random
+import shutil
 
 import jax
 import numpy as np
@@ -11,10 +14,12 @@ from ag_jax import finetuned, learner, pipelines, run
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.finetuned import FineTuned
+from ag_jax.finetuning import weights
 from ag_jax.finetuning.trial import make_head
 from ag_jax.interop import exporting
 from ag_jax.models.encoder import Encoder
 from ag_jax.training.config import TrainingConfig
+from ag_jax.training.damage import CorruptCheckpointError
 from tests import tiny
 from tests.finetuning import tasks
 
@@ -192,10 +197,74 @@ def test_clear_words_where_a_head_is_missing(places, tmp_path):
             call()
 
 
-def test_a_damaged_model_is_told(places, tmp_path):
+def test_no_flipped_bit_of_a_fine_tuned_model_goes_unnoticed(places, tmp_path, capsys):
     copied = epath.Path(tmp_path / "copy")
-    finetuned.save(finetuned.load(places / "classification"), copied)
+    tuned = finetuned.load(places / "classification")
+    finetuned.save(tuned, copied)
+    chosen = random.Random(0)
+    for name in (finetuned.WEIGHTS, finetuned.TASK) * 30:
+        original = (copied / name).read_bytes()
+        flipped = bytearray(original)
+        flipped[chosen.randrange(len(original))] ^= 1 << chosen.randrange(8)
+        (copied / name).write_bytes(flipped)
+        try:
+            found = finetuned.load(copied)
+        except ValueError as error:
+            assert f"{copied} is damaged" in str(error)
+        else:  # the change is outside the values, or hides the fingerprint
+            assert (found.head, found.config, found.origin) == (tuned.head, tuned.config, tuned.origin)
+            jax.tree.map(np.testing.assert_array_equal, found.params, tuned.params)
+        (copied / name).write_bytes(original)
     (copied / finetuned.WEIGHTS).write_bytes(b"x" * 20)
     with pytest.raises(ValueError, match="is damaged"):
         finetuned.load(copied)
-    jax.tree.map(np.testing.assert_array_equal, *(finetuned.load(places / "span").params,) * 2)
+    (copied / finetuned.WEIGHTS).unlink()
+    with pytest.raises(FileNotFoundError, match=finetuned.WEIGHTS):
+        finetuned.load(copied)
+
+
+def test_a_fine_tuned_model_of_an_earlier_version_is_opened_with_a_warning(places, tmp_path, capsys):
+    shutil.copytree(places / "span", tmp_path / "copy")
+    finetuned.load(tmp_path / "copy")
+    assert capsys.readouterr().err == ""
+    path = tmp_path / "copy" / "weights" / finetuned.TASK
+    settings = json.loads(path.read_text())
+    del settings[finetuned.FINGERPRINT]
+    path.write_text(json.dumps(settings))
+    older = finetuned.load(tmp_path / "copy")
+    assert f"warning: {tmp_path}/copy/weights is of an earlier version" in capsys.readouterr().err
+    jax.tree.map(np.testing.assert_array_equal, older.params, finetuned.load(places / "span").params)
+
+
+def test_every_way_to_open_damaged_weights_is_refused(places, tmp_path):
+    """Of a run, and of a fine-tuned model: a change of one weight, which can be read."""
+    shutil.copytree(places / "run", tmp_path / "run")
+    shutil.copytree(places / "classification", tmp_path / "tuned")
+    path = tmp_path / "run" / "checkpoints" / "0" / "progress" / "metadata"
+    progress = json.loads(path.read_text())
+    name = next(name for name in progress["fingerprint"] if name.startswith("params/encoder/"))
+    progress["fingerprint"][name] ^= 1
+    path.write_text(json.dumps(progress))
+    weights_file = tmp_path / "tuned" / "weights" / finetuned.WEIGHTS
+    content = weights_file.read_bytes()
+    weights_file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    run_reads = {
+        "open_run": run.open_run,
+        "fill_mask": pipelines.fill_mask,
+        "embed": pipelines.embed,
+        "fine-tuning": weights.open_encoder,
+        "export": lambda place: exporting.convert(place, None, str(tmp_path / "out")),
+    }
+    for read in run_reads.values():
+        with pytest.raises(CorruptCheckpointError, match=f"1 of .* arrays differ from those that were saved, such as {name}"):
+            read(str(tmp_path / "run"))
+    tuned_reads = {
+        "classify": pipelines.classify,
+        "embed": pipelines.embed,
+        "fine-tuning": weights.open_encoder,
+        "export": lambda place: exporting.convert(place, None, str(tmp_path / "out")),
+    }
+    for read in tuned_reads.values():
+        with pytest.raises(ValueError, match="is damaged.*fingerprint differs"):
+            read(str(tmp_path / "tuned"))
+    assert not (tmp_path / "out").exists()

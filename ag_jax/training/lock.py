@@ -96,7 +96,7 @@ class _Lock:
                 self._remove_remnant()
         except OSError as error:
             raise ValueError(
-                f"cannot write to {self._directory}: {error.strerror or error}. Choose a directory that can be written"
+                f"cannot write to --workdir={self._directory}: {error.strerror or error}. Choose a directory that can be written"
             ) from error
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
         self._thread.start()
@@ -142,7 +142,7 @@ class _Lock:
         if not gone:
             who = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
             raise ValueError(
-                f"{self._directory} is in use by {who}: wait until that process ends, or choose another directory"
+                f"--workdir={self._directory} is in use by {who}: wait until that process ends, or choose another directory"
             )
         with self._before_others():
             if self._read() == found:

@@ -63,10 +63,14 @@ def test_it_is_committed_without_outputs():
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["loss", "none"])
 def test_it_shows_a_run(source, alone, monkeypatch, mode):
-    tiny_run(source, alone / "run", mode=mode, heads="next:1,period:2")
-    monkeypatch.setenv("AG_JAX_RUN", str(alone / "run"))
-    printed, pictures = execute(nbformat.read(NOTEBOOK, 4), alone)
-    assert f"{alone / 'run'}, step 3: 3 layers of 5 heads" in printed
+    """A run that is named, and that of the quickstart, which the notebook finds from its own folder by a relative path."""
+    workdir, folder = alone / "runs" / "quickstart" / "ag-seed0", alone / "notebooks"
+    folder.mkdir()
+    tiny_run(source, workdir, mode=mode, heads="next:1,period:2")
+    if mode == "none":
+        monkeypatch.setenv("AG_JAX_RUN", "../runs/quickstart/ag-seed0")
+    printed, pictures = execute(nbformat.read(NOTEBOOK, 4), folder)
+    assert f"{workdir}, step 3: 3 layers of 5 heads" in printed
     assert ("1 [Next], 2 [Period]" if mode == "loss" else "guided in every layer: none") in printed
     assert "(3, 5, 32, 32)" in printed and "by chance" in printed
     assert pictures == 5

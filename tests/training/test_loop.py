@@ -5,15 +5,18 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import signal
+import types
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 import ag_jax.training.metrics as metrics_module
 from ag_jax.training import loop
-from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.loop import Interrupted, NonFiniteError
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
@@ -131,6 +134,31 @@ def test_a_full_disk_loses_nothing_that_was_saved(uninterrupted, tmp_path, monke
     job = tiny_job(tmp_path)
     assert loop.Loop(job).run() == summary
     assert rows_without_clock(job) == rows_without_clock(whole)
+
+
+def test_if_all_checkpoints_are_damaged_nothing_begins_anew(uninterrupted, tmp_path):
+    shutil.copytree(uninterrupted[0].workdir, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink(missing_ok=True)
+    for path in (tmp_path / "run" / "checkpoints").glob("*/state/_METADATA"):
+        path.write_text("{}")
+    before = read_metrics(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"all checkpoints of .* are damaged(.*\n)*.*To start anew"):
+        loop.Loop(tiny_job(tmp_path / "run")).run()
+    assert read_metrics(tmp_path / "run") == before
+    assert len([*(tmp_path / "run" / "checkpoints").glob("*/state")]) > 1
+
+
+def test_a_step_that_cannot_be_compiled_leaves_no_checkpoint(tmp_path):
+    """So another config, with a smaller batch, may be tried in the same directory."""
+
+    def too_large(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory")
+
+    training = loop.Loop(tiny_job(tmp_path))
+    training.train_step = types.SimpleNamespace(lower=too_large)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Ran out of memory"):
+        training.run()
+    assert steps_in(epath.Path(tmp_path / "checkpoints")) == []
 
 
 def test_the_key_of_the_run_matters(uninterrupted, tmp_path):
