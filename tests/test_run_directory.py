@@ -3,15 +3,18 @@
 import dataclasses
 import json
 import os
+import pathlib
 
 import pytest
 from etils import epath
 
 from ag_jax import comparison, configuration, run
+from ag_jax.data.config import DataConfig
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.finetuning import comparison as finetuning
 from ag_jax.training import lock
 
+QUICKSTART = str(pathlib.Path(__file__).parent.parent / "configs" / "quickstart.py")
 FIRST = ExperimentConfig()
 CORRECTED = dataclasses.replace(FIRST, seed=5)
 
@@ -76,8 +79,8 @@ def test_one_process_at_a_time(tmp_path, verb):
     workdir, suite = epath.Path(tmp_path / "run"), tmp_path / "suite.py"
     suite.write_text(SUITE)
     start = {
-        "train": lambda: run.train(FIRST, workdir),
-        "compare": lambda: comparison.compare("configs/quickstart.py", {}, workdir),
+        "train": lambda: run.train(dataclasses.replace(FIRST, data=DataConfig(source="/not/there.txt")), workdir),
+        "compare": lambda: comparison.compare(QUICKSTART, {"data.source": "/not/there.txt"}, workdir),
         "evaluate a suite": lambda: finetuning.evaluate(str(suite), {}, workdir),
         "compare suites": lambda: finetuning.compare(str(suite), {}, workdir),
     }[verb]

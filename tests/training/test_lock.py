@@ -1,5 +1,6 @@
 """The lock of a directory: one holder at a time, and none that is dead."""
 
+import itertools
 import json
 import os
 import signal
@@ -109,20 +110,28 @@ def test_the_holder_beats_and_leaves_if_another_one_took_over(directory, monkeyp
         assert left.is_set()
 
 
-def test_of_many_that_find_a_remnant_one_takes_over(tmp_path):
+def test_of_many_that_find_a_remnant_one_takes_over(tmp_path, monkeypatch):
     directory, taken, refused = epath.Path(tmp_path), [], []
     write(directory, process_started="1")
-    together, done = threading.Barrier(8), threading.Barrier(8)
+    found, ended, numbers = threading.Barrier(8), threading.Barrier(8), itertools.count()
+    is_gone = lock.Holder.is_gone
+
+    def found_by_all(holder):
+        gone = is_gone(holder)
+        if next(numbers) < 8:  # nobody removes the remnant before all have judged it
+            found.wait()
+        return gone
+
+    monkeypatch.setattr(lock.Holder, "is_gone", found_by_all)
 
     def attempt():
-        together.wait()
         try:
             with lock.hold(directory):
                 taken.append(1)
-                done.wait()
+                ended.wait()
         except ValueError:
             refused.append(1)
-            done.wait()
+            ended.wait()
 
     threads = [threading.Thread(target=attempt) for _ in range(8)]
     for thread in threads:
