@@ -6,6 +6,8 @@ import shutil
 import jax
 import pytest
 
+from ag_jax import run
+from ag_jax.training.damage import CorruptCheckpointError
 from tests.goldens import inputs, make, reading
 
 
@@ -36,6 +38,21 @@ def stored(here):
 @pytest.mark.parametrize("name", [*reading.RUNS, "comparison", "exported", "trial_kept", "suite"])
 def test_what_is_stored_is_read_bit_for_bit(name, stored, expected):
     assert stored[name] == expected["stored"][name]
+
+
+@pytest.mark.parametrize("name", ["finished", "adversarial"])
+def test_what_is_stored_is_compared_with_its_fingerprint(name, here, tmp_path):
+    """A list, with the number of the step first, then those of the parameters."""
+    shutil.copytree(here / name, tmp_path / name)
+    opened = run.open_run(tmp_path / name)
+    path = tmp_path / name / "checkpoints" / str(opened.step) / "progress" / "metadata"
+    progress = json.loads(path.read_text())
+    for number in (1, len(jax.tree.leaves(opened.params | opened.beside))):
+        numbers = list(progress["fingerprint"])
+        numbers[number] ^= 1
+        path.write_text(json.dumps(progress | {"fingerprint": numbers}))
+        with pytest.raises(CorruptCheckpointError, match="1 of .* arrays differ from those that were saved"):
+            run.open_run(tmp_path / name)
 
 
 def test_nothing_that_is_done_is_trained_again(here, stored):
