@@ -1,7 +1,7 @@
 """A fine-tuned model and the directory that it is kept in.
 
-    task.json             the task, its labels, the encoder's config, and a fingerprint of these and of the weights; written last, so
-                          its presence means that all is there
+    task.json             the task, its labels, the encoder's config, and a fingerprint of these and of the weights; written last,
+                          so its presence means that all is there
     weights.safetensors   the parameters by their paths, float32; beside the model's those of an adversary that it was trained against
     tokenizer/            as in a run directory
 
@@ -115,7 +115,7 @@ def load(directory: epath.PathLike) -> FineTuned:
         written = settings.pop(FINGERPRINT, None)
         if written is None:
             print(
-                f"warning: {place} is of an earlier version, which saved weights without a fingerprint: they could not be checked",
+                f"warning: {place} is of an earlier version, which saved no fingerprint of the weights: they could not be checked",
                 file=sys.stderr,
             )
         elif written != _fingerprint(settings, weights):

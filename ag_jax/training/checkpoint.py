@@ -94,8 +94,7 @@ class Checkpoints:
 
     def save(self, state: TrainState, progress: dict[str, Any]) -> None:
         """Write a state and its progress (anything JSON can hold), in the background; errors surface at `wait` or `save`."""
-        numbers = fingerprint(state) | {PROGRESS: of_json(progress)}
-        progress = progress | {FINGERPRINT: numbers}
+        progress = progress | {FINGERPRINT: fingerprint(state) | {PROGRESS: of_json(progress)}}
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress))
         with self._explained():
             self._manager.save(int(state.step), args=items, force=True)
@@ -116,10 +115,10 @@ class Checkpoints:
             yield
         except Exception as error:
             whole = ", ".join(map(str, sorted(self._manager.all_steps(read=True)))) or "none"
+            advice = "Free some disk space" if damage.is_full(error) else "Remove the cause"
             raise OSError(
                 f"cannot write a checkpoint to {self._directory}: {damage.cause_of(error)}\n"
-                f"Whole are those of the steps: {whole}. Run the same command again when the cause, such as a full disk, is "
-                "removed"
+                f"Whole are those of the steps: {whole}. {advice} and run the same command again"
             ) from error
 
     def restore(self, step: int, like: TrainState) -> Checkpoint:
@@ -212,9 +211,9 @@ class Checkpoints:
                     print(f"warning: {error}; moved to {aside}, going on with step {step}", file=sys.stderr)
             return found
         if damaged or hosts.from_first("damaged checkpoints", self._has_only_damaged):
-            reasons = "".join(f"  {error}\n" for error in damaged)
+            reasons = "".join(f"  {error}\n" for error in damaged) or f"  they were moved to {ASIDE}\n"
             raise ValueError(
-                f"all checkpoints of {self._directory.parent} are damaged, so it cannot be resumed:\n{reasons}"
+                f"all checkpoints of {self._directory.parent} are damaged, so training cannot be resumed:\n{reasons}"
                 f"Nothing was changed. To start anew, rename or delete {self._directory.parent}, or choose another directory"
             )
         return None

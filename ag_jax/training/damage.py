@@ -1,4 +1,4 @@
-"""What an error while reading a checkpoint means: its content is wrong, or something prevents reading it."""
+"""What an error while reading or writing a checkpoint means."""
 
 import errno
 import re
@@ -10,6 +10,7 @@ from etils import epath
 # A file that is missing, or is no file, inside a checkpoint is damage. All other errors of the operating system, such as
 # permissions, too many open files or a lost connection, say nothing about the content.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SYSTEM_ERROR = re.compile(r"\[os_error_code='(\d+)'")  # TensorStore raises its errors as ValueError
 _STATUS = re.compile(
     r"^(PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED)\b"
@@ -60,13 +61,24 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
+def is_full(error: Exception) -> bool:
+    """Whether an error while writing says that there is no room."""
+    return any(code in _FULL for each in _chain(error) for code in _codes(each))
+
+
 def _is_obstacle(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, OSError):
         return not isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-    codes = _SYSTEM_ERROR.findall(str(error))
-    return any(int(code) not in _MISSING for code in codes) or bool(_STATUS.match(str(error)))
+    return any(code not in _MISSING for code in _codes(error)) or bool(_STATUS.match(str(error)))
+
+
+def _codes(error: BaseException) -> list[int]:
+    """The numbers of errors of the operating system that an error tells of."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return [error.errno]
+    return [int(code) for code in _SYSTEM_ERROR.findall(str(error))]
 
 
 def _unreadable(folder: epath.Path) -> Exception | None:

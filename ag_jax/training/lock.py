@@ -151,8 +151,8 @@ class _Lock:
     def _is_left_alone(self, text: str) -> tuple[bool, Holder | None]:
         """Whether the file stays as it is, or is removed; and whoever wrote it if not."""
         print(
-            f"{self._path} is held from another machine: waiting {STALE_AFTER:.0f} seconds at most to see whether its process still "
-            "runs",
+            f"{self._path} is held from another machine: waiting {STALE_AFTER:.0f} seconds at most to see whether its process "
+            "still runs",
             file=sys.stderr,
             flush=True,
         )
