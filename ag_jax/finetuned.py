@@ -115,7 +115,8 @@ def load(directory: epath.PathLike) -> FineTuned:
         written = settings.pop(FINGERPRINT, None)
         if written is None:
             print(
-                f"warning: {place} is of an earlier version, which saved no fingerprint of the weights: they could not be checked",
+                f"warning: {place} is of an earlier version, which saved no fingerprint of the weights: they could not be "
+                "checked",
                 file=sys.stderr,
             )
         elif written != _fingerprint(settings, weights):

@@ -82,8 +82,8 @@ def versions() -> dict[str, str]:
 def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
     """Make the directory this config's: write `config.json`, or check that it is the same run's.
 
-    The config of an attempt that left nothing worth keeping is replaced. Raises ValueError, with the settings that differ, if
-    another config was run there, if the hosts have different ones, or if they do not share the directory.
+    The config of an attempt that left nothing worth keeping is replaced. Raises ValueError, with the settings that
+    differ, if another config was run there, if the hosts have different ones, or if they do not share the directory.
     """
     settings = configuration.flat(configuration.to_dict(config))
     hosts.agree("their settings", {key: value for key, value in settings.items() if key != "data.cache_dir"})

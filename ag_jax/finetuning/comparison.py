@@ -44,7 +44,8 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
 
 def evaluate(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
     """The suite of one checkpoint, and its report; returns the report."""
-    config, workdir = configuration.parse(FinetuningConfig, configuration.load(source, overrides)), storage.directory(workdir)
+    config = configuration.parse(FinetuningConfig, configuration.load(source, overrides))
+    workdir = storage.directory(workdir)
     with lock.hold(workdir):
         prepared = suite.prepare(config, workdir)
         return _report("evaluate", source, overrides, {ALONE: Arm(prepared, suite.run(prepared))}, workdir)

@@ -47,7 +47,7 @@ def directory_of(workdir: epath.Path, one: Trial) -> epath.Path:
 
 
 def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
-    """Raise ValueError, with the settings that differ, if trials with other settings left something in the directory."""
+    """Raise ValueError, with the settings that differ, if trials with other settings left something there."""
     path = workdir / "config.json"
     theirs = json.loads(path.read_text()) if path.exists() else {}
     if theirs and configuration.kind_of(theirs, (FinetuningConfig, ExperimentConfig)) is ExperimentConfig:
@@ -57,8 +57,8 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     ours = configuration.to_dict(config)
     if strange := sorted(theirs.keys() - ours.keys()):
         raise ValueError(
-            f"--workdir={workdir} holds a config.json of another program, with the keys {', '.join(strange[:3])}: choose another "
-            "directory"
+            f"--workdir={workdir} holds a config.json of another program, with the keys {', '.join(strange[:3])}: choose "
+            "another directory"
         )
     begun = _begun_tasks(theirs, workdir).keys()
     if not begun:

@@ -124,8 +124,8 @@ class Checkpoints:
     def restore(self, step: int, like: TrainState) -> Checkpoint:
         """The checkpoint of `step`, with the shapes and shardings of `like`; called by all hosts.
 
-        Raises ValueError if its arrays have other shapes, CorruptCheckpointError if it is damaged, OSError if something else
-        prevents reading it, on all hosts alike.
+        Raises ValueError if its arrays have other shapes, CorruptCheckpointError if it is damaged, OSError if something
+        else prevents reading it, on all hosts alike.
         """
         problem = None
         try:
@@ -134,7 +134,7 @@ class Checkpoints:
             damaged = isinstance(error, CorruptCheckpointError)
             problem = {"damaged": damaged, "reason": error.reason if damaged else str(error)}
         problems = [found for found in hosts.exchange(f"checkpoint {step}", problem) if found]
-        for found in sorted(problems, key=lambda found: found["damaged"]):  # one host that cannot read is enough to stop
+        for found in sorted(problems, key=lambda found: found["damaged"]):  # one that cannot read is enough to stop
             raise CorruptCheckpointError(step, found["reason"]) if found["damaged"] else OSError(found["reason"])
         _check(step, paths(state), written)
         return Checkpoint(state, progress)
@@ -171,13 +171,15 @@ class Checkpoints:
             folder = self._directory / str(step)
             if not folder.exists():
                 steps = ", ".join(map(str, self.steps())) or "none"
-                raise FileNotFoundError(f"{self._directory} has no checkpoint of step {step}; it has: {steps}") from error
+                message = f"{self._directory} has no checkpoint of step {step}; it has: {steps}"
+                raise FileNotFoundError(message) from error
             raise damage.judge(step, folder, error) from error
 
     def restore_params(self, step: int) -> Tree:
         """The parameters of `step` alone, on this machine's default device, whatever they were trained on.
 
-        Raises CorruptCheckpointError if they are not those that were saved, OSError if something else prevents reading them.
+        Raises CorruptCheckpointError if they are not those that were saved, OSError if something else prevents reading
+        them.
         """
         with self._judged(step):
             saved = dict(self._manager.item_metadata(step)["state"])
@@ -214,7 +216,8 @@ class Checkpoints:
             reasons = "".join(f"  {error}\n" for error in damaged) or f"  they were moved to {ASIDE}\n"
             raise ValueError(
                 f"all checkpoints of {self._directory.parent} are damaged, so training cannot be resumed:\n{reasons}"
-                f"Nothing was changed. To start anew, rename or delete {self._directory.parent}, or choose another directory"
+                f"Nothing was changed. To start anew, rename or delete {self._directory.parent}, or choose another "
+                "directory"
             )
         return None
 
@@ -246,7 +249,7 @@ def steps_in(directory: epath.Path) -> list[int]:
 
 
 def _silence_orbax() -> None:
-    """Keep Orbax, which raises its failures, from printing them on top, once for every read or write that it abandons."""
+    """Keep Orbax, which raises its failures, from printing them on top, once for every read or write it abandons."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", r"coroutine '\w*Handler\.\w+' was never awaited", RuntimeWarning)
     previous = sys.unraisablehook

@@ -7,8 +7,8 @@ from typing import Any
 
 from etils import epath
 
-# A file that is missing, or is no file, inside a checkpoint is damage. All other errors of the operating system, such as
-# permissions, too many open files or a lost connection, say nothing about the content.
+# A file that is missing, or is no file, inside a checkpoint is damage. All other errors of the operating system, such
+# as permissions, too many open files or a lost connection, say nothing about the content.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SYSTEM_ERROR = re.compile(r"\[os_error_code='(\d+)'")  # TensorStore raises its errors as ValueError

@@ -1,4 +1,4 @@
-"""Fingerprints of arrays: one number for each, by which a reader notices that an array is not the one that was saved."""
+"""Fingerprints of arrays: one number for each, by which a reader notices that an array is not what was saved."""
 
 import functools
 import json
@@ -28,10 +28,11 @@ def _name(key: Any) -> str:
 def fingerprint(tree: Tree) -> dict[str, int]:
     """{path: number} of every array of a tree.
 
-    number = sum_i mix(mix(i xor s) xor bits_i) mod 2^32, where `mix` is a bijection of 32-bit integers that scatters their bits,
-    i is an element's index, and s depends on the type and shape of the array. So a change of one element always changes the
-    number, and a change of several elements goes unnoticed with a probability of 2^-32. The number does not depend on how the
-    array is split over devices and hosts, because the order of a sum modulo 2^32 does not matter.
+    number = sum_i mix(mix(i xor s) xor bits_i) mod 2^32, where `mix` is a bijection of 32-bit integers that scatters
+    their bits, i is an element's index, and s depends on the type and shape of the array. So a change of one element
+    always changes the number, and a change of several elements goes unnoticed with a probability of 2^-32. The number
+    does not depend on how the array is split over devices and hosts, because the order of a sum modulo 2^32 does not
+    matter.
     """
     return _numbers(paths(tree), _scattered)
 
@@ -39,8 +40,8 @@ def fingerprint(tree: Tree) -> dict[str, int]:
 def changed(arrays: dict[str, jax.Array], written: Written) -> list[str]:
     """Paths of the arrays, by path, that differ from those of a fingerprint, and paths that only one of the two has.
 
-    A fingerprint of an older version is a list in the order of the arrays: sum_i bits_i (2 i + 1) mod 2^32. It, too, notices
-    every change of one element, but changes of the high bits of several elements may cancel each other.
+    A fingerprint of an older version is a list in the order of the arrays: sum_i bits_i (2 i + 1) mod 2^32. It, too,
+    notices every change of one element, but changes of the high bits of several elements may cancel each other.
     """
     if isinstance(written, list):
         found, written = _numbers(arrays, _weighted), dict(zip(arrays, written, strict=False))

@@ -1,11 +1,12 @@
 """The lock of a directory that one process at a time may write to, on a disk or in an object store.
 
-The lock is the file `lock.json`, which says who holds it; the holder removes it at the end. A process that is killed leaves the
-file behind. Whether the file is such a remnant depends on where the holder ran:
+The lock is the file `lock.json`, which says who holds it; the holder removes it at the end. A process that is killed
+leaves the file behind. Whether the file is such a remnant depends on where the holder ran:
 
-* On this machine since its last start: the lock is a remnant if no process has the number and the start time of the holder.
-* On another machine: the holder changes the file every 15 seconds, so the lock is a remnant if the file stays as it is for two
-  minutes. Only the clock of the machine that waits is used.
+* On this machine since its last start: the lock is a remnant if no process has the number and the start time of the
+  holder.
+* On another machine: the holder changes the file every 15 seconds, so the lock is a remnant if the file stays as it is
+  for two minutes. Only the clock of the machine that waits is used.
 """
 
 import contextlib
@@ -50,7 +51,7 @@ def hold(directory: epath.Path) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who holds a lock: process number and start time of the process, name of the host, and what tells machines apart."""
+    """Who holds a lock: number and start time of the process, name of the host, and what tells machines apart."""
 
     host: str
     machine: str
@@ -96,7 +97,8 @@ class _Lock:
                 self._remove_remnant()
         except OSError as error:
             raise ValueError(
-                f"cannot write to --workdir={self._directory}: {error.strerror or error}. Choose a directory that can be written"
+                f"cannot write to --workdir={self._directory}: {error.strerror or error}. Choose a directory that can be "
+                "written"
             ) from error
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
         self._thread.start()
@@ -142,7 +144,8 @@ class _Lock:
         if not gone:
             who = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
             raise ValueError(
-                f"--workdir={self._directory} is in use by {who}: wait until that process ends, or choose another directory"
+                f"--workdir={self._directory} is in use by {who}: wait until that process ends, or choose another "
+                "directory"
             )
         with self._before_others():
             if self._read() == found:
@@ -151,8 +154,8 @@ class _Lock:
     def _is_left_alone(self, text: str) -> tuple[bool, Holder | None]:
         """Whether the file stays as it is, or is removed; and whoever wrote it if not."""
         print(
-            f"{self._path} is held from another machine: waiting {STALE_AFTER:.0f} seconds at most to see whether its process "
-            "still runs",
+            f"{self._path} is held from another machine: waiting {STALE_AFTER:.0f} seconds at most to see whether its "
+            "process still runs",
             file=sys.stderr,
             flush=True,
         )
@@ -201,7 +204,7 @@ class _Lock:
         beats = 0
         while not self._done.wait(BEAT_EVERY):
             beats += 1
-            with contextlib.suppress(Exception):  # such as a full disk, or an error of the store; the next beat may succeed
+            with contextlib.suppress(Exception):  # such as a full disk, or a store's own; the next beat may succeed
                 found = self._read()
                 if found and found[1] not in (self._holder, None):
                     self._leave(found[1])
@@ -210,8 +213,8 @@ class _Lock:
     def _leave(self, holder: Holder) -> None:
         """End a process that lost its lock: it did not run for two minutes, and must not write beside its successor."""
         message = (
-            f"this process was not heard of for {STALE_AFTER:.0f} seconds, and {self._directory} was taken over by process "
-            f"{holder.pid} on {holder.host}: it ends without writing anything more"
+            f"this process was not heard of for {STALE_AFTER:.0f} seconds, and {self._directory} was taken over by "
+            f"process {holder.pid} on {holder.host}: it ends without writing anything more"
         )
         print(message, file=sys.stderr, flush=True)
         hosts.abandon(1, message)

@@ -164,7 +164,8 @@ class Loop:
         for step, batch in enumerate(job.batches(start, config.steps), start + 1):
             placed = sharding.place_batch(batch, job.mesh)
             if step == 1 and 0 in milestones:
-                with self.watchdog.compiling("the train step"):  # a config that does not fit the devices must leave no checkpoint
+                # Before the first checkpoint: a config that does not fit the devices must not leave one.
+                with self.watchdog.compiling("the train step"):
                     self.train_step.lower(state, placed, job.key).compile()
                 self._save(state)
             with self.watchdog.compiling("the train step"):
