@@ -60,7 +60,6 @@ def test_it_is_committed_without_outputs():
     assert imported <= {"os", "pathlib", "tempfile", "etils", "IPython", "ag_jax"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["loss", "none"])
 def test_it_shows_a_run(source, alone, monkeypatch, mode):
     """A run that is named, and that of the quickstart, which the notebook finds from its own folder by a relative path."""
@@ -76,7 +75,6 @@ def test_it_shows_a_run(source, alone, monkeypatch, mode):
     assert pictures == 5
 
 
-@pytest.mark.slow
 def test_without_a_run_it_trains_one(source, alone):
     notebook = nbformat.read(NOTEBOOK, 4)
     (cell,) = [cell for cell in notebook.cells if "train_small()" in cell.source]

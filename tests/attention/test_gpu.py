@@ -118,7 +118,6 @@ def h100():
     return topologies.get_topology_desc(platform="cuda", target_config=description, topology="1x1x1").devices[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("size", "variant"), CASES)
 def test_compiles_for_h100(h100, size, variant):
     """What needs more registers or shared memory than there are is refused here."""
@@ -129,14 +128,12 @@ def test_compiles_for_h100(h100, size, variant):
     assert names == KERNELS | ({"attention_bias_gradient"} if variant == "learnt_bias" else set())
 
 
-@pytest.mark.slow
 def test_small_blocks_compile_for_h100(h100):
     """Those that the tests of results take on a GPU, in the precision that they take."""
     with jax.default_matmul_precision("highest"):
         lower(37, 4, 8, jnp.float32, plan=SMALL_PLAN, bias=(2, 1), learn_bias=True, device=h100).compile()
 
 
-@pytest.mark.slow
 def test_memory_grows_with_the_length(h100):
     bytes_ = [
         lower(length, 12, 64, jnp.bfloat16, batch=1, device=h100).compile().memory_analysis().temp_size_in_bytes

@@ -1,7 +1,5 @@
 """The guidance loss on two numbers a row, against the dense targets of the paper in plain loops."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +10,12 @@ from ag_jax.attention import guidance, patterns
 from ag_jax.attention.guidance import GuidanceConfig, Guides, assign_heads, coefficient_schedule
 from ag_jax.attention.patterns import PATTERNS, SpecialTokens
 from tests import reference
+from tests.pairwise import pairwise
 
 SPECIAL = SpecialTokens(reference.DELIMITERS, reference.PERIODS)
 ASSIGNMENT = (("next", 1), ("prev", 2), ("first", 1), ("period", 2), ("delim", 1), ("same", 1))
 HEADS = 11  # of which 8 are guided
-RULES = list(itertools.product(guidance.REDUCTIONS, guidance.BOUNDARIES, guidance.ABSENT))
+RULES = (guidance.REDUCTIONS, guidance.BOUNDARIES, guidance.ABSENT)
 
 
 def make_guides(tokens_BL, sequences_BL, assignment=ASSIGNMENT, after_dropout=False):
@@ -50,8 +49,7 @@ def scores_between_texts(sequences_BL):
     return jnp.where(together_BQK, 0.0, -1e9)[None, :, None]
 
 
-@pytest.mark.parametrize(("reduction", "boundary", "absent"), RULES)
-@pytest.mark.parametrize("probabilities", guidance.PROBABILITIES)
+@pytest.mark.parametrize(("reduction", "boundary", "absent", "probabilities"), pairwise(*RULES, guidance.PROBABILITIES))
 def test_closed_form_equals_loops_over_the_dense_targets(example, reduction, boundary, absent, probabilities):
     tokens_BL, sequences_BL = example
     after = probabilities == "after_dropout"
@@ -67,7 +65,7 @@ def test_closed_form_equals_loops_over_the_dense_targets(example, reduction, bou
         np.testing.assert_array_equal(mass[1], [rows] * 3)
 
 
-@pytest.mark.parametrize(("reduction", "boundary", "absent"), RULES)
+@pytest.mark.parametrize(("reduction", "boundary", "absent"), pairwise(*RULES))
 def test_gradient_through_statistics_equals_that_of_the_dense_loss(example, reduction, boundary, absent):
     tokens_BL, sequences_BL = (jnp.asarray(field) for field in example)
     guides = make_guides(tokens_BL, sequences_BL)

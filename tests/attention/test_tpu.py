@@ -48,7 +48,6 @@ def compiled(chip, rows, length, heads, width, dtype="bfloat16", bias=False):
     return gradient.lower(*qkv, of_bias, *others).compile()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chip", SLICES)
 @pytest.mark.parametrize(
     ("length", "heads", "width"), [(512, 4, 64), (37, 3, 64), (600, 4, 48)], ids=["tile", "prime", "blocks"]
@@ -59,7 +58,6 @@ def test_compiles(chip, length, heads, width):
     assert f"[2,{heads},{length},{length}]" not in text
 
 
-@pytest.mark.slow
 def test_memory_grows_with_the_length_and_not_with_its_square():
     sizes = [compiled("v5e", 1, length, 4, 64).memory_analysis().temp_size_in_bytes for length in (2048, 4096, 8192)]
     assert sizes[2] < 2.2 * sizes[1] < 4.84 * sizes[0]

@@ -16,7 +16,6 @@ from ag_jax.training.hosts import AGAIN
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests.multihost.launch import STEPS, Host, command, finish, start
 
-pytestmark = pytest.mark.slow
 WORDS = "the house of our union is strong and we will build roads . they said no ; he went home early .".split()
 CLOSE = {"rtol": 3e-5, "atol": 3e-5}  # float32 sums in another order; Adam makes steps of 2e-3, also of a gradient that is noise
 

@@ -140,7 +140,6 @@ def test_a_loop_on_the_cpu_counts_its_turns():
     assert not found.unknown_loops and found.once_flops < found.flops / 3
 
 
-@pytest.mark.slow
 @needs_libtpu
 def test_loops_on_a_tpu_against_the_compilers_sums(monkeypatch):
     """The compiler counts a loop's body once: 3 turns that it reports as one. Counted so, both give the same bytes.

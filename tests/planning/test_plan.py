@@ -164,7 +164,6 @@ def request_libtpu(request):
         pytest.skip("needs libtpu: pip install 'ag_jax[tpu]'")
 
 
-@pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize(("name", "fsdp"), [("v5e:2x2", 2), ("v4-8", 1)])
 def test_a_tiny_run_fits(name, fsdp):

@@ -1,0 +1,31 @@
+"""Choose from the product of several lists of values a few cases that hold every pair of values."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+
+def pairwise(*axes: Sequence[Any], always: Callable[..., bool] | None = None) -> list:
+    """Return the product of `axes` for `pytest.mark.parametrize`, with the marker `exhaustive` on the cases that can be left out.
+
+    The cases without the marker hold every pair of values of two different axes at least once; nearly all bugs depend on one or two
+    values. They are chosen greedily: always the case with the most pairs that no earlier one has, the first of equals. A case for
+    which `always(*values)` is true is never marked.
+    """
+    cases = list(itertools.product(*(range(len(axis)) for axis in axes)))
+
+    def values(case: tuple[int, ...]) -> list[Any]:
+        return [axis[index] for axis, index in zip(axes, case, strict=True)]
+
+    def pairs(case: tuple[int, ...]) -> set[tuple]:
+        return set(itertools.combinations(enumerate(case), 2))
+
+    chosen = {case for case in cases if always and always(*values(case))}
+    missing = set().union(*map(pairs, cases)) - set().union(*map(pairs, chosen))
+    while missing:
+        best = max(cases, key=lambda case: len(pairs(case) & missing))
+        chosen.add(best)
+        missing -= pairs(best)
+    return [pytest.param(*values(case), marks=() if case in chosen else pytest.mark.exhaustive) for case in cases]
