@@ -1,14 +1,19 @@
 """Every config file: its docstring says what a reader needs, every variant parses, and each takes a step."""
 
+import functools
 import importlib.util
 import itertools
 import json
 import pathlib
 
+import jax
 import pytest
 from etils import epath
 
 from ag_jax import comparison, configuration, experiment, learner, presets, run
+from ag_jax.data import pipeline
+from ag_jax.training import loop
+from ag_jax.training import step as step_room
 from tests.finetuning import test_configs as finetuning
 from tests.finetuning import tiny_tasks
 
@@ -106,16 +111,40 @@ def test_arms_differ(name):
     assert len(set(configs)) == len(arms)
 
 
-@pytest.mark.parametrize(
-    ("name", "arm"), [(name, arm) for name in FILES for arm in (ARGUMENTS[name]["arm"][0], ARGUMENTS[name]["arm"][-1])]
-)
-def test_one_tiny_step(name, arm, tmp_path, one_device):
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Twelve small documents, of which the same tokenizer and rows are made for all tests."""
+    folder = tmp_path_factory.mktemp("text")
     for number in range(12):
-        (tmp_path / f"{number}.txt").write_text(TEXT)
-    scale = ",scale=small" if "scale" in ARGUMENTS[name] else ""
-    config = parsed(name, f"arm={arm}{scale}", **TINY, **{"data.source": str(tmp_path / "*.txt")})
+        (folder / f"{number}.txt").write_text(TEXT)
+    return {"data.source": str(folder / "*.txt")}
+
+
+def small_scale(name: str, arm: str) -> str:
+    return f"arm={arm},scale=small" if "scale" in ARGUMENTS[name] else f"arm={arm}"
+
+
+# Together they have every kind of program; the others take seconds each to compile nearly the same ones.
+STEPPED = ("quickstart.py", "ag/table6_electra.py", "asa/figure4_speed.py", "deberta/table4_ablation.py", "roberta/table2_input_formats.py")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in STEPPED else pytest.mark.exhaustive) for name in FILES])
+def test_one_tiny_step(name, source, tmp_path, one_device):
+    """From the config file to the summary of a run, with the last arm, which has the most settings."""
+    config = parsed(name, small_scale(name, ARGUMENTS[name]["arm"][-1]), **TINY, **source)
     summary = run.train(config, epath.Path(tmp_path / "run"))
     assert 0 < summary["validation_loss"] < 20
+
+
+@pytest.mark.parametrize(("name", "arm"), [(name, arm) for name in FILES for arm in ARGUMENTS[name]["arm"]])
+def test_every_arm_can_be_traced(name, arm, source, tmp_path, one_device):
+    """The train step of each arm has types and shapes that fit, which takes no compilation."""
+    config = parsed(name, small_scale(name, arm), **TINY, **source)
+    job = run.make_job(config, epath.Path(tmp_path), pipeline.prepare(config.data))
+    batch = next(iter(job.batches(0, 1)))
+    step = functools.partial(step_room.train_step, objective=job.objective, optimizer=job.optimizer)
+    state, metrics = jax.eval_shape(step, loop.abstract_state(job, loop.job_shardings(job)), batch, job.key)
+    assert state.step.shape == () and job.objective.headline.metric in metrics
 
 
 @pytest.mark.parametrize("layers", [8, 12, 16])
