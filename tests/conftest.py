@@ -70,3 +70,25 @@ def one_device(monkeypatch) -> jax.Device:
     device = jax.devices()[0]
     monkeypatch.setattr(jax, "devices", lambda: [device])
     return device
+
+
+# Files that take longest, in this order: they begin first, so that no worker is left with one of them at the end.
+LONG = (
+    "tests/multihost/test_many_hosts.py",
+    "tests/test_command.py",
+    "tests/finetuning/test_suite.py",
+    "tests/test_configs.py",
+    "tests/finetuning/test_configs.py",
+    "tests/test_rival_runs.py",
+    "tests/test_adversarial_runs.py",
+    "tests/objectives/test_attacks_compose.py",
+    "tests/attention/test_fused.py",
+    "tests/test_interruption.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Put the tests of `LONG` first; the order is otherwise that of the files."""
+    order = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG)))
