@@ -17,6 +17,7 @@ USAGE = """ag-jax: pre-train Transformer encoders with guided attention, fine-tu
   ag-jax inspect   --workdir=DIR [--text=...] [--step=N]      draw the attention maps of a sentence
   ag-jax tokenizer --config=FILE[:ARGUMENTS] --workdir=DIR    train the config's tokenizer, try it on --text
   ag-jax plan      --config=FILE[:ARGUMENTS] --topology=SLICE memory and speed on a TPU slice, without having it
+                   [--price=DOLLARS]                        and the cost, from the price of a chip-hour
   ag-jax convert   --from=hf --path=MODEL --workdir=DIR       a Hugging Face model (directory or hub name) as a run
   ag-jax convert   --to=hf --workdir=DIR --path=MODEL         a run's checkpoint as a model that transformers opens
 
@@ -36,6 +37,7 @@ _STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint to use; the n
 _TEXT = flags.DEFINE_string("text", None, "A sentence to look at.")
 _TOPOLOGY = flags.DEFINE_string("topology", None, "TPU slice to plan for, such as v5e:4x4 or v4-8.")
 _SEARCH_BATCH = flags.DEFINE_bool("search_batch", True, "Whether to search for the largest batch that fits.")
+_PRICE = flags.DEFINE_float("price", None, "Dollars per chip-hour, for the cost of a planned run.")
 _PRINT_CONFIG = flags.DEFINE_bool("print_config", False, "Print the resolved config as JSON and stop.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of host 0, which all hosts can reach.")
 _HOSTS = flags.DEFINE_string("hosts", None, "How many hosts there are, or auto.")
@@ -49,8 +51,8 @@ _DTYPE = flags.DEFINE_string("dtype", "float32", "Type of the tensors to write: 
 _LICENSE = flags.DEFINE_string("license", "", "Licence that the model card is to state.")
 _PART = flags.DEFINE_enum("part", "model", ["model", "generator"], "What of a run to write with --to=hf.")
 # In the order of a Request.
-_FLAGS = (_WORKDIR, _STEP, _TEXT, _PRINT_CONFIG, _TOPOLOGY, _SEARCH_BATCH, _COORDINATOR, _HOSTS, _HOST, _JOIN_TIMEOUT)
-_FLAGS += (_FROM, _TO, _PATH, _EXPECT, _DTYPE, _LICENSE, _PART)
+_FLAGS = (_WORKDIR, _STEP, _TEXT, _PRINT_CONFIG, _TOPOLOGY, _SEARCH_BATCH, _PRICE)
+_FLAGS += (_COORDINATOR, _HOSTS, _HOST, _JOIN_TIMEOUT, _FROM, _TO, _PATH, _EXPECT, _DTYPE, _LICENSE, _PART)
 
 
 def main(argv: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import sys
 import traceback
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ ON_MANY_HOSTS = ("train", "compare", "evaluate")
 class Request:
     """The command line: config file with its arguments, settings on top of it, and the other flags.
 
-    coordinator, hosts, host: where this host stands among several, see `hosts.find_place`; join_timeout: in seconds.
+    price: dollars per chip-hour; coordinator, hosts, host: where this host stands among several, see `hosts.find_place`; join_timeout: in seconds.
     source, target: the other library to convert from or to; path: its model; expect, dtype, license, part: see `--help`.
     """
 
@@ -39,6 +40,7 @@ class Request:
     print_config: bool
     topology: str | None = None
     search_batch: bool = True
+    price: float | None = None
     coordinator: str | None = None
     hosts: str | None = None
     host: int | None = None
@@ -98,6 +100,7 @@ def run_verb(verb: str, request: Request) -> None:
     if request.print_config:
         print(json.dumps(configuration.to_dict(request.checked()), indent=2))
         return
+    topology.silence_libtpu()
     request.join(verb)
     VERBS[verb](request)
 
@@ -180,12 +183,14 @@ def _plan(request: Request) -> None:
     config = request.experiment()
     if not request.topology:
         raise ValueError("this verb needs --topology=SLICE, such as --topology=v5e:4x4 or --topology=v4-8")
+    if request.price is not None and not 0 <= request.price < math.inf:
+        raise ValueError(f"--price is dollars per chip-hour, such as --price=1.20; got {request.price}")
     directory = request.directory() if request.workdir else None
     found = plan.make_plan(config, topology.parse(request.topology), request.search_batch)
-    print(text.report(found))
+    print(text.report(found, request.price))
     if directory:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "plan.json").write_text(json.dumps(text.as_json(found), indent=2) + "\n")
+        (directory / "plan.json").write_text(json.dumps(text.as_json(found, request.price), indent=2) + "\n")
 
 
 def _convert(request: Request) -> None:

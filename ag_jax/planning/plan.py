@@ -1,9 +1,12 @@
 """What a config needs and can reach on a TPU slice, from compiling its training step for it; nothing is run or read."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import math
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +19,12 @@ from ag_jax.experiment import ExperimentConfig
 from ag_jax.planning import flops, search
 from ag_jax.planning.compilation import Compiled, TooLarge, compile_step, vocabulary
 from ag_jax.planning.roofline import Roofline, roofline
-from ag_jax.planning.topology import Topology
+from ag_jax.planning.topology import Topology, versions
 from ag_jax.training import sharding
 from ag_jax.training.state import abstract_state, state_shardings
 
 _LARGEST_SPLIT = 64  # microbatches that are suggested, at most
+REMIND_EVERY = 15.0  # seconds between two lines about a compilation that is still running
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +60,10 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The config as it is; if it does not fit, a change with which it does; and the largest batch, if it was searched."""
+    """The config as it is; if it does not fit, a change with which it does; and the largest batch, if it was searched.
+
+    versions: of the programs that compiled the steps, by name.
+    """
 
     topology: Topology
     mesh: dict[str, int]
@@ -64,6 +71,7 @@ class Plan:
     suggestion: Trial | None
     largest: Trial | None
     searched: bool
+    versions: dict[str, str]
 
     @property
     def chosen(self) -> Trial | None:
@@ -81,7 +89,7 @@ def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool =
         suggestion = None if own.fits else threads.submit(planner.suggestion, own)
         largest = threads.submit(planner.largest, own) if search_batch else None
         found = [future and future.result() for future in (suggestion, largest)]
-    return Plan(topology, dict(planner.mesh.shape), own, *found, searched=search_batch)
+    return Plan(topology, dict(planner.mesh.shape), own, *found, searched=search_batch, versions=versions())
 
 
 def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Bounds:
@@ -124,6 +132,29 @@ def with_settings(config: ExperimentConfig, settings: dict[str, Any]) -> Experim
     return config
 
 
+@contextlib.contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """Print what is being done, every `REMIND_EVERY` seconds how long it has taken so far, and in the end how long it took."""
+    began, done = time.monotonic(), threading.Event()
+
+    def remind() -> None:
+        while not done.wait(REMIND_EVERY):
+            say("...")
+
+    def say(state: str) -> None:
+        print(f"{what} {state} {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+    print(f"{what} ...", file=sys.stderr, flush=True)
+    reminder = threading.Thread(target=remind, name="plan", daemon=True)
+    reminder.start()
+    try:
+        yield
+        say("took")
+    finally:
+        done.set()
+        reminder.join()
+
+
 class _Planner:
     """One config on one slice. `rows` are those of one device in one microbatch."""
 
@@ -137,8 +168,8 @@ class _Planner:
     def trial(self, settings: dict[str, Any]) -> Trial:
         config = with_settings(self.config, settings)
         named = ", ".join(f"{name}={value}" for name, value in settings.items()) or "the config as it is"
-        print(f"compiling for {self.topology.name}: {named} ...", file=sys.stderr, flush=True)
-        return Trial(settings, config, compile_step(config, self.topology, self.devices))
+        with _reported(f"compiling for {self.topology.name}: {named}"):
+            return Trial(settings, config, compile_step(config, self.topology, self.devices))
 
     def state_bytes(self) -> float:
         """Of parameters and optimizer on one device: what a step of no rows would need."""

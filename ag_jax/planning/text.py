@@ -17,19 +17,21 @@ _BINDS = {
 }
 
 
-def report(plan: Plan) -> str:
-    """The plan, to be printed."""
+def report(plan: Plan, price: float | None = None) -> str:
+    """The plan, to be printed; with the cost of the run, if the price of a chip-hour in dollars is given."""
     blocks = [_heading(plan), _fit(plan)]
     if plan.chosen:
-        blocks += [_step(plan.chosen, plan.topology), _limits(plan.chosen, plan.topology)]
+        blocks += [_step(plan.chosen, plan.topology), _limits(plan.chosen, plan.topology, price)]
     blocks.append(_largest(plan))
     return "\n\n".join(filter(None, blocks))
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
-    """Everything in the plan, for `plan.json`."""
+def as_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
+    """Everything in the plan, for `plan.json`; with the cost of the run, if the price of a chip-hour in dollars is given."""
     chosen = plan.chosen
+    found = _bounds(chosen, plan.topology) if chosen else None
     return {
+        "versions": plan.versions,
         "topology": plan.topology.name,
         "accelerator": plan.topology.accelerator,
         "chips": plan.topology.chips,
@@ -41,7 +43,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "suggestion": _trial_json(plan.suggestion),
         "largest": _trial_json(plan.largest),
         "bounds_of": chosen and chosen.settings,
-        "bounds": chosen and _bounds_json(_bounds(chosen, plan.topology)),
+        "bounds": found and _bounds_json(found),
+        "price_per_chip_hour": price,
+        "cost": found and price and found.chip_hours * price,
         "chip": dataclasses.asdict(plan.topology.chip),
         "config": configuration.to_dict(plan.own.config),
     }
@@ -74,7 +78,8 @@ def _heading(plan: Plan) -> str:
     batch = f"{training.batch_size:,} rows of {config.data.sequence_length} tokens a step"
     return (
         f"{config.title}, planned for {topology.name} ({topology.accelerator}): {slice_}, mesh {axes}\n"
-        f"{batch}, {_plural(rows, 'row')} on a device {split}"
+        f"{batch}, {_plural(rows, 'row')} on a device {split}\n"
+        f"compiled with {', '.join(f'{name} {version}' for name, version in plan.versions.items())}"
     )
 
 
@@ -128,7 +133,7 @@ def _step(trial: Trial, topology: Topology) -> str:
     return "\n".join(lines)
 
 
-def _limits(trial: Trial, topology: Topology) -> str:
+def _limits(trial: Trial, topology: Topology, price: float | None) -> str:
     found, steps = _bounds(trial, topology), trial.config.training.steps
     limits, speed = found.roofline, found.tokens_per_second
     lines = [
@@ -139,6 +144,8 @@ def _limits(trial: Trial, topology: Topology) -> str:
         f"  {steps:,} steps".ljust(24)
         + f"{found.run_seconds / 3600:,.1f} h or more, {found.chip_hours:,.1f} chip-hours",
     ]
+    if price is not None:
+        lines.append(f"  cost                  ${found.chip_hours * price:,.2f} or more, at ${price:,.2f} a chip-hour")
     return "\n".join(lines)
 
 

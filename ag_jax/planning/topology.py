@@ -1,6 +1,8 @@
 """TPU slices that are not there: their names, and devices to compile for."""
 
 import dataclasses
+import glob
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -25,8 +27,8 @@ SHAPES = {
 }
 _COUNTED_IN_CORES = ("v2", "v3", "v4", "v5p")  # v4-8 has 8 cores on 4 chips, v5e-8 has 8 chips
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6": "v6e", "trillium": "v6e"}
-# Compiling needs no machine: do not look for one, nor for others that use libtpu.
-_ENVIRONMENT = {
+# What libtpu would otherwise ask the metadata server of a TPU VM. Without these variables it prints errors on any other machine.
+_WITHOUT_TPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -34,6 +36,8 @@ _ENVIRONMENT = {
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
 }
+
+_DEVICE_FILES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")  # where Linux shows the chips of a TPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +81,39 @@ class Topology:
             raise ValueError(
                 "compiling for TPUs needs libtpu, which is not installed (no TPU is needed): pip install 'ag_jax[tpu]'"
             )
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        _set_environment()
         # A v4 or v5p chip is one device of two cores on Cloud TPU machines; libtpu's default for v4 is two devices.
-        one_device = {"chip_config_name": "megacore"} if self.chip.cores > self.chip.devices else {}
-        devices = topologies.get_topology_desc(self.name, platform="tpu", **one_device).devices
+        options = {"chip_config_name": "megacore"} if self.chip.cores > self.chip.devices else {}
+        if self.chips == 1:  # libtpu takes a host to have four chips unless told otherwise
+            options["chips_per_host_bounds"] = (1, 1, 1)
+        devices = topologies.get_topology_desc(self.name, platform="tpu", **options).devices
         if len(devices) != self.devices:
             raise ValueError(f"libtpu gives {len(devices)} devices for {self.name}, expected {self.devices}: update libtpu")
         return list(devices)
+
+
+def silence_libtpu() -> None:
+    """Keep an installed libtpu from printing errors while JAX looks for devices on a machine without a TPU.
+
+    JAX asks every installed library for devices. On a machine with a TPU nothing changes, nor do variables that are set already.
+    Must be called before JAX is used for the first time.
+    """
+    if not any(glob.glob(pattern) for pattern in _DEVICE_FILES):
+        _set_environment()
+
+
+def _set_environment() -> None:
+    for name, value in _WITHOUT_TPU.items():
+        os.environ.setdefault(name, value)
+
+
+def versions() -> dict[str, str]:
+    """The versions of jax, jaxlib and libtpu, on which the result of a compilation depends."""
+    found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    package, library = importlib.util.find_spec("libtpu"), os.environ.get("TPU_LIBRARY_PATH", "")
+    if package and (not library or library.startswith(os.path.dirname(package.origin))):
+        return found | {"libtpu": importlib.metadata.version("libtpu")}
+    return found | {"libtpu": library or "none"}
 
 
 def _chips(shape: str) -> int:

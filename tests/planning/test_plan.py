@@ -3,6 +3,8 @@
 import dataclasses
 import importlib.util
 import json
+import re
+import time
 
 import jax
 import numpy as np
@@ -146,6 +148,8 @@ def request(**flags) -> verbs.Request:
         ({}, "this verb needs --topology=SLICE"),
         ({"topology": "v5e:5x5"}, "there is no v5e slice '5x5'; the nearest in size are"),
         ({"topology": "v5e:2x2", "config": None}, "this verb needs --config=FILE"),
+        ({"topology": "v5e:2x2", "price": -1.2}, "--price is dollars per chip-hour, such as --price=1.20; got -1.2"),
+        ({"topology": "v5e:2x2", "price": float("nan")}, "--price is dollars per chip-hour"),
         ({"topology": "v5e:2x2", "overrides": {"mesh.fsdp": 8}}, "needs 8 devices, but there are 4"),
         ({"topology": "v5e:16x16"}, "32 rows of a microbatch cannot be split over mesh.data * mesh.fsdp = 256 devices"),
     ],
@@ -237,3 +241,25 @@ def test_nothing_helps(monkeypatch):
     found = plan.make_plan(config(), topology.parse("v5e-8"))
     assert found.chosen is None and "take more or larger chips" in text.report(found)
     assert text.as_json(found)["bounds"] is None
+
+
+def test_versions_and_cost_are_printed_and_kept(monkeypatch):
+    """Another jax or libtpu compiles another program, so numbers without versions cannot be compared."""
+    pretend(monkeypatch, lambda config: 5)
+    found = plan.make_plan(config(), topology.parse("v5e-8"), search_batch=False)
+    hours = plan.bounds(found.own.config, found.topology, found.own.outcome).chip_hours
+    kept, said = text.as_json(found, price=1000.0), text.report(found, price=1000.0)
+    assert kept["versions"]["jax"] == jax.__version__ and set(kept["versions"]) == {"jax", "jaxlib", "libtpu"}
+    assert kept["price_per_chip_hour"] == 1000.0 and kept["cost"] == pytest.approx(1000 * hours) and hours > 0
+    assert f"compiled with jax {jax.__version__}, jaxlib " in said and "libtpu " in said
+    assert f"cost                  ${1000 * hours:,.2f} or more, at $1,000.00 a chip-hour" in said
+    assert text.as_json(found)["cost"] is None and "$" not in text.report(found)
+
+
+def test_a_long_compilation_shows_that_it_is_alive(monkeypatch, capsys):
+    pretend(monkeypatch, lambda config: time.sleep(0.3) or 5)
+    monkeypatch.setattr(plan, "REMIND_EVERY", 0.05)
+    plan.make_plan(config(), topology.parse("v5e-8"), search_batch=False)
+    lines = capsys.readouterr().err.splitlines()
+    what = "compiling for v5e:2x4: the config as it is"
+    assert lines[0] == f"{what} ..." and f"{what} ... 0 s" in lines[1:-1] and re.fullmatch(f"{what} took \\d s", lines[-1])

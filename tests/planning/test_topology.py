@@ -1,6 +1,10 @@
 """Names of TPU slices, and the devices that libtpu makes of them."""
 
+import importlib.metadata
 import importlib.util
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -69,3 +73,32 @@ def test_devices(name):
     devices = found.compile_only_devices()
     assert len(set(devices)) == found.devices
     assert chips.of_kind(devices[0].device_kind) == found.chip
+
+
+@pytest.mark.parametrize("has_tpu", [True, False])
+def test_only_a_machine_without_a_tpu_gets_variables_for_libtpu(has_tpu, tmp_path, monkeypatch):
+    """A real TPU's settings come from its metadata server and must stay as they are."""
+    if has_tpu:
+        (tmp_path / "accel0").touch()
+    monkeypatch.setattr(topology, "_DEVICE_FILES", (str(tmp_path / "accel[0-9]*"),))
+    monkeypatch.setattr(os, "environ", {"TPU_WORKER_HOSTNAMES": "ours"})
+    topology.silence_libtpu()
+    assert os.environ["TPU_WORKER_HOSTNAMES"] == "ours" and ("TPU_ACCELERATOR_TYPE" in os.environ) != has_tpu
+
+
+@needs_libtpu
+def test_libtpu_is_silent_on_a_machine_without_a_tpu():
+    script = "from ag_jax.planning import topology; topology.silence_libtpu(); import jax; print(jax.default_backend())"
+    unset = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS" and not name.startswith("TPU_")}
+    done = subprocess.run([sys.executable, "-c", script], env=unset, capture_output=True, text=True, timeout=120, check=True)
+    if done.stdout.strip() == "tpu":
+        pytest.skip("this machine has a TPU")
+    assert done.stderr == ""
+
+
+def test_the_version_of_libtpu(monkeypatch, tmp_path):
+    monkeypatch.setenv("TPU_LIBRARY_PATH", str(tmp_path / "libtpu.so"))
+    assert topology.versions()["libtpu"] == str(tmp_path / "libtpu.so")
+    monkeypatch.delenv("TPU_LIBRARY_PATH")
+    installed = importlib.util.find_spec("libtpu") is not None
+    assert topology.versions()["libtpu"] == (importlib.metadata.version("libtpu") if installed else "none")
