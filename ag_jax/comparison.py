@@ -13,6 +13,7 @@ from ag_jax.data import pipeline
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.training import hosts, lock, storage
 from ag_jax.training.metrics import read_metrics
+from ag_jax.training.wandb_run import Labels
 
 PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # figure 4
 
@@ -54,7 +55,10 @@ def _compare(
     for key, config in configs.items():  # before the first is trained: a clash is worth nothing an hour later
         run.claim_workdir(config, directories[key])
         hosts.from_first("the files of the text", functools.partial(run_corpus.check_files, config, directories[key]))
-    summaries = {key: run.train(config, directories[key]) for key, config in configs.items()}
+    summaries = {
+        (arm, seed): run.train(config, directories[arm, seed], Labels(group=workdir.name, tags=(arm,)))
+        for (arm, seed), config in configs.items()
+    }
 
     path = workdir / "report.md"
     if not hosts.is_first():

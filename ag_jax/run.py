@@ -32,6 +32,7 @@ from ag_jax.training import hosts, lock, loop, sharding, storage
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.state import TrainState
+from ag_jax.training.wandb_run import Labels, WandbRun, check_installed
 
 # Settings that change neither what is learnt nor the rows of metrics.jsonl: a run may be resumed with others.
 MAY_DIFFER = (
@@ -56,8 +57,10 @@ MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype"
 SHARED_WITHIN = 90.0  # seconds after which a file that one host wrote must show on another; NFS may take a minute
 
 
-def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> loop.Job:
-    """Everything that the loop needs to train `config` in `workdir`."""
+def make_job(
+    config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus, labels: Labels = Labels()
+) -> loop.Job:
+    """Everything that the loop needs to train `config` in `workdir`; `labels` are for a run at wandb."""
     made = learner.make_learner(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
     fed = sharding.process_rows(made.mesh, config.training.batch_size)
     batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, config.training.batch_size, config.seed)
@@ -68,8 +71,16 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
         batches=functools.partial(batches.iterate, rows=fed),
         validation=lambda: pipeline.validation_batches(corpus, config.data, config.training.batch_size, fed),
         given=lambda: _given(config, corpus.tokenizer, made.init),
+        wandb=lambda: _wandb_run(config, workdir, labels),
         **vars(made),
     )
+
+
+def _wandb_run(config: ExperimentConfig, workdir: epath.Path, labels: Labels) -> WandbRun | None:
+    if not config.training.wandb:
+        return None
+    labels = dataclasses.replace(labels, tags=(*labels.tags, f"seed{config.seed}"))
+    return WandbRun(config.training.wandb, workdir, configuration.to_dict(config), labels)
 
 
 def versions() -> dict[str, str]:
@@ -156,27 +167,28 @@ def _remove_attempt(workdir: epath.Path) -> None:
         (workdir / "checkpoints").rmtree()
 
 
-def train(config: ExperimentConfig, workdir: epath.PathLike) -> dict[str, Any]:
+def train(config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = Labels()) -> dict[str, Any]:
     """Run, or go on with, the training of `config` in `workdir`; returns and writes the summary.
 
-    Raises ValueError if another process trains there.
+    labels: of its run at wandb. Raises ValueError if another process trains there.
     """
+    check_installed(config.training.wandb)
     workdir = storage.directory(workdir)
     if config.training.initial_weights and not is_begun(workdir):
         check_initial_weights(config)
     learner.read_trace(config.adversarial, config.model.layers)  # before a directory is claimed by what cannot be trained
     with lock.hold(workdir):
-        return _train(config, workdir)
+        return _train(config, workdir, labels)
 
 
-def _train(config: ExperimentConfig, workdir: epath.Path) -> dict[str, Any]:
+def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels) -> dict[str, Any]:
     claim_workdir(config, workdir)
     path = workdir / "summary.json"
     done = hosts.from_first("the summary", lambda: json.loads(path.read_text()) if path.exists() else None)
     if done:
         return done
     corpus = run_corpus.prepare(config, workdir)
-    job = make_job(config, workdir, corpus)
+    job = make_job(config, workdir, corpus, labels)
     run_corpus.record(config, workdir, corpus)
     if hosts.is_first():
         chosen = learner.choose_attention(config, job.mesh)

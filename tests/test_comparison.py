@@ -39,9 +39,25 @@ def overrides(tmp_path_factory):
         "training.evaluate_every": 0,
         "training.milestones": (0.0, 0.5, 1.0),
         "training.tensorboard": False,
+        "training.wandb": "a_project",
         "comparison.seeds": (3, 8),
         "inspection.sentence": "The union is strong.",
     }
+
+
+class Recorder:
+    """Stands in for a run at wandb."""
+
+    started, ended = [], []
+
+    def __init__(self, project, workdir, settings, labels):
+        self.started.append((project, workdir.name, settings["seed"], settings["guidance"]["mode"], labels.group, labels.tags))
+
+    def log(self, step, values):
+        pass
+
+    def finish(self, failed):
+        self.ended.append(failed)
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +69,15 @@ def compared(overrides, tmp_path_factory):
     calls = []
     train = run.train
 
-    def dies_in_the_third_run(config, directory):
+    def dies_in_the_third_run(config, directory, labels):
         calls.append(directory.name)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return train(config, directory)
+        return train(config, directory, labels)
 
     patch.setattr(run, "train", dies_in_the_third_run)
+    patch.setattr(run, "WandbRun", Recorder)
+    patch.setattr(run, "check_installed", lambda project: None)
     with pytest.raises(KeyboardInterrupt):
         comparison.compare(CONFIG, overrides, workdir)
     assert calls == ["mlm-seed3", "ag-seed3", "mlm-seed8"]
@@ -81,6 +99,16 @@ def test_every_arm_and_seed_is_there(compared):
         "mlm-seed3": ("none", 3),
         "mlm-seed8": ("none", 8),
     }
+
+
+def test_runs_at_wandb_can_be_told_apart(compared):
+    group = compared.parent.name
+    assert sorted(Recorder.started) == sorted(
+        ("a_project", f"{arm}-seed{seed}", seed, mode, group, (arm, f"seed{seed}"))
+        for arm, mode in (("mlm", "none"), ("ag", "loss"))
+        for seed in (3, 8)
+    )
+    assert Recorder.ended == [False] * 4
 
 
 def test_numbers_are_those_of_the_runs(compared):

@@ -28,6 +28,7 @@ from ag_jax.training.state import TrainState, create_state, state_shardings, wit
 from ag_jax.training.step import compile_evaluation_step, compile_train_step
 from ag_jax.training.stopping import Interrupted, StopSignal
 from ag_jax.training.watchdog import Watchdog
+from ag_jax.training.wandb_run import WandbRun
 
 Batch = dict[str, np.ndarray]
 _POSITION = ("step", "split", "tokens_seen")  # fields of a row that say where it stands, not what was measured
@@ -41,7 +42,7 @@ class Job:
     given: the parameters to start from, as far as they are not to be fresh; called by a run that has no checkpoint.
     batches: (start, stop) -> the batches of those steps; validation: the held-out batches, anew at each call; of each
     batch those rows that this host feeds.
-    learning_rate: of a step, to be reported.
+    learning_rate: of a step, to be reported; wandb: starts the run at wandb that gets the metrics, if there is to be one.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Job:
     batches: Callable[[int, int], Iterator[Batch]]
     validation: Callable[[], Iterable[Batch]]
     given: Callable[[], Any] = dict
+    wandb: Callable[[], WandbRun | None] = lambda: None
 
 
 class NonFiniteError(Exception):
@@ -123,17 +125,17 @@ class Loop:
         """
         with self.watchdog:
             state, start = self._start()
-            together = hosts.count() == 1
+            together, failed = hosts.count() == 1, True
             try:
                 with StopSignal() as stop:
                     state = self._steps(state, start, stop)
-                summary, together = self._summary(state), True
-            except (Interrupted, NonFiniteError):
-                together = True
+                summary, together, failed = self._summary(state), True, False
+            except (Interrupted, NonFiniteError) as stopped:
+                together, failed = True, isinstance(stopped, NonFiniteError)
                 raise
             finally:
                 self.line.close()
-                self.writer.close()
+                self.writer.close(failed)
                 if together:  # else another host may be gone, for which Orbax would wait
                     self.checkpoints.close()
         return summary
@@ -152,7 +154,7 @@ class Loop:
             start = int(state.step)
         self.writer = self.line = Silence()
         if hosts.is_first():
-            self.writer = MetricWriter(job.workdir, start, tensorboard=config.tensorboard, wandb=config.wandb)
+            self.writer = MetricWriter(job.workdir, start, tensorboard=config.tensorboard, wandb=job.wandb())
             self.line = ProgressLine(job.name, start, config.steps, job.objective.headline.metric)
             if found:
                 self.line.say(f"resumed from the checkpoint of step {start}")

@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 
 from ag_jax.training import storage
+from ag_jax.training.wandb_run import WandbRun
 
 Sums = dict[str, tuple[Any, Any]]  # name -> (total, weight), numbers or lists of numbers, one for each layer
 
@@ -55,23 +56,21 @@ def losses(names: Iterable[str], first: str = "") -> list[str]:
 
 
 class MetricWriter:
-    """Rows of `metrics.jsonl` in a run directory, and the same as TensorBoard events and, if asked for, to wandb.
+    """Rows of `metrics.jsonl` in a run directory, and the same as TensorBoard events and to a run at wandb, where there is one.
 
     In an object store rows and events are there when `flush` returns, on a disk when `write` does. Opened at step s it drops
     the rows after s: those that a run which died left behind, and will now be written again.
     """
 
-    def __init__(self, workdir: epath.Path, step: int, *, tensorboard: bool = True, wandb: str = ""):
-        self._workdir = workdir
+    def __init__(self, workdir: epath.Path, step: int, *, tensorboard: bool = True, wandb: WandbRun | None = None):
+        self._workdir, self._wandb = workdir, wandb
         path = workdir / "metrics.jsonl"
         kept = [row for row in read_metrics(workdir) if row["step"] <= step] if path.exists() else []
-        self._events = self._wandb = None
+        self._events = None
         with self._explained():
             self._rows = storage.GrowingFile(path, "".join(json.dumps(row) + "\n" for row in kept))
             if tensorboard:
                 self._events = _Events(workdir / "tensorboard", step)
-        if wandb:
-            self._wandb = _start_wandb(wandb, workdir)
 
     def write(self, row: dict[str, Any]) -> None:
         """Append a row, which has the keys `step` and `split`. Raises OSError that says what to do about a full disk."""
@@ -81,7 +80,7 @@ class MetricWriter:
             if self._events:
                 self._events.add(scalars, row["step"])
         if self._wandb:
-            self._wandb.log(scalars, step=row["step"])
+            self._wandb.log(row["step"], scalars)
 
     def flush(self) -> None:
         """Return when all rows are where they belong."""
@@ -90,14 +89,14 @@ class MetricWriter:
             if self._events:
                 self._events.flush()
 
-    def close(self) -> None:
-        """Flush and close."""
+    def close(self, failed: bool = False) -> None:
+        """Flush and close; `failed` says how the run at wandb ended."""
         with self._explained():
             self._rows.flush()
             if self._events:
                 self._events.close()
         if self._wandb:
-            self._wandb.finish()
+            self._wandb.finish(failed)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -157,20 +156,6 @@ def _scalars(row: dict[str, Any]) -> Iterable[tuple[str, float]]:
                     yield f"{row['split']}/{name}/layer_{layer + 1:02d}", of_layer
         elif isinstance(value, (int, float)) and math.isfinite(value):
             yield f"{row['split']}/{name}", value
-
-
-def _start_wandb(project: str, workdir: epath.Path) -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise ValueError(
-            f"training.wandb={project!r} needs the package wandb: pip install 'ag_jax[wandb]', or leave training.wandb empty"
-        ) from error
-    identity = workdir / "wandb_id"
-    if not identity.exists():
-        identity.write_text(wandb.util.generate_id())
-    local = None if storage.is_remote(workdir) else str(workdir)  # None: wandb's own choice
-    return wandb.init(project=project, id=identity.read_text(), resume="allow", dir=local)
 
 
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:

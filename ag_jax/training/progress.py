@@ -24,7 +24,7 @@ class Silence:
     def flush(self) -> None:
         """Nothing."""
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """Nothing."""
 
 

@@ -112,10 +112,25 @@ def test_a_loss_that_is_no_number_stops_the_run_with_the_last_good_checkpoint(tm
     assert Checkpoints(job.workdir / "checkpoints", read_only=True).steps() == [0, 4]
 
 
-def test_a_diverging_run_is_stopped_too(tmp_path):
+class WandbRun:
+    """Stands in for a run at wandb."""
+
+    def __init__(self):
+        self.rows, self.ended = [], []
+
+    def log(self, step, values):
+        self.rows.append(step)
+
+    def finish(self, failed):
+        self.ended.append(failed)
+
+
+def test_a_diverging_run_is_stopped_too_and_has_failed_at_wandb(tmp_path):
+    at_wandb = WandbRun()
     job = tiny_job(tmp_path, optimizer=OptimizerConfig(learning_rate=1e30, clip_norm=0.0))
     with pytest.raises(NonFiniteError, match="not finite at step"):
-        loop.Loop(job).run()
+        loop.Loop(dataclasses.replace(job, wandb=lambda: at_wandb)).run()
+    assert at_wandb.ended == [True]
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(uninterrupted, tmp_path, monkeypatch):

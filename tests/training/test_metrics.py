@@ -1,5 +1,6 @@
 """Metrics as sums, and what is on disk."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from etils import epath
 
 from ag_jax.training import metrics
 from ag_jax.training.metrics import MetricWriter, read_metrics
+from ag_jax.training.wandb_run import Labels, WandbRun
 
 
 def test_sums_add_and_divide_once():
@@ -45,10 +47,94 @@ def test_tensorboard_events_are_written(tmp_path):
     assert b"train/loss" in content and b"train/mass/next/layer_01" in content and b"layer_02" not in content
 
 
-def test_wandb_is_asked_for_by_name_alone(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+def test_wandb_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"ag_jax\[wandb\]"):
-        MetricWriter(epath.Path(tmp_path), 0, tensorboard=False, wandb="project")
+        WandbRun("project", epath.Path(tmp_path), {})
+
+
+def test_wandb_gets_settings_labels_and_rows_and_resumes_the_same_run(tmp_path, monkeypatch):
+    """wandb itself, offline: it writes what it would send into the run directory."""
+    wandb = pytest.importorskip("wandb", reason="needs wandb: pip install 'ag_jax[wandb]'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    workdir, settings = epath.Path(tmp_path / "quickstart" / "ag-seed3"), {"model": {"layers": 2}, "seed": 3}
+    workdir.mkdir(parents=True)
+    seen = []
+    for start, rows in ((0, (1, 2, 3)), (1, (2, 3, 4))):  # killed after step 3, resumed from a checkpoint of step 1
+        started = WandbRun("a_project", workdir, settings, Labels("quickstart", ("ag", "seed3")))
+        writer = MetricWriter(workdir, start, tensorboard=False, wandb=started)
+        for step in rows:
+            writer.write({"step": step, "split": "train", "loss": 1.0 / step, "mass/next": [0.5, None]})
+        active = wandb.run
+        seen.append((active.id, active.project, active.name, active.group, active.tags, active.config.as_dict()))
+        newest = active.summary
+        assert (newest["step"], newest["train/loss"], newest["train/mass/next/layer_01"]) == (rows[-1], 1.0 / rows[-1], 0.5)
+        writer.close()
+        assert wandb.run is None
+    identity = (tmp_path / "quickstart" / "ag-seed3" / "wandb_id").read_text()
+    assert len(identity) == 8
+    assert seen == 2 * [(identity, "a_project", "ag-seed3", "quickstart", ("ag", "seed3"), settings)]
+    assert len(list(workdir.glob(f"wandb/offline-run-*/run-{identity}.wandb"))) == 2
+
+
+class FailingWandb:
+    """Stands in for wandb: `init` works or not, and the connection is lost at the second row."""
+
+    class Settings(dict):
+        pass
+
+    def __init__(self, starts=True):
+        self.starts, self.rows, self.ended = starts, [], []
+
+    def init(self, **_):
+        if not self.starts:
+            raise RuntimeError("No API key configured")
+        return self
+
+    def define_metric(self, *_, **__):
+        pass
+
+    def log(self, values):
+        if self.rows:
+            raise ConnectionResetError("Connection lost")
+        self.rows.append(values)
+
+    def finish(self, exit_code):
+        self.ended.append(exit_code)
+
+    def teardown(self):
+        self.ended.append("torn down")
+
+
+def test_a_failure_of_wandb_does_not_end_the_run(tmp_path, monkeypatch, capsys):
+    failing = FailingWandb()
+    monkeypatch.setitem(sys.modules, "wandb", failing)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    workdir = epath.Path(tmp_path)
+    writer = MetricWriter(workdir, 0, tensorboard=False, wandb=WandbRun("project", workdir, {}))
+    for step in (1, 2, 3):
+        writer.write({"step": step, "split": "train", "loss": 1.0})
+    writer.close(failed=True)
+    assert [row["step"] for row in read_metrics(workdir)] == [1, 2, 3]
+    assert failing.rows == [{"step": 1, "train/loss": 1.0}] and failing.ended == ["torn down"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: wandb failed (ConnectionResetError: Connection lost)")
+
+
+def test_wandb_is_told_how_the_run_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    for failed in (True, False):
+        stand_in = FailingWandb()
+        monkeypatch.setitem(sys.modules, "wandb", stand_in)
+        MetricWriter(epath.Path(tmp_path), 0, tensorboard=False, wandb=WandbRun("p", epath.Path(tmp_path), {})).close(failed)
+        assert stand_in.ended == [int(failed)]
+
+
+def test_wandb_that_cannot_start_is_an_error_of_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", FailingWandb(starts=False))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    with pytest.raises(ValueError, match=r"did not start \(No API key configured\). Log in with `wandb login`, set WANDB_MODE=off"):
+        WandbRun("project", epath.Path(tmp_path), {})
 
 
 def test_no_metrics(tmp_path):
