@@ -21,7 +21,7 @@ USAGE = """ag-jax: pre-train Transformer encoders with guided attention, fine-tu
   ag-jax convert   --from=hf --path=MODEL --workdir=DIR       a Hugging Face model (directory or hub name) as a run
   ag-jax convert   --to=hf --workdir=DIR --path=MODEL         a run's checkpoint as a model that transformers opens
 
-Several machines, the same command on each (train, compare, evaluate):
+Several machines, the same command on each (train, compare and evaluate, but not fine-tuning):
   --coordinator=HOST:PORT --hosts=N --host=I    HOST is machine 0's, I this one's number; N machines in all
   --hosts=auto                                  SLURM, Open MPI, Kubernetes; on a TPU pod slice even that is not needed
   --join_timeout=SECONDS                        how long to wait until all are there

@@ -21,7 +21,8 @@ from ag_jax.training import hosts, storage
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
 
-ON_MANY_HOSTS = ("train", "compare", "evaluate")
+ON_MANY_HOSTS = ("train", "compare", "evaluate")  # if they do not fine-tune
+_TUNING_ON_MANY_HOSTS = "fine-tuning runs on one machine: leave --coordinator, --hosts and --host out"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Request:
         if place is None:
             return
         if self.config and isinstance(self.checked(), FinetuningConfig):
-            raise ValueError("fine-tuning runs on one machine: leave --coordinator, --hosts and --host out")
+            raise ValueError(_TUNING_ON_MANY_HOSTS)
         command = {"the verb": verb, "--workdir": str(self.directory()), "--step": self.step}
         if self.config:
             self.checked()  # a wrong config need not wait for the other hosts to be refused
@@ -98,11 +99,45 @@ class Request:
 def run_verb(verb: str, request: Request) -> None:
     """Do it. Raises ValueError or OSError for what the user can mend."""
     if request.print_config:
-        print(json.dumps(configuration.to_dict(request.checked()), indent=2))
+        print(json.dumps(configuration.to_dict(_checked(verb, request)), indent=2))
         return
     topology.silence_libtpu()
     request.join(verb)
     VERBS[verb](request)
+
+
+def _checked(verb: str, request: Request) -> ExperimentConfig | FinetuningConfig:
+    """The config, checked as the verb itself checks it."""
+    if verb in ("train", "tokenizer", "plan"):
+        return request.experiment()
+    config = _suite(request) if verb == "evaluate" else request.checked()
+    if verb == "compare":
+        _comparison(config).arm_configs(request.config, request.overrides)
+    if isinstance(config, FinetuningConfig) and request.hosts not in (None, "1"):
+        raise ValueError(_TUNING_ON_MANY_HOSTS)
+    return config
+
+
+def _comparison(config: ExperimentConfig | FinetuningConfig) -> Any:
+    """The module that compares configs of this kind."""
+    if isinstance(config, FinetuningConfig):
+        from ag_jax.finetuning import comparison  # with scipy and scikit-learn, for which training need not wait
+    else:
+        from ag_jax import comparison  # with matplotlib and scipy
+    return comparison
+
+
+def _suite(request: Request) -> FinetuningConfig:
+    """The checked config of fine-tuning for `evaluate`. Raises ValueError if it is one of pre-training."""
+    config = request.checked()
+    if not isinstance(config, FinetuningConfig):
+        raise ValueError(
+            f"{request.config} is a config of pre-training: without --config, `ag-jax evaluate --workdir=RUN` gives a run's loss on "
+            "held-out text; with --config it needs one of fine-tuning, such as --config=configs/finetune/glue.py:checkpoint=RUN"
+        )
+    if request.step is not None:
+        raise ValueError(f"with --config, the step of the checkpoint is a setting: --config.step={request.step}")
+    return config
 
 
 def _tell(message: str) -> None:
@@ -120,11 +155,7 @@ def _train(request: Request) -> None:
 
 
 def _compare(request: Request) -> None:
-    if isinstance(request.checked(), FinetuningConfig):
-        from ag_jax.finetuning import comparison  # with scipy and scikit-learn, for which training need not wait
-    else:
-        from ag_jax import comparison  # with matplotlib and scipy
-    report = comparison.compare(request.config, request.overrides, request.directory())
+    report = _comparison(request.checked()).compare(request.config, request.overrides, request.directory())
     _tell(f"the report is {report}")
 
 
@@ -139,16 +170,8 @@ def _evaluate(request: Request) -> None:
 
 
 def _evaluate_suite(request: Request) -> None:
-    from ag_jax.finetuning import comparison  # with scipy and scikit-learn
-
-    if not isinstance(request.checked(), FinetuningConfig):
-        raise ValueError(
-            f"{request.config} is a config of pre-training: without --config, `ag-jax evaluate --workdir=RUN` gives a run's loss on "
-            "held-out text; with --config it needs one of fine-tuning, such as --config=configs/finetune/glue.py:checkpoint=RUN"
-        )
-    if request.step is not None:
-        raise ValueError(f"with --config, the step of the checkpoint is a setting: --config.step={request.step}")
-    print(f"the report is {comparison.evaluate(request.config, request.overrides, request.directory())}")
+    config = _suite(request)
+    print(f"the report is {_comparison(config).evaluate(request.config, request.overrides, request.directory())}")
 
 
 def _inspect(request: Request) -> None:

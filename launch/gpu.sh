@@ -12,6 +12,8 @@ Like launch/local.sh, but never on the CPU by accident: it checks that the GPUs 
 enough, takes those of --gpus (numbers as nvidia-smi shows them; all by default), and says which. One process drives
 all of them; a config's mesh takes them all for data parallelism unless --config.mesh.* says otherwise.
 
+With --dry_run it prints the command and runs nothing; a machine without GPUs will do for that.
+
   bash launch/gpu.sh --gpus=0,1,2,3 compare --config=configs/ag/table9_tpu_gpu.py:hardware=gpu --workdir=runs/table9_gpu
 
 Without a verb it runs the quickstart. Environment variables as for launch/local.sh. No XLA flags are set: none is known here to
@@ -19,8 +21,16 @@ help; put your own into XLA_FLAGS.
 END_OF_USAGE
 }
 
+# print_command GPUS BUILD WORD...: GPUS is empty for all of them.
+print_command() {
+  local gpus=$1 build=$2
+  shift 2
+  quoted env ${gpus:+"CUDA_VISIBLE_DEVICES=$gpus"} CUDA_DEVICE_ORDER=PCI_BUS_ID JAX_PLATFORMS=cuda,cpu \
+    AG_JAX_ACCELERATOR="$build" bash "$REPOSITORY/launch/local.sh" "$@"
+}
+
 main() {
-  local wanted="" dry_run=no number name used count=0 found="" seen="" accelerator="" because=""
+  local wanted="" number name used count=0 found="" seen="" accelerator="" because=""
   while [ $# -gt 0 ]; do
     case $1 in
       -h | --help)
@@ -35,6 +45,11 @@ main() {
     shift
   done
 
+  if [ "$dry_run" = yes ] && ! nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null; then
+    say "no GPU was found here. On a machine with GPUs this would run, with cuda12 where the driver knows CUDA 12 only:"
+    print_command "${wanted:-${CUDA_VISIBLE_DEVICES:-}}" "${AG_JAX_ACCELERATOR:-cuda13}" "$@"
+    return
+  fi
   command -v nvidia-smi >/dev/null || fail "no nvidia-smi here, so no NVIDIA driver: install it, or use launch/local.sh for the CPU"
   nvidia-smi --query-gpu=index,memory.used,name --format=csv,noheader,nounits >"$scratch" 2>&1 ||
     fail "nvidia-smi fails: $(head -n 1 "$scratch"). Is the driver running?"
@@ -72,9 +87,7 @@ main() {
   # CUDA counts the fastest GPU first unless told otherwise, and nvidia-smi by the bus.
   export CUDA_VISIBLE_DEVICES=$wanted CUDA_DEVICE_ORDER=PCI_BUS_ID JAX_PLATFORMS=cuda,cpu
   if [ $dry_run = yes ]; then
-    printf '%q ' env CUDA_VISIBLE_DEVICES="$wanted" CUDA_DEVICE_ORDER=PCI_BUS_ID JAX_PLATFORMS=cuda,cpu \
-      AG_JAX_ACCELERATOR="$AG_JAX_ACCELERATOR" bash "$REPOSITORY/launch/local.sh" "$@"
-    printf '\n'
+    print_command "$wanted" "$AG_JAX_ACCELERATOR" "$@"
     return
   fi
   say "running on $count GPU(s)"

@@ -6,6 +6,8 @@
 #   3. make .venv with the pinned packages, unless that is already done,
 #   4. put .venv first on PATH.
 #
+# With dry_run=yes, the commands that would change something are printed instead.
+#
 # The second call finds the stamp that the first one left in .venv, and needs neither network nor time.
 # Settings, all optional:
 #
@@ -17,12 +19,24 @@
 
 REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
+dry_run=no # yes: print the commands that change something, and run none of them
+
 say() { printf 'ag_jax: %s\n' "$*" >&2; }
 
 fail() {
   say "$*"
   exit 1
 }
+
+# quoted WORD...: the words as one line from which a shell reads the same words.
+quoted() {
+  local line
+  line=$(printf '%q ' "$@")
+  printf '%s\n' "${line% }"
+}
+
+# run COMMAND...: run it, or with --dry_run print it.
+run() { if [ "$dry_run" = yes ]; then quoted "$@"; else "$@"; fi; }
 
 # --- 1. Python ---------------------------------------------------------------------------------------
 
@@ -163,7 +177,8 @@ requirements_of() {
 remove_venv() {
   if [ -e "$venv/pyvenv.cfg" ] || [ -e "$installing" ]; then
     say "$1; making $venv anew"
-    rm -rf "$venv"
+    run rm -rf "$venv"
+    venv_is=""
   elif [ -n "$(ls -A "$venv" 2>/dev/null)" ]; then
     fail "$venv is not a virtual environment; move it away, or set AG_JAX_VENV to another folder"
   fi
@@ -175,7 +190,7 @@ is_running() { kill -0 "$1" 2>/dev/null && ! grep '^State:.*Z' "/proc/$1/status"
 # Let another set-up of the same environment end, and clear up after one that was killed.
 wait_for_other_setup() {
   local owner
-  [ -e "$installing" ] || return 0
+  [ -e "$installing" ] && [ "$dry_run" = no ] || return 0
   owner=$(head -n 1 "$installing")
   if [ "$owner" != $$ ] && is_running "${owner:-none}"; then
     say "process $owner is setting up $venv; waiting for it (if it is not, delete $installing)"
@@ -188,6 +203,10 @@ wait_for_other_setup() {
 # --no-compile: Python compiles each module when it is first imported, in place of all of them now.
 pip_install() {
   local line log=$venv/.ag_jax-pip.log
+  if [ "$dry_run" = yes ]; then
+    quoted "$venv/bin/python" -m pip install "$@"
+    return
+  fi
   : >"$log"
   PIP_USER=0 "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-compile "$@" 2>&1 </dev/null |
     while IFS= read -r line; do
@@ -216,13 +235,15 @@ install() {
     tpu) duration="a few minutes" ;;
   esac
 
-  mkdir -p "$venv" || fail "cannot make $venv"
-  if ! (set -o noclobber && echo $$ >"$installing") 2>/dev/null; then
-    fail "cannot write to $venv, or another set-up has just begun there"
+  if [ "$dry_run" = no ]; then
+    mkdir -p "$venv" || fail "cannot make $venv"
+    if ! (set -o noclobber && echo $$ >"$installing") 2>/dev/null; then
+      fail "cannot write to $venv, or another set-up has just begun there"
+    fi
   fi
-  if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+  if [ -z "$venv_is" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     say "making $venv"
-    "$python" -m venv "$venv" || fail "cannot make the virtual environment $venv (see above)"
+    run "$python" -m venv "$venv" || fail "cannot make the virtual environment $venv (see above)"
   fi
   say "installing about $packages packages ($duration)"
 
@@ -239,6 +260,7 @@ install() {
     fail "pip failed (its message is above). When that is mended, run the same command again."
   fi
 
+  if [ "$dry_run" = yes ]; then return; fi
   # test contains base, and parity contains test.
   stamp_for base >"$venv/.ag_jax-base"
   if [ "$extra" != base ]; then stamp_for test >"$venv/.ag_jax-test"; fi
@@ -251,6 +273,7 @@ set_up() {
   local extra=${1:-base} state="is up to date"
   local venv installing venv_is="" python="" python_is="" accelerator="" because="" made_for
   cd "$REPOSITORY" || fail "cannot enter $REPOSITORY"
+  if [ "$dry_run" = yes ]; then quoted cd "$REPOSITORY"; fi
   venv=${AG_JAX_VENV:-.venv}
   case $venv in
     /*) ;;
@@ -278,6 +301,7 @@ set_up() {
     fi
     install "$extra"
     state="is ready"
+    if [ "$dry_run" = yes ]; then state="is not ready yet; this was a dry run"; fi
   fi
   say "Python ${python_is%% *}, jax for $accelerator ($because); ${venv#"$REPOSITORY"/} $state"
 

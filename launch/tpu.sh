@@ -18,7 +18,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 POLL=${AG_JAX_TPU_POLL:-30}
 UNANSWERED=20 # so many looks in a row without the answer that is needed, and we give up
 
-dry_run=no name="" project="" zone="" place=() # what the command line says
+name="" project="" zone="" place=() # what the command line says
 state="" accelerator="" spot="" workers=""     # what is known of the TPU; set by `look` and `recall`
 creation=()                                    # how it was made; set by `recall` and tpu_create.sh
 answer="" trouble=""                           # of the last question to gcloud
@@ -27,16 +27,6 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 # --- Commands ----------------------------------------------------------------------------------------
-
-# quoted WORD...: the words as one line from which a shell reads the same words.
-quoted() {
-  local line
-  line=$(printf '%q ' "$@")
-  printf '%s\n' "${line% }"
-}
-
-# run COMMAND...: run it, or with --dry_run print it.
-run() { if [ "$dry_run" = yes ]; then quoted "$@"; else "$@"; fi; }
 
 # In a dry run, a comment among the commands.
 note() { if [ "$dry_run" = yes ]; then printf '# %s\n' "$*"; fi; }

@@ -28,6 +28,7 @@ goes on from the last checkpoint in its --workdir.
   --zone=ZONE, --project=PROJECT   of a TPU that tpu_create.sh did not make here
   --dry_run          print the commands, run none
 
+Before anything else, `ag-jax VERB FLAGS --print_config` checks the command in this machine's own .venv, if there is one.
 A slice that is spot or has several workers needs a --workdir=gs://...: elsewhere, checkpoints go with the machine.
 On several workers the flag --hosts=auto is added, with which ag-jax finds the other workers.
 END_OF_USAGE
@@ -68,6 +69,32 @@ check_workdir() {
   fi
   if [ -n "$why" ]; then fail "--workdir=$workdir must be in a bucket, such as gs://BUCKET/runs/first: $why"; fi
   say "warning: --workdir=$workdir is on the TPU VM's own disk, and will be gone with it; gs://BUCKET/... stays"
+}
+
+# check_command: has the ag-jax of this machine, if there is one, reject a wrong verb, flag or setting while that costs nothing yet.
+check_command() {
+  local status=0 config why="" environment=${AG_JAX_VENV:-.venv}
+  case $environment in
+    /*) ;;
+    *) environment=$REPOSITORY/$environment ;;
+  esac
+  if [ -x "$environment/bin/ag-jax" ]; then
+    (cd "$REPOSITORY" && JAX_PLATFORMS=cpu "$environment/bin/ag-jax" "${command[@]}" --print_config) >/dev/null 2>"$scratch/check" || status=$?
+    config=$(printf '%s\n' "${command[@]}" | grep -m 1 -e '^--config$' -e '^--config=') || true
+    case $status-${command[0]}-$config in
+      # Without --config these read the run's own, which may be in a bucket: only a wrong flag (2) shows here.
+      0-* | 1-evaluate- | 1-inspect- | 1-convert-) return ;;
+    esac
+    tail -n 15 "$scratch/check" >&2
+    case $config in
+      *gs://*) why="its config, which reads from a bucket, could not be loaded here (see above)" ;;
+      *) if ! grep '^ag-jax' "$scratch/check" >/dev/null; then why="ag-jax does not run in $environment (see above)"; fi ;;
+    esac
+    if [ -z "$why" ]; then fail "ag-jax rejects this command (see above); nothing was started"; fi
+  else
+    why="there is no environment in $environment; \`bash launch/local.sh --help\` says how to make one"
+  fi
+  say "warning: the command is not checked before it runs on the TPU: $why"
 }
 
 # --- Getting a TPU ready ---------------------------------------------------------------------------------
@@ -194,7 +221,6 @@ add_hosts() {
 
 print_plan() {
   check_workdir
-  add_hosts
   note "is the TPU there?"
   tpus queued-resources describe "$name" --format='value(state.state)'
   note "copy the checkout (FILES: what git lists and is there), install"
@@ -314,6 +340,8 @@ main() {
   case ${command[0]} in
     -*) fail "expected a verb such as train after --, got ${command[0]}" ;;
   esac
+  add_hosts
+  check_command
   if [ "$dry_run" = yes ]; then
     print_plan
     return
@@ -328,7 +356,7 @@ main() {
     fi
   fi
   check_workdir
-  add_hosts
+  add_hosts # once more, for a TPU of which only the look told that it has several workers
   pack
   exec 3>&2 # the trap may come while standard error goes to a file
   trap 'leave 2>&3' INT

@@ -74,7 +74,7 @@ start() {
 
 # The process that stays: ag-jax, and then how it ended. ag-jax saves and exits with 0 when it is told to end, which
 # happens before a preemption; this process is told too, and so can tell that from a run that is done.
-run() {
+run_attempt() {
   folder=$ATTEMPTS/$1 terminated=no # not local: the traps read them
   shift
   trap 'finish $?' EXIT
@@ -107,7 +107,7 @@ main() {
   case $verb in
     install) set_up_for_tpu ;;
     start) start "$@" ;;
-    run) run "$@" ;;
+    run) run_attempt "$@" ;;
     stop) stop "$@" ;;
     status)
       if attempt=$(newest); then

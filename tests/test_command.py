@@ -219,8 +219,12 @@ def test_each_verb_names_the_one_that_a_config_is_for(tmp_path):
     for arguments, status, message in (
         (["train", tuning], 1, "is a config of fine-tuning: use `ag-jax evaluate` for one checkpoint, `ag-jax compare`"),
         (["compare", tuning], 1, "names no arms to compare"),
+        (["train", tuning, "--print_config"], 1, "is a config of fine-tuning: use `ag-jax evaluate`"),
+        (["compare", tuning, "--print_config"], 1, "names no arms to compare"),
+        (["evaluate", tuning, "--hosts=auto", "--print_config"], 1, "fine-tuning runs on one machine"),
         (["evaluate", tuning, "--step=3"], 1, "the step of the checkpoint is a setting: --config.step=3"),
         (["evaluate", f"--config={REPOSITORY / 'configs/quickstart.py'}"], 1, "is a config of pre-training: without --config"),
+        (["evaluate", f"--config={REPOSITORY / 'configs/quickstart.py'}", "--print_config"], 1, "is a config of pre-training"),
         (["evaluate", tuning, "--config.tasks.rte.epoch=3"], 2, "unknown setting 'tasks.rte.epoch'; did you mean 'tasks.rte.epochs'?"),
         (["evaluate", tuning, "--config.tasks.rte.learning_rates=(0.0,)"], 1, "tasks.rte.learning_rates must be above 0"),
         (["evaluate", tuning, "--config.data=/not/there"], 1, "task rte: no split 'train' below /not/there"),

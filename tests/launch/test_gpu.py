@@ -1,5 +1,7 @@
 """launch/gpu.sh, with a stand-in for nvidia-smi."""
 
+import subprocess
+
 import pytest
 
 from tests.launch.test_launch import Machine
@@ -55,6 +57,19 @@ def test_it_runs_in_the_environment_that_it_names(machine):
         "CUDA_VISIBLE_DEVICES=0,3",
         "JAX_PLATFORMS=cuda,cpu",
     ]
+
+
+@pytest.mark.parametrize("nvidia_smi", [None, "#!/bin/bash\nexit 9\n"])
+def test_a_dry_run_needs_no_gpu(machine, nvidia_smi):
+    (machine.bin / "nvidia-smi").unlink()
+    if nvidia_smi:
+        machine.command("nvidia-smi", nvidia_smi)
+    result = machine.run("gpu.sh", "--gpus=0,1", "--dry_run", "train", "--workdir=a b")
+    assert result.returncode == 0 and "no GPU was found here" in result.stderr and machine.done() == []
+    words = subprocess.run(["bash", "-c", f"printf '%s\\n' {result.stdout}"], capture_output=True, text=True).stdout.splitlines()
+    assert words[:2] == ["env", "CUDA_VISIBLE_DEVICES=0,1"] and "AG_JAX_ACCELERATOR=cuda13" in words
+    assert words[-3].endswith("launch/local.sh") and words[-2:] == ["train", "--workdir=a b"]
+    assert not any(word.startswith("CUDA_VISIBLE_DEVICES") for word in shown(machine, "train"))
 
 
 def test_a_busy_gpu_is_told(machine):

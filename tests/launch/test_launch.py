@@ -6,6 +6,7 @@ The stand-in Python answers the three ways in which the scripts call one: `-c` (
 
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import subprocess
@@ -150,6 +151,29 @@ def test_help_sets_nothing_up(machine, flag):
     result = machine.run("local.sh", flag)
     assert result.returncode == 0 and result.stdout.startswith("Usage: bash launch/local.sh")
     assert machine.done() == []
+
+
+def test_a_dry_run_prints_what_it_would_do_and_does_nothing(machine):
+    dry = machine.run("local.sh", "--dry_run", "train", "--workdir=a b")
+    assert dry.returncode == 0 and machine.done() == [] and not (machine.repository / ".venv").exists()
+    commands = [shlex.split(line) for line in dry.stdout.splitlines()]
+    clone, python = str(machine.repository), f"{machine.repository}/.venv/bin/python"
+    assert commands == [
+        ["cd", clone],
+        ["python3", "-m", "venv", f"{clone}/.venv"],
+        [python, "-m", "pip", "install", "-r", "requirements.txt"],
+        [python, "-m", "pip", "install", "--no-deps", "-e", "."],
+        [f"{clone}/.venv/bin/ag-jax", "train", "--workdir=a b"],
+    ]
+    assert dry.stderr.splitlines()[-1].endswith("is not ready yet; this was a dry run")
+    machine.run("local.sh", "train")
+    machine.done()
+    again = machine.run("local.sh", "--dry_run")
+    assert machine.done() == [] and len(again.stdout.splitlines()) == 2 and "is up to date" in again.stderr
+    assert shlex.split(again.stdout.splitlines()[1])[1:] == ["compare", "--config=configs/quickstart.py", "--workdir=runs/quickstart"]
+    other = machine.run("local.sh", "--dry_run", "train", AG_JAX_ACCELERATOR="cuda13")  # another jax: everything anew
+    assert "rm -rf" in other.stdout and "jax" in other.stdout and "cuda13" in other.stdout and machine.done() == []
+    assert (machine.repository / ".venv/bin/ag-jax").exists()
 
 
 def test_flags_of_a_verb_pass_through(machine):

@@ -502,6 +502,53 @@ def test_run_refuses(cloud, arguments, message):
     assert not [words for words in cloud.calls() if words[1] in ("ssh", "scp", "create")]
 
 
+AG_JAX = """#!/bin/bash
+echo "$PWD: $*" >> "$HOME/checked"
+echo "the config"
+[ -z "${SAYS:-}" ] || echo "$SAYS" >&2
+exit "${FAKE_STATUS:-0}"
+"""
+
+
+@pytest.fixture
+def environment(cloud):
+    """An environment on this machine, whose ag-jax says what the variables SAYS and FAKE_STATUS tell it."""
+    command = cloud.repository / ".venv/bin/ag-jax"
+    command.parent.mkdir(parents=True)
+    command.write_text(AG_JAX)
+    command.chmod(0o755)
+    return cloud.folder.parent / "checked"
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry_run",)])
+@pytest.mark.parametrize(("status", "says"), [("1", "ag-jax train: there is no data.sorce"), ("2", "ag-jax: expected one verb")])
+def test_a_wrong_command_is_found_before_anything_is_asked_for(cloud, environment, dry, status, says):
+    result = cloud.train(*dry, "--zone=us-west4-a", "--project=mine", FAKE_STATUS=status, SAYS=says)
+    assert result.returncode == 1 and result.stdout == "" and cloud.calls() == []
+    assert result.stderr == f"{says}\nag_jax: ag-jax rejects this command (see above); nothing was started\n"
+    assert environment.read_text() == f"{cloud.repository}: {' '.join(TRAIN)} --print_config\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "says", "warning"),
+    [
+        (TRAIN, "0", "", ""),
+        (("evaluate", "--workdir=gs://bucket/run"), "1", "ag-jax evaluate: this verb needs --config=FILE", ""),
+        (("train", "--config=c.py:run=gs://b/run", TRAIN[2]), "1", "ag-jax: gs://b/run needs a package", "could not be loaded here"),
+        (TRAIN, "1", "ModuleNotFoundError: No module named 'jax'", "warning: the command is not checked"),
+    ],
+)
+def test_a_command_that_may_be_right_is_run(cloud, environment, command, status, says, warning):
+    result = cloud.run("tpu_run.sh", "one", "--dry_run", "--zone=a", "--", *command, FAKE_STATUS=status, SAYS=says)
+    assert result.returncode == 0 and "# start, then look" in result.stdout and warning in result.stderr
+    assert environment.exists() and "the config" not in result.stdout
+
+
+def test_without_an_environment_the_command_is_not_checked_and_that_is_told(cloud):
+    result = cloud.run("tpu_run.sh", "one", "--dry_run", "--zone=a", "--", *TRAIN)
+    assert result.returncode == 0 and "warning: the command is not checked before it runs on the TPU" in result.stderr
+
+
 def test_a_tpu_that_was_made_elsewhere(cloud):
     cloud.create()
     cloud.tpu(only_node=True, spot=True)
