@@ -29,7 +29,8 @@ _TUNING_ON_MANY_HOSTS = "fine-tuning runs on one machine: leave --coordinator, -
 class Request:
     """The command line: config file with its arguments, settings on top of it, and the other flags.
 
-    price: dollars per chip-hour; coordinator, hosts, host: where this host stands among several, see `hosts.find_place`; join_timeout: in seconds.
+    price: dollars per chip-hour.
+    coordinator, hosts, host: where this host stands among several, see `hosts.find_place`; join_timeout: in seconds.
     source, target: the other library to convert from or to; path: its model; expect, dtype, license, part: see `--help`.
     """
 
