@@ -29,8 +29,8 @@ ASA_TABLE_5 = {
 }
 _ASA_WITHOUT_DECAY = ("wnut17", "dream", "hellaswag")  # tagging and choice, in its released code
 
-# Step size, magnitude at first, largest norm, steps (Zhu et al. 2020, FreeLB, for RoBERTa-large: the scripts released with it, and
-# for RTE, which these leave open, issue 11 of its repository).
+# Step size, initial magnitude, largest norm, steps of ascent (Zhu et al. 2020, FreeLB, for RoBERTa-large: fairseq's scripts released
+# with it, and for RTE, which they leave open, issue 11 of its repository).
 FREELB = {
     "mnli": (0.1, 0.1, 0.3, 2),
     "qnli": (0.075, 0.15, 0.15, 2),
@@ -186,11 +186,12 @@ def attack(config: Config, method: str, **settings: Any) -> None:
 
 
 def freelb(config: Config) -> None:
-    """FreeLB with each task's settings of `FREELB`."""
+    """FreeLB with each task's settings of `FREELB`; `steps` is counted as in fairseq, for which they were released."""
     for task, recipe in config.tasks.items():
         step_size, init_magnitude, max_norm, steps = FREELB[_FREELB_LIKE.get(task, task if task in FREELB else "mnli")]
         recipe.adversarial.method = "freelb"
-        recipe.adversarial.freelb.update(step_size=step_size, init_magnitude=init_magnitude, max_norm=max_norm, steps=steps)
+        settings = {"step_size": step_size, "init_magnitude": init_magnitude, "max_norm": max_norm, "steps": steps}
+        recipe.adversarial.freelb.update(count="fairseq", **settings)
 
 
 def longer(config: Config, times: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""FreeLB: by hand, against a plain loop with two backward passes, in parts, around everything, at its price."""
+"""FreeLB: against the released programs and a plain loop with two backward passes, in parts, around everything, at its price."""
 
 import dataclasses
 
@@ -23,29 +23,91 @@ def row_norms(values):
     return np.sqrt((np.asarray(values, np.float64) ** 2).sum((1, 2)))
 
 
-@pytest.mark.parametrize("max_norm", [0.0, 0.5])
-@pytest.mark.parametrize("count", ["huggingface", "fairseq"])
-def test_by_hand(count, max_norm):
-    """The residual r of y = w . sum x grows by step |w| sqrt(n) from pass to pass, up to max_norm; the gradient is 2 r sum x."""
-    config = FreeLBConfig(steps=3, count=count, step_size=0.3, init_magnitude=0.0, max_norm=max_norm)
+def numbers_at(delta, batch, w):
+    """Loss, gradient of w and gradient of the vectors of `perturbed.Linear` in float64, at vectors moved by `delta`."""
+    is_token = batch["sequences"][:, :, None] > 0
+    sums = np.where(is_token, batch["vectors"] + delta, 0.0).sum(1)
+    residual, count = batch["weights"] * (sums @ w - batch["labels"]), batch["weights"].sum()
+    by_vectors = np.where(is_token, 2 * residual[:, None, None] * w / count, 0.0)
+    return (residual**2).sum() / count, 2 * residual @ sums / count, by_vectors
+
+
+def moved_up(delta, slope, config):
+    """`delta` after a step of ascent of length `step_size` for each row, cut to `max_norm`."""
+    moved = np.zeros_like(delta)
+    for row in range(len(delta)):
+        length = max(np.sqrt((slope[row] ** 2).sum()), 1e-10)
+        moved[row] = delta[row] + config.step_size / length * slope[row]
+        norm = np.sqrt((moved[row] ** 2).sum())
+        if 0 < config.max_norm < norm:
+            moved[row] *= config.max_norm / norm
+    return moved
+
+
+def fairseq_program(first, batch, w, config):
+    """`freelb_train_step` of fairseq's sentence_prediction task: a pass, then `adv_steps` times an ascent and a pass.
+
+    The first pass is at the drawn perturbation if `rand_init_mag` is above 0, otherwise at the words themselves, whose gradient is
+    then that of the perturbation. Every loss is divided by 1 + adv_steps, and gradients add up.
+    """
+    delta = first if config.init_magnitude > 0 else np.zeros_like(first)
+    share, deltas = 1 / (1 + config.steps), [delta]
+    loss, gradient, slope = numbers_at(delta, batch, w)
+    loss, gradient = share * loss, share * gradient
+    for _ in range(config.steps):
+        delta = moved_up(delta, slope, config)
+        deltas.append(delta)
+        of_pass, by_w, slope = numbers_at(delta, batch, w)
+        loss, gradient = loss + share * of_pass, gradient + share * by_w
+    return loss, gradient, deltas
+
+
+def huggingface_program(first, batch, w, config):
+    """The training loop of run_glue_freelb.py: `adv_steps` passes, and an ascent after each but the last."""
+    delta = first if config.init_magnitude > 0 else np.zeros_like(first)
+    loss, gradient, deltas = 0.0, 0.0, []
+    for number in range(config.steps):
+        of_pass, by_w, slope = numbers_at(delta, batch, w)
+        loss, gradient = loss + of_pass / config.steps, gradient + by_w / config.steps
+        deltas.append(delta)
+        if number == config.steps - 1:
+            break
+        delta = moved_up(delta, slope, config)
+    return loss, gradient, deltas
+
+
+@pytest.mark.parametrize(
+    ("count", "init_magnitude", "max_norm"),
+    [
+        ("fairseq", 1.0, 0.0),
+        ("fairseq", 1.0, 0.8),
+        ("fairseq", 0.0, 0.0),
+        ("fairseq", 0.0, 0.5),
+        ("huggingface", 1.0, 0.8),
+        ("huggingface", 0.0, 0.0),
+    ],
+)
+def test_the_released_programs(count, init_magnitude, max_norm):
+    """Loss, gradient and perturbations are those of the authors' two programs, written out in numpy for a linear model."""
+    config = FreeLBConfig(steps=3, count=count, step_size=0.3, init_magnitude=init_magnitude, max_norm=max_norm)
     batch, w = perturbed.linear_batch(), np.asarray(perturbed.W["w"], np.float64)
-    n = batch["sequences"].sum(1)[:3]
-    sums = (batch["vectors"] * batch["sequences"][:, :, None]).sum(1)[:3].astype(np.float64)
-    residual = sums @ w - batch["labels"][:3]
-    lengths = [0.0, 0.3, 0.6] if count == "huggingface" else [0.0, 0.0, 0.3, 0.6]
-    if max_norm:
-        lengths = np.minimum(lengths, max_norm)
-    losses, gradients = [], []
-    for length in lengths:
-        moved = length * np.sign(residual)[:, None] * np.sqrt(n)[:, None] * (w / np.linalg.norm(w))[None]
-        at = residual + moved @ w
-        losses.append((at**2).sum() / 3)
-        gradients.append((2 * at[:, None] * (sums + moved)).sum(0) / 3)
-    loss, metrics, gradient = perturbed.trained(FreeLB(perturbed.Linear(), config, 3), perturbed.W, batch)
-    np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
-    np.testing.assert_allclose(gradient["w"], np.mean(gradients, 0), rtol=1e-5)
-    np.testing.assert_allclose(metrics["task_loss"][0] / metrics["task_loss"][1], np.mean(losses), rtol=1e-5)
-    np.testing.assert_allclose(metrics["delta_norm"][0] / metrics["delta_norm"][1], lengths[-1], rtol=1e-5)
+    attacked = FreeLB(perturbed.Seen(perturbed.Linear()), config, 3)
+    first = np.asarray(attacked.first(jax.random.fold_in(perturbed.KEY, 0xF1EE), jnp.asarray(batch["sequences"])), np.float64)
+    assert bool(first.any()) == bool(init_magnitude)
+    program = {"fairseq": fairseq_program, "huggingface": huggingface_program}[count]
+    wanted_loss, wanted_gradient, deltas = program(first, batch, w, config)
+    lengths = [row_norms(delta)[:3] for delta in deltas]
+    if not init_magnitude:  # a linear model has the same slope everywhere
+        grown = [0.0, 0.3, 0.6, 0.9] if count == "fairseq" else [0.0, 0.3, 0.6]
+        np.testing.assert_allclose(lengths, np.repeat(np.minimum(grown, max_norm or 1)[:, None], 3, 1), atol=1e-12)
+    elif max_norm:
+        assert max_norm in [pytest.approx(length) for length in lengths[-1]], "some text reaches the ball"
+    loss, metrics, gradient = perturbed.trained(attacked, perturbed.W, batch)
+    np.testing.assert_allclose(loss, wanted_loss, rtol=1e-5)
+    np.testing.assert_allclose(gradient["w"], wanted_gradient, rtol=1e-5)
+    np.testing.assert_allclose(metrics["delta"][0], np.mean(deltas, 0), atol=1e-6)
+    np.testing.assert_allclose(metrics["task_loss"][0] / metrics["task_loss"][1], wanted_loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics["delta_norm"][0] / metrics["delta_norm"][1], lengths[-1].mean(), rtol=1e-5)
 
 
 def plain_loop(objective, config, width, params, batch, first):
@@ -60,11 +122,7 @@ def plain_loop(objective, config, width, params, batch, first):
     of_params, of_delta = jax.jit(jax.grad(loss)), jax.jit(jax.grad(loss, argnums=1))
     values, gradients, deltas = [], [], []
     delta = np.asarray(first, np.float64)
-    if config.count == "fairseq":
-        values.append(loss(params, 0 * first))
-        gradients.append(of_params(params, 0 * first))
-        deltas.append(0 * delta)
-    for _ in range(config.steps):
+    for _ in range(config.steps + 1 if config.count == "fairseq" else config.steps):
         values.append(loss(params, jnp.float32(delta)))
         gradients.append(of_params(params, jnp.float32(delta)))
         deltas.append(delta)

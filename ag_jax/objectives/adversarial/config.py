@@ -120,10 +120,15 @@ class MaskingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FreeLBConfig:
-    """FreeLB (Zhu et al. 2020); the defaults are the authors' for RoBERTa-large on MNLI.
+    """FreeLB (Zhu et al. 2020).
 
-    steps: K; count: they are all passes there are (`huggingface`), or come after a clean one (`fairseq`), as in the authors' two
-        programs.
+    The defaults of `steps`, `step_size`, `init_magnitude` and `max_norm` are the authors' for RoBERTa-large on MNLI, which they
+    trained with `count=fairseq`.
+
+    steps: K; count: what the authors' two programs count with it, all passes, so that there are K - 1 steps of ascent
+        (`huggingface`), or the steps of ascent, so that there are K + 1 passes (`fairseq`). Otherwise the two are the same: the
+        first pass is at the initial perturbation, clean only if `init_magnitude` is 0, and the gradient of the parameters is the
+        mean over all passes.
     step_size: how far the perturbation of a text moves from pass to pass; max_norm: how long it may be, 0 for as long as it gets.
     init_magnitude: the most that its length can be at first; 0 begins without one.
     dropout: `shared` by all passes, or `independent` in each.
@@ -145,7 +150,7 @@ class FreeLBConfig:
 
     @property
     def passes(self) -> int:
-        """Forward and backward passes of a step."""
+        """Forward and backward passes of a training step."""
         return self.steps + (self.count == "fairseq")
 
 

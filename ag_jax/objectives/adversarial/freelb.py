@@ -22,12 +22,14 @@ _SMALLEST = 1e-12  # a text whose gradient is shorter has none: only what fills 
 
 @dataclasses.dataclass(frozen=True)
 class FreeLB:
-    """Mean over K passes of L_inner(words + delta_t) (Zhu et al. 2020, algorithm 1).
+    """Mean over the passes t = 0, 1, ... of L_inner(words + delta_t) (Zhu et al. 2020, algorithm 1).
+
+    There are `config.passes` of them, K or K + 1, and between each two one step of ascent:
 
     delta_0     uniform in [-1, 1] * init_magnitude / sqrt(n E), for a text of n tokens
     delta_t+1 = delta_t + step_size * g_t / ||g_t||, cut to the length max_norm;  g_t the gradient with regard to delta_t
 
-    One backward pass gives both g_t and the gradient of the parameters, so a step costs K of them and not 2 K - 1. For
+    One backward pass gives both g_t and the gradient of the parameters, so P passes cost P of them and not 2 P - 1. For
     that the gradient is made here, and handed on with the totals (`given_gradient`). It is that of the whole loss, of
     all terms that `ports.factors` weighs, and exact for any number of microbatches, but that each draws its own delta_0.
     Without factors they are those of this batch; a sum of several terms that is weighed otherwise then has a gradient
@@ -70,14 +72,11 @@ class FreeLB:
             return self.inner(params, batch, None, step, ports)
         factors = ports.factors or loss_factors(self.normalizers(batch), self.coefficients(step))
         sequences_BL, begun = perturbation.rows(batch), step >= self.config.begin_step
-        first_BLE = jnp.where(begun, self.first(jax.random.fold_in(rngs["dropout"], _INITIAL), sequences_BL), 0.0)
-        is_clean = self.config.count == "fairseq"
-        delta_BLE = jnp.zeros_like(first_BLE) if is_clean else first_BLE
-        slope_BLE, sums = jnp.zeros_like(first_BLE), None
+        delta_BLE = jnp.where(begun, self.first(jax.random.fold_in(rngs["dropout"], _INITIAL), sequences_BL), 0.0)
+        slope_BLE, sums = jnp.zeros_like(delta_BLE), None
         for number in range(self.config.passes):
             if number:
-                moved_BLE = first_BLE if is_clean and number == 1 else self.ascend(delta_BLE, slope_BLE, sequences_BL)
-                delta_BLE = jnp.where(begun, moved_BLE, delta_BLE)
+                delta_BLE = jnp.where(begun, self.ascend(delta_BLE, slope_BLE, sequences_BL), delta_BLE)
             of_pass = ports.replace(factors=factors, embedding_delta=perturbation.plus(ports.embedding_delta, delta_BLE))
             gradient, slope_BLE, outcome = self._pass(params, batch, self._rngs(rngs, number), step, of_pass)
             adds = (outcome.totals, outcome.metrics, gradient)
