@@ -19,34 +19,53 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from ag_jax.analysis.canvas import LARGE, MEDIUM, colours, label, save, tidy
 
 Rows = Sequence[Mapping[str, Any]]  # of one run or trial
-END = 0.2  # the part of training, its last, over which tables and layers are averaged
+END = 0.2  # the last part of training, over which tables and layers are averaged
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedShare:
-    """The share of the units that was masked in a run: overall and by layer, as the mean since the step logged before."""
+    """The share of the units that was masked in a run: overall and by layer, as the mean over the steps of each logged row.
 
+    begin_S, steps_S: row S is of the steps begin_S + 1 to steps_S.
+    """
+
+    begin_S: np.ndarray
     steps_S: np.ndarray
     share_S: np.ndarray
     share_SN: np.ndarray
 
     @property
+    def late_S(self) -> np.ndarray:
+        """Which rows lie in the last fifth of training; the last row alone if none does, because rows are too far apart."""
+        late_S = self.begin_S >= (1 - END) * self.steps_S[-1]
+        return late_S if late_S.any() else self.steps_S == self.steps_S[-1]
+
+    @property
+    def late_steps(self) -> tuple[int, int]:
+        """The first and the last step that `at_end` is of."""
+        return int(self.begin_S[self.late_S][0]) + 1, int(self.steps_S[-1])
+
+    @property
     def at_end(self) -> tuple[float, np.ndarray]:
-        """Overall and by layer `N`, averaged over the last fifth of training."""
-        late_S = self.steps_S > (1 - END) * self.steps_S[-1]
-        return float(self.share_S[late_S].mean()), self.share_SN[late_S].mean(0)
+        """Overall and by layer `N`, averaged over the steps of the rows `late_S`."""
+        weights_S = np.where(self.late_S, self.steps_S - self.begin_S, 0)
+        return float(np.average(self.share_S, weights=weights_S)), np.average(self.share_SN, axis=0, weights=weights_S)
 
     def numbers(self) -> dict[str, Any]:
         """`at_end`, as report.json holds it."""
         share, share_N = self.at_end
-        return {"all": share, "layers": share_N.tolist()}
+        return {"all": share, "layers": share_N.tolist(), "steps": list(self.late_steps)}
 
 
 def masked_share(seeds: Sequence[Rows]) -> MaskedShare | None:
     """The mean over runs that differ in their seed, at the steps that all of them have; None if nothing was masked."""
-    of_seeds = [
-        {row["step"]: row for row in rows if row["split"] == "train" and row.get("masked") is not None} for rows in seeds
-    ]
+    trained = [[row for row in rows if row["split"] == "train"] for rows in seeds]
+    # The step that the row before a row ends with, of whichever seed has the longest rows.
+    begins: dict[int, int] = {}
+    for rows in trained:
+        for before, row in zip([0, *(row["step"] for row in rows)], rows, strict=False):
+            begins[row["step"]] = min(before, begins.get(row["step"], before))
+    of_seeds = [{row["step"]: row for row in rows if row.get("masked") is not None} for rows in trained]
     steps = sorted(set.intersection(*(set(of_seed) for of_seed in of_seeds))) if of_seeds else []
     if not steps:
         return None
@@ -54,21 +73,23 @@ def masked_share(seeds: Sequence[Rows]) -> MaskedShare | None:
         np.mean([[of_seed[step][name] for step in steps] for of_seed in of_seeds], axis=0, dtype=np.float64)
         for name in ("masked", "masked/layers")
     )
-    return MaskedShare(np.array(steps), share_S, share_SN)
+    return MaskedShare(np.array([begins[step] for step in steps]), np.array(steps), share_S, share_SN)
 
 
 def masked_table(header: Sequence[str], shares: Mapping[tuple[str, ...], MaskedShare]) -> list[str]:
     """Lines of a section on what was masked; `shares` by what stands in the first columns, which `header` names."""
     layers = max(share.share_SN.shape[1] for share in shares.values())
-    columns = [*header, "All layers", *(f"Layer {number}" for number in range(1, layers + 1))]
+    columns = [*header, "Steps", "All layers", *(f"Layer {number}" for number in range(1, layers + 1))]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for key, share in shares.items():
         overall, share_N = share.at_end
-        cells = [f"{100 * value:.1f}" for value in (overall, *share_N)]
+        first, last = share.late_steps
+        cells = [f"{first:,} to {last:,}", *(f"{100 * value:.1f}" for value in (overall, *share_N))]
         lines.append("| " + " | ".join([*key, *cells, *["–"] * (layers - len(share_N))]) + " |")
     explained = (
-        "Per cent of the units of attention (a token, and one that it may attend to) that the attack masked in the last fifth of "
-        "training, as a mean over the seeds. Where an adversary masks more, the model is more vulnerable."
+        "Per cent of the units of attention (a token, and one that it may attend to) that the attack masked at the end of training, "
+        "as a mean over the seeds. The steps are those of the logged rows that lie in the last fifth of training, or of the last row "
+        "if none does. Where an adversary masks more, the model is more vulnerable."
     )
     return ["## What was masked", "", explained, "", *lines, ""]
 
@@ -104,7 +125,8 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
         left.xaxis.set_major_formatter((lambda value, _: f"{value:,.0f}") if same else PercentFormatter(1.0, decimals=0))
         left.set_title(label(group, 40), fontsize=LARGE, loc="left", parse_math=False)
         left.set_ylabel("masked share", fontsize=MEDIUM)
-        right.set_xlabel(f"layer (last {END:.0%} of training)", fontsize=MEDIUM)
+        measured = max(1 - (share.late_steps[0] - 1) / share.late_steps[1] for share in shares.values())
+        right.set_xlabel(f"layer (last {measured:.0%} of training)", fontsize=MEDIUM)
         most = max(share.share_SN.shape[1] for share in shares.values())
         right.set_xticks(range(1, most + 1, 1 if most <= 12 else 3))
         highest = max(max(share.share_S.max(), share.at_end[1].max()) for share in shares.values())

@@ -15,7 +15,7 @@ Expected (BERT-base, tau = 0.3): the share falls from the lowest layer to the hi
 tagging and reading. The figure's numbers are not in the text. Nobody has run scale=paper with this program yet.
 
 Deviations: tau is 0.3 for all tasks, as in the figure, where table 5 has 0.5 for WNUT-17 and DREAM. When in training the figure
-was measured is not said; the report's table is of the last fifth. The rest is as in table1_generalization.py.
+was measured is not said; the report's table is of the end of training. The rest is as in table1_generalization.py.
 """
 
 from ag_jax import configuration, protocols

@@ -9,7 +9,8 @@ from tests.analysis.test_plots import picture
 
 
 def row(step, layers, split="train"):
-    return {"step": step, "split": split, "masked": float(np.mean(layers)), "masked/layers": list(layers)}
+    masked = None if None in layers else float(np.mean(layers))
+    return {"step": step, "split": split, "masked": masked, "masked/layers": list(layers)}
 
 
 PLAIN = {"step": 10, "split": "train", "mlm_loss": 3.0}
@@ -22,10 +23,25 @@ def test_one_run():
     assert share.steps_S.tolist() == [10, 20, 90, 100]
     np.testing.assert_allclose(share.share_S, [0.4, 0.3, 0.15, 0.05])
     np.testing.assert_allclose(share.share_SN, [[0.5, 0.3], [0.4, 0.2], [0.2, 0.1], [0.1, 0.0]])
-    overall, share_N = share.at_end  # of the steps after 80
-    assert overall == pytest.approx(0.1)
-    np.testing.assert_allclose(share_N, [0.15, 0.05])
-    assert share.numbers() == {"all": pytest.approx(0.1), "layers": pytest.approx([0.15, 0.05])}
+    overall, share_N = share.at_end  # the row at 90 began at 20, before the last fifth
+    assert overall == pytest.approx(0.05)
+    np.testing.assert_allclose(share_N, [0.1, 0.0])
+    assert share.numbers() == {"all": pytest.approx(0.05), "layers": pytest.approx([0.1, 0.0]), "steps": [91, 100]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "overall", "steps"),
+    [
+        ([row(50, (0.6, 0.6))], 0.6, [1, 50]),
+        ([row(50, (0.9, 0.9)), row(100, (0.5, 0.5)), row(110, (0.3, 0.3))], 0.3, [101, 110]),
+        ([row(80, (0.9, 0.9)), row(95, (0.6, 0.6)), row(100, (0.2, 0.2))], 0.5, [81, 100]),
+        ([row(40, (0.9, 0.9)), row(90, (0.5, 0.5)), row(100, (None, None))], 0.5, [41, 90]),
+    ],
+    ids=["one row", "rows across the border", "rows of several lengths", "nothing masked at last"],
+)
+def test_the_end_of_training_is_of_the_steps_that_it_names(rows, overall, steps):
+    found = attacks.masked_share([rows]).numbers()
+    assert found == {"all": pytest.approx(overall), "layers": pytest.approx([overall] * 2), "steps": steps}
 
 
 def test_seeds_are_averaged_where_all_of_them_are():
@@ -33,6 +49,7 @@ def test_seeds_are_averaged_where_all_of_them_are():
     assert share.steps_S.tolist() == [10, 20, 100]
     np.testing.assert_allclose(share.share_SN, [[0.6, 0.2], [0.3, 0.2], [0.2, 0.1]])
     np.testing.assert_allclose(share.share_S, [0.4, 0.25, 0.15])
+    assert share.numbers()["steps"] == [91, 100], "the second has a row at 90, although nothing was masked"
 
 
 @pytest.mark.parametrize("seeds", [[], [[PLAIN]], [[PLAIN | {"masked": None, "masked/layers": [None]}]], [ONE, [PLAIN]]])
@@ -41,11 +58,11 @@ def test_without_an_attack_there_is_no_share(seeds):
 
 
 def test_the_table_has_every_layer_of_every_row():
-    deep = MaskedShare(np.array([5]), np.array([0.123]), np.array([[0.1, 0.2, 0.069]]))
+    deep = MaskedShare(np.array([0]), np.array([5]), np.array([0.123]), np.array([[0.1, 0.2, 0.069]]))
     lines = attacks.masked_table(["Task", "Arm"], {("sst2", "asa"): attacks.masked_share([ONE]), ("rte", "asa"): deep})
-    assert "| Task | Arm | All layers | Layer 1 | Layer 2 | Layer 3 |" in lines
-    assert "| sst2 | asa | 10.0 | 15.0 | 5.0 | – |" in lines
-    assert "| rte | asa | 12.3 | 10.0 | 20.0 | 6.9 |" in lines
+    assert "| Task | Arm | Steps | All layers | Layer 1 | Layer 2 | Layer 3 |" in lines
+    assert "| sst2 | asa | 91 to 100 | 5.0 | 10.0 | 0.0 | – |" in lines
+    assert "| rte | asa | 1 to 5 | 12.3 | 10.0 | 20.0 | 6.9 |" in lines
 
 
 def of(axes):
@@ -53,7 +70,7 @@ def of(axes):
 
 
 def test_the_picture_of_masks(tmp_path):
-    short = MaskedShare(np.array([5, 10]), np.array([0.5, 0.25]), np.array([[0.5], [0.25]]))
+    short = MaskedShare(np.array([0, 5]), np.array([5, 10]), np.array([0.5, 0.25]), np.array([[0.5], [0.25]]))
     one = attacks.masked_share([ONE])
     figure = attacks.draw_masked({"asa": {"sst2": one, "rte": short}, "magnitude": {"rte": short}})
     first, layers, second, _ = figure.axes
@@ -62,7 +79,8 @@ def test_the_picture_of_masks(tmp_path):
     assert rte[:3] == ("rte", [0.5, 1.0], [0.5, 0.25]) and first.get_xlabel() == "part of training"
     assert alone[:3] == ("rte", [5, 10], [0.5, 0.25]) and second.get_xlabel() == "step"
     assert rte[3] == alone[3] != sst2[3]
-    assert of(layers)[0][1] == [1, 2] and of(layers)[0][2] == pytest.approx([0.15, 0.05])
+    assert of(layers)[0][1] == [1, 2] and of(layers)[0][2] == pytest.approx([0.1, 0.0])
+    assert layers.get_xlabel() == "layer (last 50% of training)", "of rte, whose last row is half of it"
     assert [panel.get_title(loc="left") for panel in (first, second)] == ["asa", "magnitude"]
     path = attacks.masked_figure({"": {"a $5_$ arm": one}}, tmp_path / "figures" / "masked.png")
     picture(path)

@@ -114,8 +114,10 @@ def test_the_report_has_what_was_masked_by_the_chosen_point(source, tmp_path, tr
     for task in ("sst2", "stsb"):
         for arm in ("asa", "scheduled"):
             # The last fifth of training is the second row; the seeds have 0.1 and 0.2 over its number.
-            assert numbers[task]["arms"][arm]["masked"] == {"all": pytest.approx(0.075), "layers": pytest.approx([0.075] * LAYERS)}
-            assert f"| {task} | {arm} | 7.5 | " in text
+            assert numbers[task]["arms"][arm]["masked"] == {
+                **{"all": pytest.approx(0.075), "layers": pytest.approx([0.075] * LAYERS), "steps": [2, 2]}
+            }
+            assert f"| {task} | {arm} | 2 to 2 | 7.5 | " in text
     assert "![Masked share](figures/masked_share.png)" in text
     assert (tmp_path / "w" / "figures" / "masked_share.png").read_bytes().startswith(b"\x89PNG")
     assert "temperature" not in text and "Attention after training" not in text
