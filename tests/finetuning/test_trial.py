@@ -133,6 +133,32 @@ def test_kept_weights_are_the_best_epochs(undisturbed):
     assert len(examples) == result["examples"]["validation"]
 
 
+def test_test_sets_are_predicted_with_the_best_epochs_weights(tmp_path, one_device, monkeypatch):
+    """The first of three epochs is made the best; weights that are kept are its own."""
+    measured, honest = [], trial.predicting.predicted
+
+    def worse_and_worse(task, split, logits):
+        found = honest(task, split, logits)
+        if found.metrics is None:
+            return found
+        measured.append(np.stack(logits))
+        return dataclasses.replace(found, metrics={"accuracy": 1 / len(measured), "f1": 0.0})
+
+    monkeypatch.setattr(trial.predicting, "predicted", worse_and_worse)
+    assert setting(keep=True)(tmp_path)["best_epoch"] == 1
+    assert len(measured) == 3 and np.abs(measured[0] - measured[-1]).max() > 1e-2, "later epochs say something else"
+    tuned, opened = finetuned.load(tmp_path), tasks.pretrained()
+    data = encoded.encode(tasks.splits("classification"), opened.tokenizer, opened.config, RECIPE)
+    for name, split in (("validation", data.validation), ("test", data.others["test"])):
+        batch = {
+            field: np.stack([np.pad(row[field], (0, 24 - len(row[field]))) for row in split.features.rows])
+            for field in ("tokens", "sequences", "segments")
+        }
+        said = tuned.model.apply({"params": tuned.params}, batch, deterministic=True)
+        scores = [row["scores"] for row in rows(tmp_path / f"predictions_{name}.jsonl")]
+        np.testing.assert_allclose(said, scores, atol=1e-5)
+
+
 def test_seeds_and_learning_rates_share_a_program(tmp_path, one_device):
     results = []
     for number, settings in enumerate(({}, {"learning_rate": 1e-3}, {"seed": 1})):

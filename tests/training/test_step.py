@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ag_jax.objectives.losses import Outcome
 from ag_jax.training import sharding
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.sharding import MeshConfig, make_mesh
@@ -80,6 +81,34 @@ def test_loss_is_the_sum_of_coefficient_times_total_over_weight(still, batch, by
     assert float(metrics["mlm_loss"][1]) == batch["masked_weights"].sum()
     np.testing.assert_allclose(loss, mean["mlm_loss"] + mean["nsp_loss"] + alpha * mean["ag_loss"], rtol=1e-6)
     assert alpha * mean["ag_loss"] > 0.01 * loss
+
+
+class Draws:
+    """An objective that only says what its random key for dropout gives it, in the place of its part of the batch."""
+
+    def normalizers(self, batch):
+        return {"task": batch["weights"].sum()}
+
+    def coefficients(self, step):
+        return {"task": jnp.float32(1)}
+
+    def __call__(self, params, batch, rngs, step, ports):
+        drawn = batch["part"].mean(0) * jax.random.uniform(rngs["dropout"])
+        return Outcome({"task": params * 0}, {"drawn": (drawn, jnp.float32(1))}, None, batch)
+
+
+def test_every_microbatch_has_dropout_of_its_own():
+    batch = {"part": np.tile(np.eye(4, dtype=np.float32), (2, 1)), "weights": np.ones(8, np.float32)}
+
+    def drawn(key, microbatches=4):
+        found = loss_and_gradient(
+            jnp.float32(1), batch, key, jnp.int32(5), objective=Draws(), microbatches=microbatches
+        )
+        return np.asarray(found[1]["drawn"][0])
+
+    one, other = drawn(jax.random.key(0)), drawn(jax.random.key(1))
+    assert len({*one.tolist(), *other.tolist()}) == 8 and (one > 0).all()
+    assert len(set(drawn(jax.random.key(0), microbatches=1).tolist())) == 1, "one part has one key"
 
 
 def test_parts_really_are_uneven(batch):
