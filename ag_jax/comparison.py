@@ -2,11 +2,13 @@
 
 import functools
 import json
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from etils import epath
 
-from ag_jax import configuration, experiment, learner, run, run_corpus
+from ag_jax import arms, configuration, experiment, learner, run, run_corpus
 from ag_jax.analysis import attacks, maps, plateau, plots, report
 from ag_jax.analysis.report import ArmResults
 from ag_jax.data import pipeline
@@ -19,16 +21,21 @@ PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # figure 4
 
 
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int], ExperimentConfig]:
-    """The checked config of every (arm, seed): `source` with its argument `arm` replaced, settings on top."""
+    """The checked config of every (arm, seed): `source` with its argument `arm` replaced, settings on top.
+
+    Raises ValueError if there are no arms, if two are the same, or if they are measured by different losses.
+    """
     config = experiment.parse(configuration.load(source, overrides))
     if not config.comparison.arms:
         raise ValueError(f"{source} names no arms to compare; set comparison.arms, or use `ag-jax train` for one run")
     configs = {}
     for seed in config.comparison.seeds:
-        for arm in config.comparison.arms.split(","):
-            named = configuration.load(configuration.with_argument(source, "arm", arm), overrides)
+        for arm in arms.names(config.comparison.arms):
+            named = arms.load(source, arm, overrides)
             named.seed = seed
             configs[arm, seed] = experiment.parse(named)
+    in_effect = {arm: of_arm.in_effect for (arm, seed), of_arm in configs.items() if seed == config.comparison.seeds[0]}
+    arms.check_distinct(source, in_effect, overrides)
     measured = {learner.headline(config).label for config in configs.values()}
     if len(measured) > 1:
         raise ValueError(
@@ -44,13 +51,22 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> 
     Runs lie in `workdir/ARM-seedN`; a comparison that was stopped goes on where it was. Of several hosts the first writes.
     """
     configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
+    overridden = arms.overridden(source, list(dict.fromkeys(arm for arm, _ in configs)), overrides)
+    if hosts.is_first():
+        for sentence in overridden:
+            print(sentence, file=sys.stderr, flush=True)
     with lock.hold(workdir):
-        return _compare(source, overrides, configs, workdir)
+        return _compare(source, overrides, configs, workdir, overridden)
 
 
 def _compare(
-    source: str, overrides: dict[str, Any], configs: dict[tuple[str, int], ExperimentConfig], workdir: epath.Path
+    source: str,
+    overrides: dict[str, Any],
+    configs: dict[tuple[str, int], ExperimentConfig],
+    workdir: epath.Path,
+    overridden: Sequence[str],
 ) -> epath.Path:
+    compared = list(dict.fromkeys(arm for arm, _ in configs))
     directories = {(arm, seed): workdir / f"{arm}-seed{seed}" for arm, seed in configs}
     for key, config in configs.items():  # before the first is trained: a clash is worth nothing an hour later
         run.claim_workdir(config, directories[key])
@@ -64,7 +80,7 @@ def _compare(
     if not hosts.is_first():
         return path
     first_run, first = next(iter(configs.items()))
-    seeds, arms = first.comparison.seeds, first.comparison.arms.split(",")
+    seeds = first.comparison.seeds
     results = [
         ArmResults(
             name=arm,
@@ -72,18 +88,19 @@ def _compare(
             metrics=[read_metrics(directories[arm, seed]) for seed in seeds],
             settings=_settings(configs[arm, seeds[0]]),
         )
-        for arm in arms
+        for arm in compared
     ]
     corpus = pipeline.prepare(run_corpus.with_own_tokenizer(first.data, directories[first_run]))
     headline = learner.headline(first)
     numbers = report.numbers(results, seeds, headline, plateau.plateau_loss(first, corpus))
     settings = "".join(f" --config.{key}={value}" for key, value in overrides.items())
     command = f"ag-jax compare --config={source}{settings}"
-    opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in arms}
+    opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in compared}
     figures = _figures(workdir, opened, results, corpus)
-    content = {"title": first.title, "command": command, **numbers}
+    content = {"title": first.title, "command": command, "overridden": overridden, **numbers}
     storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
-    storage.write_whole(path, report.markdown(first.title, headline, results, numbers, figures, command) + "\n")
+    text = report.markdown(first.title, headline, results, numbers, figures, command, overridden)
+    storage.write_whole(path, text + "\n")
     return path
 
 

@@ -103,6 +103,11 @@ class ExperimentConfig:
             )
 
     @property
+    def in_effect(self) -> "ExperimentConfig":
+        """The same experiment, with the settings of guidance and attacks that are not read at their defaults."""
+        return dataclasses.replace(self, guidance=self.guidance.in_effect, adversarial=self.adversarial.in_effect)
+
+    @property
     def detects_replaced_tokens(self) -> bool:
         """Whether the model is trained to detect replaced tokens, and not to predict masked ones."""
         return self.replaced_tokens.generator != "none"

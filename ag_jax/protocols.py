@@ -152,9 +152,9 @@ PROTOCOLS = {"roberta": roberta_glue, "asa": asa, "ag": attention_guidance}
 
 
 def small(config: Config, examples: int = 6400) -> None:
-    """The same suite for a narrow model on a CPU, about a minute a trial: one point, the first examples, short rows.
+    """The same suite for a narrow model on a CPU, about a minute a trial: one point, few examples, short rows.
 
-    With folds these examples are cut into them, none apart.
+    With folds the `examples` are cut into them, and no others are kept for validation.
     """
     for recipe in config.tasks.values():
         recipe.update(batch_sizes=(32,), learning_rates=(5e-4,), epochs=4, max_length=64)
@@ -195,6 +195,9 @@ def freelb(config: Config) -> None:
 
 
 def longer(config: Config, times: int = 2) -> None:
-    """Plain training for so many times the epochs: what an attack costs, spent on training alone."""
+    """Plain training for `times` as many epochs: what an attack costs, spent on training alone.
+
+    It is a factor, so that a flag for `epochs` lengthens or shortens this arm in proportion.
+    """
     for recipe in config.tasks.values():
-        recipe.epochs = times * recipe.epochs
+        recipe.epochs_factor = times

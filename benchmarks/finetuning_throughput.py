@@ -184,7 +184,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         print(f"{name:<6} {one:<20} {found['examples_per_second']:>9,.1f} examples/s  {found['tokens_per_second']:>10,.0f} tokens/s")
     compiled = ", ".join(f"{length}: {seconds:.1f} s" for length, seconds in sorted(ours.compile_seconds.items()))
     print(f"{name:<6} compiled by length: {compiled}", flush=True)
-    return {"examples": len(read.train), "faster_than": ratios, "variants": figures}
+    return {"examples": len(read.train), "notes": list(read.notes), "faster_than": ratios, "variants": figures}
 
 
 def main() -> None:

@@ -2,12 +2,15 @@
 
 import ast
 import importlib
+import json
 import pathlib
 import types
 
 import pytest
 
-SCRIPTS = sorted((pathlib.Path(__file__).parents[1] / "benchmarks").glob("*.py"))
+BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
+SCRIPTS = sorted(BENCHMARKS.glob("*.py"))
+RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
@@ -28,3 +31,27 @@ def test_names_of_the_package_exist(path):
         if isinstance(taken.get(node.value.id), types.ModuleType) and not hasattr(taken[node.value.id], node.attr)
     ]
     assert not missing
+
+
+# The most examples of a split that a benchmark or a config with scale=small takes.
+LIMITS = {"train": (6_400, 800, 20_000), "validation": (1_000, 400)}
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_recorded_scores_say_which_examples_they_are_of(path):
+    """Reports note how a part of a split was drawn; older results that it was the first examples of the file."""
+    for task in json.loads(path.read_text()).get("tasks", {}).values():
+        counts = next((of_arm["counts"] for of_arm in task.get("arms", {}).values()), {"train": task.get("examples")})
+        for split, limits in LIMITS.items():
+            if counts.get(split) in limits:
+                (note,) = [note for note in task["notes"] if note.startswith(f"{split}: ")]
+                assert "subset_seed" in note and f"{counts[split]:,}" in note
+
+
+def test_results_of_the_earlier_freelb_say_so():
+    found = [json.loads(path.read_text()).get("tasks", {}).get("sst2", {}) for path in RESULTS]
+    recorded = [task["notes"] for task in found if "freelb" in task.get("arms", {})]
+    assert recorded and all(
+        any(note.startswith("freelb: recorded with an earlier definition") for note in notes) or "subset_seed=" in " ".join(notes)
+        for notes in recorded
+    )

@@ -148,6 +148,23 @@ def test_a_config_without_arms_is_refused(tmp_path):
         comparison.arm_configs(str(path), {})
 
 
+def test_flags_that_override_the_arms_are_reported(compared):
+    """The quickstart's arms have warm-up steps of their own."""
+    sentence = "--config.optimizer.warmup_steps=0 overrides what the arms set: 220 (mlm), 0 (ag)"
+    assert json.loads((compared.parent / "report.json").read_text())["overridden"] == [sentence]
+    assert f"\n**{sentence}.**\n" in compared.read_text()
+
+
+def test_arms_that_flags_make_the_same_are_refused():
+    flags = {"guidance.mode": "none", "optimizer.warmup_steps": 10}
+    message = r"the arms mlm and ag of .* have the same settings, as --config.guidance.mode=none overrides .* and --config.optimizer"
+    with pytest.raises(ValueError, match=message):
+        comparison.arm_configs(CONFIG, flags)
+    assert len(comparison.arm_configs(CONFIG, {"guidance.mode": "none"})) == 2, "their warm-up differs"
+    with pytest.raises(ValueError, match="arms must be different, got ag,ag"):
+        comparison.arm_configs(CONFIG, {"comparison.arms": "ag,ag"})
+
+
 def test_a_clash_is_found_before_anything_is_trained(overrides, compared):
     with pytest.raises(ValueError, match="holds a run of another config"):
         comparison.compare(CONFIG, overrides | {"model.layers": 3}, epath.Path(compared.parent))

@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "training": BELOW_TRAINING | {"interruption"},
     "data": {"interruption"},
     "configuration": set(),
+    "arms": {"configuration"},
     "experiment": BELOW_TRAINING | {"training", "data", "configuration"},
     "learner": BELOW_RUN,
     "run_corpus": BELOW_RUN,
@@ -31,9 +32,9 @@ MAY_IMPORT = {
     "analysis": BELOW_RUN | {"run", "evaluation"},
     "planning": BELOW_RUN | {"learner"},
     "interop": BELOW_RUN | {"learner", "run", "finetuned"},
-    "finetuning": BELOW_RUN | LEAVES | {"learner", "run", "finetuned", "interop"},
+    "finetuning": BELOW_RUN | LEAVES | {"arms", "learner", "run", "finetuned", "interop"},
     "pipelines": BELOW_RUN | LEAVES | {"learner", "run", "finetuned", "interop", "finetuning"},  # for notebooks
-    "comparison": BELOW_RUN | LEAVES | {"learner", "run", "run_corpus"},
+    "comparison": BELOW_RUN | LEAVES | {"arms", "learner", "run", "run_corpus"},
     "verbs": BELOW_RUN | LEAVES | {"learner", "run", "planning", "interop", "comparison", "finetuning"},
     "main": {"verbs", "configuration", "interruption"},
     "presets": {"configuration", "experiment"},  # for config files; nothing in the package imports it

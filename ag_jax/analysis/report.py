@@ -77,9 +77,10 @@ def markdown(
     results: dict[str, Any],
     figures: Sequence[tuple[str, str]],
     command: str,
+    overridden: Sequence[str] = (),
 ) -> str:
-    """The report as Markdown; `figures` are (caption, path beside the report)."""
-    lines = [f"# {title}", "", f"`{command}`", ""]
+    """The report as Markdown; `figures` are (caption, path beside the report), `overridden` what `arms.overridden` says."""
+    lines = [f"# {title}", "", f"`{command}`", "", *overridden_flags(overridden)]
     lines += _loss_table(headline, arms, results)
     lines += _reading(headline, arms, results)
     shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
@@ -130,6 +131,11 @@ def _reading(headline: Headline, arms: Sequence[ArmResults], results: dict[str, 
         f"The lowest validation loss is that of **{best.name}**.",
         "",
     ]
+
+
+def overridden_flags(sentences: Sequence[str]) -> list[str]:
+    """Lines that warn of flags in the place of settings by which arms differ; none without any."""
+    return [*(f"**{sentence}.**" for sentence in sentences), ""] if sentences else []
 
 
 def settings_table(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -76,6 +76,11 @@ class GuidanceConfig:
         if self.hold_steps < 0:
             raise ValueError(f"guidance.hold_steps must be at least 0, got {self.hold_steps}")
 
+    @property
+    def in_effect(self) -> "GuidanceConfig":
+        """The same, but the defaults without guidance, when no other setting is read."""
+        return GuidanceConfig() if self.mode == "none" else self
+
 
 def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
     """Patterns with their number of heads, in the order of the heads, the same in every layer; the rest stay free.

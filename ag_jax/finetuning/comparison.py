@@ -2,11 +2,13 @@
 
 import json
 import shlex
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from etils import epath
 
-from ag_jax import configuration
+from ag_jax import arms, configuration
 from ag_jax.finetuning import attacked, report, results, submission, suite
 from ag_jax.finetuning.attacked import Arm
 from ag_jax.finetuning.config import FinetuningConfig
@@ -15,21 +17,21 @@ from ag_jax.training import lock, storage
 
 ALONE = "score"  # the column of a suite without arms
 # Settings of a recipe that say on which examples and how a model is judged.
-JUDGED_BY = ("metric", "folds", "ranking", "validation_examples", "legacy_eval", "first_question", "skip_malformed")
+JUDGED_BY = ("metric", "folds", "ranking", "validation_examples", "subset_seed", "legacy_eval", "first_question", "skip_malformed")
 
 
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningConfig]:
     """The checked config of every arm: `source` with its argument `arm` replaced, settings on top.
 
-    Raises ValueError if there are no arms, or if they cannot be compared seed by seed and task by task.
+    Raises ValueError if there are no arms, if two are the same, or if they cannot be compared seed by seed and task by task.
     """
     config = configuration.parse(FinetuningConfig, configuration.load(source, overrides))
     if not config.arms:
         raise ValueError(f"{source} names no arms to compare; set config.arms, or use `ag-jax evaluate` for one checkpoint")
     configs = {
-        arm: configuration.parse(FinetuningConfig, configuration.load(configuration.with_argument(source, "arm", arm), overrides))
-        for arm in config.arms.split(",")
+        arm: configuration.parse(FinetuningConfig, arms.load(source, arm, overrides)) for arm in arms.names(config.arms)
     }
+    arms.check_distinct(source, {arm: of_arm.in_effect for arm, of_arm in configs.items()}, overrides)
     for what in ("seeds", "data"):
         if len({getattr(of_arm, what) for of_arm in configs.values()}) > 1:
             raise ValueError(f"the arms of {source} have different {what}, so that they cannot be paired: give all the same")
@@ -54,24 +56,35 @@ def evaluate(source: str, overrides: dict[str, Any], workdir: epath.PathLike) ->
 def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
     """The suites of every arm, in `workdir/ARM`, and the report on them; returns the report."""
     configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
+    overridden = arms.overridden(source, configs, overrides)
+    for sentence in overridden:
+        print(sentence, file=sys.stderr, flush=True)
     with lock.hold(workdir):
         # All are prepared before the first is trained: what is wrong with the second is worth nothing an hour later.
         suites: dict[str, Suite] = {}
         for arm, config in configs.items():
             suites[arm] = suite.prepare(config, workdir / arm, tuple(suites.values()))
-        arms = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in suites.items()}
-        return _report("compare", source, overrides, arms, workdir)
+        done = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in suites.items()}
+        return _report("compare", source, overrides, done, workdir, overridden)
 
 
-def _report(verb: str, source: str, overrides: dict[str, Any], arms: dict[str, Arm], workdir: epath.Path) -> epath.Path:
-    configs = {arm: of_arm.suite.config for arm, of_arm in arms.items()}
-    chosen = {arm: of_arm.chosen for arm, of_arm in arms.items()}
+def _report(
+    verb: str,
+    source: str,
+    overrides: dict[str, Any],
+    done: dict[str, Arm],
+    workdir: epath.Path,
+    overridden: Sequence[str] = (),
+) -> epath.Path:
+    configs = {arm: of_arm.suite.config for arm, of_arm in done.items()}
+    chosen = {arm: of_arm.chosen for arm, of_arm in done.items()}
     baseline, first = next(iter(configs.items()))
     settings = "".join(" " + shlex.quote(f"--config.{key}={value}") for key, value in overrides.items())
     tasks = {}
     for name, of_baseline in chosen[baseline].items():
         notes = list(of_baseline.notes)
         for arm, of_arm in chosen.items():
+            notes += [f"{arm}: {note}" for note in of_arm[name].notes if note not in of_baseline.notes]
             directory = workdir / "submission" if len(chosen) == 1 else workdir / arm / "submission"
             notes += [note if len(chosen) == 1 else f"{arm}: {note}" for note in submission.write_all(directory, of_arm[name])]
         tasks[name] = {
@@ -88,9 +101,10 @@ def _report(verb: str, source: str, overrides: dict[str, Any], arms: dict[str, A
         "seeds": list(first.seeds),
         "arms": list(configs),
         "baseline": baseline,
+        "overridden": list(overridden),
         "tasks": tasks,
     }
-    sections = attacked.sections(arms, numbers, workdir)
+    sections = attacked.sections(done, numbers, workdir)
     flat = {arm: configuration.flat(configuration.to_dict(config)) for arm, config in configs.items()}
     storage.write_whole(workdir / "report.json", json.dumps(numbers, indent=2) + "\n")
     storage.write_whole(workdir / "report.md", report.markdown(numbers, flat, sections) + "\n")

@@ -18,11 +18,12 @@ class Recipe:
     """How one task is trained; every pair of a batch size and a learning rate is a point of its sweep.
 
     epochs: the most there are, evaluated after each; patience: epochs without a better one after which it stops, 0 for never.
+    epochs_factor: train for so many times `epochs`; an arm that trains longer sets it, so that a flag for `epochs` scales all arms.
     warmup_fraction: of the steps; decay: `linear` to 0 or `constant`; clip_norm: 0 for none; weight_decay: on matrices alone.
     max_length: tokens of a row; what is longer is cut as the task's protocol says, and counted.
     dropout, attention_dropout: -1 for those of the checkpoint; microbatches: parts that a batch is computed in.
-    train_examples, validation_examples: that many from the beginning of the split, 0 for all; with folds the former are what is
-        cut into them.
+    train_examples, validation_examples: so many of the split, 0 for all, drawn by a hash of `subset_seed` and the example, so that
+        all seeds, points and arms have the same; with folds the former are what is cut into them.
     metric: what epochs and points are chosen by, one of the task's metrics; "" for its own.
     ranking: QNLI as pairs to be ranked (RoBERTa); first_question: of a dialogue of DREAM alone, as the code of ASA does it.
     skip_malformed: leave malformed rows out and count them, instead of refusing the file.
@@ -35,6 +36,7 @@ class Recipe:
     batch_sizes: tuple[int, ...] = (32,)
     learning_rates: tuple[float, ...] = (2e-5,)
     epochs: int = 3
+    epochs_factor: int = 1
     patience: int = 0
     warmup_fraction: float = 0.06
     decay: str = "linear"
@@ -49,6 +51,7 @@ class Recipe:
     microbatches: int = 1
     train_examples: int = 0
     validation_examples: int = 0
+    subset_seed: int = 0
     metric: str = ""
     ranking: bool = False
     first_question: bool = False
@@ -60,12 +63,14 @@ class Recipe:
 
     def __post_init__(self):
         self._check_sweep()
-        for name, least in (("epochs", 1), ("max_length", SHORTEST), ("microbatches", 1)):
+        for name, least in (("epochs", 1), ("epochs_factor", 1), ("max_length", SHORTEST), ("microbatches", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         for name in ("patience", "train_examples", "validation_examples"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 <= self.subset_seed < 2**31:
+            raise ValueError(f"subset_seed must be an integer in 0..{2**31 - 1}, got {self.subset_seed}")
         for name in ("weight_decay", "clip_norm"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a finite number of at least 0, got {getattr(self, name)}")
@@ -104,6 +109,11 @@ class Recipe:
                 )
         if not all(0 < rate < math.inf for rate in self.learning_rates):
             raise ValueError(f"learning_rates must be above 0, got {self.learning_rates}")
+
+    @property
+    def total_epochs(self) -> int:
+        """The most epochs of a trial: `epochs` times `epochs_factor`."""
+        return self.epochs * self.epochs_factor
 
     @property
     def points(self) -> tuple[tuple[float, int], ...]:
@@ -169,6 +179,14 @@ class FinetuningConfig:
                 raise ValueError(f"{path} must be a task that starts from the checkpoint itself, got {first!r}")
             if first and (self.tasks[first].folds or recipe.folds):
                 raise ValueError(f"{path} must not be between tasks with folds, got {first!r}")
+
+    @property
+    def in_effect(self) -> "FinetuningConfig":
+        """The same suite, with the settings of guidance and attacks that are not read at their defaults."""
+        tasks = {
+            name: dataclasses.replace(recipe, adversarial=recipe.adversarial.in_effect) for name, recipe in self.tasks.items()
+        }
+        return dataclasses.replace(self, tasks=tasks, guidance=self.guidance.in_effect)
 
     @property
     def ordered_tasks(self) -> tuple[str, ...]:

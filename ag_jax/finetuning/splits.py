@@ -2,9 +2,14 @@
 
 import dataclasses
 
+import numpy as np
+
+from ag_jax.data import randomness
 from ag_jax.data.tasks import catalogue, folds, ranking, readers
 from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.finetuning.config import Recipe
+
+_SUBSET = 0x5B5E7  # what random numbers are for: which examples of a split are used
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +67,11 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
             notes.append(f"{left_out} of the {split} examples have no other candidate to be ranked with, and are left out")
         return examples
 
+    def drawn(split: str, examples: Examples, count: int) -> Examples:
+        if 0 < count < len(examples):
+            notes.append(f"{split}: {count:,} of {len(examples):,} examples, drawn with subset_seed={recipe.subset_seed}")
+        return subset(examples, count, recipe.subset_seed)
+
     train, chooses = load("train"), "validation"
     if recipe.legacy_eval:
         chooses = task.legacy_validation
@@ -74,7 +84,7 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
                 others[split] = load(split)
             except FileNotFoundError:
                 continue  # not every distribution has every split
-    train, validation = _first(train, recipe.train_examples), _first(validation, recipe.validation_examples)
+    train, validation = drawn("train", train, recipe.train_examples), drawn(chooses, validation, recipe.validation_examples)
     found = Splits(task, train, validation, others, tuple(notes))
     if recipe.folds:
         of_fold(found, 0, recipe.folds)  # refuses more folds than examples
@@ -93,5 +103,11 @@ def of_fold(splits: Splits, number: int, count: int) -> Splits:
     return dataclasses.replace(splits, train=train, validation=parts[chosen], others={"test": parts[tested]})
 
 
-def _first(examples: Examples, count: int) -> Examples:
-    return examples.take(slice(count)) if count else examples
+def subset(examples: Examples, count: int, seed: int) -> Examples:
+    """The `count` examples with the smallest hashes of (seed, position in the split), in the order of the file; all for 0.
+
+    So a smaller subset is part of a larger one with the same seed.
+    """
+    if not 0 < count < len(examples):
+        return examples
+    return examples.take(np.sort(randomness.permutation(len(examples), _SUBSET, seed)[:count]).tolist())

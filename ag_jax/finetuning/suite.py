@@ -30,6 +30,8 @@ from ag_jax.training.loop import NonFiniteError
 # Settings that change no trial that is done: a suite may go on with others, more tasks and a larger sweep included.
 MAY_DIFFER = ("title", "arms", "seeds", "mesh.", "remat", "attention")
 SWEPT = (".batch_sizes", ".learning_rates")
+# What subsets were before there was `subset_seed`; trials of both kinds do not go together.
+FIRST_EXAMPLES = "none, as the first examples of each file were used"
 
 
 def trials(config: FinetuningConfig, task: str) -> Iterator[Trial]:
@@ -103,9 +105,16 @@ def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any
 
 def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
     """Flat settings, of those tasks alone; one that did not exist yet when they were written counts as its default."""
-    recipe = configuration.flat(configuration.to_dict(Recipe()))
-    of_tasks = {name: recipe | configuration.flat(values["tasks"][name]) for name in tasks}
+    of_tasks = {name: _comparable_recipe(configuration.flat(values["tasks"][name])) for name in tasks}
     return configuration.flat(json.loads(configuration.default(FinetuningConfig).to_json()) | values | {"tasks": of_tasks})
+
+
+def _comparable_recipe(written: dict[str, Any]) -> dict[str, Any]:
+    """The flat settings of a recipe, with what it does where they do not say it as today's do."""
+    settings = configuration.flat(configuration.to_dict(Recipe())) | written
+    if "subset_seed" not in written and (settings["train_examples"] or settings["validation_examples"]):
+        settings["subset_seed"] = FIRST_EXAMPLES
+    return settings | {"epochs": settings["epochs"] * settings["epochs_factor"], "epochs_factor": 1}
 
 
 def read(config: FinetuningConfig) -> dict[str, Splits]:

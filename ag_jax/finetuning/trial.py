@@ -73,7 +73,7 @@ def make_head(task: Task, style: str, max_length: int) -> Head:
 def make_plan(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: TaskData) -> program.Plan:
     """What the compiled steps of a trial depend on: the same for all its seeds and learning rates."""
     recipe = trial.recipe
-    steps = recipe.epochs * buckets.steps(len(data.train.features), trial.batch_size)
+    steps = recipe.total_epochs * buckets.steps(len(data.train.features), trial.batch_size)
     return program.Plan(
         config=encoder_config(opened, config, recipe),
         head=make_head(data.task, opened.style, recipe.max_length),
@@ -158,7 +158,7 @@ class _Running:
         self.schedule = learning_rate_schedule(self.plan.optimizer, self.plan.steps)
         self.init_key, self.key = jax.random.split(jax.random.key(trial.seed))
         self.progress = _Progress()
-        self.steps_of_epoch = self.plan.steps // trial.recipe.epochs
+        self.steps_of_epoch = self.plan.steps // trial.recipe.total_epochs
 
     def run(self) -> dict[str, Any]:
         checkpoints = Checkpoints(self.directory / CHECKPOINTS)
@@ -195,7 +195,7 @@ class _Running:
     def _is_over(self) -> bool:
         """Whether all epochs are done, or as many as `patience` without a better one."""
         done, recipe = len(self.progress.epochs), self.trial.recipe
-        return done >= recipe.epochs or 0 < recipe.patience <= done - self.progress.best_epoch
+        return done >= recipe.total_epochs or 0 < recipe.patience <= done - self.progress.best_epoch
 
     def _epoch(self, state: TrainState, epoch: int, stop: StopSignal) -> TrainState:
         """Train one epoch, then measure."""
@@ -274,7 +274,7 @@ class _Running:
     def _keep(self, state: TrainState, found: Predicted) -> None:
         """What the best epoch so far leaves: its predictions, and its weights if they will be wanted."""
         storage.write_whole(self.directory / "predictions_validation.jsonl", found.lines)
-        if self.keep or (self.data.others and self.trial.recipe.epochs > 1):
+        if self.keep or (self.data.others and self.trial.recipe.total_epochs > 1):
             params, beside = separated(state.params)
             tuned = FineTuned(self.plan.head, self.plan.config, self.opened.tokenizer, params, self.opened.origin, beside)
             finetuned.save(tuned, self.directory / finetuned.FOLDER)

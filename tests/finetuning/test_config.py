@@ -26,6 +26,8 @@ def test_a_suite_survives():
     ("key", "value", "message"),
     [
         ("tasks.rte.epochs", 0, "^tasks.rte.epochs must be at least 1, got 0"),
+        ("tasks.rte.subset_seed", -1, "^tasks.rte.subset_seed must be an integer in 0"),
+        ("tasks.rte.epochs_factor", 0, "^tasks.rte.epochs_factor must be at least 1, got 0"),
         ("tasks.rte.patience", -1, "^tasks.rte.patience must be at least 0"),
         ("tasks.rte.learning_rates", (), "^tasks.rte.learning_rates must be different numbers, at least one"),
         ("tasks.rte.learning_rates", (1e-5, 1e-5), "must be different numbers"),

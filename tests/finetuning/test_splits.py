@@ -1,7 +1,8 @@
-"""What is counted of malformed rows, and tasks whose released code cannot be followed."""
+"""Subsets of examples, what is counted of malformed rows, and tasks whose released code cannot be followed."""
 
 import pytest
 
+from ag_jax.data.tasks.task import Examples, Texts
 from ag_jax.finetuning import splits
 from ag_jax.finetuning.config import Recipe
 
@@ -23,3 +24,35 @@ def test_why_qqp_is_not_chosen_as_released_code_did():
         splits.find_task("qqp", Recipe(legacy_eval=True))
     with pytest.raises(ValueError, match=r"\(anli, anli_r1, .*dream\): leave it out$"):
         splits.find_task("sst2", Recipe(legacy_eval=True))
+
+
+def ids(examples):
+    return [int(example.id) for example in examples]
+
+
+def test_a_subset_is_of_the_whole_file():
+    """Of a file in order of genre: every genre about as often; a smaller subset is in the larger one, and order is kept."""
+    examples = Examples(tuple(Texts(str(number), "a", None, 0) for number in range(1000)), "here", skipped=3)
+    few, more = (splits.subset(examples, count, seed=0) for count in (100, 400))
+    assert len(few) == 100 and ids(few) == sorted(ids(few)) and set(ids(few)) < set(ids(more)) and few.skipped == 3
+    genres = [sum(200 * genre <= number < 200 * (genre + 1) for number in ids(more)) for genre in range(5)]
+    assert sum(genres) == 400 and min(genres) > 60, "80 each are expected, with a deviation of 7"
+    assert ids(few)[:3] == [2, 8, 37], "numbers are for ever, or a resumed suite would mix two subsets"
+    assert ids(splits.subset(examples, 100, seed=1)) != ids(few)
+    assert splits.subset(examples, 0, 0) == splits.subset(examples, 1000, 0) == splits.subset(examples, 2000, 7) == examples
+
+
+def test_train_and_validation_examples_are_drawn_and_said(tmp_path):
+    (tmp_path / "SST-2").mkdir()
+    for name, count in (("train", 60), ("dev", 40)):
+        rows = "".join(f"text {number}\t{number % 2}\n" for number in range(count))
+        (tmp_path / "SST-2" / f"{name}.tsv").write_text(f"sentence\tlabel\n{rows}")
+    found = splits.read("sst2", Recipe(train_examples=20, validation_examples=10, subset_seed=4), str(tmp_path))
+    whole = splits.read("sst2", Recipe(), str(tmp_path))
+    assert found.train == splits.subset(whole.train, 20, 4) and found.validation == splits.subset(whole.validation, 10, 4)
+    assert found.train.items != whole.train[:20] and found.validation.items != whole.validation[:10]
+    assert found.notes == (
+        "train: 20 of 60 examples, drawn with subset_seed=4",
+        "validation: 10 of 40 examples, drawn with subset_seed=4",
+    )
+    assert whole.notes == splits.read("sst2", Recipe(train_examples=60), str(tmp_path)).notes == ()

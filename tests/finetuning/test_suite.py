@@ -167,6 +167,53 @@ def test_a_trial_that_was_begun_is_not_gone_on_with_under_other_settings(tmp_pat
     train(config(tmp_path, data), workdir)
 
 
+def written_before(workdir, **changes):
+    """Make the config of a suite one that was written before there were `subset_seed` and `epochs_factor`."""
+    path = workdir / "config.json"
+    values = json.loads(path.read_text())
+    for name in ("subset_seed", "epochs_factor"):
+        del values["tasks"]["sst2"][name]
+    values["tasks"]["sst2"].update(changes)
+    path.write_text(json.dumps(values))
+
+
+def test_trials_on_the_first_examples_of_a_file_are_not_mixed_with_others(tmp_path, data, calls):
+    for settings in ({"tasks.sst2.train_examples": 8}, {"tasks.sst2.validation_examples": 5}):
+        workdir = epath.Path(tmp_path / "-".join(settings))
+        train(config(tmp_path, data, seeds=(0,), **settings), workdir)
+        train(config(tmp_path, data, seeds=(0, 1), **settings), workdir)
+        with pytest.raises(ValueError, match="tasks.sst2.subset_seed: there 0, now 1\n"):
+            train(config(tmp_path, data, **settings, **{"tasks.sst2.subset_seed": 1}), workdir)
+        written_before(workdir)
+        message = "subset_seed: there 'none, as the first examples of each file were used', now 0\n"
+        with pytest.raises(ValueError, match=message):
+            train(config(tmp_path, data, seeds=(0, 1), **settings), workdir)
+    assert len(calls) == 4
+
+
+def test_a_suite_from_before_there_were_subsets_and_factors_opens(tmp_path, data, calls):
+    workdir = epath.Path(tmp_path / "w")
+    longer = {"tasks.sst2.epochs_factor": 2}
+    train(config(tmp_path, data, seeds=(0,), **longer), workdir)
+    written_before(workdir, epochs=4)
+    train(config(tmp_path, data, seeds=(0, 1), **longer), workdir)
+    with pytest.raises(ValueError, match="tasks.sst2.epochs: there 4, now 2\n"):
+        train(config(tmp_path, data), workdir)
+    assert len(calls) == 2
+
+
+def test_flags_that_override_the_arms_are_printed_and_reported(source, tmp_path, calls, capsys):
+    path = comparison.compare(source, {"tasks.sst2.epochs": 1}, epath.Path(tmp_path / "other"))
+    assert json.loads((path.parent / "report.json").read_text())["overridden"] == [] and "overrides" not in path.read_text()
+    (tmp_path / "c.py").write_text(FILE.replace("    config.arms", "    config.tasks.sst2.patience = int(chosen.arm == 'ag')\n    config.arms"))
+    path = comparison.compare(source, {"tasks.sst2.learning_rates": (1e-4,)}, epath.Path(tmp_path / "w"))
+    sentence = (
+        "--config.tasks.sst2.learning_rates=(0.0001,) overrides what the arms set: (0.0003, 0.0001) (mlm), (0.0001, 0.0002) (ag)"
+    )
+    assert sentence in capsys.readouterr().err and f"\n**{sentence}.**\n" in path.read_text()
+    assert json.loads((path.parent / "report.json").read_text())["overridden"] == [sentence]
+
+
 def test_what_a_kill_after_the_result_left_goes(tmp_path, data, calls):
     workdir = epath.Path(tmp_path / "w")
     train(config(tmp_path, data), workdir)

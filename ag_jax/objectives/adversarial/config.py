@@ -253,6 +253,13 @@ class AdversarialConfig:
             )
 
     @property
+    def in_effect(self) -> "AdversarialConfig":
+        """The same attack, with the settings that its method does not read at their defaults."""
+        section = "masking" if self.method in NAIVE else self.method
+        read = {section: getattr(self, section)} if self.method != "none" else {}
+        return AdversarialConfig(self.method, **read)
+
+    @property
     def compares(self) -> AsaConfig | MaskingConfig | None:
         """The settings of the attack on attention that is used, if one is."""
         return self.asa if self.method == "asa" else self.masking if self.method in NAIVE else None
