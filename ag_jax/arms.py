@@ -6,7 +6,7 @@ from typing import Any
 
 from ag_jax import configuration
 
-MAY_AGREE = {"title", "seed"}  # settings that do not make an arm another one
+NOT_COMPARED = {"title", "seed"}  # two arms that differ in these settings only are the same
 
 
 def names(text: str) -> list[str]:
@@ -41,10 +41,12 @@ def check_distinct(source: str, in_effect: Mapping[str, Any], overrides: Mapping
     """
     settings = {arm: configuration.flat(configuration.to_dict(config)) for arm, config in in_effect.items()}
     for one, other in itertools.combinations(settings, 2):
-        keys = (settings[one].keys() | settings[other].keys()) - MAY_AGREE
+        keys = (settings[one].keys() | settings[other].keys()) - NOT_COMPARED
         if any(settings[one].get(key) != settings[other].get(key) for key in keys):
             continue
         flags = overridden(source, (one, other), overrides)
         reason = ", as " + " and ".join(flags) if flags else ""
         remedy = "leave that out" if flags else "change the arguments of the config file"
-        raise ValueError(f"the arms {one} and {other} of {source} have the same settings{reason}: {remedy}, or name other arms")
+        raise ValueError(
+            f"the arms {one} and {other} of {source} have the same settings{reason}: {remedy}, or name other arms"
+        )

@@ -29,8 +29,8 @@ ASA_TABLE_5 = {
 }
 _ASA_WITHOUT_DECAY = ("wnut17", "dream", "hellaswag")  # tagging and choice, in its released code
 
-# Step size, initial magnitude, largest norm, steps of ascent (Zhu et al. 2020, FreeLB, for RoBERTa-large: fairseq's scripts released
-# with it, and for RTE, which they leave open, issue 11 of its repository).
+# Step size, initial magnitude, largest norm, steps of ascent (Zhu et al. 2020, FreeLB, for RoBERTa-large: the scripts for
+# fairseq released with it, and for RTE, which they leave open, issue 11 of its repository).
 FREELB = {
     "mnli": (0.1, 0.1, 0.3, 2),
     "qnli": (0.075, 0.15, 0.15, 2),

@@ -246,7 +246,9 @@ def test_roberta_table_3(arm, batch_size, steps, learning_rate):
     assert config.training.batch_size * config.training.steps == 256_000_000
 
 
-@pytest.mark.parametrize(("name", "arm"), [("roberta/table1_masking.py", "dynamic"), ("roberta/table2_input_formats.py", "full_sentences")])
+@pytest.mark.parametrize(
+    ("name", "arm"), [("roberta/table1_masking.py", "dynamic"), ("roberta/table2_input_formats.py", "full_sentences")]
+)
 def test_bert_as_the_ablations_of_roberta_have_it(name, arm):
     """Liu et al. 2019, sections 2 and 3.1."""
     config = parsed(name, f"arm={arm}")

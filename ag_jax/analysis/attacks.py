@@ -24,9 +24,9 @@ END = 0.2  # the last part of training, over which tables and layers are average
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedShare:
-    """The share of the units that was masked in a run: overall and by layer, as the mean over the steps of each logged row.
+    """The share of the units that was masked in a run, overall and by layer, for each logged row.
 
-    begin_S, steps_S: row S is of the steps begin_S + 1 to steps_S.
+    begin_S, steps_S: a row is the mean over the steps from begin_S + 1 to steps_S.
     """
 
     begin_S: np.ndarray
@@ -36,7 +36,7 @@ class MaskedShare:
 
     @property
     def late_S(self) -> np.ndarray:
-        """Which rows lie in the last fifth of training; the last row alone if none does, because rows are too far apart."""
+        """Whether each row lies in the last fifth of training; if none does, only the last row is marked."""
         late_S = self.begin_S >= (1 - END) * self.steps_S[-1]
         return late_S if late_S.any() else self.steps_S == self.steps_S[-1]
 
@@ -60,7 +60,7 @@ class MaskedShare:
 def masked_share(seeds: Sequence[Rows]) -> MaskedShare | None:
     """The mean over runs that differ in their seed, at the steps that all of them have; None if nothing was masked."""
     trained = [[row for row in rows if row["split"] == "train"] for rows in seeds]
-    # The step that the row before a row ends with, of whichever seed has the longest rows.
+    # The last step of the row before each row; seeds may log different rows, and then the longest one counts.
     begins: dict[int, int] = {}
     for rows in trained:
         for before, row in zip([0, *(row["step"] for row in rows)], rows, strict=False):

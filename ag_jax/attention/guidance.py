@@ -78,7 +78,7 @@ class GuidanceConfig:
 
     @property
     def in_effect(self) -> "GuidanceConfig":
-        """The same, but the defaults without guidance, when no other setting is read."""
+        """These settings; the defaults with `mode=none`, which reads no other setting."""
         return GuidanceConfig() if self.mode == "none" else self
 
 

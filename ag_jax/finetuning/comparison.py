@@ -17,7 +17,16 @@ from ag_jax.training import lock, storage
 
 ALONE = "score"  # the column of a suite without arms
 # Settings of a recipe that say on which examples and how a model is judged.
-JUDGED_BY = ("metric", "folds", "ranking", "validation_examples", "subset_seed", "legacy_eval", "first_question", "skip_malformed")
+JUDGED_BY = (
+    "metric",
+    "folds",
+    "ranking",
+    "validation_examples",
+    "subset_seed",
+    "legacy_eval",
+    "first_question",
+    "skip_malformed",
+)
 
 
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningConfig]:

@@ -30,7 +30,7 @@ from ag_jax.training.loop import NonFiniteError
 # Settings that change no trial that is done: a suite may go on with others, more tasks and a larger sweep included.
 MAY_DIFFER = ("title", "arms", "seeds", "mesh.", "remat", "attention")
 SWEPT = (".batch_sizes", ".learning_rates")
-# What subsets were before there was `subset_seed`; trials of both kinds do not go together.
+# Stands for `subset_seed` in suites from before that setting, whose trials must not be mixed with those on drawn subsets.
 FIRST_EXAMPLES = "none, as the first examples of each file were used"
 
 
@@ -110,7 +110,10 @@ def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
 
 
 def _comparable_recipe(written: dict[str, Any]) -> dict[str, Any]:
-    """The flat settings of a recipe, with what it does where they do not say it as today's do."""
+    """The flat settings of a stored recipe, in today's terms.
+
+    Missing ones are at their defaults, but for how a subset was taken; `epochs` are all epochs.
+    """
     settings = configuration.flat(configuration.to_dict(Recipe())) | written
     if "subset_seed" not in written and (settings["train_examples"] or settings["validation_examples"]):
         settings["subset_seed"] = FIRST_EXAMPLES

@@ -12,10 +12,11 @@ the same task, settings and seed, so `asa` comes before it.
 Hardware and time: the paper does not say; 55k examples, three to five epochs, six arms, five seeds: for an accelerator.
 scale=small takes one to three minutes a trial on 2 CPU cores.
 
-Expected (BERT-base; PAWS-QQP, HellaSWAG, WNUT-17): Bernoulli 86.1, 40.5, 48.2; scheduled 85.4, 40.2, 48.7; magnitude 84.6, 39.9,
-47.3; ASA 87.7, 40.8, 49.8. Nobody has run scale=paper with this program yet. scale=small on SST-2 alone, from the quickstart's
-guided checkpoint (benchmarks/results/asa_table3_small.json): plain 69.2, ASA 63.4, Bernoulli 64.2 and 61.1, scheduled 62.6,
-magnitude 68.3, p over the three seeds 0.19 or more: of each attacked arm but magnitude one seed stayed at chance.
+Expected (BERT-base; PAWS-QQP, HellaSWAG, WNUT-17): Bernoulli 86.1, 40.5, 48.2; scheduled 85.4, 40.2, 48.7; magnitude
+84.6, 39.9, 47.3; ASA 87.7, 40.8, 49.8. Nobody has run scale=paper with this program yet. scale=small on SST-2 alone,
+from the quickstart's guided checkpoint, trained on the first 6,400 examples of the file
+(benchmarks/results/asa_table3_small.json): plain 69.2, ASA 63.4, Bernoulli 64.2 and 61.1, scheduled 62.6, magnitude
+68.3, p over the three seeds 0.19 or more: of each attacked arm but magnitude one seed stayed at chance.
 
 Deviations: the paper's Bernoulli is the better of two shares; here they are two arms, of which the one that is better on the
 development set is that row. It does not say whether the schedule has a share for each layer (here it has), nor how much the

@@ -239,8 +239,8 @@ def test_the_rivals_of_asas_table_4():
     others = configuration.default(FinetuningConfig)
     protocols.roberta_glue(others, ("cola", "mrpc", "rte"))
     protocols.freelb(others)
-    found = {task: [recipe.adversarial.freelb[name] for name in ("step_size", "init_magnitude", "max_norm", "steps", "count")] for task, recipe in others.tasks.items()}
-    assert found == {
+    names = ("step_size", "init_magnitude", "max_norm", "steps", "count")
+    assert {task: [recipe.adversarial.freelb[name] for name in names] for task, recipe in others.tasks.items()} == {
         "cola": [0.025, 0.4, 0.3, 3, "fairseq"],
         "mrpc": [0.04, 0.64, 0.4, 3, "fairseq"],
         "rte": [0.03, 0.16, 0.14, 3, "fairseq"],

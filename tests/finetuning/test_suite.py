@@ -205,7 +205,8 @@ def test_a_suite_from_before_there_were_subsets_and_factors_opens(tmp_path, data
 def test_flags_that_override_the_arms_are_printed_and_reported(source, tmp_path, calls, capsys):
     path = comparison.compare(source, {"tasks.sst2.epochs": 1}, epath.Path(tmp_path / "other"))
     assert json.loads((path.parent / "report.json").read_text())["overridden"] == [] and "overrides" not in path.read_text()
-    (tmp_path / "c.py").write_text(FILE.replace("    config.arms", "    config.tasks.sst2.patience = int(chosen.arm == 'ag')\n    config.arms"))
+    otherwise = "    config.tasks.sst2.patience = int(chosen.arm == 'ag')\n    config.arms ="
+    (tmp_path / "c.py").write_text(FILE.replace("    config.arms =", otherwise))
     path = comparison.compare(source, {"tasks.sst2.learning_rates": (1e-4,)}, epath.Path(tmp_path / "w"))
     sentence = (
         "--config.tasks.sst2.learning_rates=(0.0001,) overrides what the arms set: (0.0003, 0.0001) (mlm), (0.0001, 0.0002) (ag)"

@@ -125,10 +125,10 @@ class FreeLBConfig:
     The defaults of `steps`, `step_size`, `init_magnitude` and `max_norm` are the authors' for RoBERTa-large on MNLI, which they
     trained with `count=fairseq`.
 
-    steps: K; count: what the authors' two programs count with it, all passes, so that there are K - 1 steps of ascent
-        (`huggingface`), or the steps of ascent, so that there are K + 1 passes (`fairseq`). Otherwise the two are the same: the
-        first pass is at the initial perturbation, clean only if `init_magnitude` is 0, and the gradient of the parameters is the
-        mean over all passes.
+    steps: K, as one of the authors' two programs counts it.
+    count: that program. With `huggingface` there are K passes, and K - 1 steps of ascent between them; with `fairseq` K + 1 passes
+        and K steps. In both the first pass is at the initial perturbation, so it is clean only if `init_magnitude` is 0, and the
+        gradient of the parameters is the mean over all passes.
     step_size: how far the perturbation of a text moves from pass to pass; max_norm: how long it may be, 0 for as long as it gets.
     init_magnitude: the most that its length can be at first; 0 begins without one.
     dropout: `shared` by all passes, or `independent` in each.

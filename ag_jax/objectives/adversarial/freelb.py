@@ -24,7 +24,7 @@ _SMALLEST = 1e-12  # a text whose gradient is shorter has none: only what fills 
 class FreeLB:
     """Mean over the passes t = 0, 1, ... of L_inner(words + delta_t) (Zhu et al. 2020, algorithm 1).
 
-    There are `config.passes` of them, K or K + 1, and between each two one step of ascent:
+    There are `config.passes` of them, K or K + 1, with one step of ascent between consecutive passes:
 
     delta_0     uniform in [-1, 1] * init_magnitude / sqrt(n E), for a text of n tokens
     delta_t+1 = delta_t + step_size * g_t / ||g_t||, cut to the length max_norm;  g_t the gradient with regard to delta_t
