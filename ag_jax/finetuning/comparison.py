@@ -110,7 +110,7 @@ def _report(
         "seeds": list(first.seeds),
         "arms": list(configs),
         "baseline": baseline,
-        "overridden": list(overridden),
+        **({"overridden": list(overridden)} if overridden else {}),
         "tasks": tasks,
     }
     sections = attacked.sections(done, numbers, workdir)

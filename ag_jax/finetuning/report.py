@@ -15,7 +15,7 @@ Numbers = dict[str, Any]
 def markdown(numbers: Numbers, settings: Mapping[str, Mapping[str, Any]], sections: Sequence[str] = ()) -> str:
     """The report as Markdown; settings: of each arm, flat; sections: further lines, which stand below the scores."""
     arms = numbers["arms"]
-    lines = [f"# {numbers['title']}", "", f"`{numbers['command']}`", "", *overridden_flags(numbers["overridden"])]
+    lines = [f"# {numbers['title']}", "", f"`{numbers['command']}`", "", *overridden_flags(numbers.get("overridden", ()))]
     lines += _scores(numbers, arms) + _significance(numbers, arms) + _all_metrics(numbers, arms)
     lines += list(sections) + _sweeps(numbers, arms) + _counts(numbers, arms) + _notes(numbers)
     if len(arms) > 1:

@@ -204,7 +204,7 @@ def test_a_suite_from_before_there_were_subsets_and_factors_opens(tmp_path, data
 
 def test_flags_that_override_the_arms_are_printed_and_reported(source, tmp_path, calls, capsys):
     path = comparison.compare(source, {"tasks.sst2.epochs": 1}, epath.Path(tmp_path / "other"))
-    assert json.loads((path.parent / "report.json").read_text())["overridden"] == [] and "overrides" not in path.read_text()
+    assert "overridden" not in (path.parent / "report.json").read_text() and "overrides" not in path.read_text()
     otherwise = "    config.tasks.sst2.patience = int(chosen.arm == 'ag')\n    config.arms ="
     (tmp_path / "c.py").write_text(FILE.replace("    config.arms =", otherwise))
     path = comparison.compare(source, {"tasks.sst2.learning_rates": (1e-4,)}, epath.Path(tmp_path / "w"))
