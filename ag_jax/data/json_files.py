@@ -2,22 +2,29 @@
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
 
 DEEPEST = 100  # levels of nesting; no file that is read here has more than ten
-_NAMES = {dict: "object", list: "array"}
+_NAMES = {dict: "object", list: "array", str: "string", int: "whole number", float: "number"}
 
 
-def read_json(path: str | os.PathLike, expected: type = dict) -> Any:
+def read_json(path: str | os.PathLike, expected: type = dict, fields: Mapping[str, type] | None = None) -> Any:
     """Return the content of a JSON file, which must be a `dict` or a `list` as `expected`.
+
+    fields: keys that an object must have, with the types of their values.
 
     Raises FileNotFoundError if there is no such file, and ValueError, with the file's name, if it is not UTF-8, not JSON, nested
     too deeply or of another type.
     """
     try:
-        return parse_json(epath.Path(path).read_bytes().decode("utf-8-sig"), expected)
+        value = parse_json(epath.Path(path).read_bytes().decode("utf-8-sig"), expected)
+        for key, kind in (fields or {}).items():
+            if not isinstance(value.get(key), (int, float) if kind is float else kind):
+                raise ValueError(f"expected a JSON {_NAMES[kind]} as {key!r}, got {value.get(key, 'nothing')!r:.40}")
+        return value
     except ValueError as error:
         raise ValueError(f"{path}: {error}; copy or write it anew") from error
 

@@ -35,6 +35,21 @@ def test_a_damaged_file_is_named(content, said, tmp_path):
     assert str(file) in str(caught.value)
 
 
+def test_fields_that_an_object_must_have(tmp_path):
+    file = tmp_path / "a.json"
+    fields = {"loss": float, "tasks": dict}
+    file.write_text('{"loss": 2, "tasks": {}, "more": 3}')
+    assert read_json(file, dict, fields) == {"loss": 2, "tasks": {}, "more": 3}
+    for content, said in (
+        ("{}", "a.json: expected a JSON number as 'loss', got 'nothing'"),
+        ('{"loss": null, "tasks": {}}', "expected a JSON number as 'loss', got None"),
+        ('{"loss": 2, "tasks": []}', r"expected a JSON object as 'tasks', got \[\]"),
+    ):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=said):
+            read_json(file, dict, fields)
+
+
 def test_the_deepest_nesting_that_is_read():
     text = '{"a":' * DEEPEST + "1" + "}" * DEEPEST
     assert parse_json(text)["a"]
