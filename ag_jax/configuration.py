@@ -4,18 +4,21 @@ The dataclasses of the rooms hold every default. `default(kind)` lays one out as
 to change, `parse(kind, values)` takes it back, refusing what is unknown, of a wrong type or impossible before anything runs.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import importlib.util
 import json
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 Kind = TypeVar("Kind")
+LARGEST = 2**31 - 1  # of whole numbers: steps, rows and ids are counted in 32 bits on the devices
 
 
 def default(kind: type) -> ConfigDict:
@@ -60,7 +63,9 @@ def _to_type(kind: Any, value: Any, path: str) -> Any:
         if not isinstance(value, (tuple, list)):
             raise ValueError(f"{path} must be a list, such as (1, 2), got {value!r}")
         return tuple(_to_type(get_args(kind)[0], item, path) for item in value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind in (int, float) and type(value) is int and abs(value) > LARGEST:
+        raise ValueError(f"{path} must be between {-LARGEST} and {LARGEST}, got {value}")
+    if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
         raise ValueError(f"{path} must be of type {kind.__name__}, got {value!r}")
@@ -104,14 +109,21 @@ def check_overrides(source: str, items: Iterable[str]) -> None:
 
 
 def check_flags(arguments: Sequence[str]) -> None:
-    """The same for flags `--config.section.key=value` of a command line. Raises ValueError also if it has no `--config`."""
+    """Check the config file of a command line, and the settings that its flags `--config.section.key=value` change.
+
+    Raises ValueError if the file is broken, has no such setting, or is not given although settings are; and for any argument that
+    is not text in UTF-8.
+    """
+    for argument in arguments:
+        if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise ValueError(f"the argument {argument!r} is not text in UTF-8: set the terminal's encoding to UTF-8")
     given = [argument.lstrip("-") for argument in arguments if argument.startswith("-")]
     items = [argument.removeprefix("config.") for argument in given if argument.startswith("config.")]
     sources = [argument.removeprefix("config=") for argument in given if argument.startswith("config=")]
     sources += [value for flag, value in zip(arguments, arguments[1:], strict=False) if flag in ("--config", "-config")]
     if items and not sources:
         raise ValueError(f"--config.{items[0]} changes a setting of a config file: give one with --config=FILE")
-    if items:
+    if sources:
         check_overrides(sources[-1], items)
 
 
@@ -152,15 +164,55 @@ def _argument(name: str, value: str, options: Any) -> Any:
 
 def load(path_and_argument: str, overrides: dict[str, Any] | None = None) -> ConfigDict:
     """The config of `path.py:argument`, with settings of the command line on top."""
-    path, _, argument = path_and_argument.partition(":")
-    if not Path(path).is_file():
+    config = _run(path_and_argument)
+    try:
+        config.update_from_flattened_dict(overrides or {})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"a setting of the command line does not fit the config of {path_and_argument}: {error}") from error
+    return config
+
+
+def _run(path_and_argument: str) -> ConfigDict:
+    """What `get_config` of a config file returns. Raises ValueError with file and line for whatever goes wrong in it."""
+    path, colon, argument = path_and_argument.partition(":")
+    if not Path(path).exists():
         raise ValueError(f"--config={path} does not exist: give a config file, such as configs/quickstart.py")
+    if not Path(path).is_file() or Path(path).suffix != ".py":
+        raise ValueError(f"--config={path} is no Python file: give a config file, such as configs/quickstart.py")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = module.get_config(argument)
-    config.update_from_flattened_dict(overrides or {})
+    with _errors_named(path, spec.origin):
+        spec.loader.exec_module(module)
+    if not callable(getattr(module, "get_config", None)):
+        raise ValueError(f"{path} has no function get_config, which returns the config: see configs/quickstart.py")
+    with _errors_named(path, spec.origin):
+        config = module.get_config(argument) if colon else module.get_config()  # as ml_collections does
+    if not isinstance(config, ConfigDict) or isinstance(config, FrozenConfigDict):
+        found = type(config).__name__
+        raise ValueError(f"{path}: get_config must return a ConfigDict, such as experiment.default_config(), got {found}")
     return config
+
+
+@contextlib.contextmanager
+def _errors_named(path: str, origin: str) -> Iterator[None]:
+    """Turn whatever the code of the config file `path` raises into a ValueError with its name and line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == origin]
+        message = _message(error)
+        if isinstance(error, SyntaxError):  # of this file, or of one that it imports
+            path, lines, message = error.filename if error.filename not in (None, origin) else path, [error.lineno], error.msg
+        place = f"{path}, line {lines[-1]}" if lines and lines[-1] else path
+        kind = "" if type(error) is ValueError and message else f"{type(error).__name__}: "
+        raise ValueError(f"{place}: {kind}{message}") from error
+
+
+def _message(error: BaseException) -> str:
+    """The message of an error: of a KeyError without the quotes that `str` puts around it."""
+    while len(error.args) == 1 and isinstance(error.args[0], BaseException):
+        error = error.args[0]  # ml_collections wraps a KeyError in an AttributeError
+    return " ".join(str(error.args[0]).split()) if isinstance(error, KeyError) and error.args else str(error)
 
 
 def with_argument(path_and_argument: str, name: str, value: str) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from ag_jax import configuration
+from ag_jax import configuration, main
 from ag_jax.configuration import arguments, check_flags, flat, load, parse, with_argument
 
 
@@ -91,6 +91,63 @@ def test_flags_are_checked_against_the_file(source):
         check_flags(["--config.title=t"])
     with pytest.raises(ValueError, match="not/there.py does not exist"):
         check_flags(["--config=not/there.py", "--config.title=t"])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("def get_config(:\n", "c.py, line 1: SyntaxError: invalid syntax"),
+        ("if 1:\n        x = 1\n\ty = 2\n", "c.py, line 3: TabError"),
+        (b"x = '\xe9'\n", "c.py, line 1: SyntaxError: .*utf-8"),
+        (b"x = 1\0", "c.py: SyntaxError: .*null bytes"),
+        ("", "c.py has no function get_config"),
+        ("get_config = 3", "c.py has no function get_config"),
+        ("\nimport not_there", "c.py, line 2: ModuleNotFoundError: No module named 'not_there'"),
+        ("import helper_of_a_config", "helper_of_a_config.py, line 1: SyntaxError"),
+        ("import sys\nsys.exit(0)", "c.py, line 2: SystemExit: 0"),
+        ("import sys\ndef get_config(argument=''):\n    sys.exit(0)", "c.py, line 3: SystemExit: 0"),
+        ("def get_config(one, two): pass", "c.py: TypeError: get_config.* missing 1 required positional argument"),
+        ("def get_config(_):\n    {}['x']", "c.py, line 2: KeyError: x"),
+        ("def get_config(_):\n    raise ValueError('no such arm')", "c.py, line 2: no such arm"),
+        ("def get_config(_):\n    raise ValueError", "c.py, line 2: ValueError: "),
+        ("def get_config(_):\n    return get_config(_)", "c.py, line 2: RecursionError"),
+        (FILE.replace("config.title = argument", "config.other.cuont += 1"), "c.py, line 7: AttributeError: .*did you mean .count"),
+        ("def get_config(_): pass", "c.py: get_config must return a ConfigDict, .* got NoneType"),
+        ("def get_config(_): return {'title': 'x'}", "c.py: get_config must return a ConfigDict, .* got dict"),
+        (FILE.replace("return config", "return configuration.FrozenConfigDict(config)"), "c.py: get_config must return a ConfigDict"),
+    ],
+)
+def test_a_broken_file_is_named_with_the_line(tmp_path, monkeypatch, capsys, content, said):
+    """Whatever is wrong with a config file is one error with its name, and status 2 (a file that calls `sys.exit(0)`, too)."""
+    (tmp_path / "helper_of_a_config.py").write_text("x = (\n")
+    (tmp_path / "c.py").write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=f"(?is)^{tmp_path}.*{said}"):
+        load(f"{tmp_path / 'c.py'}:x")
+    assert main.main(["ag-jax", "train", f"--config={tmp_path / 'c.py'}:x"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"ag-jax: {tmp_path}") and "Traceback" not in error
+
+
+def test_what_is_no_file_of_python(tmp_path):
+    (tmp_path / "d.py").mkdir()
+    (tmp_path / "c.txt").write_text(FILE)
+    for name in ("d.py", "c.txt"):
+        with pytest.raises(ValueError, match=f"--config={tmp_path / name} is no Python file"):
+            load(str(tmp_path / name))
+
+
+def test_arguments_that_are_not_utf_8_are_named(capsys):
+    assert main.main(["ag-jax", "inspect", "--workdir=x", "--text=caf\udce9"]) == 2
+    assert r"'--text=caf\udce9' is not text in UTF-8" in capsys.readouterr().err
+    check_flags(["inspect", "--text=café 😀\n"])
+
+
+def test_whole_numbers_have_32_bits():
+    assert parse(Part, {"count": 2**31 - 1}) == Part(count=2**31 - 1)
+    for values in ({"count": 99999999999999999999}, {"rates": (10**400,)}):
+        with pytest.raises(ValueError, match="(count|rates) must be between -2147483647 and 2147483647, got "):
+            parse(Part, values)
 
 
 def test_settings_of_the_command_line_win(source):
