@@ -107,7 +107,7 @@ def _target(maps: AttentionMaps, special: SpecialTokens, name: str) -> tuple[np.
     """The target matrix `QK`, and the rows `Q` for which the pattern names a column."""
     tokens_BL = jnp.asarray(maps.ids_L)[None]
     sequences_BL = jnp.ones(tokens_BL.shape, jnp.int32)
-    target = patterns.find_pattern(name)(tokens_BL, sequences_BL, special)
+    target = patterns.find_target(name, tokens_BL, sequences_BL, special)
     return np.asarray(patterns.dense(target, sequences_BL))[0], np.asarray(patterns.hits(target, sequences_BL))[0]
 
 

@@ -13,6 +13,7 @@ Shape letters: N layers, B batch, H guided heads, Q query position, K key positi
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable
 
 import flax.struct
@@ -102,7 +103,7 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
     assignment = []
     for item in config.heads.split(","):
         name, _, count = item.strip().rpartition(":")
-        if not name or not count.isdigit() or int(count) < 1:
+        if not name or not re.fullmatch("0*[1-9][0-9]{0,8}", count):
             raise ValueError(
                 f"guidance.heads is a list of pattern:count with counts of at least 1, such as 'next:1,prev:1,first:4'; "
                 f"got {item!r} in {config.heads!r}"

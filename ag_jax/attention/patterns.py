@@ -16,9 +16,11 @@ Several texts may share a row (`attention.sequences`); each has targets of its o
 Shape letters: B batch, L length, Q query position, K key position.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable
 
 import flax.struct
@@ -124,22 +126,36 @@ PATTERNS: dict[str, Pattern] = {
 def find_pattern(name: str) -> Pattern:
     """The pattern called `name`: a key of `PATTERNS`, or the import path `module.function` of one from outside.
 
-    Raises ValueError, with the nearest name, if there is none.
+    Raises ValueError, with the nearest name, if there is none, or if it cannot be imported or called.
     """
     if name in PATTERNS:
         return PATTERNS[name]
     module_name, _, function_name = name.rpartition(".")
-    if module_name:
+    if module_name and all(part.isidentifier() for part in name.split(".")):
         try:
             pattern = getattr(importlib.import_module(module_name), function_name)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"cannot import the attention pattern {name!r}: {error}") from error
+        except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
+            raise ValueError(f"cannot import the attention pattern {name!r}: {type(error).__name__}: {error}") from error
+        wanted = f"the attention pattern {name!r} must be a function of (tokens_BL, sequences_BL, special)"
         if not callable(pattern):
-            raise ValueError(f"the attention pattern {name!r} must be a function, got {pattern!r}")
+            raise ValueError(f"{wanted}, got {type(pattern).__name__}")
+        try:
+            with contextlib.suppress(ValueError):  # of a built-in function without a signature
+                inspect.signature(pattern).bind(None, None, None)
+        except TypeError as error:
+            raise ValueError(f"{wanted}: {error}") from error
         return pattern
     near = difflib.get_close_matches(name, PATTERNS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ValueError(f"unknown attention pattern {name!r}{hint} Known: {', '.join(PATTERNS)}, or module.function")
+
+
+def find_target(name: str, tokens_BL: Array, sequences_BL: Array, special: SpecialTokens) -> Target:
+    """The target of the pattern called `name`. Raises ValueError if the pattern returns something else."""
+    target = find_pattern(name)(tokens_BL, sequences_BL, special)
+    if not isinstance(target, Target):
+        raise ValueError(f"the attention pattern {name!r} must return a Shift or Columns, got {type(target).__name__}")
+    return target
 
 
 def hits(target: Target, sequences_BL: Array) -> Array:

@@ -42,7 +42,7 @@ class Guided:
         """Targets for the rows of the batch, from the tokens as they were before masking."""
         rows = encoder.rows(batch)
         targets = tuple(
-            patterns.find_pattern(name)(rows["original"], rows["sequences"], self.special) for name, _ in self.assignment
+            patterns.find_target(name, rows["original"], rows["sequences"], self.special) for name, _ in self.assignment
         )
         counts = tuple(count for _, count in self.assignment)
         return guidance.Guides(targets, counts, self.config.probabilities == "after_dropout")

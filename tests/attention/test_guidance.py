@@ -265,6 +265,8 @@ class TestAssignHeads:
             ("next:0", r"counts of at least 1.*got 'next:0'"),
             ("next:-1", r"got 'next:-1'"),
             ("next:1.5", r"got 'next:1.5'"),
+            ("next:²", r"counts of at least 1.*got 'next:²'"),
+            ("..foo:1", r"unknown attention pattern '..foo'"),
             ("next:1,,prev:1", r"got '' in 'next:1,,prev:1'"),
             (":2", r"got ':2'"),
             ("nex:1", r"unknown attention pattern 'nex'; did you mean 'next'"),

@@ -231,8 +231,22 @@ def test_the_pattern_of_the_guide_works_as_it_is_printed(tmp_path, monkeypatch):
         ("zzzzz", r"unknown attention pattern 'zzzzz'.*Known: next, prev"),
         ("no_such_module.second", r"cannot import the attention pattern 'no_such_module.second'"),
         ("math.no_such_function", r"cannot import the attention pattern 'math.no_such_function'.*no_such_function"),
+        ("..foo", r"unknown attention pattern '..foo'.*or module.function"),
+        ("math.", r"unknown attention pattern 'math.'"),
+        ("module_that_fails.second", r"cannot import the attention pattern 'module_that_fails.second': KeyError: 'x'"),
+        ("module_that_exits.second", r"cannot import the attention pattern 'module_that_exits.second': SystemExit: 0"),
+        ("os.path", r"must be a function of \(tokens_BL, sequences_BL, special\), got module"),
+        ("os.getcwd", r"must be a function of \(tokens_BL, sequences_BL, special\): too many positional arguments"),
     ],
 )
-def test_messages_for_patterns_that_are_not_there(name, message):
+def test_messages_for_patterns_that_are_not_there(name, message, tmp_path, monkeypatch):
+    (tmp_path / "module_that_fails.py").write_text("{}['x']")
+    (tmp_path / "module_that_exits.py").write_text("import sys\nsys.exit(0)")
+    monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match=message):
         patterns.find_pattern(name)
+
+
+def test_a_pattern_that_returns_no_target():
+    with pytest.raises(ValueError, match="'builtins.max' must return a Shift or Columns, got int"):
+        patterns.find_target("builtins.max", 1, 2, 3)
