@@ -3,10 +3,13 @@
 import dataclasses
 from typing import Any
 
+from etils import epath
+
 from ag_jax import configuration
 from ag_jax.attention import guidance
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
+from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
@@ -145,3 +148,22 @@ def default_config() -> configuration.ConfigDict:
 def parse(config: configuration.ConfigDict | dict[str, Any]) -> ExperimentConfig:
     """The checked experiment. Raises ValueError that names the key and what it may be."""
     return configuration.parse(ExperimentConfig, config)
+
+
+def read_settings(path: epath.PathLike) -> dict[str, Any]:
+    """The settings in a run's `config.json`, not checked yet. Raises ValueError, which names the file, if it holds anything else."""
+    found = read_json(path)
+    for key, what in (("tasks", "a suite of fine-tuning"), ("model_type", "a Hugging Face model")):
+        if key in found:
+            raise ValueError(f"{path} is the config of {what}, expected that of a pre-training run")
+    check_fields(path, found, {"data": dict, "model": dict, "training": dict})
+    return found
+
+
+def read(path: epath.PathLike) -> ExperimentConfig:
+    """The checked experiment of a run's `config.json`. Raises ValueError, which names the file, if it holds anything else."""
+    values = read_settings(path)
+    try:
+        return parse(values)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged, or of another version: {error}") from error

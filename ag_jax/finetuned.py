@@ -26,6 +26,7 @@ from ag_jax.attention.adversary import separated
 from ag_jax.attention.fused import reference
 from ag_jax.attention.fused.contract import Attend
 from ag_jax.data import tokenizers
+from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.tasks import TaskModel
@@ -109,26 +110,28 @@ def load(directory: epath.PathLike) -> FineTuned:
             f"{directory} holds no fine-tuned model: expected {TASK}, in it or in its {FOLDER}/. Trials keep their weights with "
             "--config.keep=best"
         )
-    weights = (place / WEIGHTS).read_bytes()
+    settings = read_json(place / TASK, dict, {"head": dict, "model": dict, "origin": dict})
     try:
-        settings = json.loads((place / TASK).read_bytes())
-        written = settings.pop(FINGERPRINT, None)
-        if written is None:
-            print(
-                f"warning: {place} is of an earlier version, which saved no fingerprint of the weights: they could not be "
-                "checked",
-                file=sys.stderr,
-            )
-        elif written != _fingerprint(settings, weights):
-            raise ValueError(f"{TASK} and {WEIGHTS} are not what was saved: their fingerprint differs")
-        head = Head(**settings["head"] | {"labels": tuple(settings["head"]["labels"])})
+        head = configuration.parse(Head, settings["head"])
         config = configuration.parse(EncoderConfig, settings["model"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place / TASK} is damaged, or of another version: {error}") from error
+    weights = (place / WEIGHTS).read_bytes()
+    written = settings.pop(FINGERPRINT, None)
+    if written is None:
+        print(
+            f"warning: {place} is of an earlier version, which saved no fingerprint of the weights: they could not be "
+            "checked",
+            file=sys.stderr,
+        )
+    elif written != _fingerprint(settings, weights):
+        raise ValueError(f"{place} is damaged: {TASK} and {WEIGHTS} are not what was saved, their fingerprint differs")
+    try:
         flat = safetensors.numpy.load(weights)
-        origin = settings["origin"]
-    except (AttributeError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{place} is damaged, or of another version ({type(error).__name__}: {error})") from error
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{place / WEIGHTS} is damaged: {error}") from error
     params, beside = separated(traverse_util.unflatten_dict(flat, sep="/"))
-    return FineTuned(head, config, tokenizers.load(place / TOKENIZER), params, origin, beside)
+    return FineTuned(head, config, tokenizers.load(place / TOKENIZER), params, settings["origin"], beside)
 
 
 def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:

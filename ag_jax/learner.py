@@ -4,7 +4,6 @@ Runs train with it, plans compile it for devices that are not there.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from ag_jax.attention.fused import choice, reference
 from ag_jax.attention.fused.contract import Attend
 from ag_jax.attention.patterns import SpecialTokens
 from ag_jax.data import batching
+from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.pretraining import PretrainingModel
@@ -166,7 +166,9 @@ def read_trace(config: AdversarialConfig, layers: int) -> Trace | None:
 def _planned_steps(directory: epath.Path, last: int) -> int | None:
     """The steps that a run or trial was to have, of which patience may have saved a trial some; None if it is not done."""
     if (directory / "result.json").exists():
-        return json.loads((directory / "result.json").read_text()).get("planned_steps", last)
+        found = {"planned_steps": last} | read_json(directory / "result.json")
+        check_fields(directory / "result.json", found, {"planned_steps": int})
+        return found["planned_steps"]
     return last if (directory / "summary.json").exists() else None
 
 

@@ -1,6 +1,5 @@
 """Settings that several config files share, each with its source."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,7 @@ def continue_from(config: Config, directory: str) -> None:
     path = Path(directory).expanduser().resolve()
     if not (path / "config.json").exists():
         raise ValueError(f"run={directory} is no run directory: {path / 'config.json'} does not exist")
-    found = configuration.to_dict(experiment.parse(json.loads((path / "config.json").read_text())))
+    found = configuration.to_dict(experiment.read(path / "config.json"))
     config.model.update(found["model"])
     config.replaced_tokens.update(found["replaced_tokens"])
     config.data.update(format=found["data"]["format"], sequence_length=min(512, config.model.max_length))

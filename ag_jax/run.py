@@ -21,6 +21,7 @@ from etils import epath
 from ag_jax import configuration, experiment, learner, run_corpus
 from ag_jax.attention.adversary import separated
 from ag_jax.data import pipeline, tokenizers
+from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.models.pretraining import PretrainingModel
@@ -54,6 +55,7 @@ MAY_DIFFER = (
 )
 # Settings of the encoder with which the same parameters mean the same.
 MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "attention")
+SUMMARY = "summary.json"
 SHARED_WITHIN = 90.0  # seconds after which a file that one host wrote must show on another; NFS may take a minute
 
 
@@ -125,7 +127,7 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            theirs = json.loads(path.read_text())
+            theirs = experiment.read_settings(path)
             if is_begun(workdir) or not theirs.keys() <= ours.keys():  # the latter: a file that is none of ours
                 _check_same(theirs, ours, workdir)
                 return
@@ -183,8 +185,7 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = La
 
 def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels) -> dict[str, Any]:
     claim_workdir(config, workdir)
-    path = workdir / "summary.json"
-    done = hosts.from_first("the summary", lambda: json.loads(path.read_text()) if path.exists() else None)
+    done = hosts.from_first("the summary", lambda: read_summary(workdir))
     if done:
         return done
     corpus = run_corpus.prepare(config, workdir)
@@ -195,7 +196,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels) -> dic
         print(f"attention: {chosen.name} ({chosen.reason})", file=sys.stderr, flush=True)
     summary = loop.Loop(job).run()
     if hosts.is_first():
-        storage.write_whole(path, json.dumps(summary, indent=2) + "\n")
+        storage.write_whole(workdir / SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary
 
 
@@ -268,7 +269,15 @@ def read_config(workdir: epath.PathLike) -> ExperimentConfig:
     path = storage.directory(workdir) / "config.json"
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: --workdir must be the directory of a run, made by `ag-jax train`")
-    return experiment.parse(json.loads(path.read_text()))
+    return experiment.read(path)
+
+
+def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
+    """What `train` returned for a run that is done, None for one that is not. Raises ValueError if the file is damaged."""
+    path = workdir / SUMMARY
+    if not path.exists():
+        return None
+    return read_json(path, dict, dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), float))
 
 
 def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]:

@@ -21,12 +21,18 @@ def read_json(path: str | os.PathLike, expected: type = dict, fields: Mapping[st
     """
     try:
         value = parse_json(epath.Path(path).read_bytes().decode("utf-8-sig"), expected)
-        for key, kind in (fields or {}).items():
-            if not isinstance(value.get(key), (int, float) if kind is float else kind):
-                raise ValueError(f"expected a JSON {_NAMES[kind]} as {key!r}, got {value.get(key, 'nothing')!r:.40}")
-        return value
     except ValueError as error:
         raise ValueError(f"{path}: {error}; copy or write it anew") from error
+    check_fields(path, value, fields or {})
+    return value
+
+
+def check_fields(path: str | os.PathLike, value: Mapping[str, Any], fields: Mapping[str, type]) -> None:
+    """Raise ValueError, with the name of the file that an object comes from, unless it has these keys with values of these types."""
+    for key, kind in fields.items():
+        if not isinstance(value.get(key), (int, float) if kind is float else kind):
+            found = repr(value[key])[:40] if key in value else "nothing"
+            raise ValueError(f"{path}: expected a JSON {_NAMES[kind]} as {key!r}, got {found}; copy or write it anew")
 
 
 def parse_json(text: str, expected: type = dict) -> Any:

@@ -4,13 +4,13 @@ A trial directory holds `result.json` and, for every set that it predicted, rows
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
+from ag_jax.data.json_files import parse_json
 from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.evaluation import metrics, predictions
 from ag_jax.evaluation.significance import paired_t_test, paired_t_test_over_examples
@@ -23,12 +23,25 @@ Row = Mapping[str, Any]  # a line of predictions
 POOLED, OF_FOLDS = "all folds", "mean of folds"
 
 
-def read_rows(directory: epath.Path, split: str) -> list[Row]:
-    """The predictions of a trial for a set, in the order of its examples. Raises FileNotFoundError if it has none."""
+def read_rows(directory: epath.Path, split: str, examples: Examples) -> list[Row]:
+    """The predictions of a trial for a set, in the order of its examples.
+
+    Raises FileNotFoundError if it has none, ValueError if the file is damaged or is of other examples.
+    """
     path = directory / f"predictions_{split}.jsonl"
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing, although the trial is done: delete {directory} and run the command again")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    try:
+        rows = [parse_json(line) for line in path.read_bytes().decode().splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}. Delete {directory} and run the command again") from error
+    whole = all({"id", "prediction", "scores"} <= row.keys() for row in rows)
+    if not whole or [row["id"] for row in rows] != [example.id for example in examples]:
+        raise ValueError(
+            f"{path} does not hold a prediction for each of the {len(examples)} examples of {examples.source}: if these files have "
+            f"changed, take another --workdir; otherwise delete {directory} and run the command again"
+        )
+    return rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +117,7 @@ def choose(
         tested = [of_fold(splits, number, recipe.folds).others["test"] for number in range(recipe.folds)]
         examples = dataclasses.replace(splits.train, items=tuple(item for part in tested for item in part))
         rows = tuple(
-            [row for result in of_seed for row in read_rows(places[_key(result)], "test")]
+            [row for result, part in zip(of_seed, tested, strict=True) for row in read_rows(places[_key(result)], "test", part)]
             for of_seed in best.results.values()
         )
         predicted = {POOLED: Predictions(splits.task, examples, rows)}
@@ -114,7 +127,7 @@ def choose(
             name: Predictions(
                 splits.task,
                 examples,
-                tuple(read_rows(places[_key(of_seed[0])], name) for of_seed in best.results.values()),
+                tuple(read_rows(places[_key(of_seed[0])], name, examples) for of_seed in best.results.values()),
             )
             for name, examples in sets.items()
         }

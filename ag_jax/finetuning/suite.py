@@ -13,6 +13,7 @@ from etils import epath
 
 from ag_jax import configuration, finetuned
 from ag_jax import run as pretraining
+from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tasks import catalogue
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.finetuning import choosing, encoded, report, results, traces, trial, weights
@@ -48,20 +49,38 @@ def directory_of(workdir: epath.Path, one: Trial) -> epath.Path:
     return workdir / one.task / one.name
 
 
+def read_settings(path: epath.Path) -> dict[str, Any]:
+    """The settings in a suite's `config.json`, not checked yet. Raises ValueError, which names the file, if it is of something else."""
+    found = read_json(path)
+    if _is_pretraining(found):
+        raise ValueError(f"{path} is the config of a run of pre-training, expected that of a suite of fine-tuning")
+    _check_tasks(path, found)
+    return found
+
+
+def _is_pretraining(settings: dict[str, Any]) -> bool:
+    return configuration.kind_of(settings, (FinetuningConfig, ExperimentConfig)) is ExperimentConfig
+
+
+def _check_tasks(path: epath.Path, settings: dict[str, Any]) -> None:
+    check_fields(path, settings, {"tasks": dict})
+    check_fields(path, settings["tasks"], dict.fromkeys(settings["tasks"], dict))
+
+
 def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     """Raise ValueError, with the settings that differ, if trials with other settings left something there."""
     path = workdir / "config.json"
-    theirs = json.loads(path.read_text()) if path.exists() else {}
-    if theirs and configuration.kind_of(theirs, (FinetuningConfig, ExperimentConfig)) is ExperimentConfig:
+    theirs = read_json(path) if path.exists() else {"tasks": {}}
+    if _is_pretraining(theirs):
         if not pretraining.is_begun(workdir):
             return
-        raise ValueError(f"--workdir={workdir} holds a run of pre-training: choose another directory")
+        raise ValueError(f"--workdir={workdir} holds a run of pre-training ({path}): choose another directory")
     ours = configuration.to_dict(config)
     if strange := sorted(theirs.keys() - ours.keys()):
         raise ValueError(
-            f"--workdir={workdir} holds a config.json of another program, with the keys {', '.join(strange[:3])}: choose "
-            "another directory"
+            f"{path} is of another program, with the keys {', '.join(strange[:3])}: choose another directory"
         )
+    _check_tasks(path, theirs)
     begun = _begun_tasks(theirs, workdir).keys()
     if not begun:
         return
@@ -86,7 +105,7 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
     check_directory(config, workdir)
     ours, path = configuration.to_dict(config), workdir / "config.json"
     if path.exists():
-        ours["tasks"] = _begun_tasks(json.loads(path.read_text()), workdir) | ours["tasks"]
+        ours["tasks"] = _begun_tasks(read_json(path), workdir) | ours["tasks"]
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
@@ -232,7 +251,7 @@ def _told(result: Result, metric: str) -> str:
 def _ended(config: FinetuningConfig, workdir: epath.Path, name: str) -> tuple[list[tuple[Result, epath.Path]], list[Result]]:
     """The results of a task's trials with their directories, and those that failed."""
     directories = [directory_of(workdir, one) for one in trials(config, name)]
-    found = [(json.loads((directory / trial.RESULT).read_text()), directory) for directory in directories]
+    found = [(trial.read_result(directory), directory) for directory in directories]
     return [pair for pair in found if "failed" not in pair[0]], [result for result, _ in found if "failed" in result]
 
 
@@ -249,7 +268,7 @@ def _check_start(directory: epath.Path, start: str) -> None:
     """Raise ValueError if a trial that is done did not start from there."""
     if not is_done(directory):
         return
-    theirs = json.loads((directory / trial.RESULT).read_text()).get("start", start)
+    theirs = trial.read_result(directory).get("start", start)
     if theirs != start:
         raise ValueError(
             f"{directory} started from {theirs}, trials would now start from {start}: delete {directory.parent} to train all of them "

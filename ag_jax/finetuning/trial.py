@@ -16,6 +16,7 @@ from etils import epath
 
 from ag_jax import finetuned, learner
 from ag_jax.attention.adversary import separated
+from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Task
 from ag_jax.finetuned import FineTuned, Head
@@ -108,7 +109,7 @@ def run_trial(
     directory = storage.directory(directory)
     if (directory / RESULT).exists():
         tidy(directory, keep)
-        return json.loads((directory / RESULT).read_text())
+        return read_result(directory)
     if hosts.count() > 1:
         raise ValueError("fine-tuning runs on one host: start the command on one machine, with as many devices as it has")
     if not len(data.train.features):
@@ -120,6 +121,16 @@ def run_trial(
 def is_begun(directory: epath.Path) -> bool:
     """Whether a trial's directory holds something worth keeping: a result, or the checkpoint of an epoch."""
     return (directory / RESULT).exists() or any(steps_in(directory / name) for name in (CHECKPOINTS, ASIDE))
+
+
+def read_result(directory: epath.Path) -> dict[str, Any]:
+    """The `result.json` of a trial that is done. Raises ValueError, which names the file, if it is damaged."""
+    path = directory / RESULT
+    result = read_json(path, dict, {"task": str, "learning_rate": float, "batch_size": int, "seed": int})
+    if "failed" not in result:
+        check_fields(path, result, {"metrics": dict, "best_epoch": int, "epochs": list, "seconds": float})
+        check_fields(path, result["metrics"], dict.fromkeys(result["metrics"], float))
+    return result
 
 
 def write_failure(trial: Trial, directory: epath.Path, message: str) -> None:

@@ -1,12 +1,12 @@
 """What fine-tuning starts from: the encoder of a run, of a trial that kept its weights, or of a Hugging Face directory."""
 
 import dataclasses
-import json
 from typing import Any
 
 from etils import epath
 
 from ag_jax import finetuned, run
+from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop import importing, task_heads
 from ag_jax.models.config import EncoderConfig
@@ -35,12 +35,7 @@ class Pretrained:
 def is_huggingface(directory: epath.PathLike) -> bool:
     """Whether a directory's config.json is one of `transformers`. Raises ValueError if it is no JSON object."""
     path = epath.Path(directory) / "config.json"
-    if not path.exists():
-        return False
-    try:
-        return "model_type" in json.loads(path.read_text())
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is not a JSON object ({error})") from error
+    return path.exists() and "model_type" in read_json(path)
 
 
 def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = False) -> Pretrained:
@@ -68,7 +63,7 @@ def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = Fals
 def _of_run(directory: epath.Path, step: int | None) -> Pretrained:
     opened = run.open_run(directory, step)
     path = directory / importing.ORIGIN
-    origin = json.loads(path.read_text()) if path.exists() else {}
+    origin = read_json(path) if path.exists() else {}
     style = task_heads.style_of(opened.model.config, opened.params, origin.get("model_type", ""))
     description = f"step {opened.step} of {directory}"
     return _pretrained(opened.model.config, opened.tokenizer, opened.params, style, description, origin)

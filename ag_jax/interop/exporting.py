@@ -9,6 +9,7 @@ import numpy as np
 from etils import epath
 
 from ag_jax import finetuned, run
+from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop import card, catalogue, directories, names, task_heads, tensors, tokenizer_files
 from ag_jax.interop.families import Family
@@ -41,7 +42,7 @@ def convert(
     if finetuned.locate(workdir) is not None:
         return _convert_finetuned(workdir, step, path, dtype, license, part)
     opened = run.open_run(workdir, step)
-    origin = json.loads((workdir / ORIGIN).read_text()) if (workdir / ORIGIN).exists() else {}
+    origin = read_json(workdir / ORIGIN) if (workdir / ORIGIN).exists() else {}
     config, tree, not_carried = _part(opened, part)
     heads = sorted(tree.keys() - {"encoder"})
     family = catalogue.fitting(config, heads, opened.tokenizer.specials.pad, origin.get("model_type", ""))

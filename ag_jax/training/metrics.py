@@ -159,14 +159,29 @@ def _scalars(row: dict[str, Any]) -> Iterable[tuple[str, float]]:
 
 
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl`; a last line that a dying run cut off is left out."""
+    """The rows of a run's `metrics.jsonl`; a last line that a dying run cut off is left out.
+
+    Raises FileNotFoundError if there is no such file, ValueError that names the line if it is damaged elsewhere.
+    """
     path = epath.Path(workdir) / "metrics.jsonl"
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: is {workdir} the directory of a run?")
     rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+    *lines, unfinished = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        row = _row(line)
+        if row is None:
+            raise ValueError(f"line {number} of {path} is damaged: delete that line, or the file to do without the earlier rows")
+        rows.append(row)
+    last = _row(unfinished)
+    return rows if last is None else [*rows, last]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A row of metrics, None if the line does not hold one."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_row = isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("split"), str)
+    return row if is_row else None

@@ -41,7 +41,7 @@ def test_fields_that_an_object_must_have(tmp_path):
     file.write_text('{"loss": 2, "tasks": {}, "more": 3}')
     assert read_json(file, dict, fields) == {"loss": 2, "tasks": {}, "more": 3}
     for content, said in (
-        ("{}", "a.json: expected a JSON number as 'loss', got 'nothing'"),
+        ("{}", "a.json: expected a JSON number as 'loss', got nothing"),
         ('{"loss": null, "tasks": {}}', "expected a JSON number as 'loss', got None"),
         ('{"loss": 2, "tasks": []}', r"expected a JSON object as 'tasks', got \[\]"),
     ):

@@ -38,6 +38,17 @@ def test_rows_after_the_resumed_step_are_dropped(tmp_path):
     assert [row["step"] for row in read_metrics(workdir)] == [1, 2]
 
 
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"step": 1, "spl', '{"step": "1", "split": "train"}', "[" * 3000, "\0" * 9])
+def test_a_damaged_row_is_named_unless_a_kill_cut_it_off(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    row = '{"step": 1, "split": "train"}'
+    path.write_text(f"{row}\n{line}")
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1]
+    path.write_text(f"{row}\n{line}\n{row}\n")
+    with pytest.raises(ValueError, match=f"line 2 of {path} is damaged"):
+        read_metrics(tmp_path)
+
+
 def test_tensorboard_events_are_written(tmp_path):
     writer = MetricWriter(epath.Path(tmp_path), 0)
     writer.write({"step": 1, "split": "train", "loss": 2.0, "mass/next": [0.5, None]})

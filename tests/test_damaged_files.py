@@ -1,0 +1,54 @@
+"""Files of runs, trials and suites that are damaged: one error that names the file, whoever reads it."""
+
+import pytest
+from etils import epath
+
+from ag_jax import finetuned, presets, run
+from ag_jax.data.tasks.task import Examples, Texts
+from ag_jax.experiment import ExperimentConfig, default_config
+from ag_jax.finetuning import results, suite, trial
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+
+DAMAGED = {
+    "empty": b"",
+    "null": b"null",
+    "a list": b"[]",
+    "an empty object": b"{}",
+    "cut off": b'{"task": "sst2", "tas',
+    "nested": b'{"x": ' + b"[" * 3000 + b"]" * 3000 + b"}",
+    "not UTF-8": b'{"\xff": 1}',
+    "wrong types": b'{"data": 1, "model": 1, "training": 1, "tasks": 1, "head": 1, "train_loss": "x", "task": 1, "seeds": 1, "keep": 1}',
+    "wrong settings": b'{"data": {"cached": 1}, "model": {}, "training": {}, "tasks": {"sst2": 1}, "head": {"kind": 3}, "origin": {}, "seeds": 1, "keep": 1}',
+}
+SUITE = FinetuningConfig(checkpoint="x", tasks={"sst2": Recipe()})
+EXAMPLES = Examples((Texts("7", "a text", None, None),), "a file")
+READERS = {
+    "config.json of a run": ("config.json", run.read_config),
+    "config.json of a run that is resumed": ("config.json", lambda folder: run.claim_workdir(ExperimentConfig(), folder)),
+    "config.json of a run to continue from": ("config.json", lambda folder: presets.continue_from(default_config(), str(folder))),
+    "config.json of a suite": ("config.json", lambda folder: suite.check_directory(SUITE, folder)),
+    "summary.json": ("summary.json", run.read_summary),
+    "result.json": ("result.json", trial.read_result),
+    "task.json": ("task.json", finetuned.load),
+    "predictions": ("predictions_test.jsonl", lambda folder: results.read_rows(folder, "test", EXAMPLES)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_damaged_file_is_named(tmp_path, reader, damage):
+    name, read = READERS[reader]
+    (tmp_path / name).write_bytes(DAMAGED[damage])
+    with pytest.raises(ValueError) as caught:
+        read(epath.Path(tmp_path))
+    assert str(tmp_path / name) in str(caught.value)
+    assert (tmp_path / name).read_bytes() == DAMAGED[damage]
+
+
+def test_predictions_of_other_examples_are_not_taken_for_these(tmp_path):
+    path = tmp_path / "predictions_test.jsonl"
+    path.write_text('{"id": "7", "prediction": 1, "scores": [0, 1]}\n')
+    assert results.read_rows(epath.Path(tmp_path), "test", EXAMPLES)[0]["prediction"] == 1
+    path.write_text('{"id": "8", "prediction": 1, "scores": [0, 1]}\n')
+    with pytest.raises(ValueError, match="does not hold a prediction for each of the 1 examples of a file"):
+        results.read_rows(epath.Path(tmp_path), "test", EXAMPLES)
