@@ -164,10 +164,11 @@ def _evaluate(request: Request) -> None:
     if request.config is not None:
         _evaluate_suite(request)
         return
-    text = json.dumps(run.evaluate(request.directory(), request.step), indent=2)
-    if hosts.is_first():
-        storage.write_whole(request.directory() / "evaluation.json", text + "\n")
+    workdir = request.directory()
+    text = json.dumps(run.evaluate(workdir, request.step), indent=2)
     _tell(text)
+    if hosts.is_first():
+        storage.write_where_possible(lambda place: storage.write_whole(place / "evaluation.json", text + "\n"), workdir)
 
 
 def _evaluate_suite(request: Request) -> None:
@@ -176,29 +177,16 @@ def _evaluate_suite(request: Request) -> None:
 
 
 def _inspect(request: Request) -> None:
-    from ag_jax.analysis import maps, plots  # with matplotlib
+    from ag_jax import inspection  # with matplotlib
 
-    opened = run.open_run(request.directory(), request.step)
-    text = request.text or opened.config.inspection.sentence
-    length = opened.config.data.sequence_length
-    attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, text, length)
-    special = learner.special_tokens(opened.tokenizer)
-    print(maps.mass_table(attention, special, opened.assignment))
-    folder = opened.workdir / "figures"
-    figures = plots.save_inspection(attention, opened.assignment, special, folder, opened.step)
-    if opened.attacker is not None:
-        params = opened.params | opened.beside
-        attacked = maps.attention_maps(opened.model, params, opened.tokenizer, text, length, opened.attacker)
-        path = folder / f"attention_attacked_step{opened.step}.png"
-        figures.append(plots.attack_figure(attention, attacked, opened.assignment, path))
-    print("\n".join(f"drawn: {path}" for path in figures))
+    inspection.inspect(request.directory(), request.step, request.text)
 
 
 def _tokenizer(request: Request) -> None:
     config, workdir = request.experiment(), request.directory()
     tokenizer = pipeline.prepare_tokenizer(config.data)
     tokenizer.save(workdir)
-    text = request.text or config.inspection.sentence
+    text = config.inspection.sentence if request.text is None else request.text
     print(f"{tokenizer.vocabulary_size} tokens, saved in {workdir}; use it with --config.data.tokenizer.path={workdir}")
     print(" ".join(tokenizer.tokens(tokenizer.encode(text))))
 

@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "finetuning": BELOW_RUN | LEAVES | {"arms", "learner", "run", "finetuned", "interop"},
     "pipelines": BELOW_RUN | LEAVES | {"learner", "run", "finetuned", "interop", "finetuning"},  # for notebooks
     "comparison": BELOW_RUN | LEAVES | {"arms", "learner", "run", "run_corpus"},
-    "verbs": BELOW_RUN | LEAVES | {"learner", "run", "planning", "interop", "comparison", "finetuning"},
+    "inspection": BELOW_RUN | LEAVES | {"learner", "interop", "finetuning"},
+    "verbs": BELOW_RUN | LEAVES | {"learner", "run", "planning", "interop", "comparison", "inspection", "finetuning"},
     "main": {"verbs", "configuration", "interruption"},
     "presets": {"configuration", "experiment"},  # for config files; nothing in the package imports it
     "protocols": {"configuration", "finetuning"},  # the same

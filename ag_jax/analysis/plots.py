@@ -49,16 +49,20 @@ __all__ = [
 
 
 def save_inspection(
-    maps: AttentionMaps, assignment: Assignment, special: SpecialTokens, directory: str | os.PathLike, step: int
+    maps: AttentionMaps, assignment: Assignment, special: SpecialTokens, directory: str | os.PathLike, step: int | None
 ) -> list[epath.Path]:
-    """Draw the maps of a run at a step: all heads at a glance, some beside their targets, and where the mass goes."""
+    """Draw the maps of a model: all heads at a glance, some beside their targets, and where the mass goes.
+
+    step: of a run, to be part of the names of the files; None for a model without steps.
+    """
     directory = epath.Path(directory)
     figures = {
         "overview": draw_overview(maps, assignment),
         "heads": draw_heads(maps, assignment, special),
         "mass": draw_mass(maps, assignment, special),
     }
-    return [save(figure, directory / f"attention_{name}_step{step}.png") for name, figure in figures.items()]
+    at = "" if step is None else f"_step{step}"
+    return [save(figure, directory / f"attention_{name}{at}.png") for name, figure in figures.items()]
 
 
 def pattern_figure(

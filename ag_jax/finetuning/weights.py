@@ -11,6 +11,7 @@ from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop import importing, task_heads
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.tasks import task_encoder
+from ag_jax.run import OpenRun
 from ag_jax.training import storage
 
 
@@ -22,6 +23,7 @@ class Pretrained:
     (BERT's pooler); nothing if all is to be fresh.
     style: of the head for texts, see `models.tasks.STYLES`; description: where it comes from, for people.
     origin: what an imported model was, for whoever exports it again.
+    run: the run that the encoder is of, None for other models.
     """
 
     config: EncoderConfig
@@ -30,6 +32,7 @@ class Pretrained:
     style: str
     description: str
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
+    run: OpenRun | None = None
 
 
 def is_huggingface(directory: epath.PathLike) -> bool:
@@ -41,7 +44,8 @@ def is_huggingface(directory: epath.PathLike) -> bool:
 def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = False) -> Pretrained:
     """The encoder of a directory: a run's (at `step`, the newest by default), a trial's, or one of Hugging Face.
 
-    fresh: its architecture and tokenizer alone. Raises FileNotFoundError or ValueError with what was expected.
+    fresh: its architecture and tokenizer alone. Raises FileNotFoundError or ValueError with what was expected, also for the step
+    of a model that has no steps.
     """
     directory = storage.directory(checkpoint)
     if finetuned.locate(directory) is not None:
@@ -52,11 +56,14 @@ def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = Fals
         opened = _of_run(directory, step)
     else:
         raise FileNotFoundError(
-            f"checkpoint={checkpoint} is no model: expected the directory of a run (made by `ag-jax train`), of a trial that kept its "
-            "weights, or of a Hugging Face model"
+            f"{checkpoint} is no model: expected the directory of a run (made by `ag-jax train`), of a trial that kept its weights "
+            "(--config.keep=best), or of a Hugging Face model"
         )
+    if step is not None and opened.run is None:
+        raise ValueError(f"step={step} is that of a run's checkpoint, but {checkpoint} is no run: leave the step out")
     if fresh:
-        return dataclasses.replace(opened, params={}, description=f"fresh weights, architecture of {opened.description}")
+        description = f"fresh weights, architecture of {opened.description}"
+        return dataclasses.replace(opened, params={}, description=description, run=None)
     return opened
 
 
@@ -66,7 +73,8 @@ def _of_run(directory: epath.Path, step: int | None) -> Pretrained:
     origin = read_json(path) if path.exists() else {}
     style = task_heads.style_of(opened.model.config, opened.params, origin.get("model_type", ""))
     description = f"step {opened.step} of {directory}"
-    return _pretrained(opened.model.config, opened.tokenizer, opened.params, style, description, origin)
+    pretrained = _pretrained(opened.model.config, opened.tokenizer, opened.params, style, description, origin)
+    return dataclasses.replace(pretrained, run=opened)
 
 
 def _of_huggingface(path: str) -> Pretrained:

@@ -4,10 +4,15 @@ An object store cannot append to a file nor rename one at once, but a file that 
 """
 
 import shutil
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from etils import epath
+
+T = TypeVar("T")
 
 UPLOAD_EVERY = 30.0  # seconds between two uploads of a file that grows, but for `flush`
 
@@ -47,6 +52,32 @@ def write_whole(path: epath.Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text)
     partial.replace(path)
+
+
+def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path, *, is_ours: bool = True) -> T:
+    """Return `write(place)` for the first place that can be written, so that a result that took long to compute is not lost.
+
+    The places are `directory`, if it `is_ours` to write to, `ag-jax-output/NAME` in the current directory, and a new temporary
+    directory. Says on stderr where a result went that could not be written to `directory`. Raises OSError if no place can be
+    written.
+    """
+    places = [directory] if is_ours else []
+    places += [epath.Path("ag-jax-output") / directory.name, None]
+    problems = []
+    for place in places:
+        place = place or epath.Path(tempfile.mkdtemp(prefix="ag-jax-output-"))
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            written = write(place)
+        except Exception as error:
+            if not isinstance(error, OSError) and not is_remote(place):  # each store has its own kinds
+                raise
+            problems.append(error)
+        else:
+            if problems and is_ours:
+                print(f"cannot write to {directory} ({problems[0]}): the files are in {place}", file=sys.stderr, flush=True)
+            return written
+    raise problems[0]
 
 
 class GrowingFile:

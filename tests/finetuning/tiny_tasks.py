@@ -171,7 +171,7 @@ def open_encoder(checkpoint, step=None, *, fresh=False):
     if (pathlib.Path(checkpoint) / "weights").exists():
         return Pretrained(EncoderConfig(max_length=64), None, {}, "roberta", f"trial {checkpoint}")
     if not pathlib.Path(checkpoint).is_dir():
-        raise FileNotFoundError(f"checkpoint={checkpoint} is no model")
+        raise FileNotFoundError(f"{checkpoint} is no model")
     step = len([*pathlib.Path(checkpoint).iterdir()])
     return Pretrained(EncoderConfig(max_length=64), None, {}, "roberta", f"step {step} of {checkpoint}")
 

@@ -1,0 +1,99 @@
+"""The best model of a directory that holds several: a comparison of runs, a suite, one of its tasks, or a comparison of suites."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from etils import epath
+
+from ag_jax import configuration, finetuned, run
+from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.data.tasks import catalogue
+from ag_jax.experiment import ExperimentConfig
+from ag_jax.finetuning import splits, suite, trial
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The directory of a run or trial, and why it was chosen, for people."""
+
+    directory: epath.Path
+    reason: str
+
+
+def find(directory: epath.Path) -> Best | None:
+    """The run with the lowest validation loss, or the trial with the best development score, of a directory that holds several.
+
+    None if it is no such directory. Of several tasks it is the first, in the order of the catalogue, of which weights were kept.
+    Raises FileNotFoundError if nothing in it can be opened, ValueError if a file is damaged.
+    """
+    if finetuned.locate(directory) is not None:
+        return None
+    if (directory / "config.json").exists():
+        return _of_suites(directory, [directory]) if _is_suite(directory) else None
+    if directory.name in catalogue.TASKS and _is_suite(directory.parent):
+        return _of_suites(directory, [directory.parent], directory.name)
+    if not (directory / "report.json").exists():
+        return None
+    report = read_json(directory / "report.json")
+    if isinstance(report.get("arms"), list):
+        return _of_suites(directory, [directory / str(arm) for arm in report["arms"]])
+    check_fields(directory / "report.json", report, {"arms": dict, "seeds": list})
+    return _of_runs(directory, [directory / f"{arm}-seed{seed}" for arm in report["arms"] for seed in report["seeds"]])
+
+
+def _is_suite(directory: epath.Path) -> bool:
+    path = directory / "config.json"
+    if not path.exists():
+        return False
+    values = read_json(path)
+    return "model_type" not in values and configuration.kind_of(values, (ExperimentConfig, FinetuningConfig)) is FinetuningConfig
+
+
+def _of_runs(named: epath.Path, directories: Sequence[epath.Path]) -> Best:
+    summaries = {directory: run.read_summary(directory) for directory in directories}
+    losses = {directory: summary["validation_loss"] for directory, summary in summaries.items() if summary}
+    if not losses:
+        raise FileNotFoundError(f"{named} has a report, but none of the runs in it: give the directory of a run")
+    best = min(losses, key=losses.__getitem__)
+    return Best(best, f"the lowest validation loss of {len(losses)} runs, {losses[best]:.3f}")
+
+
+def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str | None = None) -> Best:
+    found: dict[str, dict[epath.Path, float]] = {}  # scores of the trials that kept their weights, by task
+    metrics: dict[str, str] = {}
+    for directory in directories:
+        path = directory / "config.json"
+        for name, recipe in suite.read_settings(path)["tasks"].items():
+            if task in (None, name) and (kept := _kept(directory / name)):
+                try:
+                    metrics[name] = splits.find_task(name, configuration.parse(Recipe, recipe)).metric
+                except ValueError as error:
+                    raise ValueError(f"{path}: {error}") from error
+                for one in kept:
+                    found.setdefault(name, {})[one] = _score(one, metrics[name])
+    if not found:
+        raise FileNotFoundError(
+            f"no trial of {named} has kept its weights: run the suite again, in another --workdir, with --config.keep=best"
+        )
+    chosen, *others = [name for name in catalogue.TASKS if name in found]
+    best = max(found[chosen], key=found[chosen].__getitem__)
+    count = len(found[chosen])
+    trials = f"{count} trials" if count > 1 else "one trial"
+    reason = f"the best {metrics[chosen]} of {trials} of {chosen} with weights, {found[chosen][best]:.4f}"
+    more = f"; for {', '.join(others)} add the task to --workdir" if others and len(directories) == 1 else ""
+    return Best(best, reason + more)
+
+
+def _kept(folder: epath.Path) -> list[epath.Path]:
+    """The trials of a task that are done and kept their weights."""
+    if not folder.is_dir():
+        return []
+    return [one for one in sorted(folder.iterdir()) if suite.is_done(one) and finetuned.locate(one) is not None]
+
+
+def _score(directory: epath.Path, metric: str) -> float:
+    """The development score of a trial."""
+    metrics = trial.read_result(directory)["metrics"]
+    check_fields(directory / trial.RESULT, metrics, {metric: float})
+    return metrics[metric]
