@@ -30,7 +30,7 @@ READERS = {
     "summary.json": ("summary.json", run.read_summary),
     "result.json": ("result.json", trial.read_result),
     "task.json": ("task.json", finetuned.load),
-    "predictions": ("predictions_test.jsonl", lambda folder: results.read_rows(folder, "test", EXAMPLES)),
+    "predictions": ("predictions_test.jsonl", lambda folder: results.read_predictions(folder, "test", EXAMPLES)),
 }
 
 
@@ -48,7 +48,7 @@ def test_a_damaged_file_is_named(tmp_path, reader, damage):
 def test_predictions_of_other_examples_are_not_taken_for_these(tmp_path):
     path = tmp_path / "predictions_test.jsonl"
     path.write_text('{"id": "7", "prediction": 1, "scores": [0, 1]}\n')
-    assert results.read_rows(epath.Path(tmp_path), "test", EXAMPLES)[0]["prediction"] == 1
+    assert results.read_predictions(epath.Path(tmp_path), "test", EXAMPLES)[0]["prediction"] == 1
     path.write_text('{"id": "8", "prediction": 1, "scores": [0, 1]}\n')
     with pytest.raises(ValueError, match="does not hold a prediction for each of the 1 examples of a file"):
-        results.read_rows(epath.Path(tmp_path), "test", EXAMPLES)
+        results.read_predictions(epath.Path(tmp_path), "test", EXAMPLES)

@@ -31,7 +31,8 @@ def save_trial(directory, score, seed, metric="accuracy"):
     head = make_head(tasks.task("classification"), "roberta", 16)
     params = tiny.params(head.model(CONFIG), tiny.task_batch("classification"), seed=seed)
     finetuned.save(FineTuned(head, CONFIG, TOKENIZER, params), epath.Path(directory / "weights"))
-    done = {"task": "sst2", "learning_rate": 1e-5, "batch_size": 8, "seed": seed, "best_epoch": 1, "epochs": [], "seconds": 1}
+    done = {"task": "sst2", "learning_rate": 1e-5, "batch_size": 8, "seed": seed, "epochs": [], "examples": {}, "seconds": 1}
+    done |= dict.fromkeys(("best_epoch", "truncated", "cut_words", "lost", "skipped"), 1)
     (directory / "result.json").write_text(json.dumps(done | {"metrics": {metric: score}}))
     return directory
 
@@ -135,7 +136,7 @@ def test_a_model_without_steps_and_directories_without_a_model(places, tmp_path)
     for directory in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=f"{directory} is no model: expected the directory of a run"):
             inspection.open_any(directory)
-    with pytest.raises(FileNotFoundError, match="no trial of .*suite has kept its weights.*--config.keep=best"):
+    with pytest.raises(FileNotFoundError, match="no finished trial of .*suite has kept its weights.*--config.keep=best"):
         inspection.open_any(save_suite(tmp_path / "suite", "sst2"))
     (tmp_path / "report.json").write_text("[]")
     with pytest.raises(ValueError, match="report.json: expected a JSON object"):

@@ -74,7 +74,7 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
                     found.setdefault(name, {})[one] = _score(one, metrics[name])
     if not found:
         raise FileNotFoundError(
-            f"no trial of {named} has kept its weights: run the suite again, in another --workdir, with --config.keep=best"
+            f"no finished trial of {named} has kept its weights: run the suite again, in another --workdir, with --config.keep=best"
         )
     chosen, *others = [name for name in catalogue.TASKS if name in found]
     best = max(found[chosen], key=found[chosen].__getitem__)

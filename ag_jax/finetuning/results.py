@@ -23,23 +23,30 @@ Row = Mapping[str, Any]  # a line of predictions
 POOLED, OF_FOLDS = "all folds", "mean of folds"
 
 
-def read_rows(directory: epath.Path, split: str, examples: Examples) -> list[Row]:
-    """The predictions of a trial for a set, in the order of its examples.
-
-    Raises FileNotFoundError if it has none, ValueError if the file is damaged or is of other examples.
-    """
+def read_rows(directory: epath.Path, split: str) -> list[Row]:
+    """The predictions of a trial for a set. Raises FileNotFoundError if it has none, ValueError if the file is damaged."""
     path = directory / f"predictions_{split}.jsonl"
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing, although the trial is done: delete {directory} and run the command again")
     try:
         rows = [parse_json(line) for line in path.read_bytes().decode().splitlines()]
+        if not all({"id", "prediction", "scores"} <= row.keys() for row in rows):
+            raise ValueError("expected rows with id, prediction and scores")
     except ValueError as error:
         raise ValueError(f"{path}: {error}. Delete {directory} and run the command again") from error
-    whole = all({"id", "prediction", "scores"} <= row.keys() for row in rows)
-    if not whole or [row["id"] for row in rows] != [example.id for example in examples]:
+    return rows
+
+
+def read_predictions(directory: epath.Path, split: str, examples: Examples) -> list[Row]:
+    """The predictions of a trial for a set, in the order of its examples.
+
+    Raises ValueError if they are those of other examples, as when files of a task have changed since.
+    """
+    rows = read_rows(directory, split)
+    if [row["id"] for row in rows] != [example.id for example in examples]:
         raise ValueError(
-            f"{path} does not hold a prediction for each of the {len(examples)} examples of {examples.source}: if these files have "
-            f"changed, take another --workdir; otherwise delete {directory} and run the command again"
+            f"{directory}/predictions_{split}.jsonl does not hold a prediction for each of the {len(examples)} examples of "
+            f"{examples.source}: if these have changed, take another --workdir; otherwise delete {directory} and run the command again"
         )
     return rows
 
@@ -117,7 +124,7 @@ def choose(
         tested = [of_fold(splits, number, recipe.folds).others["test"] for number in range(recipe.folds)]
         examples = dataclasses.replace(splits.train, items=tuple(item for part in tested for item in part))
         rows = tuple(
-            [row for result, part in zip(of_seed, tested, strict=True) for row in read_rows(places[_key(result)], "test", part)]
+            [row for result, part in zip(of_seed, tested, strict=True) for row in read_predictions(places[_key(result)], "test", part)]
             for of_seed in best.results.values()
         )
         predicted = {POOLED: Predictions(splits.task, examples, rows)}
@@ -127,7 +134,7 @@ def choose(
             name: Predictions(
                 splits.task,
                 examples,
-                tuple(read_rows(places[_key(of_seed[0])], name, examples) for of_seed in best.results.values()),
+                tuple(read_predictions(places[_key(of_seed[0])], name, examples) for of_seed in best.results.values()),
             )
             for name, examples in sets.items()
         }

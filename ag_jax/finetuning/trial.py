@@ -128,7 +128,8 @@ def read_result(directory: epath.Path) -> dict[str, Any]:
     path = directory / RESULT
     result = read_json(path, dict, {"task": str, "learning_rate": float, "batch_size": int, "seed": int})
     if "failed" not in result:
-        check_fields(path, result, {"metrics": dict, "best_epoch": int, "epochs": list, "seconds": float})
+        counts = dict.fromkeys(("best_epoch", "truncated", "cut_words", "lost", "skipped"), int)
+        check_fields(path, result, {"metrics": dict, "epochs": list, "examples": dict, "seconds": float, **counts})
         check_fields(path, result["metrics"], dict.fromkeys(result["metrics"], float))
     return result
 
