@@ -164,7 +164,7 @@ def _argument(name: str, value: str, options: Any) -> Any:
 
 def load(path_and_argument: str, overrides: dict[str, Any] | None = None) -> ConfigDict:
     """The config of `path.py:argument`, with settings of the command line on top."""
-    config = _run(path_and_argument)
+    config = _get_config(path_and_argument)
     try:
         config.update_from_flattened_dict(overrides or {})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -172,7 +172,7 @@ def load(path_and_argument: str, overrides: dict[str, Any] | None = None) -> Con
     return config
 
 
-def _run(path_and_argument: str) -> ConfigDict:
+def _get_config(path_and_argument: str) -> ConfigDict:
     """What `get_config` of a config file returns. Raises ValueError with file and line for whatever goes wrong in it."""
     path, colon, argument = path_and_argument.partition(":")
     if not Path(path).exists():
