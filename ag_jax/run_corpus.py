@@ -13,6 +13,7 @@ from etils import epath
 
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig
+from ag_jax.data.json_files import read_json
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.training import hosts, storage
 
@@ -71,7 +72,7 @@ def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        summary = json.loads(path.read_text())
+        summary = read_json(path)
         if not {"files", "train rows", "validation rows"} <= summary.keys():
             raise ValueError("some of its entries are missing")
         _named(summary["files"])

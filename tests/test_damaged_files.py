@@ -3,7 +3,7 @@
 import pytest
 from etils import epath
 
-from ag_jax import finetuned, presets, run
+from ag_jax import finetuned, presets, run, run_corpus
 from ag_jax.data.tasks.task import Examples, Texts
 from ag_jax.experiment import ExperimentConfig, default_config
 from ag_jax.finetuning import results, suite, trial
@@ -27,6 +27,7 @@ READERS = {
     "config.json of a run that is resumed": ("config.json", lambda folder: run.claim_workdir(ExperimentConfig(), folder)),
     "config.json of a run to continue from": ("config.json", lambda folder: presets.continue_from(default_config(), str(folder))),
     "config.json of a suite": ("config.json", lambda folder: suite.check_directory(SUITE, folder)),
+    "corpus.json": ("corpus.json", run_corpus.read_summary),
     "summary.json": ("summary.json", run.read_summary),
     "result.json": ("result.json", trial.read_result),
     "task.json": ("task.json", finetuned.load),
