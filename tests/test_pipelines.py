@@ -210,7 +210,7 @@ def test_no_flipped_bit_of_a_fine_tuned_model_goes_unnoticed(places, tmp_path, c
         try:
             found = finetuned.load(copied)
         except ValueError as error:
-            assert f"{copied} is damaged" in str(error)
+            assert str(copied) in str(error)
         else:  # the change is outside the values, or hides the fingerprint
             assert (found.head, found.config, found.origin) == (tuned.head, tuned.config, tuned.origin)
             jax.tree.map(np.testing.assert_array_equal, found.params, tuned.params)
