@@ -1,0 +1,45 @@
+"""Reading JSON: whatever is wrong with a file is one error with its name."""
+
+import pytest
+
+from ag_jax.data.json_files import DEEPEST, parse_json, read_json
+
+
+def test_a_file_is_read(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_bytes(b'\xef\xbb\xbf{"a": "\xc3\xa4", "b": [1, {"c": null}]}')
+    assert read_json(file) == read_json(str(file)) == {"a": "ä", "b": [1, {"c": None}]}
+    file.write_text("[1, 2]")
+    assert read_json(file, list) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b'{"a": \xff}', "can't decode byte 0xff"),
+        (b"9" * 5000, "not JSON"),
+        (b"[]", "expected a JSON object, got list"),
+        (b"null", "expected a JSON object, got NoneType"),
+        (b'{"a":' * 3000 + b"1" + b"}" * 3000, "nested more than"),
+        (b"[" * 100_000 + b"]" * 100_000, "nested more than"),
+        (b'{"a":' * (DEEPEST + 1) + b"1" + b"}" * (DEEPEST + 1), "nested more than"),
+    ],
+)
+def test_a_damaged_file_is_named(content, said, tmp_path):
+    file = tmp_path / "damaged.json"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=said) as caught:
+        read_json(file)
+    assert str(file) in str(caught.value)
+
+
+def test_the_deepest_nesting_that_is_read():
+    text = '{"a":' * DEEPEST + "1" + "}" * DEEPEST
+    assert parse_json(text)["a"]
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere.json"):
+        read_json(tmp_path / "nowhere.json")
