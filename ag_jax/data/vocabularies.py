@@ -4,13 +4,13 @@ Whatever `tokenizer_config.json` and `added_tokens.json` ask for is done or refu
 the one that a model was trained with gives other ids without a word.
 """
 
-import json
 import pathlib
 from collections.abc import Callable, Collection
 from typing import Any
 
 import tokenizers as huggingface
 
+from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizer_backends import BERT_SPECIALS, ROBERTA_SPECIALS, HuggingFace, byte_bpe, wordpiece
 
 SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
@@ -94,12 +94,4 @@ def _completed(tokenizer: huggingface.Tokenizer, specials: Collection[str], dire
 
 
 def _object(file: pathlib.Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error}); copy it anew.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must be a JSON object, got {type(content).__name__}")
-    return content
+    return read_json(file) if file.exists() else {}

@@ -1,7 +1,6 @@
 """A Hugging Face directory as it is found: family, encoder, heads, tensors; refused if anything is not supported."""
 
 import dataclasses
-import json
 import pathlib
 import re
 from collections.abc import Collection, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.attention.disentangled import DisentangledConfig
+from ag_jax.data.json_files import read_json
 from ag_jax.interop import catalogue
 from ag_jax.interop.families import Family
 from ag_jax.interop.settings import Settings
@@ -85,14 +85,9 @@ def untie(source: Source) -> dict[str, tuple[int, ...]]:
 
 def _json(file: pathlib.Path) -> dict[str, Any]:
     try:
-        values = json.loads(file.read_text())
+        return read_json(file)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{file} is missing: expected a model's directory as transformers saves it") from error
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} must be a JSON object, got {type(values).__name__}")
-    return values
 
 
 def _modern(name: str, family: Family, rooted: bool) -> str:
