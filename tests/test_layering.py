@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Each room with the rooms that it may import from, besides itself. A new room must be given its place here.
 BELOW_TRAINING = {"attention", "models", "objectives"}
-BELOW_RUN = BELOW_TRAINING | {"interruption", "training", "data", "configuration", "experiment"}
+BELOW_RUN = BELOW_TRAINING | {"interruption", "training", "data", "configuration", "experiment", "origin"}
 LEAVES = {"analysis", "evaluation"}
 MAY_IMPORT = {
     "attention": set(),
@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "training": BELOW_TRAINING | {"interruption"},
     "data": {"interruption"},
     "configuration": set(),
+    "origin": {"training", "data", "configuration"},
     "experiment": BELOW_TRAINING | {"training", "data", "configuration"},
     "learner": BELOW_RUN,
     "run_corpus": BELOW_RUN,

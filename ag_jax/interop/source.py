@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.data.json_files import read_json
 from ag_jax.interop import catalogue
+from ag_jax.interop.card import Card, read_card
 from ag_jax.interop.families import Family
 from ag_jax.interop.settings import Settings
 from ag_jax.interop.tensors import Tensors, open_directory
@@ -24,7 +24,7 @@ _BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")  # an enco
 class Source:
     """What a directory holds: `heads` are those of pre-training that it has tensors for, or says that it has.
 
-    values: of its config.json.
+    values: of its config.json; card: what its model card states.
     """
 
     directory: pathlib.Path
@@ -33,7 +33,7 @@ class Source:
     heads: tuple[str, ...]
     tensors: Tensors
     architectures: tuple[str, ...]
-    license: str
+    card: Card
     values: dict[str, Any]
 
 
@@ -63,7 +63,7 @@ def read(directory: pathlib.Path) -> Source:
         tuple(sorted(heads)),
         tensors,
         architectures,
-        _license(directory),
+        read_card(directory / "README.md"),
         values,
     )
 
@@ -115,11 +115,3 @@ def _with_relative(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _declared(family: Family, architecture: str) -> Sequence[str]:
     return family.architectures.get(architecture.removeprefix(family.classes), ())
-
-
-def _license(directory: pathlib.Path) -> str:
-    """What the model card's first lines say; empty if they say nothing."""
-    card = directory / "README.md"
-    text = card.read_text(errors="replace") if card.exists() else ""
-    found = re.match(r"---\n(?:.*\n)*?license:[ \t]*(\S+)", text)
-    return found[1].strip("\"'") if found and "\n---" not in found[0][4:] else ""
