@@ -122,7 +122,7 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
         (*expected, *source.family.left_out, *(name.theirs for name in source.family.names if name.ours in unread)),
         "\nTo leave out what has no place here, name the beginnings: --expect=cls,lm_head",
     )
-    params = names.nested(names.load(wanted, source.tensors.read, shapes))
+    params = names.nested(names.load(wanted, source.tensors.read, shapes, str(source.directory)))
     return FineTuned(head, config, _tokenizer(source), params, _origin(source, path)), tuple(left_out)
 
 
@@ -193,7 +193,7 @@ def parameters(
         (*expected, *source.family.left_out),
         "\nTo leave out what has no place here, name the beginnings: --expect=classifier,qa_outputs",
     )
-    arrays = names.load(wanted, source.tensors.read, shapes)
+    arrays = names.load(wanted, source.tensors.read, shapes, str(source.directory))
     if new:
         values = names.flat(learner.unboxed(jax.jit(init)()))
         arrays |= {path: np.asarray(values[path]) for path in fresh if path.partition("/")[0] in new}
@@ -212,6 +212,6 @@ def _check_padding(source: Source, tokenizer: Tokenizer) -> None:
     """RoBERTa counts positions from the padding id on, which must then be the tokenizer's."""
     if source.family.root == "roberta" and source.config.position_offset != tokenizer.specials.pad + 1:
         raise ValueError(
-            f"config.json counts positions from pad_token_id + 1 = {source.config.position_offset}, but the tokenizer's padding "
+            f"{source.directory / 'config.json'} counts positions from pad_token_id + 1 = {source.config.position_offset}, but the tokenizer's padding "
             f"is {tokenizer.specials.pad}: one of them is of another model"
         )

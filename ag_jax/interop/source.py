@@ -2,7 +2,8 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,12 @@ class Source:
 
 def read(directory: pathlib.Path) -> Source:
     """Look at a directory. Raises ValueError that names every option that is not supported."""
-    values = _json(directory / "config.json")
-    family = catalogue.named(values.get("model_type"))
+    file = directory / "config.json"
+    values = _json(file)
+    try:
+        family = catalogue.named(values.get("model_type"))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
     tensors = open_directory(directory)
     rooted = any(name.startswith(f"{family.root}.") for name in tensors.shapes)
     tensors = tensors.renamed(lambda name: _modern(name, family, rooted))
@@ -50,8 +55,12 @@ def read(directory: pathlib.Path) -> Source:
     architectures = tuple(map(str, settings.take("architectures", [])))
     if settings.problems:
         listed = "\n".join(f"  {problem}" for problem in settings.problems)
-        raise ValueError(f"{directory / 'config.json'} asks for what is not supported here:\n{listed}")
-    config = EncoderConfig(**_with_relative(fields))
+        raise ValueError(f"{file} asks for what is not supported here:\n{listed}")
+    _check_sizes(file, values, family, fields, tensors.shapes)
+    try:
+        config = EncoderConfig(**_with_relative(fields))
+    except ValueError as error:
+        raise ValueError(f"{file}, read as settings of ours: {error}") from error
     heads = {head for name in architectures for head in _declared(family, name)}
     for head, beginnings in family.heads.items():
         if any(name.startswith(beginnings) for name in tensors.shapes):
@@ -66,6 +75,39 @@ def read(directory: pathlib.Path) -> Source:
         read_card(directory / "README.md"),
         values,
     )
+
+
+def _check_sizes(
+    file: pathlib.Path,
+    values: Mapping[str, Any],
+    family: Family,
+    fields: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Raise ValueError if config.json declares other sizes than the tensors have, before a model of its sizes is made."""
+    root, layers = family.root, re.compile(rf"{family.root}\.encoder\.layer\.(\d+)\.")
+    stored = {found[1] for name in shapes if (found := layers.match(name))}
+    problems = []
+    if fields["layers"] > len(stored):
+        problems.append(f"num_hidden_layers={fields['layers']}, but the tensors are of {len(stored)} layers")
+    tables = {
+        "vocab_size": (f"{root}.embeddings.word_embeddings.weight", 0),
+        "embedding_size": (f"{root}.embeddings.word_embeddings.weight", 1),
+        "max_position_embeddings": (f"{root}.embeddings.position_embeddings.weight", 0),
+        "type_vocab_size": (f"{root}.embeddings.token_type_embeddings.weight", 0),
+        "hidden_size": (f"{root}.encoder.layer.0.output.dense.weight", 0),
+        "intermediate_size": (f"{root}.encoder.layer.0.intermediate.dense.weight", 0),
+        "conv_kernel_size": (f"{root}.encoder.conv.conv.weight", 2),
+    }
+    declared = {key: values[key] for key in tables if values.get(key) is not None}
+    for key, size in declared.items():
+        name, axis = tables[key]
+        shape = shapes.get(name)
+        if shape is not None and (len(shape) <= axis or shape[axis] != size):
+            problems.append(f"{key}={size}, but {name} is {shape}")
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise ValueError(f"{file} and the tensors beside it are of different models:\n{listed}\nCopy both of them anew")
 
 
 def untie(source: Source) -> dict[str, tuple[int, ...]]:

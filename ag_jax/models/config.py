@@ -87,6 +87,8 @@ class EncoderConfig:
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"model.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if self.decoder_passes > 100:  # each is compiled by itself
+            raise ValueError(f"model.decoder_passes must be at most 100, got {self.decoder_passes}")
         if self.convolution < 0 or (self.convolution and self.convolution % 2 == 0):
             raise ValueError(f"model.convolution must be odd, or 0 for none, got {self.convolution}")
         self._check_positions()
