@@ -38,6 +38,7 @@ def convert(
     if dtype not in tensors.DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(tensors.DTYPES)}, got {dtype!r}")
     workdir = storage.directory(workdir)
+    directories.check_free(pathlib.Path(path).expanduser().resolve())
     if finetuned.locate(workdir) is not None:
         return _convert_finetuned(workdir, step, path, dtype, license, part)
     opened = run.open_run(workdir, step)

@@ -60,22 +60,25 @@ def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imp
     `expected`: beginnings of names of tensors that may be left out.
     Raises ValueError or FileNotFoundError for whatever does not fit, with nothing written.
     """
-    source, target = sources.read(directories.find(path)), pathlib.Path(workdir)
-    tuned = None
-    with directories.whole(target) as partial:
-        if _kind(source, expected):
-            tuned, left_out = open_finetuned(path, expected)
+    target = pathlib.Path(workdir)
+    directories.check_free(target)
+    source = sources.read(directories.find(path))
+    if _kind(source, expected):
+        tuned, left_out = open_finetuned(path, expected)
+        with directories.whole(target) as partial:
             finetuned.save(tuned, epath.Path(partial))
-            params, new = tuned.params, ()
-        else:
-            opened = open_model(path, expected, target / "tokenizer")
-            params, new, left_out = opened.params, opened.new, opened.left_out
-            run.write(opened.config, epath.Path(partial), opened.tokenizer, params)
-            pooler = {} if "next_head" in params else opened.pooler
-            origins.write(epath.Path(partial), origin_of(opened, path), pooler)
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    what = source.family.model_type + (f" for {tuned.head.kind}" if tuned else "")
-    return Imported(what, count, tuple(new), tuple(left_out))
+        what = f"{source.family.model_type} for {tuned.head.kind}"
+        return Imported(what, _count(tuned.params), (), tuple(left_out))
+    opened = open_model(path, expected, target / "tokenizer")
+    with directories.whole(target) as partial:
+        run.write(opened.config, epath.Path(partial), opened.tokenizer, opened.params)
+        pooler = {} if "next_head" in opened.params else opened.pooler
+        origins.write(epath.Path(partial), origin_of(opened, path), pooler)
+    return Imported(source.family.model_type, _count(opened.params) + _count(pooler), opened.new, opened.left_out)
+
+
+def _count(params: dict[str, Any]) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: pathlib.Path | None = None) -> OpenModel:

@@ -131,5 +131,8 @@ def _damaged(file: pathlib.Path, error: Exception) -> ValueError:
 
 
 def write(tensors: Mapping[str, np.ndarray], file: pathlib.Path) -> None:
-    """One safetensors file, which PyTorch's side reads as its own."""
-    save_file(dict(tensors), str(file), metadata={"format": "pt"})
+    """One safetensors file, which PyTorch's side reads as its own. Raises OSError if it cannot be written."""
+    try:
+        save_file(dict(tensors), str(file), metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        raise OSError(f"cannot write {file}: {error}") from error
