@@ -9,7 +9,7 @@ from sentencepiece.sentencepiece_pb2 import SentencePieceText
 
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_PROBE = "Aé 1."
+_PROBE = "Aé 1."  # a letter that normalisers change in number of bytes makes the library look at every token
 Located = tuple[list[int], list[tuple[int, int]]]
 
 
