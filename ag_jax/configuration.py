@@ -61,6 +61,8 @@ def _to_type(kind: Any, value: Any, path: str) -> Any:
             raise ValueError(f"{path} must be a list, such as (1, 2), got {value!r}")
         return tuple(_to_type(get_args(kind)[0], item, path) for item in value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > 2**1000:
+            raise ValueError(f"{path} is too large for a number with a decimal point: it has more than 300 digits")
         return float(value)
     if type(value) is not kind:
         raise ValueError(f"{path} must be of type {kind.__name__}, got {value!r}")

@@ -122,17 +122,18 @@ def load(directory: epath.PathLike) -> FineTuned:
             f"{directory} holds no fine-tuned model: expected {TASK}, in it or in its {FOLDER}/. Trials keep their weights with "
             "--config.keep=best"
         )
-    values, weights = read_json(place / TASK), (place / WEIGHTS).read_bytes()
-    written = values.pop(FINGERPRINT, None)
-    if written is None:
-        print(
-            f"warning: {place} is of an earlier version, which saved no fingerprint of the weights: they could not be "
-            "checked",
-            file=sys.stderr,
-        )
-    elif written != _fingerprint(values, weights):
-        raise ValueError(f"{place} is damaged: {TASK} and {WEIGHTS} are not what was saved, their fingerprint differs")
+    weights = (place / WEIGHTS).read_bytes()
     try:
+        values = read_json(place / TASK)
+        written = values.pop(FINGERPRINT, None)
+        if written is None:
+            print(
+                f"warning: {place} is of an earlier version, which saved no fingerprint of the weights: they could not be "
+                "checked",
+                file=sys.stderr,
+            )
+        elif written != _fingerprint(values, weights):
+            raise ValueError(f"{TASK} and {WEIGHTS} are not what was saved: their fingerprint differs")
         settings = configuration.parse(_Settings, values)
         flat = safetensors.numpy.load(weights)
         params, beside = separated(traverse_util.unflatten_dict(flat, sep="/"))
@@ -160,6 +161,8 @@ def shapes(head: Head, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
 
 def _check(settings: _Settings, params: dict[str, np.ndarray]) -> None:
     """Raise ValueError unless there are finite parameters of the right shapes for the model that the settings tell of."""
+    if settings.model.vocabulary_size < 1:
+        raise ValueError(f"model.vocabulary_size must be at least 1, got {settings.model.vocabulary_size}")
     expected, found = shapes(settings.head, settings.model), {path: leaf.shape for path, leaf in params.items()}
     if different := [path for path in sorted(expected | found) if expected.get(path) != found.get(path)]:
         path = different[0]
