@@ -1,7 +1,8 @@
 """Runs and their directories: from a checked config to a `Job` for the loop, and from a directory back to a model.
 
 A run directory holds `config.json`, `corpus.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`, `figures/`
-and, when the run is done, `summary.json`; `hosts.json` if several hosts share it, and `lock.json` while it is trained.
+and, when the run is done, `summary.json`; `hosts.json` if several hosts share it, `lock.json` while it is trained, and
+`origin.json` if its weights began elsewhere.
 """
 
 import dataclasses
