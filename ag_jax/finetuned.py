@@ -160,7 +160,7 @@ def shapes(head: Head, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _check(settings: _Settings, params: dict[str, np.ndarray]) -> None:
-    """Raise ValueError unless there are finite parameters of the right shapes for the model that the settings tell of."""
+    """Raise ValueError unless the parameters are finite and have the shapes of the model in the settings."""
     if settings.model.vocabulary_size < 1:
         raise ValueError(f"model.vocabulary_size must be at least 1, got {settings.model.vocabulary_size}")
     expected, found = shapes(settings.head, settings.model), {path: leaf.shape for path, leaf in params.items()}

@@ -1,6 +1,6 @@
 """Where the weights of a run came from, as its directory stores it.
 
-    origin.json          the `Origin`; written by `ag-jax convert --from=hf`, and by a run that starts from other weights
+    origin.json          the `Origin`: written by `ag-jax convert --from=hf` and by runs with initial weights
     pooler.safetensors   BERT's pooler, if the weights came with one and pre-training here does not use it
 """
 
@@ -88,8 +88,8 @@ def _find(directory: epath.Path) -> epath.Path | None:
         if not (source / "config.json").exists():
             if hosts.is_first():
                 print(
-                    f"warning: {directory} does not store where its weights came from, and {source}, which it started from, is not "
-                    "there: the licence and the family of a model imported there are unknown",
+                    f"warning: {directory} does not store where its weights came from, and {source}, which it started "
+                    "from, is not there: the licence and the family of a model imported there are unknown",
                     file=sys.stderr,
                 )
             return None
@@ -107,5 +107,5 @@ def _read_pooler(file: epath.Path, width: int) -> Pooler:
     shapes = {name: leaf.shape for name, leaf in pooler.items()}
     expected = {"kernel": (width, width), "bias": (width,)}
     if shapes != expected or not all(np.isfinite(leaf).all() for leaf in pooler.values()):
-        raise ValueError(f"{file}: expected finite numbers of the shapes {expected}, got {shapes}; convert the model again")
+        raise ValueError(f"{file}: expected finite values of the shapes {expected}, got {shapes}; convert the model anew")
     return pooler

@@ -287,7 +287,7 @@ def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]
     untrained = origins.read(workdir, config.model.width)[0].untrained(step)
     if untrained and hosts.is_first():
         names = ", ".join(untrained)
-        print(f"warning: {names} of {workdir}: randomly initialised and not trained yet, so is its loss", file=sys.stderr)
+        print(f"warning: {names} of {workdir} was never trained, so its loss says nothing", file=sys.stderr)
     evaluation_step = loop.compile_evaluation_step(job.objective, job.mesh, shardings)
     metrics = loop.evaluate(job, state.params, step, evaluation_step)
     return {"step": step, **metrics, "evaluated_on": evaluated_on}

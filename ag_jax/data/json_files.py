@@ -13,8 +13,8 @@ _NAMES = {dict: "object", list: "array"}
 def read_json(path: str | os.PathLike, expected: type = dict) -> Any:
     """Return the content of a JSON file, which must be a `dict` or a `list` as `expected`.
 
-    Raises FileNotFoundError if there is no such file, and ValueError, with the file's name, if it is not UTF-8, not JSON, nested
-    too deeply or of another type.
+    Raises FileNotFoundError if there is no such file, and ValueError, with the file's name, if it is not UTF-8, not
+    JSON, nested too deeply or of another type.
     """
     try:
         return parse_json(epath.Path(path).read_bytes().decode("utf-8-sig"), expected)

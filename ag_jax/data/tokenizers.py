@@ -170,7 +170,8 @@ def _load(given: pathlib.Path, origin: str) -> Tokenizer:
     directory, names = (given, _names(given)) if given.is_dir() else (given.parent, [given.name])
     for name in names:
         if name == "tokenizer.json":
-            backend = vocabularies.read(directory / name, lambda file: HuggingFace(huggingface.Tokenizer.from_file(file)))
+            library = vocabularies.read(directory / name, huggingface.Tokenizer.from_file)
+            backend = vocabularies.read(directory / name, lambda _, library=library: HuggingFace(library))
         elif name in ("vocab.json", "merges.txt"):
             backend = vocabularies.load_byte_bpe(directory)
         elif name == "vocab.txt":

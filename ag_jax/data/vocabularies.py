@@ -17,9 +17,15 @@ SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
 FILES = ("vocab.json", "merges.txt", "vocab.txt", SETTINGS, ADDED)
 _WORDPIECE = ("BertTokenizer", "ElectraTokenizer")
 _BYTE_BPE = ("RobertaTokenizer", "GPT2Tokenizer", "DebertaTokenizer")
-_TYPES = dict.fromkeys(
-    ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space", "do_basic_tokenize", "split_by_punct"), bool
-) | {"tokenizer_class": str}
+_TYPES = {
+    "tokenizer_class": str,
+    "do_lower_case": bool,
+    "strip_accents": bool,
+    "tokenize_chinese_chars": bool,
+    "add_prefix_space": bool,
+    "do_basic_tokenize": bool,
+    "split_by_punct": bool,
+}
 
 
 def load_byte_bpe(directory: pathlib.Path) -> HuggingFace:
@@ -78,10 +84,14 @@ def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> Non
     added = _object(directory / ADDED)
     for token, id in added.items():
         if type(id) is not int:
-            raise ValueError(f"{directory / ADDED}: expected whole numbers by tokens, got {id!r} for {token!r}; copy it anew")
+            raise ValueError(
+                f"{directory / ADDED}: expected whole numbers by tokens, got {id!r} for {token!r}; copy it anew"
+            )
         # The library panics at a token of which its normaliser leaves nothing.
         if not read(directory / ADDED, lambda _, token=token: _normalized(tokenizer, token)):
-            raise ValueError(f"{directory / ADDED}: {token!r} is nothing but characters that are left out of every text")
+            raise ValueError(
+                f"{directory / ADDED}: the tokenizer removes every character of {token!r}, so it cannot be a token"
+            )
     for token, id in sorted(added.items(), key=lambda item: item[1]):
         if tokenizer.token_to_id(token) is None:
             read(directory / ADDED, lambda _, token=token: tokenizer.add_tokens([token]))

@@ -1,4 +1,4 @@
-"""Model cards: what an exported model's says (training, metrics, origin, what is lost), and what an imported model's states."""
+"""Model cards: written for exported models (training, metrics, origin, losses), and read from imported ones."""
 
 import dataclasses
 import json
@@ -70,7 +70,8 @@ def text(
     lines += [f'model = {architecture}.from_pretrained("PATH")', 'tokenizer = AutoTokenizer.from_pretrained("PATH")', "```"]
     lines += ["", "## Data", "", *_data(opened), "", "## Training", "", *_training(opened)]
     stated = license or "None is stated; choose one before you publish, as that of the text may bind you"
-    lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated}.", "", *_citation(opened.origin)]
+    lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated}.", ""]
+    lines += _citation(opened.origin)
     lines += ["## What does not carry over", "", *(f"- {item}" for item in not_carried or ["Nothing is lost."]), ""]
     settings = json.dumps(_without_places(configuration.to_dict(config)), indent=2)
     return "\n".join([*lines, "## Config", "", "```json", settings, "```", ""])

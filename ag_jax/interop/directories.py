@@ -21,9 +21,10 @@ def check_free(target: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A directory beside `target` to write to, and to do nothing else; it takes the name of `target` at the end.
+    """Yield a temporary directory beside `target`, which is renamed to `target` when the body has filled it.
 
-    After an error nothing is left. Raises ValueError if `target` is there and not empty, OSError if it cannot be written.
+    The body only writes: an error of the disk in it becomes one OSError. After an error nothing is left. Raises
+    ValueError if `target` exists and is not empty.
     """
     check_free(target)
     try:
@@ -46,12 +47,12 @@ def whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _why_not_written(error: BaseException | None) -> str | None:
-    """What a disk said, from the error itself or from those that it came from; None if no disk had a part in it."""
+    """Return the reason of the first disk error in the chain of causes of `error`; None if there is none."""
     said = None
     while error is not None:
         if isinstance(error, OSError):
             said = error.strerror or str(error).strip().splitlines()[0]
-        if "No space left on device" in str(error):  # as the libraries that are written in other languages have it
+        if "No space left on device" in str(error):  # Orbax raises no OSError for it
             return os.strerror(errno.ENOSPC)
         error = error.__cause__ or error.__context__
     return said

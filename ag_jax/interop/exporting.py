@@ -50,7 +50,9 @@ def convert(
         if family is catalogue.BERT and opened.pooler and part == "model":
             tree["pooler"] = opened.pooler
         else:
-            not_carried.append("There is no pooler: where a class of transformers has one, it is fresh, and wants fine-tuning.")
+            not_carried.append(
+                "There is no pooler: where a class of transformers has one, it is fresh, and wants fine-tuning."
+            )
     if config.decoder_passes:
         not_carried.append(
             "The enhanced mask decoder: transformers predicts words from the last layer instead, so masked words come out worse "
@@ -123,7 +125,7 @@ def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any]
         raise ValueError(f"--part must be model or generator, got {part!r}")
     left = ["The generator of replaced tokens, which --part=generator writes as a model of its own."] * has_generator
     left += [
-        f"{name}: it was randomly initialised, because `{opened.origin.name}` has none, and no step of training was done since."
+        f"{name}: it was randomly initialised, because `{opened.origin.name}` has none, and was never trained."
         for name in opened.untrained
         if name in opened.params
     ]

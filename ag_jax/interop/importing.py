@@ -206,7 +206,8 @@ def parameters(
 def _pooler_shapes(source: Source, found: Collection[str], expected: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """The shapes of a pooler by its paths, if the files have one that no head of pre-training reads; else nothing."""
     theirs = [name.theirs for name in source.family.names if name.paths[0].startswith("pooler/")]
-    if "next_head" in source.heads or not any(name in found and not name.startswith(tuple(expected)) for name in theirs):
+    stored = [name for name in theirs if name in found and not name.startswith(tuple(expected))]
+    if "next_head" in source.heads or not stored:
         return {}
     return {"pooler/kernel": (source.config.width,) * 2, "pooler/bias": (source.config.width,)}
 
@@ -215,6 +216,6 @@ def _check_padding(source: Source, tokenizer: Tokenizer) -> None:
     """RoBERTa counts positions from the padding id on, which must then be the tokenizer's."""
     if source.family.root == "roberta" and source.config.position_offset != tokenizer.specials.pad + 1:
         raise ValueError(
-            f"{source.directory / 'config.json'} counts positions from pad_token_id + 1 = {source.config.position_offset}, but the tokenizer's padding "
-            f"is {tokenizer.specials.pad}: one of them is of another model"
+            f"{source.directory / 'config.json'} counts positions from pad_token_id + 1 = "
+            f"{source.config.position_offset}, but the tokenizer's padding is {tokenizer.specials.pad}: one of them is of another model"
         )

@@ -101,7 +101,9 @@ def load(
         with np.errstate(over="ignore", invalid="ignore"):
             theirs = np.asarray(read(place.theirs), np.float32)
         if not np.isfinite(theirs).all():
-            raise ValueError(f"{place.theirs} of {of} holds values that are not finite (NaN or infinity): copy the model anew")
+            raise ValueError(
+                f"{place.theirs} of {of} holds values that are not finite (NaN or infinity): copy the model anew"
+            )
         parts = place.layout.load(theirs, *place.shapes)
         for path, part in zip(place.paths, parts, strict=True):
             if path not in arrays:
@@ -118,8 +120,8 @@ def store(wanted: Iterable[Place], ours: Mapping[str, np.ndarray], dtype: np.dty
         whole = np.ascontiguousarray(place.layout.store(*parts))
         if not np.isfinite(whole).all():
             raise ValueError(
-                f"{place.theirs} ({', '.join(place.paths)}) holds values that are not finite (NaN or infinity): training diverged, or "
-                "the weights are damaged; take an earlier checkpoint with --step"
+                f"{place.theirs} ({', '.join(place.paths)}) holds values that are not finite (NaN or infinity): training "
+                "diverged, or the weights are damaged; take an earlier checkpoint with --step"
             )
         with np.errstate(over="ignore"):
             tensors[place.theirs] = whole.astype(dtype)

@@ -84,7 +84,7 @@ def _check_sizes(
     fields: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
-    """Raise ValueError if config.json declares other sizes than the tensors have, before a model of its sizes is made."""
+    """Raise ValueError if config.json declares other sizes than the tensors have; no model is made for it."""
     root, layers = family.root, re.compile(rf"{family.root}\.encoder\.layer\.(\d+)\.")
     stored = {found[1] for name in shapes if (found := layers.match(name))}
     problems = []

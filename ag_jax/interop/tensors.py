@@ -104,7 +104,9 @@ def _weight_map(directory: pathlib.Path) -> Mapping[str, str]:
     if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
         raise ValueError(f"{directory / INDEX}: expected a `weight_map` of names to files; copy it anew")
     if outside := [file for file in found.values() if pathlib.PurePath(file).name != file]:
-        raise ValueError(f"{directory / INDEX} names {outside[0]!r}, which is outside the directory: expected names of files")
+        raise ValueError(
+            f"{directory / INDEX} names {outside[0]!r}, which is outside the directory: expected names of files"
+        )
     return found
 
 

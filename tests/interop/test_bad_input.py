@@ -221,7 +221,7 @@ def test_json_that_is_nested_too_deeply(name, directory, tmp_path):
         ("tokenizer_config.json", [], "expected a JSON object, got list"),
         ("added_tokens.json", {"x": 39, "y": "z"}, "expected whole numbers by tokens, got 'z' for 'y'"),
         ("added_tokens.json", {"x": [39]}, "expected whole numbers by tokens, got [39] for 'x'"),
-        ("added_tokens.json", {"\u200b": 39}, "nothing but characters that are left out of every text"),
+        ("added_tokens.json", {"\u200b": 39}, "removes every character of"),
         ("added_tokens.json", {"\ud800": 39}, "could not be read as a tokenizer"),
     ],
 )
@@ -375,6 +375,11 @@ def test_an_import_to_a_full_disk_is_one_line_and_leaves_nothing(file, tmp_path,
     said = capsys.readouterr().err
     assert said.startswith(f"ag-jax convert: cannot write {tmp_path / 'run'}: No space left on device.") and said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_cannot_be_written_for_another_reason(tmp_path):
+    with pytest.raises(OSError, match=r"cannot write .*nowhere.*No such file"):
+        tensors.write({"a": np.zeros(2)}, tmp_path / "nowhere" / "model.safetensors")
 
 
 @pytest.fixture
