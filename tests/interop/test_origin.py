@@ -11,6 +11,7 @@ from etils import epath
 from safetensors.numpy import load_file
 
 from ag_jax import finetuned, learner, origin, pipelines, run, verbs
+from ag_jax.data import pipeline
 from ag_jax.finetuned import FineTuned, Head
 from ag_jax.finetuning import weights
 from ag_jax.interop import exporting, importing, names
@@ -41,7 +42,7 @@ def start(wanted, workdir, step=0):
     """A run directory as `wanted` leaves it after `step` steps that change nothing, without training."""
     workdir = epath.Path(workdir)
     workdir.mkdir()
-    job = run.make_job(wanted, workdir, corpus := run.prepare_corpus(wanted))
+    job = run.make_job(wanted, workdir, corpus := pipeline.prepare(wanted.data, quiet=True))
     given = names.flat(job.given())
     shapes = names.flat(learner.unboxed(jax.eval_shape(job.init)))
     params = names.nested({path: given.get(path, np.zeros(leaf.shape, leaf.dtype)) for path, leaf in shapes.items()})
