@@ -9,11 +9,13 @@ A trial that kept its weights has them in `weights/`, and is opened by its own n
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import sys
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 import safetensors
@@ -29,7 +31,8 @@ from ag_jax.data import tokenizers
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.config import EncoderConfig
-from ag_jax.models.tasks import TaskModel
+from ag_jax.models.tasks import TaskModel, example
+from ag_jax.origin import Origin
 from ag_jax.training import storage
 
 TASK, WEIGHTS, TOKENIZER = "task.json", "weights.safetensors", "tokenizer"
@@ -65,7 +68,7 @@ class Head:
 class FineTuned:
     """A model of a task, ready for use.
 
-    origin: where it comes from, such as the `model_type` of an imported one; beside: the parameters of an adversary that it was
+    origin: the imported model that its weights began as; beside: the parameters of an adversary that it was
         trained against, which are none of the model's.
     """
 
@@ -73,13 +76,22 @@ class FineTuned:
     config: EncoderConfig
     tokenizer: Tokenizer
     params: Any
-    origin: dict[str, Any] = dataclasses.field(default_factory=dict)
+    origin: Origin = Origin()
     beside: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def model(self) -> TaskModel:
         """To be applied to `{"params": params}` and a batch."""
         return self.head.model(self.config)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """The content of `task.json`."""
+
+    head: Head
+    model: EncoderConfig
+    origin: Origin = Origin()
 
 
 def locate(directory: epath.PathLike) -> epath.Path | None:
@@ -97,7 +109,7 @@ def save(tuned: FineTuned, directory: epath.Path) -> None:
     weights = safetensors.numpy.save(tensors)
     (directory / WEIGHTS).write_bytes(weights)
     tuned.tokenizer.save(directory / TOKENIZER)
-    settings = {"head": dataclasses.asdict(tuned.head), "model": dataclasses.asdict(tuned.config), "origin": tuned.origin}
+    settings = dataclasses.asdict(_Settings(tuned.head, tuned.config, tuned.origin))
     settings[FINGERPRINT] = _fingerprint(settings, weights)
     storage.write_whole(directory / TASK, json.dumps(settings, indent=2) + "\n")
 
@@ -110,28 +122,29 @@ def load(directory: epath.PathLike) -> FineTuned:
             f"{directory} holds no fine-tuned model: expected {TASK}, in it or in its {FOLDER}/. Trials keep their weights with "
             "--config.keep=best"
         )
-    settings = read_json(place / TASK, dict, {"head": dict, "model": dict, "origin": dict})
-    try:
-        head = configuration.parse(Head, settings["head"])
-        config = configuration.parse(EncoderConfig, settings["model"])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{place / TASK} is damaged, or of another version: {error}") from error
+    values = read_json(place / TASK, dict, {"head": dict, "model": dict, "origin": dict})
     weights = (place / WEIGHTS).read_bytes()
-    written = settings.pop(FINGERPRINT, None)
+    written = values.pop(FINGERPRINT, None)
     if written is None:
         print(
             f"warning: {place} is of an earlier version, which saved no fingerprint of the weights: they could not be "
             "checked",
             file=sys.stderr,
         )
-    elif written != _fingerprint(settings, weights):
+    elif written != _fingerprint(values, weights):
         raise ValueError(f"{place} is damaged: {TASK} and {WEIGHTS} are not what was saved, their fingerprint differs")
     try:
+        settings = configuration.parse(_Settings, values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place / TASK} is damaged, or of another version: {error}; copy it anew") from error
+    try:
         flat = safetensors.numpy.load(weights)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{place / WEIGHTS} is damaged: {error}") from error
-    params, beside = separated(traverse_util.unflatten_dict(flat, sep="/"))
-    return FineTuned(head, config, tokenizers.load(place / TOKENIZER), params, settings["origin"], beside)
+        params, beside = separated(traverse_util.unflatten_dict(flat, sep="/"))
+        _check(settings, traverse_util.flatten_dict(params, sep="/"))
+    except (TypeError, ValueError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{place / WEIGHTS} is damaged, or of another version: {error}; copy it anew") from error
+    tokenizer = tokenizers.load(place / TOKENIZER)
+    return FineTuned(settings.head, settings.model, tokenizer, params, settings.origin, beside)
 
 
 def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:
@@ -139,3 +152,26 @@ def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:
     found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     found.update(weights)
     return found.hexdigest()
+
+
+@functools.lru_cache(maxsize=32)
+def shapes(head: Head, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a model's parameters by their paths, without making them."""
+    model = head.model(config)
+    made = jax.eval_shape(lambda: model.init(jax.random.key(0), example(head.kind), deterministic=True)["params"])
+    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(made), sep="/").items()}
+
+
+def _check(settings: _Settings, params: dict[str, np.ndarray]) -> None:
+    """Raise ValueError unless the parameters are finite and have the shapes of the model in the settings."""
+    if settings.model.vocabulary_size < 1:
+        raise ValueError(f"model.vocabulary_size must be at least 1, got {settings.model.vocabulary_size}")
+    expected, found = shapes(settings.head, settings.model), {path: leaf.shape for path, leaf in params.items()}
+    if different := [path for path in sorted(expected | found) if expected.get(path) != found.get(path)]:
+        path = different[0]
+        raise ValueError(
+            f"{len(different)} parameters of {WEIGHTS} do not fit the model of {TASK}, such as {path}: expected "
+            f"{expected.get(path, 'none')}, found {found.get(path, 'none')}"
+        )
+    if bad := [path for path, leaf in params.items() if not np.isfinite(leaf).all()]:
+        raise ValueError(f"{', '.join(bad)} in {WEIGHTS} holds values that are not finite")

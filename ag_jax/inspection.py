@@ -10,7 +10,6 @@ from ag_jax.analysis import maps, plots
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.experiment import InspectionConfig
 from ag_jax.finetuning import best, weights
-from ag_jax.interop.importing import ORIGIN
 from ag_jax.models.pretraining import PretrainingModel
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
 from ag_jax.training import storage
@@ -58,7 +57,7 @@ def open_any(directory: epath.Path, step: int | None = None) -> Inspected:
         length, is_ours = opened.config.max_length, not weights.is_huggingface(place)
         return Inspected(place, description, model, opened.params, opened.tokenizer, length, is_ours=is_ours)
     run = opened.run
-    imported = (place / ORIGIN).exists()  # it was trained on all of its positions, whatever the run's rows are
+    imported = bool(run.origin.model_type)  # it was trained on all of its positions, whatever the run's rows are
     return Inspected(
         directory=place,
         description=description,

@@ -268,12 +268,15 @@ def _pretraining(directory: str, step: int | None) -> tuple[Any, Any, Tokenizer]
         raise ValueError(f"{directory} is fine-tuned and has no head for masked words: give the run that it started from")
     if weights.is_huggingface(place):
         opened = importing.open_model(str(place))
-        if "word_head" in opened.new:
-            raise ValueError(f"{directory} has no head for masked words: its classes are {', '.join(opened.source.architectures)}")
+        untrained, architectures = opened.new, opened.source.architectures
         model, params, tokenizer = learner.make_model(opened.config, opened.tokenizer), opened.params, opened.tokenizer
     else:
         opened = run.open_run(place, step)
+        untrained, architectures = opened.untrained, opened.origin.architectures
         model, params, tokenizer = opened.model, opened.params, opened.tokenizer
+    if "word_head" in untrained:
+        classes = ", ".join(architectures) or "not stated"
+        raise ValueError(f"{directory} has no head for masked words: its classes are {classes}")
     if "word_head" not in params:
         raise ValueError(
             f"{directory} detects replaced tokens and has no head for masked words; `ag-jax convert --to=hf --part=generator` takes "

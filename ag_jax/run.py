@@ -1,7 +1,8 @@
 """Runs and their directories: from a checked config to a `Job` for the loop, and from a directory back to a model.
 
 A run directory holds `config.json`, `corpus.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`, `figures/`
-and, when the run is done, `summary.json`; `hosts.json` if several hosts share it, and `lock.json` while it is trained.
+and, when the run is done, `summary.json`; `hosts.json` if several hosts share it, `lock.json` while it is trained, and
+`origin.json` if its weights began elsewhere.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from ag_jax import configuration, experiment, learner, run_corpus
+from ag_jax import origin as origins
 from ag_jax.attention.adversary import separated
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.json_files import read_json
@@ -29,6 +31,7 @@ from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
+from ag_jax.origin import Origin, Pooler
 from ag_jax.training import hosts, lock, loop, sharding, storage
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
 from ag_jax.training.metrics import read_metrics
@@ -72,7 +75,7 @@ def make_job(
         workdir=workdir,
         batches=functools.partial(batches.iterate, rows=fed),
         validation=lambda: pipeline.validation_batches(corpus, config.data, config.training.batch_size, fed),
-        given=lambda: _given(config, corpus.tokenizer, made.init),
+        given=lambda: _given(config, workdir, corpus.tokenizer, made.init),
         wandb=lambda: _wandb_run(config, workdir, labels),
         **vars(made),
     )
@@ -218,8 +221,10 @@ def check_initial_weights(config: ExperimentConfig) -> None:
         )
 
 
-def _given(config: ExperimentConfig, tokenizer: Tokenizer, init: Callable[[], Any]) -> Any:
+def _given(config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, init: Callable[[], Any]) -> Any:
     """The parameters of `training.initial_weights` that this run has, too; says which heads are not the same.
+
+    Their origin is copied to this run. A new head for sentence pairs takes over the pooler of a BERT.
 
     Raises ValueError for another tokenizer, and for any other parameter that one of the runs lacks or has in another shape.
     """
@@ -240,11 +245,18 @@ def _given(config: ExperimentConfig, tokenizer: Tokenizer, init: Callable[[], An
         if theirs.get(path) != ours.get(path)
     ]:
         raise ValueError(f"the weights of {opened.workdir} do not fit this run:\n" + "\n".join(different))
+    given = {name: jax.device_get(opened.params[name]) for name in kept}
+    new = sorted(expected.keys() - set(kept))
+    if opened.pooler and "next_head" in new:
+        given["next_head"] = {"pooler": jax.device_get(opened.pooler)}
     if hosts.is_first():
-        new, dropped = sorted(expected.keys() - set(kept)), sorted(opened.params.keys() - set(kept))
+        untrained = sorted({*new, *opened.untrained} & expected.keys())
+        origin = dataclasses.replace(opened.origin, new=tuple(untrained))
+        origins.write(workdir, origin, {} if "next_head" in kept else opened.pooler)
+        dropped = sorted(opened.params.keys() - set(kept))
         notes = [f"{what}: {', '.join(which)}" for what, which in (("new", new), ("dropped", dropped)) if which]
         print("; ".join([f"starting from step {opened.step} of {opened.workdir}", *notes]), file=sys.stderr, flush=True)
-    return {name: jax.device_get(opened.params[name]) for name in kept}
+    return given
 
 
 def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
@@ -293,6 +305,10 @@ def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]
     shardings = loop.job_shardings(job)
     state = checkpoints.restore(step, loop.abstract_state(job, shardings)).state
     checkpoints.close()
+    untrained = origins.read(workdir, config.model.width)[0].untrained(step)
+    if untrained and hosts.is_first():
+        names = ", ".join(untrained)
+        print(f"warning: {names} of {workdir} was never trained, so its loss says nothing", file=sys.stderr)
     evaluation_step = loop.compile_evaluation_step(job.objective, job.mesh, shardings)
     metrics = loop.evaluate(job, state.params, step, evaluation_step)
     return {"step": step, **metrics, "evaluated_on": evaluated_on}
@@ -303,6 +319,8 @@ class OpenRun:
     """A trained model, ready to be looked at: `model.apply({"params": params}, batch, ...)`.
 
     beside: the parameters of an adversary that it was trained against, which are none of the model's.
+    origin: the imported model that its weights began as.
+    pooler: BERT's, of the head for sentence pairs, or else of the imported model; empty if there is none.
     """
 
     workdir: epath.Path
@@ -313,6 +331,13 @@ class OpenRun:
     beside: dict[str, Any]
     step: int
     steps: tuple[int, ...]
+    origin: Origin
+    pooler: Pooler
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Parts of the parameters that were randomly initialised beside imported ones and never trained."""
+        return self.origin.untrained(self.step)
 
     @property
     def assignment(self) -> tuple[tuple[str, int], ...]:
@@ -337,7 +362,10 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     step = _chosen(step, steps, workdir)
     params, beside = separated(checkpoints.restore_params(step))
     checkpoints.close()
-    return OpenRun(workdir, config, tokenizer, model, params, beside, step, tuple(steps))
+    origin, pooler = origins.read(workdir, model.config.width)
+    if "next_head" in params and "next_head" not in origin.untrained(step):
+        pooler = params["next_head"]["pooler"]
+    return OpenRun(workdir, config, tokenizer, model, params, beside, step, tuple(steps), origin, pooler)
 
 
 def _chosen(step: int | None, steps: list[int], workdir: epath.Path) -> int:

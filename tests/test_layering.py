@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Each room with the rooms that it may import from, besides itself. A new room must be given its place here.
 BELOW_TRAINING = {"attention", "models", "objectives"}
-BELOW_RUN = BELOW_TRAINING | {"interruption", "training", "data", "configuration", "experiment"}
+BELOW_RUN = BELOW_TRAINING | {"interruption", "training", "data", "configuration", "experiment", "origin"}
 LEAVES = {"analysis", "evaluation"}
 MAY_IMPORT = {
     "attention": set(),
@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "data": {"interruption"},
     "configuration": set(),
     "arms": {"configuration"},
+    "origin": {"training", "data", "configuration"},
     "experiment": BELOW_TRAINING | {"training", "data", "configuration"},
     "learner": BELOW_RUN,
     "run_corpus": BELOW_RUN,

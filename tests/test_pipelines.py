@@ -197,6 +197,41 @@ def test_clear_words_where_a_head_is_missing(places, tmp_path):
             call()
 
 
+@pytest.mark.parametrize(
+    ("section", "changed", "said"),
+    [
+        ("model", {"layers": 10**6}, "do not fit the model of task.json"),
+        ("model", {"max_length": 10**12}, "model.max_length must be below 2"),
+        ("model", {"vocabulary_size": 0}, "model.vocabulary_size must be at least 1"),
+        ("model", {"dropout": 10**400}, "model.dropout is too large"),
+        ("head", {"labels": "ab"}, "head.labels must be a list"),
+        ("head", {"kind": "classifying"}, "the kind of a task must be one of"),
+        ("origin", {"model_type": 5}, "origin.model_type must be of type str, got 5"),
+    ],
+)
+def test_a_damaged_task_file_is_named(section, changed, said, places, tmp_path):
+    shutil.copytree(places / "classification" / "weights", tmp_path / "copy")
+    file = tmp_path / "copy" / finetuned.TASK
+    values = json.loads(file.read_text())
+    del values[finetuned.FINGERPRINT]  # which would notice all of these, as in a file of an earlier version
+    file.write_text(json.dumps(values | {section: values[section] | changed}))
+    with pytest.raises(ValueError, match=said) as caught:
+        finetuned.load(tmp_path / "copy")
+    assert str(tmp_path / "copy") in str(caught.value)
+    for content in ("[" * 3000, "[]", "{}"):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=str(tmp_path / "copy")):
+            finetuned.load(tmp_path / "copy")
+
+
+def test_weights_that_are_not_finite_are_named(places, tmp_path):
+    spoilt = finetuned.load(places / "classification")
+    spoilt.params["task_head"]["classifier"]["bias"][0] = np.nan
+    finetuned.save(spoilt, epath.Path(tmp_path / "copy"))
+    with pytest.raises(ValueError, match="task_head/classifier/bias in weights.safetensors holds values that are not"):
+        finetuned.load(tmp_path / "copy")
+
+
 def test_no_flipped_bit_of_a_fine_tuned_model_goes_unnoticed(places, tmp_path, capsys):
     copied = epath.Path(tmp_path / "copy")
     tuned = finetuned.load(places / "classification")

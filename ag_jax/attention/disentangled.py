@@ -59,6 +59,8 @@ class DisentangledConfig:
             )
         if self.span < 1:
             raise ValueError(f"model.relative.span must be at least 1, got {self.span}")
+        if self.span >= 2**30:  # the table has two rows for each, which JAX looks up with 32 bits
+            raise ValueError(f"model.relative.span must be below 2^30, got {self.span}")
         if self.buckets < 0 or self.buckets % 2 or self.buckets >= self.span:
             raise ValueError(
                 f"model.relative.buckets must be even and below model.relative.span={self.span}, or 0, got {self.buckets}"

@@ -46,7 +46,7 @@ def parse_json(text: str, expected: type = dict) -> Any:
     except RecursionError:
         too_deep = True
     except ValueError as error:
-        raise ValueError(f"not JSON ({error})") from error
+        raise ValueError(f"not JSON: {error}") from error
     if too_deep:
         raise ValueError(f"JSON nested more than {DEEPEST} levels deep")
     if not isinstance(value, expected):

@@ -9,6 +9,7 @@ from sentencepiece.sentencepiece_pb2 import SentencePieceText
 
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_PROBE = "Aé 1."  # a letter that normalisers change in number of bytes makes the library look at every token
 Located = tuple[list[int], list[tuple[int, int]]]
 
 
@@ -25,6 +26,7 @@ class HuggingFace:
         vocabulary = tokenizer.get_vocab()
         self.vocabulary_size = max(vocabulary.values(), default=-1) + 1
         self._is_byte_level = isinstance(tokenizer.decoder, huggingface.decoders.ByteLevel)
+        self.encode_batch([_PROBE])  # what is wrong with its parts shows here, and not in the middle of a corpus
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of many texts, on all cores."""
@@ -67,12 +69,7 @@ class SentencePiece:
     file_name = "spiece.model"
 
     def __init__(self, model: bytes):
-        try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise ValueError(
-                f"expected a sentencepiece model, got a file that it cannot read ({error}); train or copy it anew."
-            ) from error
+        self._processor = sentencepiece_processor(model)
         self._model = model
         self.vocabulary_size = self._processor.get_piece_size()
 
@@ -101,6 +98,18 @@ class SentencePiece:
     def serialized(self) -> bytes:
         """All of it, as the bytes of a file."""
         return self._model
+
+
+def sentencepiece_processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    """The library's processor of a model. Raises ValueError if the bytes are not those of a model."""
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        if not model or not processor.get_piece_size():  # of nothing the library makes a processor that has no model
+            raise RuntimeError("it is empty")
+        processor.encode(_PROBE)
+    except (RuntimeError, UnicodeDecodeError) as error:
+        raise ValueError(f"expected a sentencepiece model, got what the library cannot read: {error}") from error
+    return processor
 
 
 def _placed(text: str, encoded: SentencePieceText) -> Located:

@@ -170,13 +170,14 @@ def _load(given: pathlib.Path, origin: str) -> Tokenizer:
     directory, names = (given, _names(given)) if given.is_dir() else (given.parent, [given.name])
     for name in names:
         if name == "tokenizer.json":
-            backend = HuggingFace(vocabularies.read(directory / name, huggingface.Tokenizer.from_file))
+            library = vocabularies.read(directory / name, huggingface.Tokenizer.from_file)
+            backend = vocabularies.read(directory / name, lambda _, library=library: HuggingFace(library))
         elif name in ("vocab.json", "merges.txt"):
             backend = vocabularies.load_byte_bpe(directory)
         elif name == "vocab.txt":
             backend = vocabularies.load_wordpiece(directory / name)
         elif name.endswith(".model"):
-            backend = SentencePiece(vocabularies.read(directory / name, lambda file: pathlib.Path(file).read_bytes()))
+            backend = vocabularies.read(directory / name, lambda file: SentencePiece(pathlib.Path(file).read_bytes()))
         else:
             continue
         return Tokenizer(backend, origin=origin)

@@ -4,19 +4,28 @@ Whatever `tokenizer_config.json` and `added_tokens.json` ask for is done or refu
 the one that a model was trained with gives other ids without a word.
 """
 
-import json
 import pathlib
 from collections.abc import Callable, Collection
 from typing import Any
 
 import tokenizers as huggingface
 
+from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizer_backends import BERT_SPECIALS, ROBERTA_SPECIALS, HuggingFace, byte_bpe, wordpiece
 
 SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
 FILES = ("vocab.json", "merges.txt", "vocab.txt", SETTINGS, ADDED)
 _WORDPIECE = ("BertTokenizer", "ElectraTokenizer")
 _BYTE_BPE = ("RobertaTokenizer", "GPT2Tokenizer", "DebertaTokenizer")
+_TYPES = {
+    "tokenizer_class": str,
+    "do_lower_case": bool,
+    "strip_accents": bool,
+    "tokenize_chinese_chars": bool,
+    "add_prefix_space": bool,
+    "do_basic_tokenize": bool,
+    "split_by_punct": bool,
+}
 
 
 def load_byte_bpe(directory: pathlib.Path) -> HuggingFace:
@@ -28,7 +37,8 @@ def load_byte_bpe(directory: pathlib.Path) -> HuggingFace:
     settings = settings_beside(vocabulary, _BYTE_BPE)
     model = read(vocabulary, lambda file: huggingface.models.BPE.from_file(file, str(merges)))
     tokenizer = byte_bpe(model, space_first=settings.get("add_prefix_space", False))
-    return HuggingFace(_completed(tokenizer, ROBERTA_SPECIALS, directory))
+    completed = _completed(tokenizer, ROBERTA_SPECIALS, directory)
+    return read(vocabulary, lambda _: HuggingFace(completed))
 
 
 def load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
@@ -40,7 +50,8 @@ def load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
         strip_accents=settings.get("strip_accents"),
         split_chinese=settings.get("tokenize_chinese_chars", True),
     )
-    return HuggingFace(_completed(tokenizer, BERT_SPECIALS, vocabulary.parent))
+    completed = _completed(tokenizer, BERT_SPECIALS, vocabulary.parent)
+    return read(vocabulary, lambda _: HuggingFace(completed))
 
 
 def settings_beside(
@@ -48,11 +59,14 @@ def settings_beside(
 ) -> dict[str, Any]:
     """tokenizer_config.json beside a vocabulary, empty if there is none; `only`: keys with the one value that is supported.
 
-    Raises ValueError if it names none of the classes, which cut text alike, or another value.
+    Raises ValueError if it names none of the classes, which cut text alike, or another value, or one of a wrong type.
     """
     file = vocabulary.parent / SETTINGS
-    settings = _object(file)
-    named = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+    settings = {key: value for key, value in _object(file).items() if value is not None}
+    for key, kind in _TYPES.items():
+        if not isinstance(settings.get(key, kind()), kind):
+            raise ValueError(f"{file}: {key} must be of type {kind.__name__}, got {settings[key]!r}; copy it anew")
+    named = settings.get("tokenizer_class", "").removesuffix("Fast")
     wrong = [] if named in ("", *classes) else [f"tokenizer_class={named} is not one of {', '.join(classes)}"]
     for key, value in (only or {}).items():
         if settings.get(key, value) != value:
@@ -68,9 +82,19 @@ def settings_beside(
 def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> None:
     """Add those that were added after training, under their ids. Raises ValueError if they cannot have them."""
     added = _object(directory / ADDED)
+    for token, id in added.items():
+        if type(id) is not int:
+            raise ValueError(
+                f"{directory / ADDED}: expected whole numbers by tokens, got {id!r} for {token!r}; copy it anew"
+            )
+        # The library panics at a token of which its normaliser leaves nothing.
+        if not read(directory / ADDED, lambda _, token=token: _normalized(tokenizer, token)):
+            raise ValueError(
+                f"{directory / ADDED}: the tokenizer removes every character of {token!r}, so it cannot be a token"
+            )
     for token, id in sorted(added.items(), key=lambda item: item[1]):
         if tokenizer.token_to_id(token) is None:
-            tokenizer.add_tokens([token])
+            read(directory / ADDED, lambda _, token=token: tokenizer.add_tokens([token]))
         if tokenizer.token_to_id(token) != id:
             raise ValueError(
                 f"{directory / ADDED} gives {token!r} the id {id}, but here it has {tokenizer.token_to_id(token)}: the vocabulary "
@@ -78,11 +102,17 @@ def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> Non
             )
 
 
+def _normalized(tokenizer: huggingface.Tokenizer, token: str) -> str:
+    return tokenizer.normalizer.normalize_str(token) if tokenizer.normalizer else token
+
+
 def read(file: pathlib.Path, reader: Callable[[str], Any]) -> Any:
-    """`reader` of the file's name. Raises ValueError for whatever the library cannot read."""
+    """`reader` of the file's name. Raises ValueError, with that name, for whatever the library cannot read."""
     try:
         return reader(str(file))
-    except Exception as error:  # the Rust library raises bare Exception
+    except BaseException as error:  # the Rust library raises bare Exception, or a panic, which is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ValueError(f"{file} could not be read as a tokenizer ({error}); copy it anew.") from error
 
 
@@ -94,12 +124,4 @@ def _completed(tokenizer: huggingface.Tokenizer, specials: Collection[str], dire
 
 
 def _object(file: pathlib.Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error}); copy it anew.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must be a JSON object, got {type(content).__name__}")
-    return content
+    return read_json(file) if file.exists() else {}

@@ -11,6 +11,7 @@ from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop import importing, task_heads
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.tasks import task_encoder
+from ag_jax.origin import Origin, Pooler
 from ag_jax.run import OpenRun
 from ag_jax.training import storage
 
@@ -22,7 +23,7 @@ class Pretrained:
     params: a part of those of a `TaskModel`: `encoder`, and the first half of a head for texts where pre-training had one
     (BERT's pooler); nothing if all is to be fresh.
     style: of the head for texts, see `models.tasks.STYLES`; description: where it comes from, for people.
-    origin: what an imported model was, for whoever exports it again.
+    origin: the imported model that the weights began as.
     run: the run that the encoder is of, None for other models.
     """
 
@@ -31,7 +32,7 @@ class Pretrained:
     params: dict[str, Any]
     style: str
     description: str
-    origin: dict[str, Any] = dataclasses.field(default_factory=dict)
+    origin: Origin = Origin()
     run: OpenRun | None = None
 
 
@@ -69,19 +70,18 @@ def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = Fals
 
 def _of_run(directory: epath.Path, step: int | None) -> Pretrained:
     opened = run.open_run(directory, step)
-    path = directory / importing.ORIGIN
-    origin = read_json(path) if path.exists() else {}
-    style = task_heads.style_of(opened.model.config, opened.params, origin.get("model_type", ""))
+    style = task_heads.style_of(opened.model.config, opened.params, opened.origin.model_type)
     description = f"step {opened.step} of {directory}"
-    pretrained = _pretrained(opened.model.config, opened.tokenizer, opened.params, style, description, origin)
+    config, tokenizer = opened.model.config, opened.tokenizer
+    pretrained = _pretrained(config, tokenizer, opened.params, opened.pooler, style, description, opened.origin)
     return dataclasses.replace(pretrained, run=opened)
 
 
 def _of_huggingface(path: str) -> Pretrained:
     opened = importing.open_model(path)
-    origin = importing.origin_of(opened, path)
     style = task_heads.style_of(opened.source.config, opened.params, opened.source.family.model_type)
-    return _pretrained(opened.source.config, opened.tokenizer, opened.params, style, path, origin)
+    config, tokenizer = opened.source.config, opened.tokenizer
+    return _pretrained(config, tokenizer, opened.params, opened.pooler, style, path, importing.origin_of(opened, path))
 
 
 def _of_trial(directory: epath.Path) -> Pretrained:
@@ -91,7 +91,13 @@ def _of_trial(directory: epath.Path) -> Pretrained:
 
 
 def _pretrained(
-    config: EncoderConfig, tokenizer: Tokenizer, params: dict, style: str, description: str, origin: dict
+    config: EncoderConfig,
+    tokenizer: Tokenizer,
+    params: dict,
+    pooler: Pooler,
+    style: str,
+    description: str,
+    origin: Origin,
 ) -> Pretrained:
     """Without what only the prediction of masked words reads; BERT's pooler becomes the first half of the head."""
     shorn = task_encoder(config)
@@ -99,6 +105,6 @@ def _pretrained(
     if shorn.absolute_positions == "none":
         encoder["embeddings"] = {name: leaf for name, leaf in encoder["embeddings"].items() if name != "position"}
     given = {"encoder": encoder}
-    if style == "bert" and "next_head" in params:
-        given["task_head"] = {"dense": params["next_head"]["pooler"]}
+    if style == "bert" and pooler:
+        given["task_head"] = {"dense": pooler}
     return Pretrained(shorn, tokenizer, given, style, description, origin)

@@ -1,16 +1,53 @@
-"""The model card of an exported model: what it is, what it was trained on, how well, and what does not carry over."""
+"""Model cards: written for exported models (training, metrics, origin, losses), and read from imported ones."""
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import pathlib
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from ag_jax import configuration
 from ag_jax.finetuned import FineTuned
 from ag_jax.models.config import EncoderConfig
+from ag_jax.origin import Origin
 from ag_jax.run import OpenRun
 from ag_jax.training.metrics import read_metrics
 
 _POSITION = ("step", "split", "tokens_seen")
+_BIBTEX = re.compile(r"^```[^\n`]*\n\s*(@\w+\{.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """What the card of an imported model states; empty where it states nothing. citation: its BibTeX entries."""
+
+    license: str = ""
+    base_model: str = ""
+    citation: str = ""
+
+
+def read_card(file: pathlib.Path) -> Card:
+    """Return what a README.md states; nothing if there is no such file."""
+    text = file.read_text(encoding="utf-8-sig", errors="replace") if file.exists() else ""
+    front = _front_matter(text)
+    citation = "\n\n".join(entry.strip() for entry in _BIBTEX.findall(text))
+    return Card(front.get("license", ""), front.get("base_model", ""), citation)
+
+
+def _front_matter(text: str) -> dict[str, str]:
+    """The plain values of a card's first lines, between `---` and `---`; of a list the first one."""
+    first, *lines = text.splitlines() or [""]
+    if first.strip() != "---" or "---" not in (line.strip() for line in lines):
+        return {}
+    values: dict[str, str] = {}
+    key = ""
+    for line in lines[: [line.strip() for line in lines].index("---")]:
+        if found := re.fullmatch(r"(\w+):\s*([\"']?)([\w./+-]*)\2\s*", line):
+            key, values[found[1]] = found[1], found[3]
+        elif (item := re.fullmatch(r"\s*- *([\"']?)([\w./+-]+)\1\s*", line)) and values.get(key) == "":
+            values[key] = item[2]
+    return values
 
 
 def text(
@@ -19,24 +56,22 @@ def text(
     architecture: str,
     dtype: str,
     license: str,
-    origin: Mapping[str, Any],
     not_carried: Sequence[str],
 ) -> str:
     """Markdown with the front matter that the hub reads."""
     config = opened.config
-    stated = license or "None is stated; choose one before you publish, as that of the text may bind you"
-    front = ["library_name: transformers", *([f"license: {license}"] if license else []), "tags: [ag_jax]"]
-    lines = ["---", *front, "---", "", f"# {config.title}", ""]
+    lines = [*_front(opened.origin, license), f"# {config.title}", ""]
     lines.append(
         f"`{architecture}` with {model.layers} layers, {model.heads} heads, width {model.width} and {model.vocabulary_size} words, "
         f"{dtype}, written by ag_jax from step {opened.step}."
     )
-    if origin:
-        lines += ["", f"It began as `{origin['name']}` ({origin['model_type']})."]
+    lines += _began(opened.origin)
     lines += ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
     lines += [f'model = {architecture}.from_pretrained("PATH")', 'tokenizer = AutoTokenizer.from_pretrained("PATH")', "```"]
     lines += ["", "## Data", "", *_data(opened), "", "## Training", "", *_training(opened)]
+    stated = license or "None is stated; choose one before you publish, as that of the text may bind you"
     lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated}.", ""]
+    lines += _citation(opened.origin)
     lines += ["## What does not carry over", "", *(f"- {item}" for item in not_carried or ["Nothing is lost."]), ""]
     settings = json.dumps(_without_places(configuration.to_dict(config)), indent=2)
     return "\n".join([*lines, "## Config", "", "```json", settings, "```", ""])
@@ -45,20 +80,39 @@ def text(
 def finetuned_text(tuned: FineTuned, architecture: str, dtype: str, license: str) -> str:
     """The same for a fine-tuned model."""
     head, model = tuned.head, tuned.config
-    front = ["library_name: transformers", *([f"license: {license}"] if license else []), "tags: [ag_jax]"]
-    lines = ["---", *front, "---", "", f"# {head.task or 'A task'}: {head.kind}", ""]
+    lines = [*_front(tuned.origin, license), f"# {head.task or 'A task'}: {head.kind}", ""]
     lines.append(
         f"`{architecture}` with {model.layers} layers, {model.heads} heads and width {model.width}, {dtype}, written by ag_jax. "
         f"Its rows have up to {head.max_length} tokens."
     )
-    if tuned.origin:
-        lines += ["", f"It began as `{tuned.origin['name']}` ({tuned.origin['model_type']})."]
+    lines += _began(tuned.origin)
     if head.kind == "regression":
         lines += ["", f"Its output is on a scale where 0 stands for {head.low:g} and 1 for {head.high:g}."]
     if head.labels:
         lines += ["", "Labels: " + ", ".join(head.labels) + "."]
     stated = license or "None is stated; choose one before you publish, as those of data and model may bind you"
-    return "\n".join([*lines, "", "## Licence", "", f"{stated}.", ""])
+    return "\n".join([*lines, "", "## Licence", "", f"{stated}.", "", *_citation(tuned.origin)])
+
+
+def _front(origin: Origin, license: str) -> list[str]:
+    """The lines that the hub reads."""
+    stated = {"license": license, "base_model": origin.base_model}
+    values = [f"{key}: {value}" for key, value in stated.items() if value]
+    return ["---", "library_name: transformers", *values, "tags: [ag_jax]", "---", ""]
+
+
+def _began(origin: Origin) -> list[str]:
+    if not origin.model_type:
+        return []
+    base = f", of the base model `{origin.base_model}`" if origin.base_model not in ("", origin.name) else ""
+    return ["", f"It began as `{origin.name}` ({origin.model_type}){base}."]
+
+
+def _citation(origin: Origin) -> list[str]:
+    """The entries of the imported model's card."""
+    if not origin.citation:
+        return []
+    return ["## Citation", "", f"Of `{origin.name}`, as its card has it:", "", "```bibtex", origin.citation, "```", ""]
 
 
 def _without_places(settings: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ag_jax.models.config import EncoderConfig
 _SELF = "deberta.encoder.layer.{layer}.attention.self"
 _OURS = f"{LAYERS}attention"
 _POSITIONS = "deberta.embeddings.position_embeddings.weight"
+_CONVOLUTION = "deberta.encoder.conv.conv.weight"
 _PASSES = 2  # of the released enhanced mask decoder, which config.json does not tell
 # What config.json has no key for, in a section of ours.
 SECTION = "ag_jax"
@@ -52,7 +53,7 @@ _V2 = (
         )
     ),
     *norm("deberta.encoder.LayerNorm", "encoder/relative_norm"),
-    Name("deberta.encoder.conv.conv.weight", "encoder/convolution/kernel", CONVOLUTION),
+    Name(_CONVOLUTION, "encoder/convolution/kernel", CONVOLUTION),
     Name("deberta.encoder.conv.conv.bias", "encoder/convolution/bias"),
     *norm("deberta.encoder.conv.LayerNorm", "encoder/convolution_norm"),
 )
@@ -82,7 +83,9 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     terms = _terms(settings)
     positions = settings.need("max_position_embeddings")
     span = settings.take("max_relative_positions", -1)
-    passes = Settings(settings.take(SECTION, {})).take("decoder_passes", _PASSES)
+    section = Settings(settings.take(SECTION, {}))
+    passes = section.take("decoder_passes", _PASSES)
+    settings.problems += [f"{SECTION}: {problem}" for problem in section.problems]
     in_decoder = not settings.take("position_biased_input", True) and _POSITIONS in names
     input_or_none = "input" if settings.take("position_biased_input", True) else "none"
     if input_or_none == "none" and not terms:
@@ -115,6 +118,9 @@ def _read_v2(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     width = settings.take("conv_kernel_size", 0)
     if width > 0 and width % 2 == 0:
         settings.problems.append(f"conv_kernel_size={width} is not supported, only odd widths")
+        width = 0
+    if width > 0 and _CONVOLUTION not in names:
+        settings.problems.append(f"conv_kernel_size={width}, but there is no {_CONVOLUTION}")
         width = 0
     activation = settings.take("conv_act", "tanh")
     if width and activation not in ("tanh", "gelu"):

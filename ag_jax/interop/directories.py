@@ -1,6 +1,8 @@
 """Directories that appear whole or not at all, and those that come from a hub."""
 
 import contextlib
+import errno
+import os
 import pathlib
 import shutil
 import tempfile
@@ -11,25 +13,49 @@ from ag_jax.interop import tensors, tokenizer_files
 _WANTED = ("config.json", "README.md", "*.safetensors", tensors.INDEX, *tokenizer_files.NAMES)
 
 
-@contextlib.contextmanager
-def whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A directory beside `target` to write to, which takes its name at the end; after an error nothing is left.
-
-    Raises ValueError if `target` is there and not empty.
-    """
+def check_free(target: pathlib.Path) -> None:
+    """Raise ValueError if a directory that is to be made is there and not empty."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists already and is not empty: give a directory that is to be made")
+
+
+@contextlib.contextmanager
+def whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield a temporary directory beside `target`, which is renamed to `target` when the body has filled it.
+
+    The body only writes: an error of the disk in it becomes one OSError. After an error nothing is left. Raises
+    ValueError if `target` exists and is not empty.
+    """
+    check_free(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
     except OSError as error:
         raise ValueError(f"cannot write to {target.parent}: {error}. Choose a directory that can be written") from error
-    partial.chmod(0o755)
     try:
+        partial.chmod(0o755)
         yield partial
         partial.replace(target)
+    except Exception as error:
+        if (reason := _why_not_written(error)) is None:
+            raise
+        raise OSError(
+            f"cannot write {target}: {reason}. Nothing of it was kept; make room there, or choose another directory"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _why_not_written(error: BaseException | None) -> str | None:
+    """Return the reason of the first disk error in the chain of causes of `error`; None if there is none."""
+    said = None
+    while error is not None:
+        if isinstance(error, OSError):
+            said = error.strerror or str(error).strip().splitlines()[0]
+        if "No space left on device" in str(error):  # Orbax raises no OSError for it
+            return os.strerror(errno.ENOSPC)
+        error = error.__cause__ or error.__context__
+    return said
 
 
 def find(path: str) -> pathlib.Path:

@@ -9,11 +9,10 @@ import numpy as np
 from etils import epath
 
 from ag_jax import finetuned, run
-from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop import card, catalogue, directories, names, task_heads, tensors, tokenizer_files
 from ag_jax.interop.families import Family
-from ag_jax.interop.importing import ORIGIN, POSITIONS
+from ag_jax.interop.importing import POSITIONS
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.replaced_tokens import generator_parameters
 from ag_jax.training import storage
@@ -39,22 +38,28 @@ def convert(
     if dtype not in tensors.DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(tensors.DTYPES)}, got {dtype!r}")
     workdir = storage.directory(workdir)
+    directories.check_free(pathlib.Path(path).expanduser().resolve())
     if finetuned.locate(workdir) is not None:
         return _convert_finetuned(workdir, step, path, dtype, license, part)
     opened = run.open_run(workdir, step)
-    origin = read_json(workdir / ORIGIN) if (workdir / ORIGIN).exists() else {}
+    origin = opened.origin
     config, tree, not_carried = _part(opened, part)
     heads = sorted(tree.keys() - {"encoder"})
-    family = catalogue.fitting(config, heads, opened.tokenizer.specials.pad, origin.get("model_type", ""))
+    family = catalogue.fitting(config, heads, opened.tokenizer.specials.pad, origin.model_type)
     if f"{family.root}.pooler." in family.left_out and "next_head" not in heads:
-        not_carried.append("There is no pooler: where a class of transformers has one, it is fresh, and wants fine-tuning.")
+        if family is catalogue.BERT and opened.pooler and part == "model":
+            tree["pooler"] = opened.pooler
+        else:
+            not_carried.append(
+                "There is no pooler: where a class of transformers has one, it is fresh, and wants fine-tuning."
+            )
     if config.decoder_passes:
         not_carried.append(
             "The enhanced mask decoder: transformers predicts words from the last layer instead, so masked words come out worse "
             "than here. Its position embeddings are in the file, and `ag-jax convert --from=hf` takes it up again."
         )
     architecture = family.classes + next(ending for ending, of in family.architectures.items() if set(of) == set(heads))
-    text = card.text(opened, config, architecture, dtype, license or origin.get("license", ""), origin, not_carried)
+    text = card.text(opened, config, architecture, dtype, license or origin.license, not_carried)
     written = Written(family, family.names, architecture, config, tree, opened.tokenizer, text, {})
     return Exported(architecture, _write(written, path, dtype), tuple(not_carried))
 
@@ -67,12 +72,12 @@ def _convert_finetuned(
         raise ValueError(f"{workdir} is a fine-tuned model, which has neither steps nor parts: leave --step and --part out")
     tuned = finetuned.load(workdir)
     head, origin = tuned.head, tuned.origin
-    wish = origin.get("model_type", "") or head.style
+    wish = origin.model_type or head.style
     family = catalogue.fitting(
         tuned.config, (), tuned.tokenizer.specials.pad, wish, lambda family: task_heads.misfits(family, head.kind, head.style)
     )
     architecture, table = family.classes + task_heads.CLASSES[head.kind], (*family.names, *task_heads.names(family, head.kind))
-    text = card.finetuned_text(tuned, architecture, dtype, license or origin.get("license", ""))
+    text = card.finetuned_text(tuned, architecture, dtype, license or origin.license)
     extra = task_heads.settings(head)
     written = Written(family, table, architecture, tuned.config, tuned.params, tuned.tokenizer, text, extra)
     return Exported(architecture, _write(written, path, dtype), ())
@@ -113,13 +118,18 @@ def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any]
     """Config and parameters of the model, or of its generator, and what is left behind."""
     has_generator = "generator" in opened.params
     if part == "generator":
-        if not has_generator:
+        if not has_generator or "generator" in opened.untrained:
             raise ValueError("--part=generator: this run has no generator that was trained beside the model")
         return opened.model.generator_config, generator_parameters(opened.params), []
     if part != "model":
         raise ValueError(f"--part must be model or generator, got {part!r}")
-    kept = {name: tree for name, tree in opened.params.items() if name != "generator"}
     left = ["The generator of replaced tokens, which --part=generator writes as a model of its own."] * has_generator
+    left += [
+        f"{name}: it was randomly initialised, because `{opened.origin.name}` has none, and was never trained."
+        for name in opened.untrained
+        if name in opened.params
+    ]
+    kept = {name: tree for name, tree in opened.params.items() if name not in ("generator", *opened.untrained)}
     return opened.model.config, kept, left
 
 

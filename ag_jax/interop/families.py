@@ -27,7 +27,7 @@ class Family:
     """One `model_type`.
 
     root: what the names of the encoder's tensors begin with; classes: what the names of its classes begin with.
-    names: the table; heads: our head and what the names of its tensors begin with.
+    names: the table, where `pooler/` is that of an encoder without a head that reads it; heads: our head and what the names of its tensors begin with.
     architectures: the class's ending and the heads that it has.
     tied: tensors that some files hold twice: the second name and the first.
     aliases: beginnings of names that mean others. left_out: beginnings of names that have no use here.
@@ -187,9 +187,15 @@ BERT = Family(
         *bert_word_head(),
         *dense("bert.pooler.dense", "next_head/pooler"),
         *dense("cls.seq_relationship", "next_head/classifier"),
+        *dense("bert.pooler.dense", "pooler"),
     ),
     heads={"word_head": ("cls.predictions.",), "next_head": ("cls.seq_relationship.",)},
-    architectures={"ForMaskedLM": ("word_head",), "ForPreTraining": ("word_head", "next_head"), "Model": ()},
+    architectures={
+        "ForMaskedLM": ("word_head",),
+        "ForPreTraining": ("word_head", "next_head"),
+        "ForNextSentencePrediction": ("next_head",),
+        "Model": (),
+    },
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",

@@ -1,9 +1,8 @@
 """From a Hugging Face directory to a run directory that stands at step 0."""
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 from etils import epath
 
 from ag_jax import finetuned, learner, run
+from ag_jax import origin as origins
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.experiment import ExperimentConfig
@@ -18,12 +18,12 @@ from ag_jax.finetuned import FineTuned
 from ag_jax.interop import directories, names, task_heads, tokenizer_files
 from ag_jax.interop import source as sources
 from ag_jax.interop.source import Source
-from ag_jax.models.tasks import example, task_encoder
+from ag_jax.models.tasks import task_encoder
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
+from ag_jax.origin import Origin, Pooler
 from ag_jax.training import sharding
 from ag_jax.training.config import TrainingConfig
 
-ORIGIN = "origin.json"  # what an imported run was, for whoever exports it again
 POSITIONS = "encoder/embeddings/position/embedding"
 SEQUENCE_LENGTH = 128  # of the run, where the model's positions allow it
 
@@ -40,12 +40,16 @@ class Imported:
 
 @dataclasses.dataclass(frozen=True)
 class OpenModel:
-    """A directory's encoder with its heads of pre-training, as a run would have them; new, left_out: see `Imported`."""
+    """A directory's encoder with its heads of pre-training, as a run would have them.
+
+    pooler: BERT's, whether or not a head of pre-training reads it; new, left_out: see `Imported`.
+    """
 
     source: Source
     config: ExperimentConfig
     tokenizer: Tokenizer
     params: dict[str, Any]
+    pooler: Pooler
     new: tuple[str, ...]
     left_out: tuple[str, ...]
 
@@ -56,21 +60,25 @@ def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imp
     `expected`: beginnings of names of tensors that may be left out.
     Raises ValueError or FileNotFoundError for whatever does not fit, with nothing written.
     """
-    source, target = sources.read(directories.find(path)), pathlib.Path(workdir)
-    tuned = None
-    with directories.whole(target) as partial:
-        if _kind(source, expected):
-            tuned, left_out = open_finetuned(path, expected)
+    target = pathlib.Path(workdir)
+    directories.check_free(target)
+    source = sources.read(directories.find(path))
+    if _kind(source, expected):
+        tuned, left_out = open_finetuned(path, expected)
+        with directories.whole(target) as partial:
             finetuned.save(tuned, epath.Path(partial))
-            params, new = tuned.params, ()
-        else:
-            opened = open_model(path, expected, target / "tokenizer")
-            params, new, left_out = opened.params, opened.new, opened.left_out
-            run.write(opened.config, epath.Path(partial), opened.tokenizer, params)
-            (partial / ORIGIN).write_text(json.dumps(origin_of(opened, path), indent=2) + "\n")
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    what = source.family.model_type + (f" for {tuned.head.kind}" if tuned else "")
-    return Imported(what, count, tuple(new), tuple(left_out))
+        what = f"{source.family.model_type} for {tuned.head.kind}"
+        return Imported(what, _count(tuned.params), (), tuple(left_out))
+    opened = open_model(path, expected, target / "tokenizer")
+    with directories.whole(target) as partial:
+        run.write(opened.config, epath.Path(partial), opened.tokenizer, opened.params)
+        pooler = {} if "next_head" in opened.params else opened.pooler
+        origins.write(epath.Path(partial), origin_of(opened, path), pooler)
+    return Imported(source.family.model_type, _count(opened.params) + _count(pooler), opened.new, opened.left_out)
+
+
+def _count(params: dict[str, Any]) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: pathlib.Path | None = None) -> OpenModel:
@@ -84,12 +92,13 @@ def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: pathlib
     kind = task_heads.kind_of(source.family, source.architectures)
     heads = [name.theirs for name in task_heads.names(source.family, kind)] if kind else []
     params, new, left_out = parameters(source, config, tokenizer, (*expected, *heads))
-    return OpenModel(source, config, tokenizer, params, tuple(new), tuple(left_out))
+    pooler = params.pop("pooler", {}) if "next_head" not in params else params["next_head"]["pooler"]
+    return OpenModel(source, config, tokenizer, params, pooler, tuple(new), tuple(left_out))
 
 
-def origin_of(opened: OpenModel, path: str) -> dict[str, Any]:
-    """What a model was, for whoever exports it again."""
-    return _origin(opened.source, path) | {"new": opened.new, "left_out": opened.left_out}
+def origin_of(opened: OpenModel, path: str) -> Origin:
+    """Return what an open model is, for a run or trial that begins with it."""
+    return dataclasses.replace(_origin(opened.source, path), new=opened.new, left_out=opened.left_out)
 
 
 def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, tuple[str, ...]]:
@@ -106,9 +115,7 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
         )
     config = task_encoder(source.config)
     head = task_heads.read(source.family, kind, source.values, config.max_length)
-    model = head.model(config)
-    made = jax.eval_shape(lambda: model.init(jax.random.key(0), example(head.kind), deterministic=True)["params"])
-    shapes = {path: leaf.shape for path, leaf in names.flat(learner.unboxed(made)).items()}
+    shapes = finetuned.shapes(head, config)
     wanted = names.places((*source.family.names, *task_heads.names(source.family, head.kind)), shapes)
     unread = [POSITIONS] if config != source.config else []
     left_out = names.check(
@@ -118,7 +125,7 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
         (*expected, *source.family.left_out, *(name.theirs for name in source.family.names if name.ours in unread)),
         "\nTo leave out what has no place here, name the beginnings: --expect=cls,lm_head",
     )
-    params = names.nested(names.load(wanted, source.tensors.read, shapes))
+    params = names.nested(names.load(wanted, source.tensors.read, shapes, str(source.directory)))
     return FineTuned(head, config, _tokenizer(source), params, _origin(source, path)), tuple(left_out)
 
 
@@ -130,13 +137,16 @@ def _kind(source: Source, expected: Sequence[str]) -> str | None:
     return kind
 
 
-def _origin(source: Source, path: str) -> dict[str, Any]:
-    return {
-        "model_type": source.family.model_type,
-        "name": source.directory.name if pathlib.Path(path).expanduser().is_dir() else path,
-        "architectures": list(source.architectures),
-        "license": source.license,
-    }
+def _origin(source: Source, path: str) -> Origin:
+    is_local = pathlib.Path(path).expanduser().is_dir()
+    return Origin(
+        model_type=source.family.model_type,
+        name=source.directory.name if is_local else path,
+        base_model=source.card.base_model if is_local else path,
+        architectures=source.architectures,
+        license=source.card.license,
+        citation=source.card.citation,
+    )
 
 
 def _tokenizer(source: Source) -> Tokenizer:
@@ -167,18 +177,18 @@ def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConf
 def parameters(
     source: Source, config: ExperimentConfig, tokenizer: Tokenizer, expected: Sequence[str]
 ) -> tuple[dict, list[str], list[str]]:
-    """The nested parameters, the heads among them that are new, and the names of tensors that are left out.
+    """The nested parameters, `pooler` included, the heads among them that are new, and the names of tensors left out.
 
     Raises ValueError that lists every missing, extra and misshapen tensor.
     """
     mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
     init = learner.make_learner(config, tokenizer, mesh).init
     fresh = names.flat(learner.unboxed(jax.eval_shape(init)))
-    shapes = {path: leaf.shape for path, leaf in fresh.items()}
-    new = sorted({path.partition("/")[0] for path in shapes} - {"encoder", *source.heads})
+    found = sources.untie(source)
+    shapes = {path: leaf.shape for path, leaf in fresh.items()} | _pooler_shapes(source, found, expected)
+    new = sorted({path.partition("/")[0] for path in fresh} - {"encoder", *source.heads})
     known = {path: shape for path, shape in shapes.items() if path.partition("/")[0] not in new}
     wanted = names.places(source.family.names, known)
-    found = sources.untie(source)
     left_out = names.check(
         wanted,
         found,
@@ -186,17 +196,26 @@ def parameters(
         (*expected, *source.family.left_out),
         "\nTo leave out what has no place here, name the beginnings: --expect=classifier,qa_outputs",
     )
-    arrays = names.load(wanted, source.tensors.read, shapes)
+    arrays = names.load(wanted, source.tensors.read, shapes, str(source.directory))
     if new:
         values = names.flat(learner.unboxed(jax.jit(init)()))
-        arrays |= {path: np.asarray(values[path]) for path in shapes if path.partition("/")[0] in new}
+        arrays |= {path: np.asarray(values[path]) for path in fresh if path.partition("/")[0] in new}
     return names.nested(arrays), new, left_out
+
+
+def _pooler_shapes(source: Source, found: Collection[str], expected: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a pooler by its paths, if the files have one that no head of pre-training reads; else nothing."""
+    theirs = [name.theirs for name in source.family.names if name.paths[0].startswith("pooler/")]
+    stored = [name for name in theirs if name in found and not name.startswith(tuple(expected))]
+    if "next_head" in source.heads or not stored:
+        return {}
+    return {"pooler/kernel": (source.config.width,) * 2, "pooler/bias": (source.config.width,)}
 
 
 def _check_padding(source: Source, tokenizer: Tokenizer) -> None:
     """RoBERTa counts positions from the padding id on, which must then be the tokenizer's."""
     if source.family.root == "roberta" and source.config.position_offset != tokenizer.specials.pad + 1:
         raise ValueError(
-            f"config.json counts positions from pad_token_id + 1 = {source.config.position_offset}, but the tokenizer's padding "
-            f"is {tokenizer.specials.pad}: one of them is of another model"
+            f"{source.directory / 'config.json'} counts positions from pad_token_id + 1 = "
+            f"{source.config.position_offset}, but the tokenizer's padding is {tokenizer.specials.pad}: one of them is of another model"
         )

@@ -89,11 +89,22 @@ def check(
     return left
 
 
-def load(wanted: Sequence[Place], read: Callable[[str], np.ndarray], ours: Mapping[str, Shape]) -> dict[str, np.ndarray]:
-    """Our arrays, float32, by path; `read(name)` gives their tensors one by one."""
+def load(
+    wanted: Sequence[Place], read: Callable[[str], np.ndarray], ours: Mapping[str, Shape], of: str
+) -> dict[str, np.ndarray]:
+    """Our arrays, float32, by path; `read(name)` gives their tensors one by one.
+
+    Raises ValueError, with the name of the tensor and where it is of, for values that are not finite.
+    """
     arrays: dict[str, np.ndarray] = {}
     for place in wanted:
-        parts = place.layout.load(np.asarray(read(place.theirs), np.float32), *place.shapes)
+        with np.errstate(over="ignore", invalid="ignore"):
+            theirs = np.asarray(read(place.theirs), np.float32)
+        if not np.isfinite(theirs).all():
+            raise ValueError(
+                f"{place.theirs} of {of} holds values that are not finite (NaN or infinity): copy the model anew"
+            )
+        parts = place.layout.load(theirs, *place.shapes)
         for path, part in zip(place.paths, parts, strict=True):
             if path not in arrays:
                 arrays[path] = np.empty(ours[path], np.float32)
@@ -102,14 +113,19 @@ def load(wanted: Sequence[Place], read: Callable[[str], np.ndarray], ours: Mappi
 
 
 def store(wanted: Iterable[Place], ours: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Their tensors by name. Raises ValueError if a value is too large for the type."""
+    """Their tensors by name. Raises ValueError if a value is not finite, or too large for the type."""
     tensors = {}
     for place in wanted:
         parts = [ours[path] if place.layer is None else ours[path][place.layer] for path in place.paths]
         whole = np.ascontiguousarray(place.layout.store(*parts))
+        if not np.isfinite(whole).all():
+            raise ValueError(
+                f"{place.theirs} ({', '.join(place.paths)}) holds values that are not finite (NaN or infinity): training "
+                "diverged, or the weights are damaged; take an earlier checkpoint with --step"
+            )
         with np.errstate(over="ignore"):
             tensors[place.theirs] = whole.astype(dtype)
-        if not np.array_equal(np.isfinite(tensors[place.theirs]), np.isfinite(whole)):
+        if not np.isfinite(tensors[place.theirs]).all():
             raise ValueError(
                 f"{place.theirs} reaches {np.abs(whole).max():.3g}, which {dtype} cannot hold: use --dtype=float32 or bfloat16"
             )

@@ -6,6 +6,8 @@ from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from ag_jax.data.tokenizer_backends import sentencepiece_processor
+
 SPACE = "▁"
 _UNIGRAM, _BPE = 1, 2  # trainer_spec.model_type
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of pieces
@@ -19,11 +21,11 @@ def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingfa
     fairseq: ids as CamemBERT counts them. mask: added at the end if the model lacks it.
     Raises ValueError for what is no model, for kinds other than unigram and BPE, and if ids of sample texts differ.
     """
-    proto = sentencepiece_model_pb2.ModelProto()
+    processor, proto = sentencepiece_processor(model), sentencepiece_model_pb2.ModelProto()
     try:
         proto.ParseFromString(model)
     except DecodeError as error:
-        raise ValueError(f"expected a sentencepiece model, got a file that it cannot read ({error}); copy it anew") from error
+        raise ValueError(f"expected a sentencepiece model, got what the library cannot read: {error}") from error
     if proto.trainer_spec.model_type not in (_UNIGRAM, _BPE):
         raise ValueError("only sentencepiece models of the kinds unigram and BPE can be converted")
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
@@ -31,14 +33,16 @@ def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingfa
         pieces = [(piece, 0.0) for piece in _FAIRSEQ[:-1]] + [(_FAIRSEQ[-1], -100.0)] + pieces[1:]
     if mask and mask not in dict(pieces):
         pieces.append((mask, 0.0))
-    unknown = next(piece.piece for piece in proto.pieces if piece.type == _UNKNOWN)
+    unknown = next((piece.piece for piece in proto.pieces if piece.type == _UNKNOWN), None)
+    if unknown not in dict(pieces):
+        raise ValueError("the sentencepiece model has no piece for what is unknown")
     tokenizer = huggingface.Tokenizer(_model(proto, pieces, unknown))
     _dress(tokenizer, proto)
     special = [piece.piece for piece in proto.pieces if piece.type == _CONTROL]
     special += [piece for piece in _FAIRSEQ if fairseq] + ([mask] if mask else [])
     tokenizer.add_special_tokens(list(dict.fromkeys(piece for piece in special if piece in dict(pieces))))
     tokenizer.add_tokens([piece.piece for piece in proto.pieces if piece.type == _USER_DEFINED])
-    _check(tokenizer, model, moved=len(_FAIRSEQ) - 1 if fairseq else 0)
+    _check(tokenizer, processor, moved=len(_FAIRSEQ) - 1 if fairseq else 0)
     return tokenizer
 
 
@@ -69,9 +73,8 @@ def _dress(tokenizer: huggingface.Tokenizer, proto) -> None:
     tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
 
 
-def _check(tokenizer: huggingface.Tokenizer, model: bytes, moved: int) -> None:
+def _check(tokenizer: huggingface.Tokenizer, processor: sentencepiece.SentencePieceProcessor, moved: int) -> None:
     """Raise ValueError unless both give the same ids for texts made of the model's own pieces."""
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     ids = range(processor.get_piece_size())
     plain = [id for id in ids if not (processor.is_control(id) or processor.is_unknown(id) or processor.is_byte(id))]
     words = [word for id in plain if (word := processor.id_to_piece(id).replace(SPACE, " ").strip())]

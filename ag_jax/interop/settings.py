@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+LARGEST = 2**31 - 1  # JAX counts with 32 bits
+
 
 class Settings:
     """The keys of a `config.json`; what cannot be read or done is collected in `problems`."""
@@ -19,6 +21,10 @@ class Settings:
         fits = isinstance(value, type(default)) or (isinstance(default, float) and isinstance(value, int))
         if not fits or (isinstance(value, bool) and not isinstance(default, bool)):
             self.problems.append(f"{key} must be of type {type(default).__name__}, got {value!r}")
+            return default
+        if isinstance(value, int | float) and not abs(value) <= LARGEST:  # NaN is not, either
+            shown = "a number of more than 20 digits" if abs(value) > 10**20 else repr(value)
+            self.problems.append(f"{key} must be a number of at most {LARGEST}, got {shown}")
             return default
         return value
 

@@ -1,16 +1,17 @@
 """A Hugging Face directory as it is found: family, encoder, heads, tensors; refused if anything is not supported."""
 
 import dataclasses
-import json
 import pathlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ag_jax.attention.disentangled import DisentangledConfig
+from ag_jax.data.json_files import read_json
 from ag_jax.interop import catalogue
+from ag_jax.interop.card import Card, read_card
 from ag_jax.interop.families import Family
 from ag_jax.interop.settings import Settings
 from ag_jax.interop.tensors import Tensors, open_directory
@@ -24,7 +25,7 @@ _BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")  # an enco
 class Source:
     """What a directory holds: `heads` are those of pre-training that it has tensors for, or says that it has.
 
-    values: of its config.json.
+    values: of its config.json; card: what its model card states.
     """
 
     directory: pathlib.Path
@@ -33,14 +34,18 @@ class Source:
     heads: tuple[str, ...]
     tensors: Tensors
     architectures: tuple[str, ...]
-    license: str
+    card: Card
     values: dict[str, Any]
 
 
 def read(directory: pathlib.Path) -> Source:
     """Look at a directory. Raises ValueError that names every option that is not supported."""
-    values = _json(directory / "config.json")
-    family = catalogue.named(values.get("model_type"))
+    file = directory / "config.json"
+    values = _json(file)
+    try:
+        family = catalogue.named(values.get("model_type"))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
     tensors = open_directory(directory)
     rooted = any(name.startswith(f"{family.root}.") for name in tensors.shapes)
     tensors = tensors.renamed(lambda name: _modern(name, family, rooted))
@@ -50,8 +55,12 @@ def read(directory: pathlib.Path) -> Source:
     architectures = tuple(map(str, settings.take("architectures", [])))
     if settings.problems:
         listed = "\n".join(f"  {problem}" for problem in settings.problems)
-        raise ValueError(f"{directory / 'config.json'} asks for what is not supported here:\n{listed}")
-    config = EncoderConfig(**_with_relative(fields))
+        raise ValueError(f"{file} asks for what is not supported here:\n{listed}")
+    _check_sizes(file, values, family, fields, tensors.shapes)
+    try:
+        config = EncoderConfig(**_with_relative(fields))
+    except ValueError as error:
+        raise ValueError(f"{file}, read as settings of ours: {error}") from error
     heads = {head for name in architectures for head in _declared(family, name)}
     for head, beginnings in family.heads.items():
         if any(name.startswith(beginnings) for name in tensors.shapes):
@@ -63,9 +72,42 @@ def read(directory: pathlib.Path) -> Source:
         tuple(sorted(heads)),
         tensors,
         architectures,
-        _license(directory),
+        read_card(directory / "README.md"),
         values,
     )
+
+
+def _check_sizes(
+    file: pathlib.Path,
+    values: Mapping[str, Any],
+    family: Family,
+    fields: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Raise ValueError if config.json declares other sizes than the tensors have; no model is made for it."""
+    root, layers = family.root, re.compile(rf"{family.root}\.encoder\.layer\.(\d+)\.")
+    stored = {found[1] for name in shapes if (found := layers.match(name))}
+    problems = []
+    if fields["layers"] > len(stored):
+        problems.append(f"num_hidden_layers={fields['layers']}, but the tensors are of {len(stored)} layers")
+    tables = {
+        "vocab_size": (f"{root}.embeddings.word_embeddings.weight", 0),
+        "embedding_size": (f"{root}.embeddings.word_embeddings.weight", 1),
+        "max_position_embeddings": (f"{root}.embeddings.position_embeddings.weight", 0),
+        "type_vocab_size": (f"{root}.embeddings.token_type_embeddings.weight", 0),
+        "hidden_size": (f"{root}.encoder.layer.0.output.dense.weight", 0),
+        "intermediate_size": (f"{root}.encoder.layer.0.intermediate.dense.weight", 0),
+        "conv_kernel_size": (f"{root}.encoder.conv.conv.weight", 2),
+    }
+    declared = {key: values[key] for key in tables if values.get(key) is not None}
+    for key, size in declared.items():
+        name, axis = tables[key]
+        shape = shapes.get(name)
+        if shape is not None and (len(shape) <= axis or shape[axis] != size):
+            problems.append(f"{key}={size}, but {name} is {shape}")
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise ValueError(f"{file} and the tensors beside it are of different models:\n{listed}\nCopy both of them anew")
 
 
 def untie(source: Source) -> dict[str, tuple[int, ...]]:
@@ -85,14 +127,9 @@ def untie(source: Source) -> dict[str, tuple[int, ...]]:
 
 def _json(file: pathlib.Path) -> dict[str, Any]:
     try:
-        values = json.loads(file.read_text())
+        return read_json(file)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{file} is missing: expected a model's directory as transformers saves it") from error
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} must be a JSON object, got {type(values).__name__}")
-    return values
 
 
 def _modern(name: str, family: Family, rooted: bool) -> str:
@@ -120,11 +157,3 @@ def _with_relative(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _declared(family: Family, architecture: str) -> Sequence[str]:
     return family.architectures.get(architecture.removeprefix(family.classes), ())
-
-
-def _license(directory: pathlib.Path) -> str:
-    """What the model card's first lines say; empty if they say nothing."""
-    card = directory / "README.md"
-    text = card.read_text(errors="replace") if card.exists() else ""
-    found = re.match(r"---\n(?:.*\n)*?license:[ \t]*(\S+)", text)
-    return found[1].strip("\"'") if found and "\n---" not in found[0][4:] else ""

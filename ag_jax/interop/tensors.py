@@ -1,7 +1,6 @@
 """safetensors files, whole or in shards: what is in them, and one tensor after another."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -10,6 +9,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
+from ag_jax.data.json_files import read_json
 from ag_jax.interop.layouts import Shape
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -100,13 +100,14 @@ def _files(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _weight_map(directory: pathlib.Path) -> Mapping[str, str]:
-    try:
-        found = json.loads((directory / INDEX).read_text())["weight_map"]
-        if all(pathlib.PurePath(file).name == file for file in found.values()):
-            return found
-        raise ValueError("a shard outside the directory")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{directory / INDEX} cannot be read ({error}): expected a `weight_map` of names to files") from error
+    found = read_json(directory / INDEX).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        raise ValueError(f"{directory / INDEX}: expected a `weight_map` of names to files; copy it anew")
+    if outside := [file for file in found.values() if pathlib.PurePath(file).name != file]:
+        raise ValueError(
+            f"{directory / INDEX} names {outside[0]!r}, which is outside the directory: expected names of files"
+        )
+    return found
 
 
 def _check_index(directory: pathlib.Path, found: Mapping[str, _Entry]) -> None:
@@ -132,5 +133,8 @@ def _damaged(file: pathlib.Path, error: Exception) -> ValueError:
 
 
 def write(tensors: Mapping[str, np.ndarray], file: pathlib.Path) -> None:
-    """One safetensors file, which PyTorch's side reads as its own."""
-    save_file(dict(tensors), str(file), metadata={"format": "pt"})
+    """One safetensors file, which PyTorch's side reads as its own. Raises OSError if it cannot be written."""
+    try:
+        save_file(dict(tensors), str(file), metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        raise OSError(f"cannot write {file}: {error}") from error

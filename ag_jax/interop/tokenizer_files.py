@@ -29,9 +29,10 @@ def read(directory: pathlib.Path, family: Family) -> Tokenizer:
         return tokenizers.load(directory)
     kind = family.model_type
     vocabularies.settings_beside(model, _CLASSES.get(kind, ()), {"do_lower_case": False, "split_by_punct": False})
-    converted = sentencepiece_models.convert(model.read_bytes(), fairseq=kind in _FAIRSEQ, mask=_MASKS.get(kind, ""))
+    options = {"fairseq": kind in _FAIRSEQ, "mask": _MASKS.get(kind, "")}
+    converted = vocabularies.read(model, lambda _: sentencepiece_models.convert(model.read_bytes(), **options))
     vocabularies.add_tokens(converted, directory)
-    return tokenizers.of_library(converted, str(model))
+    return vocabularies.read(model, lambda _: tokenizers.of_library(converted, str(model)))
 
 
 def check_size(tokenizer: Tokenizer, rows: int) -> None:
@@ -63,7 +64,7 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
         pair=f"{begin}:0 $A:0 {between} $B:{two} {end}:{two}",
         special_tokens=[(begin, roles["begin"]), (end, roles["end"])],
     )
-    library.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer.json").write_text(library.to_str(pretty=True), encoding="utf-8")
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -63,8 +63,11 @@ class EncoderConfig:
         for name in counts:
             if getattr(self, name) < 0:
                 raise ValueError(f"model.{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("layers", "heads", "width", "max_length", *counts, "convolution"):
+            if getattr(self, name) >= 2**31:  # JAX counts and looks up with 32 bits
+                raise ValueError(f"model.{name} must be below 2^31, got {getattr(self, name)}")
         if self.width % self.heads:
-            fitting = [heads for heads in range(1, self.width + 1) if self.width % heads == 0]
+            fitting = [heads for heads in range(1, min(self.width, 4096) + 1) if self.width % heads == 0]
             near = sorted(fitting, key=lambda heads: abs(heads - self.heads))[:3]
             raise ValueError(
                 f"model.heads must divide model.width={self.width}, got {self.heads}; the nearest that do: {sorted(near)}"
@@ -84,6 +87,8 @@ class EncoderConfig:
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"model.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if self.decoder_passes > 100:  # each is compiled by itself
+            raise ValueError(f"model.decoder_passes must be at most 100, got {self.decoder_passes}")
         if self.convolution < 0 or (self.convolution and self.convolution % 2 == 0):
             raise ValueError(f"model.convolution must be odd, or 0 for none, got {self.convolution}")
         self._check_positions()

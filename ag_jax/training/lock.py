@@ -91,6 +91,7 @@ class _Lock:
     def take(self) -> None:
         """Create the file. Raises ValueError."""
         try:
+            self._made = not self._directory.exists()
             self._directory.mkdir(parents=True, exist_ok=True)
             self._holder = Holder.this_process()
             while not self._create():
@@ -104,12 +105,14 @@ class _Lock:
         self._thread.start()
 
     def release(self) -> None:
-        """Remove the file, if it is still this process's."""
+        """Remove the file, if it is still this process's, and the directory if `take` made it and it is empty."""
         self._done.set()
         self._thread.join()
         with contextlib.suppress(Exception):  # every store has its own kinds; what is left is noticed as a remnant
             if self._is_ours():
                 self._path.unlink()
+            if self._made and not storage.is_remote(self._path):
+                os.rmdir(self._directory)  # which leaves a directory that is not empty as it is
 
     def _create(self) -> bool:
         """Whether the file was not there and now is."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import tokenizers as huggingface
 
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
@@ -116,8 +117,21 @@ def test_bad_tokenizer_paths(tmp_path):
     with pytest.raises(ValueError, match="tokenizer.json could not be read as a tokenizer"):
         tokenizers.load(tmp_path)
     (tmp_path / "a.model").write_bytes(b"not a model")
-    with pytest.raises(ValueError, match="expected a sentencepiece model"):
+    with pytest.raises(ValueError, match="a.model could not be read as a tokenizer .expected a sentencepiece model"):
         tokenizers.load(tmp_path / "a.model")
+    (tmp_path / "a.model").write_bytes(b"")
+    with pytest.raises(ValueError, match="a.model could not be read as a tokenizer .*it is empty"):
+        tokenizers.load(tmp_path / "a.model")
+
+
+def test_a_panic_of_the_library_is_an_error_that_names_the_file(tmp_path):
+    """A panic is a BaseException but no Exception; this one is real."""
+    tokenizer = tokenizers.train(TokenizerConfig(kind="wordpiece", vocabulary_size=SIZES["wordpiece"]), CORPUS)
+    library = huggingface.Tokenizer.from_str(tokenizer.file()[1].decode())
+    library.add_tokens(["\0"])  # of which the normaliser leaves nothing
+    (tmp_path / "tokenizer.json").write_text(library.to_str())
+    with pytest.raises(ValueError, match="tokenizer.json could not be read as a tokenizer .AddedVocabulary bad split"):
+        tokenizers.load(tmp_path)
 
 
 @pytest.mark.parametrize("role", ["begin", "pad", "end", "unknown", "mask"])

@@ -1,18 +1,25 @@
 """What cannot be converted is refused, with the reason, and nothing is left behind."""
 
+import errno
 import json
+import os
+import pathlib
 import struct
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+import safetensors
 from etils import epath
+from safetensors.numpy import load_file, save_file
 
-from ag_jax import run
+from ag_jax import run, verbs
 from ag_jax.analysis import maps
 from ag_jax.attention.disentangled import DisentangledConfig
-from ag_jax.interop import catalogue, directories, exporting, importing
+from ag_jax.interop import catalogue, directories, exporting, importing, tensors
 from ag_jax.models.config import EncoderConfig
 from tests.interop.test_goldens import GOLDENS, with_tensors
+from tests.interop.test_verb import request
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 
@@ -132,6 +139,107 @@ def test_every_unsupported_option_of_deberta(tmp_path):
     refused(directory, tmp_path, "pos_att_type must be a text or a list, got 2")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("num_hidden_layers", 10**6, "num_hidden_layers=1000000, but the tensors are of 2 layers"),
+        ("max_position_embeddings", 10**6, "max_position_embeddings=1000000, but bert.embeddings.position_embeddings.weight is (20, 6)"),
+        ("max_position_embeddings", 10**12, "max_position_embeddings must be a number of at most"),
+        ("vocab_size", 10**6, "vocab_size=1000000, but bert.embeddings.word_embeddings.weight is (39, 6)"),
+        ("type_vocab_size", 10**6, "type_vocab_size=1000000, but"),
+        ("hidden_size", 3 * 10**8, "hidden_size=300000000, but bert.encoder.layer.0.output.dense.weight is (6, 11)"),
+        ("intermediate_size", 10**9, "intermediate_size=1000000000, but"),
+        ("num_attention_heads", 10**400, "num_attention_heads must be a number of at most 2147483647, got a number of more than 20"),
+        ("layer_norm_eps", 10**400, "layer_norm_eps must be a number of at most"),
+        ("hidden_dropout_prob", float("nan"), "hidden_dropout_prob must be a number of at most 2147483647, got nan"),
+        ("hidden_dropout_prob", 1.5, "model.dropout must be in [0, 1), got 1.5"),
+    ],
+)
+def test_sizes_that_are_not_those_of_the_tensors(key, value, said, directory, tmp_path, monkeypatch):
+    """They are refused before a model of that size is made, even in outline."""
+    settings(directory, **{key: value})
+    monkeypatch.setattr(importing.jax, "eval_shape", lambda *_: pytest.fail("a model was made"))
+    refused(directory, tmp_path, str(directory / "config.json"), said)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"conv_kernel_size": 2**31 - 1}, "conv_kernel_size=2147483647, but deberta.encoder.conv.conv.weight is (6, 6, 3)"),
+        ({"max_relative_positions": 2**31 - 1}, "model.relative.span must be below 2^30"),
+        ({"ag_jax": {"decoder_passes": "two"}}, "ag_jax: decoder_passes must be of type int, got 'two'"),
+    ],
+)
+def test_sizes_of_deberta(changed, said, tmp_path):
+    directory = with_tensors("deberta_v2", tmp_path / "hf", lambda tensors: tensors)
+    settings(directory, **changed)
+    refused(directory, tmp_path, str(directory / "config.json"), said)
+    without = {name: leaf for name, leaf in load_file(directory / "model.safetensors").items() if ".conv." not in name}
+    save_file(without, directory / "model.safetensors")
+    settings(directory, conv_kernel_size=2**31 - 1, max_relative_positions=-1, ag_jax={})
+    refused(directory, tmp_path, "conv_kernel_size=2147483647, but there is no deberta.encoder.conv.conv.weight")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite(value, workdir, tmp_path, monkeypatch):
+    """Named by their tensor, on the way in and on the way out."""
+
+    def spoil(tensors):
+        tensors[QUERY][3, 4] = value
+        return tensors
+
+    directory = with_tensors("bert", tmp_path / "hf", spoil)
+    refused(directory, tmp_path, f"{QUERY} of {directory} holds values that are not finite")
+    opened = run.open_run(workdir)
+    opened.params["encoder"]["layers"]["attention"]["query"]["kernel"] *= np.float32(value)
+    monkeypatch.setattr(run, "open_run", lambda *_: opened)
+    with pytest.raises(ValueError, match=r"bert.encoder.layer.0.attention.self.query.weight .* holds values that are not finite"):
+        exporting.convert(workdir, None, str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+DEEP = "[" * 3000 + "]" * 3000
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "model.safetensors.index.json", "tokenizer_config.json", "added_tokens.json", "tokenizer.json"],
+)
+def test_json_that_is_nested_too_deeply(name, directory, tmp_path):
+    if name.startswith("model"):
+        (directory / "model.safetensors").unlink()
+    (directory / name).write_text(DEEP)
+    refused(directory, tmp_path, str(directory / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer_config.json", {"do_lower_case": 5}, "do_lower_case must be of type bool, got 5"),
+        ("tokenizer_config.json", {"strip_accents": "no"}, "strip_accents must be of type bool, got 'no'"),
+        ("tokenizer_config.json", {"tokenizer_class": ["BertTokenizer"]}, "tokenizer_class must be of type str"),
+        ("tokenizer_config.json", [], "expected a JSON object, got list"),
+        ("added_tokens.json", {"x": 39, "y": "z"}, "expected whole numbers by tokens, got 'z' for 'y'"),
+        ("added_tokens.json", {"x": [39]}, "expected whole numbers by tokens, got [39] for 'x'"),
+        ("added_tokens.json", {"\u200b": 39}, "removes every character of"),
+        ("added_tokens.json", {"\ud800": 39}, "could not be read as a tokenizer"),
+    ],
+)
+def test_wrong_types_beside_a_vocabulary(name, content, said, directory, tmp_path):
+    (directory / name).write_text(json.dumps(content))
+    refused(directory, tmp_path, str(directory / name), said)
+
+
+@pytest.mark.parametrize("family", ["camembert", "deberta_v3"])
+@pytest.mark.parametrize("content", [b"", b"not a model", b"\x0a\x07\x0a\x01a\x15\x00\x00\x00\x00"])
+def test_a_sentencepiece_model_that_is_none(content, family, tmp_path):
+    directory = with_tensors(family, tmp_path / "hf", lambda tensors: tensors)
+    for name in ("tokenizer.json", "vocab.txt"):
+        (directory / name).unlink(missing_ok=True)
+    (directory / "spiece.model").write_bytes(content)
+    refused(directory, tmp_path, str(directory / "spiece.model"), "could not be read as a tokenizer")
+
+
 def test_a_tokenizer_with_more_words_than_the_embedding(directory, tmp_path):
     with (directory / "vocab.txt").open("a") as file:
         file.write("another\nand\n")
@@ -249,14 +357,61 @@ def test_exports_that_cannot_be(workdir, tmp_path, monkeypatch):
         exporting.convert(workdir, None, str(tmp_path / "out"))
 
 
-def test_an_export_that_fails_half_way_leaves_nothing(workdir, tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(exporting.card, "text", fail)
-    with pytest.raises(OSError, match="no space left"):
-        exporting.convert(workdir, None, str(tmp_path / "out"))
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json", "README.md"])
+def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(file, workdir, tmp_path, capsys, full_disk):
+    full_disk(file)
+    flags = request(target="hf", workdir=str(workdir), path=str(tmp_path / "out"))
+    assert verbs.run_safely("convert", flags) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"ag-jax convert: cannot write {tmp_path / 'out'}: No space left on device.") and said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "checkpoints", "origin.json"])
+def test_an_import_to_a_full_disk_is_one_line_and_leaves_nothing(file, tmp_path, capsys, full_disk):
+    full_disk(file)
+    flags = request(source="hf", path=str(GOLDENS / "bert"), workdir=str(tmp_path / "run"))
+    assert verbs.run_safely("convert", flags) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"ag-jax convert: cannot write {tmp_path / 'run'}: No space left on device.") and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_cannot_be_written_for_another_reason(tmp_path):
+    with pytest.raises(OSError, match=r"cannot write .*nowhere.*No such file"):
+        tensors.write({"a": np.zeros(2)}, tmp_path / "nowhere" / "model.safetensors")
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Has the writing of one file fail in the way of the library that writes it."""
+
+    def fill(file):
+        def no_space(*_, **__):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
+
+        def unless(real):
+            def write(path, *arguments, **options):
+                return (no_space if str(path).removesuffix(".partial").endswith(file) else real)(path, *arguments, **options)
+
+            return write
+
+        if file == "model.safetensors":  # its library raises no OSError
+            message = "Error while serializing: I/O error: No space left on device (os error 28)"
+            monkeypatch.setattr(tensors, "save_file", lambda *_, **__: _raise(safetensors.SafetensorError(message)))
+        elif file == "checkpoints":  # nor does that of checkpoints
+            error = ValueError('RESOURCE_EXHAUSTED: Error writing "x": No space left on device')
+            monkeypatch.setattr(ocp.CheckpointManager, "save", lambda *_, **__: _raise(error))
+        else:
+            for kind in (pathlib.Path, type(epath.Path("/"))):
+                for method in ("write_text", "write_bytes"):
+                    monkeypatch.setattr(kind, method, unless(getattr(kind, method)))
+
+    return fill
+
+
+def _raise(error):
+    raise error
 
 
 @pytest.mark.parametrize(

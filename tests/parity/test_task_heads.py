@@ -100,7 +100,7 @@ def test_fine_tuning_starts_from_the_encoder_alone(tmp_path):
     """Another task's head is left behind; BERT's pooler is the first half of a head, as in transformers, where it was trained."""
     theirs, _ = make("roberta", "classification", tmp_path / "head")
     opened = weights.open_encoder(str(tmp_path / "head"))
-    assert set(opened.params) == {"encoder"} and opened.style == "roberta" and opened.origin["model_type"] == "roberta"
+    assert set(opened.params) == {"encoder"} and opened.style == "roberta" and opened.origin.model_type == "roberta"
     word = theirs.roberta.embeddings.word_embeddings.weight.detach().numpy()
     np.testing.assert_array_equal(opened.params["encoder"]["embeddings"]["word"]["embedding"], word)
     fresh = weights.open_encoder(str(tmp_path / "head"), fresh=True)
@@ -114,6 +114,31 @@ def test_fine_tuning_starts_from_the_encoder_alone(tmp_path):
     kernel = opened.params["task_head"]["dense"]["kernel"]
     np.testing.assert_array_equal(kernel, pairs.bert.pooler.dense.weight.detach().numpy().T)
     assert opened.style == "bert"
+
+
+def test_the_pooler_of_a_bert_model(tmp_path):
+    """A `BertModel` and its run start the same classifier as in transformers, and the export opens as a `BertModel` again."""
+    tokenizer = tokenizers.train(TokenizerConfig(kind="wordpiece", vocabulary_size=300), TEXTS)
+    base = examples.FAMILIES["bert"]
+    bare = examples.Example(base.config, T.BertModel, base.draw).make(tokenizer.vocabulary_size, tokenizer.specials.pad, 0)
+    bare.save_pretrained(tmp_path / "theirs")
+    tokenizer.save(tmp_path / "theirs")
+    importing.convert(str(tmp_path / "theirs"), epath.Path(tmp_path / "run"))
+    theirs = T.BertForSequenceClassification.from_pretrained(tmp_path / "theirs", attn_implementation="eager").eval()
+    classifier = {"kernel": theirs.classifier.weight.detach().numpy().T, "bias": theirs.classifier.bias.detach().numpy()}
+    batch = make_batch("classification", tokenizer)
+    for directory in (tmp_path / "theirs", tmp_path / "run"):
+        opened = weights.open_encoder(str(directory))
+        head = finetuned.Head("", "classification", ("no", "yes"), opened.style)
+        params = opened.params | {"task_head": opened.params["task_head"] | {"classifier": classifier}}
+        said = head.model(opened.config).apply({"params": params}, batch, deterministic=True)
+        np.testing.assert_allclose(np.asarray(said), ask(theirs, batch), rtol=1e-4, atol=1e-4)
+
+    assert exporting.convert(epath.Path(tmp_path / "run"), None, str(tmp_path / "ours")).architecture == "BertModel"
+    loaded, report = T.AutoModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert type(loaded) is T.BertModel and not any(report.values()), report
+    for name, value in bare.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
 
 
 def test_what_is_not_supported_is_refused(tmp_path):

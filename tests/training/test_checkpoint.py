@@ -19,7 +19,7 @@ import pytest
 from etils import epath
 
 from ag_jax.training.checkpoint import Checkpoints, CorruptCheckpointError
-from ag_jax.training.fingerprint import changed, fingerprint, paths
+from ag_jax.training.fingerprint import changed, fingerprint
 from ag_jax.training.state import TrainState
 from tests.training.fake_hosts import FakeHosts
 

@@ -7,10 +7,11 @@ the rest of a file cannot be cut any more the ValueError is raised: leaving out 
 import csv
 import gzip
 import io
-import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from ag_jax.data.json_files import parse_json
 
 Record = Mapping[str, Any]
 Placed = tuple[str, Record | ValueError]
@@ -136,10 +137,9 @@ CONTAINERS: dict[str, Callable[..., Iterator[Placed]]] = {
 
 def _object(text: str) -> Record | ValueError:
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        return ValueError(f"not JSON: {error}")
-    return value if isinstance(value, dict) else ValueError(f"expected a JSON object, got {type(value).__name__}")
+        return parse_json(text)
+    except ValueError as error:
+        return error
 
 
 def _row(names: list[str], fields: list[str]) -> Record | ValueError:
@@ -149,13 +149,11 @@ def _row(names: list[str], fields: list[str]) -> Record | ValueError:
 
 
 def _json(file: pathlib.Path, kind: type) -> Any:
+    text = read_text(file)  # not `read_json`: the file may be compressed
     try:
-        value = json.loads(read_text(file))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not JSON ({error}); copy it anew") from error
-    if not isinstance(value, kind):
-        raise ValueError(f"{file}: expected a JSON {kind.__name__}, got {type(value).__name__}")
-    return value
+        return parse_json(text, kind)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}; copy it anew") from error
 
 
 def _data(file: pathlib.Path) -> list[Any]:

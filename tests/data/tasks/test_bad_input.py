@@ -113,8 +113,8 @@ def test_many_problems_are_counted_but_not_all_shown(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("squad1/train-v1.1.json", "[]", r"expected a JSON dict, got list"),
-        ("squad1/train-v1.1.json", "{", r"train-v1.1.json is not JSON"),
+        ("squad1/train-v1.1.json", "[]", r"expected a JSON object, got list"),
+        ("squad1/train-v1.1.json", "{", r"train-v1.1.json: not JSON"),
         ("squad1/train-v1.1.json", '{"data": 3}', r'expected \{"data": \[...\]\} as in SQuAD'),
         ("squad1/train-v1.1.json", '{"data": []}', r"holds no example of task squad1, split train"),
         ("squad1/train-v1.1.json", '{"data": [{"title": "x"}, 3]}', r"2 malformed rows(.*\n)+.*article 2, paragraph 1, question 1: expected an object in the list"),
