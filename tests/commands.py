@@ -96,12 +96,12 @@ class Running:
     @property
     def stdout(self) -> str:
         """What the command has printed so far."""
-        return self._outputs[0].read_text()
+        return self._outputs[0].read_text(errors="backslashreplace")
 
     @property
     def stderr(self) -> str:
         """What the command has printed to standard error so far."""
-        return self._outputs[1].read_text()
+        return self._outputs[1].read_text(errors="backslashreplace")
 
     @property
     def pid(self) -> int:

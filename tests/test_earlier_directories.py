@@ -56,7 +56,12 @@ def test_what_is_stored_is_compared_with_its_fingerprint(name, here, tmp_path):
 
 
 def test_nothing_that_is_done_is_trained_again(here, stored):
-    for name in ("comparison/mlm-seed3", "comparison/ag-seed3", f"suite/{reading.TRIAL}", f"trial_kept/{reading.TRIAL}"):
+    for name in (
+        "comparison/mlm-seed3",
+        "comparison/ag-seed3",
+        f"suite/{reading.TRIAL}",
+        f"trial_kept/{reading.TRIAL}",
+    ):
         path = f"{name}/metrics.jsonl"
         assert (here / path).read_bytes() == (make.GOLDENS / path).read_bytes()
 

@@ -2,9 +2,9 @@
 
     python -m tests.goldens.make
 
-Done once for a layout of files that later versions must go on reading. Drawings are left out. Absolute paths are made relative:
-they are in an imported run's `config.json` (`data.tokenizer.path`), in a trial's `result.json` (`start`), and in Orbax's
-`commit_success.txt`.
+Run once for each layout of files that later versions must be able to read. Figures are left out. Absolute paths are
+made relative: an imported run's `config.json` has one (`data.tokenizer.path`), a trial's `result.json` (`start`), and
+Orbax's `commit_success.txt`.
 """
 
 import contextlib

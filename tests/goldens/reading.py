@@ -19,7 +19,10 @@ from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 
 RUNS = ("interrupted", "finished", "adversarial", "imported", "comparison/mlm-seed3", "comparison/ag-seed3")
 TRIAL = "sst2/lr0.02-bs8-seed0"
-COMPARED = {"data.tokenizer.kind": "wordpiece", "data.tokenizer.vocabulary_size": 80}  # small, as there are two checkpoints
+COMPARED = {
+    "data.tokenizer.kind": "wordpiece",
+    "data.tokenizer.vocabulary_size": 80,
+}  # small, as there are two checkpoints
 SPLITS = ("validation", "test")
 
 
@@ -91,7 +94,7 @@ def digest(params: Any) -> str:
 
 
 def norms(params: Any) -> dict[str, float]:
-    """The norm of each parameter, but for the biases of keys, whose gradients are rounding errors that Adam makes large."""
+    """The norm of each parameter, except biases of keys: their gradients are rounding errors, which Adam scales up."""
     flat = traverse_util.flatten_dict(jax.device_get(params), sep="/")
     kept = {path: leaf for path, leaf in flat.items() if not path.endswith("key/bias")}
     return {path: float(np.linalg.norm(np.asarray(leaf, np.float64))) for path, leaf in kept.items()}

@@ -15,7 +15,14 @@ def get_config(argument: str = ""):
     config.model.update(layers=1, heads=3, width=12, feedforward=22, max_length=16, initializer_range=0.3)
     config.optimizer.update(learning_rate=5e-3, warmup_steps=2)
     config.training.update(
-        steps=9, batch_size=4, log_every=2, evaluate_every=4, checkpoint_every=100, keep_last=1, milestones=(1.0,), tensorboard=False
+        steps=9,
+        batch_size=4,
+        log_every=2,
+        evaluate_every=4,
+        checkpoint_every=100,
+        keep_last=1,
+        milestones=(1.0,),
+        tensorboard=False,
     )
     if chosen.arm == "ag":
         config.guidance.update(mode="loss", fraction=1.0, alpha=1.0)

@@ -1,0 +1,374 @@
+"""The loaders of the program, each with the files that are damaged and with what its result must not do."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from ag_jax import comparison, configuration, finetuned, learner, run, run_corpus
+from ag_jax.data import pipeline, sources, tokenizers
+from ag_jax.finetuning import comparison as finetuning
+from ag_jax.finetuning import splits, weights
+from ag_jax.finetuning.config import Recipe
+from ag_jax.interop import catalogue, importing, tokenizer_files
+from ag_jax.training import loop
+from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training.metrics import MetricWriter, read_metrics
+from tests.fuzz import commands, material
+from tests.goldens import reading
+
+Result = dict[str, Any]
+TRIAL = reading.TRIAL
+
+
+class Accepted(Exception):
+    """The loader returned something that it must not return."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Files of one directory, and a loader of them.
+
+    files: patterns below `folder`.
+    load: the loader, called in the working directory.
+    exact: whether any change of the result is a finding; swaps: unless another file took the place of the damaged one.
+    named: what an error may name in the place of the file.
+    writes: whether the loader changes the directory, which is then restored after each case.
+    share: how many cases it gets, relative to the others.
+    """
+
+    name: str
+    folder: str
+    files: tuple[str, ...]
+    load: Callable[[], Result]
+    exact: bool = False
+    swaps: bool = False
+    named: tuple[str, ...] = ()
+    writes: bool = False
+    share: float = 1.0
+
+    def paths(self, here: pathlib.Path) -> list[pathlib.Path]:
+        """The files, always in the same order, also where their names hold a hash of times."""
+        found = {path for pattern in self.files for path in (here / self.folder).glob(pattern) if path.is_file()}
+        return sorted(found)
+
+
+def _finite(params: Any) -> str:
+    """The digest of parameters. Raises Accepted if some are not finite."""
+    if not all(np.isfinite(np.asarray(leaf, np.float64)).all() for leaf in jax.tree.leaves(params)):
+        raise Accepted("parameters that are not finite")
+    return reading.digest(params)
+
+
+def _check_shapes(model: Any, params: Any, file: str) -> None:
+    """Raise Accepted if parameters are not those of a model."""
+    example = {key: np.zeros((1, 8), np.int32) for key in ("tokens", "sequences", "segments", "original")}
+    example |= {"masked_positions": np.zeros((1, 2), np.int32)}
+    try:
+        made = jax.eval_shape(lambda: model.init(jax.random.key(0), example, deterministic=True)["params"])
+    except Exception as error:
+        raise Accepted(f"settings of {file} that no model can have ({type(error).__name__})") from error
+    if jax.tree.map(np.shape, learner.unboxed(made)) != jax.tree.map(np.shape, params):
+        raise Accepted(f"parameters that do not fit the model of {file}")
+
+
+def _open_run(name: str) -> Result:
+    opened = run.open_run(epath.Path(os.path.abspath(name)))
+    _check_shapes(opened.model, opened.params, "config.json")
+    return {
+        "config": configuration.to_dict(opened.config),
+        "tokenizer": opened.tokenizer.fingerprint(),
+        "params": _finite(opened.params | opened.beside),
+        "step": opened.step,
+    }
+
+
+class _Begun(Exception):
+    """A run was to be trained."""
+
+
+@contextlib.contextmanager
+def _untrained(*summaries: str) -> Iterator[None]:
+    """Within, nothing is trained. Raises Accepted if something was to be, unless one of the summaries is missing."""
+
+    def begin(*_, **__):
+        raise _Begun
+
+    before, run_corpus.prepare = run_corpus.prepare, begin
+    try:
+        yield
+    except _Begun as begun:
+        if all(pathlib.Path(path).exists() for path in summaries):
+            raise Accepted("a finished run as one to be trained") from begun
+    finally:
+        run_corpus.prepare = before
+
+
+def _train_finished() -> Result:
+    """`train` in the directory of a run that is done."""
+    workdir, found = epath.Path(os.path.abspath("finished")), {}
+    with _untrained("finished/summary.json"):
+        found["summary"] = run.train(run.read_config(workdir), workdir)
+    return found
+
+
+@functools.cache
+def _interrupted_state() -> Any:
+    workdir = epath.Path(os.path.abspath("interrupted"))
+    config = run.read_config(workdir)
+    job = run.make_job(config, workdir, pipeline.prepare(config.data, quiet=True))
+    return loop.abstract_state(job, loop.job_shardings(job))
+
+
+def _resume() -> Result:
+    """What a resumed run starts from."""
+    like = _interrupted_state()
+    checkpoints = Checkpoints(epath.Path(os.path.abspath("interrupted")) / "checkpoints")
+    try:
+        found = checkpoints.restore_latest(like)
+    finally:
+        checkpoints.close()
+    if found is None:
+        raise Accepted("no checkpoint at all: training would begin anew")
+    state = jax.device_get(found.state)
+    return {
+        "params": _finite(state.params),
+        "state": [leaf.tobytes() for leaf in jax.tree.leaves(state)],
+        "progress": found.progress,
+    }
+
+
+def _metrics() -> Result:
+    """The rows that a resumed run keeps."""
+    workdir = epath.Path(os.path.abspath("interrupted"))
+    before = _whole_lines(pathlib.Path("interrupted/metrics.jsonl"))
+    writer = MetricWriter(workdir, 1000, tensorboard=False)
+    writer.close()
+    rows = read_metrics(workdir)
+    if len(rows) < before:
+        raise Accepted(f"{len(rows)} of {before} whole rows, the others lost")
+    return {"rows": rows}
+
+
+def _whole_lines(path: pathlib.Path) -> int:
+    """How many lines of a file are JSON objects."""
+    count = 0
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        try:
+            count += isinstance(json.loads(line), dict)
+        except (ValueError, RecursionError):
+            continue
+    return count
+
+
+def _trial() -> Result:
+    tuned = finetuned.load(epath.Path(os.path.abspath("trial_kept")) / TRIAL)
+    weights.open_encoder(os.path.abspath(f"trial_kept/{TRIAL}"))
+    _check_shapes(tuned.model, tuned.params, "task.json")
+    return {
+        "head": dataclasses.asdict(tuned.head),
+        "model": dataclasses.asdict(tuned.config),
+        "tokenizer": tuned.tokenizer.fingerprint(),
+        "params": _finite(tuned.params),
+    }
+
+
+def _suite() -> Result:
+    """`evaluate` of a suite that is done."""
+    path = finetuning.evaluate("configs/finetuning.py:points=2", {}, epath.Path(os.path.abspath("suite")))
+    return {"report": path.read_text()}
+
+
+def _comparison() -> Result:
+    """`compare` of runs that are done, without drawing."""
+    workdir, found = epath.Path(os.path.abspath("comparison")), {}
+    before, comparison._figures = comparison._figures, lambda *_: []
+    try:
+        with _untrained(*(f"comparison/{arm}-seed3/summary.json" for arm in ("mlm", "ag"))):
+            found["report"] = comparison.compare("configs/pretraining.py", reading.COMPARED, workdir).read_text()
+    finally:
+        comparison._figures = before
+    return found
+
+
+def _caches() -> Result:
+    """The corpora of cached settings, and every batch of them."""
+    found = {}
+    for number, config in enumerate(material.cached_configs()):
+        corpus = pipeline.prepare(config, quiet=True)
+        batches = pipeline.Batches(corpus.train, corpus.tokenizer, config, 4, 0)
+        made = [batches.at(step) for step in range(len(corpus.train) // 4 + 1)]
+        made += list(pipeline.validation_batches(corpus, config, 4))
+        arrays = [sorted((key, value.tobytes()) for key, value in batch.items()) for batch in made]
+        found |= {f"facts {number}": corpus.facts(), f"batches {number}": arrays}
+    return found
+
+
+def _source(path: str) -> Result:
+    documents = list(sources.documents(path))
+    if not path.endswith(".txt") and any(
+        document.lstrip().startswith(("{", "[{", "id,", "id\t")) for document in documents[:1]
+    ):
+        raise Accepted("a table or JSON as text")
+    return {"documents": documents}
+
+
+def _task(name: str) -> Result:
+    recipe = Recipe(folds=3) if name == "oromo_ner" else Recipe()
+    found = splits.read(name, recipe, "all_tasks")
+    parts = {"train": found.train, "validation": found.validation, **found.others}
+    return {split: [dataclasses.asdict(example) for example in examples] for split, examples in parts.items()}
+
+
+def _huggingface(name: str) -> Result:
+    opened = importing.open_model(f"huggingface/{name}")
+    config = dataclasses.asdict(opened.source.config)
+    return {"config": config, "tokenizer": opened.tokenizer.fingerprint(), "params": _finite(opened.params)}
+
+
+def _classifier() -> Result:
+    tuned, _ = importing.open_finetuned("huggingface/classifier")
+    return {
+        "head": dataclasses.asdict(tuned.head),
+        "tokenizer": tuned.tokenizer.fingerprint(),
+        "params": _finite(tuned.params),
+    }
+
+
+def _sentencepiece(kind: str, family: str) -> Result:
+    directory = pathlib.Path("sentencepiece") / kind
+    tokenizer = tokenizer_files.read(directory, catalogue.named(family)) if family else tokenizers.load(directory)
+    return {"ids": tokenizer.encode_batch(material.SENTENCES[:3]), "tokenizer": tokenizer.fingerprint()}
+
+
+def _config_file(path: str) -> Result:
+    """What `--print_config` shows of a config file. Raises ValueError with the command's message."""
+    ended = commands.run_command(["train", f"--config={path}", "--print_config"], pathlib.Path.cwd())
+    if wrong := commands.judge(ended):
+        raise Accepted(wrong)
+    if ended.returncode:
+        raise ValueError(ended.stderr)
+    if not ended.stdout:
+        raise Accepted("a config file that prints nothing")
+    return {"config": ended.stdout}
+
+
+CHECKPOINT = ("checkpoint of step", "checkpoints/")
+
+
+def targets() -> Sequence[Target]:
+    """All of them."""
+    trial = f"trial_kept/{TRIAL}/weights"
+    found = [
+        Target("run: settings", "current", ("config.json",), lambda: _open_run("current")),
+        Target(
+            "run: tokenizer",
+            "current",
+            ("tokenizer/*",),
+            lambda: _open_run("current"),
+            exact=True,
+            named=("tokenizer",),
+        ),
+        Target(
+            "run: checkpoint",
+            "current",
+            ("checkpoints/**/*",),
+            lambda: _open_run("current"),
+            True,
+            named=CHECKPOINT,
+            share=2,
+        ),
+        Target(
+            "adversary: checkpoint",
+            "adversarial",
+            ("checkpoints/**/*",),
+            lambda: _open_run("adversarial"),
+            True,
+            named=CHECKPOINT,
+        ),
+        Target("run: summary, settings", "finished", ("config.json", "summary.json"), _train_finished, writes=True),
+        Target(
+            "resumed: checkpoint",
+            "interrupted",
+            ("checkpoints/**/*",),
+            _resume,
+            True,
+            named=CHECKPOINT,
+            writes=True,
+            share=2,
+        ),
+        Target("resumed: metrics", "interrupted", ("metrics.jsonl",), _metrics, writes=True),
+        Target("trial: settings", trial, ("task.json",), _trial, named=(trial,)),
+        Target("trial: weights", trial, ("weights.safetensors", "tokenizer/*"), _trial, True, named=(trial,), share=2),
+        Target("suite", "suite", ("config.json", f"{TRIAL}/*", "sst2/lr0.005*/*"), _suite, writes=True, share=2),
+        Target(
+            "comparison",
+            "comparison",
+            ("*/config.json", "*/summary.json", "*/metrics.jsonl"),
+            _comparison,
+            writes=True,
+            share=2,
+        ),
+        Target("cache", "cache", ("**/*",), _caches, True, named=("cache/",), writes=True, share=3),
+    ]
+    for name in ("pretraining", "finetuning"):
+        path = f"configs/{name}.py"
+        found.append(Target(f"config file {name}", "configs", (f"{name}.py",), functools.partial(_config_file, path)))
+    for ending in ("txt", "jsonl", "json", "csv", "tsv", "tar"):
+        for packed in ("", ".gz", ".xz", ".bz2"):
+            name = f"x.{ending}{packed}"
+            load = functools.partial(_source, f"sources/{name}")
+            found.append(Target(f"source {name}", "sources", (name,), load, bool(packed), swaps=True, share=0.2))
+    found.append(Target("source x.JSONL", "sources", ("x.JSONL",), lambda: _source("sources/x.JSONL"), share=0.2))
+    folders = {
+        "sst2": "SST-2",
+        "rte": "RTE",
+        "stsb": "STS-B",
+        "anli_r1": "anli_v1.0",
+        "race": "RACE",
+        "squad1": "squad",
+        "squad2": "squad",
+    }
+    for name in material.TASKS:
+        pattern = {"squad1": "*1.1*", "squad2": "*2.0*"}.get(name, "**/*")
+        folder = f"all_tasks/{folders.get(name, name)}"
+        found.append(Target(f"task {name}", folder, (pattern,), functools.partial(_task, name), share=0.4))
+    for name in (
+        "bert",
+        "bert_pairs",
+        "camembert",
+        "deberta",
+        "deberta_v2",
+        "deberta_v3",
+        "electra",
+        "roberta",
+        "older_roberta",
+    ):
+        found.append(
+            Target(
+                f"Hugging Face {name}", f"huggingface/{name}", ("*",), functools.partial(_huggingface, name), share=0.6
+            )
+        )
+    found.append(Target("Hugging Face classifier", "huggingface/classifier", ("*",), _classifier))
+    for kind, family in (("bpe", "deberta-v2"), ("bpe", ""), ("unigram", "deberta-v2"), ("unigram", "")):
+        load = functools.partial(_sentencepiece, kind, family)
+        found.append(
+            Target(f"sentencepiece {kind} {family or 'own'}", f"sentencepiece/{kind}", ("*",), load, share=0.4)
+        )
+    return found
+
+
+def signature(result: Result) -> dict[str, str]:
+    """A digest of each part of a result."""
+    return {
+        part: hashlib.sha256(repr(value).encode(errors="surrogatepass")).hexdigest() for part, value in result.items()
+    }

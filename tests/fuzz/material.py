@@ -1,0 +1,133 @@
+"""The undamaged directories: what the program writes and reads, small, in one working directory."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import pathlib
+import shutil
+import tarfile
+
+import tokenizers as huggingface
+from etils import epath
+
+from ag_jax import configuration, experiment, finetuned, run
+from ag_jax.data import pipeline, tokenizers
+from ag_jax.data.config import TokenizerConfig
+from ag_jax.interop import exporting
+from tests.finetuning import tiny_tasks
+from tests.goldens import inputs, make
+
+HUGGINGFACE = pathlib.Path(__file__).parent.parent / "interop" / "goldens"
+SENTENCES = [
+    f"The house number {number} of our union is strong. We will build it, and they said no!" for number in range(40)
+]
+# Tasks of `tiny_tasks`, one for each layout of files.
+TASKS = (
+    "sst2",
+    "rte",
+    "stsb",
+    "oromo_ner",
+    "anli_r1",
+    "wnut17",
+    "filipino_hatespeech",
+    "oromo_news",
+    "dream",
+    "race",
+    "squad1",
+    "squad2",
+)
+
+
+def build(here: pathlib.Path) -> None:
+    """Write everything below `here`, which must be the working directory, and $AG_JAX_CACHE below it."""
+    inputs.write(here)
+    for name in make.KINDS:
+        shutil.copytree(make.GOLDENS / name, here / name)
+    for directory in sorted(HUGGINGFACE.iterdir()):
+        shutil.copytree(directory, here / "huggingface" / directory.name)
+        (here / "huggingface" / directory.name / "expected.safetensors").unlink()
+    (here / "all_tasks").mkdir()
+    tiny_tasks.write(here / "all_tasks")
+    # What earlier versions saved lacks what newer ones check: a run and a trial are saved by this one.
+    run.train(experiment.parse(configuration.load("configs/pretraining.py:arm=ag")), epath.Path(here / "current"))
+    trial = next((here / "trial_kept" / "sst2").iterdir())
+    finetuned.save(finetuned.load(trial), epath.Path(trial / "weights"))
+    exporting.convert(trial, None, str(here / "huggingface" / "classifier"))
+    _older_tokenizers(here)
+    _sources(here / "sources")
+    _caches(here)
+
+
+def _older_tokenizers(here: pathlib.Path) -> None:
+    """Vocabularies as older models have them, and sentencepiece models."""
+    older = here / "huggingface" / "older_roberta"
+    shutil.copytree(here / "exported", older)
+    library = huggingface.Tokenizer.from_file(str(older / "tokenizer.json"))
+    (older / "tokenizer.json").unlink()
+    library.model.save(str(older))
+    added = {token.content: id for id, token in library.get_added_tokens_decoder().items()}
+    (older / "added_tokens.json").write_text(json.dumps(added))
+    (older / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "RobertaTokenizer", "model_max_length": 16})
+    )
+    (older / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>", "mask_token": "<mask>"}))
+    bert = here / "huggingface" / "bert"
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "tokenize_chinese_chars": True}
+    (bert / "tokenizer_config.json").write_text(json.dumps(settings))
+    (bert / "added_tokens.json").write_text("{}")
+    for kind in ("bpe", "unigram"):
+        config = TokenizerConfig(kind=f"sentencepiece_{kind}", vocabulary_size=48)
+        tokenizers.train(config, SENTENCES).save(here / "sentencepiece" / kind)
+
+
+def _sources(folder: pathlib.Path) -> None:
+    """The same documents in every form that text comes in."""
+    folder.mkdir()
+    text = "\n\n".join(SENTENCES).encode()
+    lines = "".join(json.dumps({"text": sentence}) + "\n" for sentence in SENTENCES).encode()
+    array = json.dumps([{"text": sentence} for sentence in SENTENCES]).encode()
+    table = {mark: "".join(f"{row}\n" for row in ("id" + mark + "text", *_rows(mark))).encode() for mark in ",\t"}
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as opened:
+        for number, sentence in enumerate(SENTENCES):
+            member = tarfile.TarInfo(f"{number}.txt")
+            member.size = len(sentence)
+            opened.addfile(member, io.BytesIO(sentence.encode()))
+    plain = {
+        "txt": text,
+        "jsonl": lines,
+        "json": array,
+        "csv": table[","],
+        "tsv": table["\t"],
+        "tar": archive.getvalue(),
+    }
+    packers = {"": bytes, ".gz": lambda data: gzip.compress(data, mtime=0), ".xz": lzma.compress, ".bz2": bz2.compress}
+    for ending, data in plain.items():
+        for packed, pack in packers.items():
+            (folder / f"x.{ending}{packed}").write_bytes(pack(data))
+    (folder / "x.JSONL").write_bytes(lines)
+
+
+def _rows(mark: str) -> list[str]:
+    return [f'{number}{mark}"{sentence}"' for number, sentence in enumerate(SENTENCES)]
+
+
+def _caches(here: pathlib.Path) -> None:
+    """A cache with each kind of file: rows of sentences in documents, of pairs, and packed."""
+    os.environ["AG_JAX_CACHE"] = str(here / "cache")
+    for config in cached_configs():
+        pipeline.prepare(config, quiet=True)
+
+
+def cached_configs() -> tuple[pipeline.DataConfig, ...]:
+    """The settings of the data that is cached."""
+    tokenizer = TokenizerConfig(vocabulary_size=300)
+    given = {"source": "text/train.txt", "validation_source": "text/validation.txt", "tokenizer": tokenizer}
+    return (
+        pipeline.DataConfig(**given, sequence_length=16),
+        pipeline.DataConfig(**given, sequence_length=32, format="segment_pair_nsp"),
+        pipeline.DataConfig(**given, sequence_length=64, format="doc_sentences", pack=True),
+    )
