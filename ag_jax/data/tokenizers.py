@@ -8,6 +8,7 @@ import functools
 import hashlib
 import io
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -20,6 +21,7 @@ from etils import epath
 
 from ag_jax.data import vocabularies
 from ag_jax.data.config import TokenizerConfig
+from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizer_backends import (
     BERT_SPECIALS,
     ROBERTA_SPECIALS,
@@ -37,6 +39,7 @@ _ROLES = {
     "mask": ("<mask>", "[MASK]"),
 }
 _FILES = ("tokenizer.json", *vocabularies.FILES)
+CHECKSUM = "checksum.json"  # beside the file of a tokenizer that `Tokenizer.save` wrote
 # sentencepiece holds its training text in memory and skips longer lines without a word.
 _SENTENCEPIECE_LINES = 2_000_000
 _SENTENCEPIECE_LINE_CHARACTERS = 1000
@@ -106,16 +109,17 @@ class Tokenizer:
         return tuple(sorted(id for id in ids if id is not None))
 
     def save(self, directory: str | os.PathLike):
-        """Write one file into `directory`, from which `load` makes the same tokenizer; after a crash all of it is there, or none."""
+        """Write the tokenizer into `directory`, from which `load` makes the same one; after a crash all of it is there, or none.
+
+        Beside its file goes `checksum.json`, with which `load` compares the file.
+        """
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         name, content = self.file()
-        if "://" in str(directory):  # a file in an object store appears whole
-            (directory / name).write_bytes(content)
-            return
-        partial = directory / f"{name}.partial"
-        partial.write_bytes(content)
-        partial.replace(directory / name)
+        checksum = json.dumps({"file": name, "sha256": hashlib.sha256(content).hexdigest()}) + "\n"
+        (directory / CHECKSUM).unlink(missing_ok=True)  # it must never stand beside another tokenizer's file
+        _write_whole(directory / name, content)
+        _write_whole(directory / CHECKSUM, checksum.encode())
 
     def file(self) -> tuple[str, bytes]:
         """Name and content of that file: `tokenizer.json` of the library tokenizers, or `spiece.model` of sentencepiece."""
@@ -151,12 +155,15 @@ def load(path: str | os.PathLike) -> Tokenizer:
 
     vocab.json with merges.txt is RoBERTa's byte-level BPE, without a space added in front of the text. vocab.txt is
     BERT's WordPiece, lower-cased. A tokenizer_config.json or added_tokens.json beside them is followed, or refused.
+    A tokenizer that was written by `Tokenizer.save` is compared with its checksum. Raises ValueError if it differs.
     """
     named = epath.Path(path)
     if not named.exists():
         raise FileNotFoundError(
             f"no tokenizer at {named}; give a directory or file that exists, or leave tokenizer.path empty to train one."
         )
+    if named.is_dir():
+        _compare_checksum(named)
     if "://" not in str(named):
         return _load(pathlib.Path(named), str(named))
     with tempfile.TemporaryDirectory() as copy:  # the libraries read files of this machine alone
@@ -164,6 +171,31 @@ def load(path: str | os.PathLike) -> Tokenizer:
             if file.name in _FILES or file.name.endswith(".model"):
                 (pathlib.Path(copy) / file.name).write_bytes(file.read_bytes())
         return _load(pathlib.Path(copy), str(named))
+
+
+def _compare_checksum(directory: epath.Path) -> None:
+    """Raise ValueError if a file is not the one that was saved; directories that others wrote have no checksum."""
+    path = directory / CHECKSUM
+    if not path.exists():
+        return
+    written = read_json(path, dict, {"file": str, "sha256": str})
+    file = directory / pathlib.PurePath(written["file"]).name
+    if not file.exists():
+        raise ValueError(f"{file} is missing, which {CHECKSUM} names: put back a copy")
+    if hashlib.sha256(file.read_bytes()).hexdigest() != written["sha256"]:
+        raise ValueError(
+            f"{file} is not the tokenizer that was saved, its checksum differs: put back a copy, or delete {path} if you "
+            "changed the tokenizer on purpose"
+        )
+
+
+def _write_whole(path: epath.Path, content: bytes) -> None:
+    if "://" in str(path):  # a file in an object store appears whole
+        path.write_bytes(content)
+        return
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)
 
 
 def _load(given: pathlib.Path, origin: str) -> Tokenizer:

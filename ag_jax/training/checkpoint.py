@@ -250,7 +250,8 @@ def steps_in(directory: epath.Path) -> list[int]:
 
 def _silence_orbax() -> None:
     """Keep Orbax, which raises its failures, from printing them on top, once for every read or write it abandons."""
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    for name in ("absl", "asyncio"):  # asyncio: "exception was never retrieved", of the reads and writes that run beside
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", r"coroutine '\w*Handler\.\w+' was never awaited", RuntimeWarning)
     previous = sys.unraisablehook
     if getattr(previous, "__module__", None) == __name__:

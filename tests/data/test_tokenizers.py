@@ -43,11 +43,12 @@ def test_a_trained_tokenizer(trained, tmp_path):
     assert {piece.strip("▁") for piece in tokenizer.tokens(tokenizer.period_ids)} == {"."}
 
     tokenizer.save(tmp_path / "saved")
-    assert [file.name for file in (tmp_path / "saved").iterdir()] == [FILES.get(kind, "spiece.model")]
+    saved = FILES.get(kind, "spiece.model")
+    assert {file.name for file in (tmp_path / "saved").iterdir()} == {saved, "checksum.json"}
     loaded = tokenizers.load(tmp_path / "saved")
     assert loaded.encode(sample) == ids and loaded.specials == tokenizer.specials
     assert loaded.fingerprint() == tokenizer.fingerprint()
-    assert tokenizers.load(next((tmp_path / "saved").iterdir())).fingerprint() == tokenizer.fingerprint()
+    assert tokenizers.load(tmp_path / "saved" / saved).fingerprint() == tokenizer.fingerprint()
 
 
 def test_special_tokens_in_a_text_are_text(trained):
@@ -122,6 +123,26 @@ def test_bad_tokenizer_paths(tmp_path):
     (tmp_path / "a.model").write_bytes(b"")
     with pytest.raises(ValueError, match="a.model could not be read as a tokenizer .*it is empty"):
         tokenizers.load(tmp_path / "a.model")
+
+
+def test_a_saved_tokenizer_that_was_changed_is_an_error(trained, tmp_path):
+    """Changed in a way that still loads; without its checksum it is taken as it is."""
+    trained = trained[1]
+    trained.save(tmp_path)
+    name, content = trained.file()
+    assert tokenizers.load(tmp_path).fingerprint() == trained.fingerprint()
+    file = tmp_path / name
+    file.write_bytes(content.replace(b"e", b"f", 1) if name.endswith(".json") else content[:-1] + b"x")
+    with pytest.raises(ValueError, match=f"{name} is not the tokenizer that was saved"):
+        tokenizers.load(tmp_path)
+    trained.save(tmp_path)
+    assert tokenizers.load(tmp_path).fingerprint() == trained.fingerprint(), "saving again makes it whole"
+    file.unlink()
+    with pytest.raises(ValueError, match=f"{name} is missing"):
+        tokenizers.load(tmp_path)
+    file.write_bytes(content)
+    (tmp_path / "checksum.json").unlink()
+    assert tokenizers.load(tmp_path).fingerprint() == trained.fingerprint()
 
 
 def test_a_panic_of_the_library_is_an_error_that_names_the_file(tmp_path):
