@@ -323,7 +323,19 @@ TRIED = {
 }
 
 
-@pytest.mark.parametrize("name", TRIED)
+# One of each head, of each way to choose, and of two attacks; the others train nearly the same programs for seconds each.
+USUAL = (
+    "finetune/glue.py",
+    "finetune/squad.py",
+    "finetune/tagging.py",
+    "finetune/choice.py",
+    "finetune/oromo.py",
+    "asa/table1_generalization.py",
+    "asa/table4_adversarial_training.py",
+)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.exhaustive) for name in TRIED])
 def test_one_tiny_trial(name, folder, checkpoint, tmp_path, one_device):
     argument, task = TRIED[name]
     given = {"ag/table1_mismatched_pretraining.py": "english={0}", "ag/table4_downstream.py": "mlm={0},ag={0}"}
