@@ -1,0 +1,564 @@
+"""Kill, stop and starve `train`, a fine-tuning suite and `compare`, run the same command again, and compare the results.
+
+    python -m tests.disturbances --kills=20 --seed=0     # seeded; pytest does not collect it
+    python -m tests.disturbances --only=full-train       # only cases whose names begin with this
+    python -m tests.disturbances --list                  # print the names of the cases and stop
+
+The cases, for each of the three commands:
+
+    kill-COMMAND-N           `kill -9` after a random share of the undisturbed time; one in three kills the resumed run, too
+    term-COMMAND-PHASE       SIGTERM while text is prepared, programs are compiled, a checkpoint is saved, or a model validated
+    limit-COMMAND-PHASE      from this phase on, no file may grow beyond 8 KiB
+    full-COMMAND-PHASE       from this phase on, the disk is full: a small tmpfs; skipped where none can be mounted
+    directory-COMMAND        three processes in one directory: one works, two end with the message of its lock
+    cache-COMMAND-N          three processes in three directories build one cache; from N = 1 on, one of them is killed
+
+Each disturbed command must end with the documented exit status and without a traceback, and lose nothing that was saved
+before: checkpoints, rows of metrics with their clock, epochs and results of trials. The same command, run again, must then
+leave what an undisturbed one leaves: the same files; bit for bit the same checkpoints; rows of metrics, predictions and
+JSON files that are equal but for the clock. Every case has a cache and a directory of its own.
+
+The moments depend on the seed, but what they hit depends on the machine, so that a finding may need some repetitions. The
+table at the end has one line for each finding. The exit status is 1 if there are findings.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+from etils import epath
+
+from ag_jax.training.checkpoint import Checkpoints, steps_in
+from ag_jax.training.fingerprint import paths
+from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
+from tests import commands
+from tests.finetuning import tiny_tasks
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+PHASES = ("preparing", "compiling", "saving", "validating")
+SECONDS = 600  # that a command may take; many, because other processes may be busy
+FILE_LIMIT = 8 * 2**10  # bytes: enough for messages and configs, too little for checkpoints
+DISK = "24m"  # the size of the tmpfs
+AGAIN = "To go on, run the same command again"
+WORDS = "the house of our union is strong and we will build roads . they said no ; he went home early .".split()
+SUITE = """
+from ag_jax import configuration
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+
+def get_config(argument=""):
+    config = configuration.default(FinetuningConfig)
+    config.checkpoint, config.data, config.seeds = {model!r}, {data!r}, (0, 1)
+    config.tasks["sst2"] = configuration.default(Recipe)
+    config.tasks["sst2"].update(epochs=4, max_length=16, batch_sizes=(4,), learning_rates=(1e-3, 1e-2))
+    return config
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A case that does not pass, what happened, and what the command printed."""
+
+    case: str
+    happened: str
+    detail: str = ""
+
+
+@dataclasses.dataclass
+class Case:
+    """A case on its way: a folder with a cache of its own, and what it found."""
+
+    name: str
+    command: "Command"
+    folder: pathlib.Path
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+
+    def expect(self, condition: object, happened: str, done: commands.Finished | None = None) -> None:
+        """Note a finding unless the condition holds."""
+        if not condition:
+            detail = f"exit status {done.returncode}\n{done.stdout}{done.stderr}" if done else ""
+            self.findings.append(Finding(self.name, happened, detail))
+
+    def start(self, directory: str = "run", compiled: str = "compiled") -> commands.Running:
+        """Start the command in a directory of this case."""
+        environment = {
+            "AG_JAX_CACHE": str(self.folder / "cache"),
+            "JAX_COMPILATION_CACHE_DIR": str(self.folder / compiled),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+        return commands.Running([*self.command.arguments, f"--workdir={self.folder / directory}"], environment=environment)
+
+    def resume(self, *moments: "Saved", directory: str = "run") -> None:
+        """Run the same command to its end, and compare what it leaves with what an undisturbed one leaves."""
+        done = self.start(directory).wait(SECONDS)
+        self.expect(done.returncode == 0, "the same command, run again, fails", done)
+        self.expect("Traceback" not in done.stderr, "the same command, run again, prints a traceback", done)
+        for lost in (lost for saved in moments for lost in saved.lost(self.folder / directory)):
+            self.expect(False, f"lost: {lost}", done)
+        self.compare(directory, done)
+
+    def compare(self, directory: str = "run", done: commands.Finished | None = None) -> None:
+        """Compare what the command left with what an undisturbed one leaves."""
+        found, expected = content(self.folder / directory), self.command.undisturbed
+        for name in sorted(found.keys() | expected.keys()):
+            if name not in expected or name not in found:
+                self.expect(False, f"{name} is {'left over' if name in found else 'missing'}", done)
+            else:
+                self.expect(found[name] == expected[name], f"{name} differs from the undisturbed one", done)
+
+
+@dataclasses.dataclass
+class Command:
+    """One of the three commands: what a user types, and once it has run undisturbed, what it leaves and how long it takes.
+
+    runs: the part of its directory that the phases are looked for in.
+    seconds: without and with compiled programs from an earlier run.
+    """
+
+    name: str
+    arguments: list[str]
+    part: str
+    undisturbed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What a directory holds that must not be lost: see `lost`."""
+
+    rows: dict[str, list[dict[str, Any]]]  # of each run, those up to its newest checkpoint
+    epochs: dict[str, list[dict[str, Any]]]  # of each trial, those that its newest checkpoint knows
+    files: dict[str, bytes]  # summaries and results, which are written last
+
+    @classmethod
+    def of(cls, workdir: pathlib.Path) -> "Saved":
+        """What is there now."""
+        rows, epochs = {}, {}
+        for directory in workdir.rglob("checkpoints"):
+            steps = finished_steps(directory)
+            if not steps:
+                continue
+            name = directory.parent.relative_to(workdir).as_posix()
+            progress = json.loads((directory / str(steps[-1]) / "progress" / "metadata").read_text())
+            if "epochs" in progress:
+                epochs[name] = progress["epochs"]
+            elif (directory.parent / "metrics.jsonl").exists():
+                rows[name] = [row for row in read_metrics(epath.Path(directory.parent)) if row["step"] <= steps[-1]]
+        kept = [path for name in ("summary.json", "result.json") for path in workdir.rglob(name)]
+        return cls(rows, epochs, {path.relative_to(workdir).as_posix(): path.read_bytes() for path in kept})
+
+    def lost(self, workdir: pathlib.Path) -> Iterator[str]:
+        """What is not there any more, or was made anew, as the clock fields show."""
+        for name, rows in self.rows.items():
+            if not (workdir / name / "metrics.jsonl").exists() or read_metrics(epath.Path(workdir / name))[: len(rows)] != rows:
+                yield f"rows of {name}/metrics.jsonl up to the checkpoint of step {rows[-1]['step'] if rows else 0}"
+        for name, epochs in self.epochs.items():
+            path = workdir / name / "result.json"
+            if not path.exists() or json.loads(path.read_text())["epochs"][: len(epochs)] != epochs:
+                yield f"{len(epochs)} saved epochs of {name}"
+        for name, data in self.files.items():
+            if not (workdir / name).exists() or (workdir / name).read_bytes() != data:
+                yield name
+
+
+def finished_steps(directory: pathlib.Path) -> list[int]:
+    """Steps of the checkpoints that were written to their end."""
+    return [step for step in steps_in(epath.Path(directory)) if (directory / str(step) / "_CHECKPOINT_METADATA").exists()]
+
+
+def content(workdir: pathlib.Path) -> dict[str, Any]:
+    """What a command left, by path: without the clock, and of pictures and pages only that they are there."""
+    found: dict[str, Any] = {}
+    for path in sorted(path for path in workdir.rglob("*") if path.is_file()):
+        inside = path.relative_to(workdir)
+        if {"checkpoints", "tensorboard", "figures"} & set(inside.parts[:-1]):
+            continue
+        if path.suffix == ".json":
+            found[inside.as_posix()] = without_clock(json.loads(path.read_text()))
+        elif path.name == "metrics.jsonl":
+            found[inside.as_posix()] = without_clock(read_metrics(epath.Path(path.parent)))
+        else:
+            found[inside.as_posix()] = path.suffix == ".md" or path.read_bytes()
+    for folder in ("checkpoints", "figures"):
+        for directory in workdir.rglob(folder):
+            names = sorted(path.name for path in directory.iterdir())
+            found[f"{directory.relative_to(workdir).as_posix()}/"] = names
+    for directory in workdir.rglob("checkpoints"):
+        step = finished_steps(directory)[-1]
+        name = f"{directory.relative_to(workdir).as_posix()}/{step}"
+        # The progress has the fingerprint of every array, the optimizer's included.
+        found[f"{name}/progress"] = without_clock(json.loads((directory / str(step) / "progress" / "metadata").read_text()))
+        checkpoints = Checkpoints(epath.Path(directory), read_only=True)
+        params = paths(checkpoints.restore_params(step))
+        checkpoints.close()
+        found[f"{name}/params"] = {key: (leaf.shape, leaf.tobytes()) for key, leaf in params.items()}
+    return found
+
+
+def without_clock(value: Any) -> Any:
+    """JSON without the fields that depend on the clock."""
+    if isinstance(value, dict):
+        return {key: without_clock(item) for key, item in value.items() if key not in CLOCK_FIELDS}
+    return [without_clock(item) for item in value] if isinstance(value, list) else value
+
+
+# The phases: what a command has printed, and which files there are.
+
+
+def is_preparing(case: Case, running: commands.Running) -> bool:
+    """A tokenizer is trained, or text is tokenised; a suite, which keeps no cache, has just taken its lock."""
+    if case.command.name == "suite":
+        return (case.folder / "run" / "lock.json").exists() and "trials to do" not in running.stderr
+    return any((case.folder / "cache").glob("*.partial-*"))
+
+
+def is_compiling(case: Case, running: commands.Running) -> bool:
+    """The run is about to be trained, and nothing was yet."""
+    if case.command.name == "suite":
+        return "trials to do" in running.stderr and not any((case.folder / "run").rglob("metrics.jsonl"))
+    attention = running.stderr.count("attention: ")
+    return attention == (2 if case.command.part else 1) and not steps_begun(case)
+
+
+def steps_begun(case: Case) -> list[pathlib.Path]:
+    """Checkpoints of the part of the directory that is looked at, those not finished included."""
+    return list((case.folder / "run" / case.command.part).rglob("checkpoints/*"))
+
+
+def is_saving(case: Case, running: commands.Running) -> bool:
+    """A checkpoint is in its temporary directory."""
+    return any("tmp" in path.name for path in steps_begun(case))
+
+
+def is_validating(case: Case, running: commands.Running) -> bool:
+    """The last row of metrics is the one that is followed by a validation."""
+    for path in (case.folder / "run" / case.command.part).rglob("metrics.jsonl"):
+        with contextlib.suppress(ValueError):
+            rows = read_metrics(epath.Path(path.parent))
+            every = 10 if case.command.name == "suite" else 20
+            if rows and rows[-1]["split"] == "train" and rows[-1]["step"] % every == (6 if every == 10 else 0):
+                return True
+    return False
+
+
+REACHED = dict(zip(PHASES, (is_preparing, is_compiling, is_saving, is_validating), strict=True))
+
+
+def wait_for_phase(case: Case, running: commands.Running, phase: str) -> bool:
+    """Whether the phase was seen, which then has just begun."""
+    deadline = time.monotonic() + SECONDS
+    while running.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError):  # what was listed vanishes
+            if REACHED[phase](case, running):
+                return True
+        time.sleep(0.001)
+    return False
+
+
+# The cases.
+
+
+def kill(case: Case, seed: int, compiled: pathlib.Path) -> None:
+    """`kill -9` at one or two random moments."""
+    chosen = random.Random(f"{seed} {case.name}")
+    cold = chosen.random() < 0.25
+    if not cold:
+        shutil.copytree(compiled, case.folder / "compiled")
+    seconds = case.command.seconds[0 if cold else 1]
+    moments = []
+    for share in [chosen.random() for _ in range(chosen.choice((1, 1, 2)))]:
+        running = case.start()
+        time.sleep(share * seconds)
+        running.kill()
+        done = running.wait()
+        case.expect(done.returncode in (-signal.SIGKILL, 0), f"fails before it is killed ({share:.0%})", done)
+        moments.append(Saved.of(case.folder / "run"))
+    case.resume(*moments)
+
+
+def terminate(case: Case, phase: str) -> None:
+    """SIGTERM in a phase."""
+    running = case.start()
+    seen = wait_for_phase(case, running, phase)
+    if seen:
+        running.send_signal(signal.SIGTERM)
+    done = running.wait(SECONDS)
+    case.expect(seen, "the phase was not seen", done)
+    # A suite has begun to train when its first trial has, and that is when the compiling begins.
+    documented = {"preparing": (143,), "compiling": (143, 0)}.get(phase, (0,))
+    if seen:
+        case.expect(done.returncode in documented, f"SIGTERM: exit status {done.returncode}, not {documented}", done)
+        case.expect(AGAIN in done.stderr, "SIGTERM: does not say how to go on", done)
+        case.expect("Traceback" not in done.stderr, "SIGTERM: a traceback", done)
+    partial = list((case.folder / "cache").glob("*.partial-*"))
+    case.expect(not partial, f"SIGTERM: {len(partial)} unfinished directories stay in the cache", done)
+    if done.returncode == 0 and case.command.name != "suite":
+        run = case.folder / "run" / case.command.part
+        steps = finished_steps(run / "checkpoints") or [-1]
+        last = read_metrics(epath.Path(run))[-1]["step"]
+        case.expect(last <= steps[-1], f"SIGTERM: step {last} was trained, the newest checkpoint is of {steps[-1]}", done)
+    case.resume(Saved.of(case.folder / "run"))
+
+
+def limit(case: Case, phase: str) -> None:
+    """No file may grow from a phase on."""
+    starve(case, phase, _limited)
+
+
+def full(case: Case, phase: str) -> None:
+    """The disk is full from a phase on."""
+    starve(case, phase, _filled)
+
+
+@contextlib.contextmanager
+def _limited(case: Case, running: commands.Running) -> Iterator[None]:
+    _, hard = resource.prlimit(running.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (FILE_LIMIT, hard))  # Python ignores SIGXFSZ
+    yield
+
+
+@contextlib.contextmanager
+def _filled(case: Case, running: commands.Running) -> Iterator[None]:
+    filler = case.folder / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        for size in (2**16, 2**12, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    pass
+    yield
+    filler.unlink()
+
+
+def starve(case: Case, phase: str, starved: Callable[[Case, commands.Running], Any]) -> None:
+    """Take the space away in a phase, while the command is halted, then give it back and run the command again."""
+    running = case.start(compiled="../compiled-elsewhere")
+    seen = wait_for_phase(case, running, phase)
+    if seen:
+        running.send_signal(signal.SIGSTOP)
+    with starved(case, running) if seen else contextlib.nullcontext():
+        if seen:
+            saved = Saved.of(case.folder / "run")
+            running.send_signal(signal.SIGCONT)
+        done = running.wait(SECONDS)
+    case.expect(seen, "the phase was not seen", done)
+    if not seen:
+        return
+    verb = case.command.arguments[0]
+    case.expect(done.returncode == 1, f"no space: exit status {done.returncode}, not 1", done)
+    case.expect(done.stderr.count(f"ag-jax {verb}: ") == 1, "no space: not one message", done)
+    case.expect("Traceback" not in done.stderr, "no space: a traceback", done)
+    partial = list((case.folder / "cache").glob("*.partial-*"))
+    case.expect(not partial, f"no space: {len(partial)} unfinished directories stay in the cache", done)
+    case.resume(saved)
+
+
+def same_directory(case: Case) -> None:
+    """Three processes in one directory."""
+    ended = [running.wait(SECONDS) for running in [case.start() for _ in range(3)]]
+    statuses = sorted(done.returncode for done in ended)
+    case.expect(statuses == [0, 1, 1], f"three in one directory end with {statuses}", ended[0])
+    for done in ended:
+        if done.returncode:
+            case.expect("is in use by process" in done.stderr, "does not say who has the directory", done)
+            case.expect(len(done.stderr.splitlines()) <= 2, "more than one message", done)
+    case.compare()
+
+
+def same_cache(case: Case, seed: int, number: int) -> None:
+    """Three processes that build one cache."""
+    chosen = random.Random(f"{seed} {case.name}")
+    running = [case.start(f"run{index}", compiled=f"compiled{index}") for index in range(3)]
+    if number:
+        wait_for_phase(case, running[0], "preparing")
+        time.sleep(0.3 * chosen.random())
+        running[0].kill()
+    for index, one in enumerate(running):
+        done = one.wait(SECONDS)
+        if number and index == 0:
+            case.resume(directory="run0")
+            continue
+        case.expect(done.returncode == 0, "one of three builders fails", done)
+        case.expect("Traceback" not in done.stderr, "one of three builders prints a traceback", done)
+        case.compare(f"run{index}", done)
+
+
+# The commands, and their material.
+
+
+def make_commands(folder: pathlib.Path) -> list[Command]:
+    """Write a text, a model and a task below `folder`."""
+    chosen = random.Random(1)
+    lines = [" ".join(chosen.choices(WORDS, k=9)).capitalize() + "." for _ in range(2000)]
+    (folder / "text.txt").write_text("\n".join(lines))
+    (folder / "tasks").mkdir()
+    (folder / "model").mkdir()
+    in_a_child(lambda: (tiny_tasks.write(folder / "tasks"), tiny_tasks.checkpoint(folder / "model")), folder)
+    suite = folder / "suite.py"
+    suite.write_text(SUITE.format(model=str(folder / "model" / "run"), data=str(folder / "tasks")))
+    settings = {
+        "data.source": folder / "text.txt",
+        "data.sequence_length": 16,
+        "data.tokenizer.vocabulary_size": 300,
+        "model.layers": 2,
+        "model.width": 12,
+        "model.heads": 6,
+        "training.batch_size": 4,
+        "training.log_every": 1,
+        "training.evaluate_every": 20,
+        "training.checkpoint_every": 7,
+        "guidance.fraction": 1.0,
+        "optimizer.warmup_steps": 0,
+    }
+    config = f"--config={REPOSITORY / 'configs' / 'quickstart.py'}"
+
+    def arguments(**more: Any) -> list[str]:
+        flags = settings | {key.replace("__", "."): value for key, value in more.items()}
+        return [config, *(f"--config.{key}={value}" for key, value in flags.items())]
+
+    return [
+        Command("train", ["train", *arguments(training__steps=60)], ""),
+        Command("suite", ["evaluate", f"--config={suite}"], "sst2"),
+        Command("compare", ["compare", *arguments(training__steps=40, comparison__seeds="(0,)")], "ag-seed0"),
+    ]
+
+
+def in_a_child(work: Callable[[], Any], folder: pathlib.Path) -> None:
+    """Do it in a process of its own, with a cache of its own, as this one starts the commands."""
+    child = os.fork()
+    if not child:
+        try:
+            os.environ["AG_JAX_CACHE"] = str(folder / "cache")
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit("the material could not be made")
+
+
+def run_undisturbed(command: Command, folder: pathlib.Path) -> list[Finding]:
+    """Run the command twice, the second time with compiled programs: what it leaves, and how long it takes."""
+    seconds = []
+    for number in range(2):
+        (folder / str(number)).mkdir(parents=True)
+        case = Case(f"undisturbed-{command.name}", command, folder / str(number))
+        began = time.monotonic()
+        done = case.start(compiled="../compiled").wait(SECONDS)
+        seconds.append(time.monotonic() - began)
+        if done.returncode:
+            raise SystemExit(f"{command.name} fails undisturbed:\n{done.stderr}")
+        if number == 0:
+            command.undisturbed = content(case.folder / "run")
+        case.compare(done=done)
+    command.seconds = (seconds[0], seconds[1])
+    return case.findings
+
+
+@contextlib.contextmanager
+def tmpfs(folder: pathlib.Path) -> Iterator[bool]:
+    """Mount a small disk at `folder`; yields whether that worked."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
+    mounted = bool(shutil.which("mount")) and subprocess.run(mount, capture_output=True).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def all_cases(kills: int, seed: int, compiled: pathlib.Path) -> dict[str, tuple[str, Callable[[Case], None]]]:
+    """The command and the function of every case, by name."""
+    cases: dict[str, tuple[str, Callable[[Case], None]]] = {}
+    for command in ("train", "suite", "compare"):
+        for number in range(kills):
+            cases[f"kill-{command}-{number}"] = command, functools.partial(
+                kill, seed=seed, compiled=compiled / command / "compiled"
+            )
+        for phase in PHASES:
+            for kind, function in (("term", terminate), ("limit", limit), ("full", full)):
+                if (command, phase) != ("suite", "preparing") or kind != "limit":  # a suite writes no large file then
+                    cases[f"{kind}-{command}-{phase}"] = command, functools.partial(function, phase=phase)
+        cases[f"directory-{command}"] = command, same_directory
+        for number in range(3 if command != "suite" else 0):  # a suite builds no cache
+            cases[f"cache-{command}-{number}"] = command, functools.partial(same_cache, seed=seed, number=number)
+    return cases
+
+
+def run_case(name: str, command: Command, run: Callable[[Case], None], folder: pathlib.Path) -> list[Finding] | None:
+    """The findings of a case, None if it is skipped."""
+    place = folder / "case"
+    place.mkdir()
+    case = Case(name, command, place)
+    try:
+        if not name.startswith("full-"):
+            run(case)
+        else:
+            with tmpfs(place) as mounted:
+                if not mounted:
+                    return None
+                run(case)
+    except Exception:
+        case.expect(False, "the case itself fails: " + traceback.format_exc())
+    finally:
+        shutil.rmtree(place)
+    return case.findings
+
+
+def main() -> int:
+    """Return 0 if there is no finding, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="number of kills of each command")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="beginnings of names of cases, with commas")
+    parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
+    options = parser.parse_args()
+    began, findings, skipped = time.monotonic(), [], []
+    with tempfile.TemporaryDirectory(prefix="disturbances-") as name:
+        folder = pathlib.Path(name).resolve()
+        cases = all_cases(options.kills, options.seed, folder / "undisturbed")
+        cases = {name: case for name, case in cases.items() if name.startswith(tuple(options.only.split(",")))}
+        if options.list:
+            print(*cases, sep="\n")
+            return 0
+        by_name = {command.name: command for command in make_commands(folder)}
+        for command in dict.fromkeys(command for command, _ in cases.values()):
+            findings += run_undisturbed(by_name[command], folder / "undisturbed" / command)
+            cold, warm = by_name[command].seconds
+            print(f"{command}: {cold:.1f} s undisturbed, {warm:.1f} s when compiled", file=sys.stderr, flush=True)
+        for number, (case, (command, run)) in enumerate(cases.items(), 1):
+            found = run_case(case, by_name[command], run, folder)
+            skipped += [case] if found is None else []
+            findings += found or []
+            told = "skipped: no tmpfs can be mounted here" if found is None else "; ".join(one.happened for one in found)
+            seconds = time.monotonic() - began
+            print(f"{number} of {len(cases)}, {seconds:.0f} s, {case}: {told or 'passed'}", file=sys.stderr, flush=True)
+    for found in findings:
+        print(f"{found.case} | {found.happened}")
+        if options.only:
+            print(found.detail)
+    seconds = time.monotonic() - began
+    print(f"{len(findings)} findings in {len(cases) - len(skipped)} cases ({len(skipped)} skipped), {seconds:.0f} s")
+    return int(bool(findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
