@@ -1,4 +1,4 @@
-"""Kill, stop and starve `train`, a fine-tuning suite and `compare`, run the same command again, and compare the results.
+"""Kill, stop and starve `train`, a fine-tuning suite and `compare`, run them again, and compare the results.
 
     python -m tests.disturbances --kills=20 --seed=0     # seeded; pytest does not collect it
     python -m tests.disturbances --only=full-train       # only cases whose names begin with this
@@ -6,19 +6,19 @@
 
 The cases, for each of the three commands:
 
-    kill-COMMAND-N           `kill -9` after a random share of the undisturbed time; one in three kills the resumed run, too
-    term-COMMAND-PHASE       SIGTERM while text is prepared, programs are compiled, a checkpoint is saved, or a model validated
+    kill-COMMAND-N           `kill -9` after a random share of the undisturbed time; a third kills the resumed run, too
+    term-COMMAND-PHASE       SIGTERM while preparing text, compiling, saving a checkpoint, or validating
     limit-COMMAND-PHASE      from this phase on, no file may grow beyond 8 KiB
     full-COMMAND-PHASE       from this phase on, the disk is full: a small tmpfs; skipped where none can be mounted
     directory-COMMAND        three processes in one directory: one works, two end with the message of its lock
     cache-COMMAND-N          three processes in three directories build one cache; from N = 1 on, one of them is killed
 
 Each disturbed command must end with the documented exit status and without a traceback, and lose nothing that was saved
-before: checkpoints, rows of metrics with their clock, epochs and results of trials. The same command, run again, must then
-leave what an undisturbed one leaves: the same files; bit for bit the same checkpoints; rows of metrics, predictions and
-JSON files that are equal but for the clock. Every case has a cache and a directory of its own.
+before: checkpoints, rows of metrics with their clock, epochs and results of trials. The same command, run again, must
+then leave what an undisturbed one leaves: the same files; bit for bit the same checkpoints; rows of metrics, predictions
+and JSON files that are equal but for the clock. Every case has a cache and a directory of its own.
 
-The moments depend on the seed, but what they hit depends on the machine, so that a finding may need some repetitions. The
+The moments depend on the seed, but what they hit depends on the machine, so a finding may need some repetitions. The
 table at the end has one line for each finding. The exit status is 1 if there are findings.
 """
 
@@ -54,7 +54,7 @@ from tests.finetuning import tiny_tasks
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 PHASES = ("preparing", "compiling", "saving", "validating")
-SECONDS = 600  # that a command may take; many, because other processes may be busy
+SECONDS = 240  # that a command may take; many, because other processes may be busy
 FILE_LIMIT = 8 * 2**10  # bytes: enough for messages and configs, too little for checkpoints
 DISK = "24m"  # the size of the tmpfs
 AGAIN = "To go on, run the same command again"
@@ -104,7 +104,8 @@ class Case:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
-        return commands.Running([*self.command.arguments, f"--workdir={self.folder / directory}"], environment=environment)
+        workdir = f"--workdir={self.folder / directory}"
+        return commands.Running([*self.command.arguments, workdir], environment=environment)
 
     def resume(self, *moments: "Saved", directory: str = "run") -> None:
         """Run the same command to its end, and compare what it leaves with what an undisturbed one leaves."""
@@ -127,15 +128,17 @@ class Case:
 
 @dataclasses.dataclass
 class Command:
-    """One of the three commands: what a user types, and once it has run undisturbed, what it leaves and how long it takes.
+    """One of the three commands: what a user types, and what it leaves and how long it takes undisturbed.
 
-    runs: the part of its directory that the phases are looked for in.
+    part: the folder of its directory that the phases are looked for in.
+    validated_every: steps from one validation to the next.
     seconds: without and with compiled programs from an earlier run.
     """
 
     name: str
     arguments: list[str]
     part: str
+    validated_every: int
     undisturbed: dict[str, Any] = dataclasses.field(default_factory=dict)
     seconds: tuple[float, float] = (0.0, 0.0)
 
@@ -157,7 +160,7 @@ class Saved:
             if not steps:
                 continue
             name = directory.parent.relative_to(workdir).as_posix()
-            progress = json.loads((directory / str(steps[-1]) / "progress" / "metadata").read_text())
+            progress = read_progress(directory, steps[-1])
             if "epochs" in progress:
                 epochs[name] = progress["epochs"]
             elif (directory.parent / "metrics.jsonl").exists():
@@ -168,7 +171,8 @@ class Saved:
     def lost(self, workdir: pathlib.Path) -> Iterator[str]:
         """What is not there any more, or was made anew, as the clock fields show."""
         for name, rows in self.rows.items():
-            if not (workdir / name / "metrics.jsonl").exists() or read_metrics(epath.Path(workdir / name))[: len(rows)] != rows:
+            there = (workdir / name / "metrics.jsonl").exists()
+            if not there or read_metrics(epath.Path(workdir / name))[: len(rows)] != rows:
                 yield f"rows of {name}/metrics.jsonl up to the checkpoint of step {rows[-1]['step'] if rows else 0}"
         for name, epochs in self.epochs.items():
             path = workdir / name / "result.json"
@@ -181,7 +185,13 @@ class Saved:
 
 def finished_steps(directory: pathlib.Path) -> list[int]:
     """Steps of the checkpoints that were written to their end."""
-    return [step for step in steps_in(epath.Path(directory)) if (directory / str(step) / "_CHECKPOINT_METADATA").exists()]
+    steps = steps_in(epath.Path(directory))
+    return [step for step in steps if (directory / str(step) / "_CHECKPOINT_METADATA").exists()]
+
+
+def read_progress(directory: pathlib.Path, step: int) -> dict[str, Any]:
+    """What a checkpoint holds besides arrays: also the fingerprint of every array, the optimizer's included."""
+    return json.loads((directory / str(step) / "progress" / "metadata").read_text())
 
 
 def content(workdir: pathlib.Path) -> dict[str, Any]:
@@ -204,8 +214,7 @@ def content(workdir: pathlib.Path) -> dict[str, Any]:
     for directory in workdir.rglob("checkpoints"):
         step = finished_steps(directory)[-1]
         name = f"{directory.relative_to(workdir).as_posix()}/{step}"
-        # The progress has the fingerprint of every array, the optimizer's included.
-        found[f"{name}/progress"] = without_clock(json.loads((directory / str(step) / "progress" / "metadata").read_text()))
+        found[f"{name}/progress"] = without_clock(read_progress(directory, step))
         checkpoints = Checkpoints(epath.Path(directory), read_only=True)
         params = paths(checkpoints.restore_params(step))
         checkpoints.close()
@@ -235,17 +244,17 @@ def is_compiling(case: Case, running: commands.Running) -> bool:
     if case.command.name == "suite":
         return "trials to do" in running.stderr and not any((case.folder / "run").rglob("metrics.jsonl"))
     attention = running.stderr.count("attention: ")
-    return attention == (2 if case.command.part else 1) and not steps_begun(case)
+    return attention == (2 if case.command.part else 1) and not checkpoints_begun(case)
 
 
-def steps_begun(case: Case) -> list[pathlib.Path]:
+def checkpoints_begun(case: Case) -> list[pathlib.Path]:
     """Checkpoints of the part of the directory that is looked at, those not finished included."""
     return list((case.folder / "run" / case.command.part).rglob("checkpoints/*"))
 
 
 def is_saving(case: Case, running: commands.Running) -> bool:
     """A checkpoint is in its temporary directory."""
-    return any("tmp" in path.name for path in steps_begun(case))
+    return any("tmp" in path.name for path in checkpoints_begun(case))
 
 
 def is_validating(case: Case, running: commands.Running) -> bool:
@@ -253,8 +262,7 @@ def is_validating(case: Case, running: commands.Running) -> bool:
     for path in (case.folder / "run" / case.command.part).rglob("metrics.jsonl"):
         with contextlib.suppress(ValueError):
             rows = read_metrics(epath.Path(path.parent))
-            every = 10 if case.command.name == "suite" else 20
-            if rows and rows[-1]["split"] == "train" and rows[-1]["step"] % every == (6 if every == 10 else 0):
+            if rows and rows[-1]["split"] == "train" and rows[-1]["step"] % case.command.validated_every == 0:
                 return True
     return False
 
@@ -302,7 +310,7 @@ def terminate(case: Case, phase: str) -> None:
         running.send_signal(signal.SIGTERM)
     done = running.wait(SECONDS)
     case.expect(seen, "the phase was not seen", done)
-    # A suite has begun to train when its first trial has, and that is when the compiling begins.
+    # 143 before training; training, of which compiling may be the first part, saves and exits with 0.
     documented = {"preparing": (143,), "compiling": (143, 0)}.get(phase, (0,))
     if seen:
         case.expect(done.returncode in documented, f"SIGTERM: exit status {done.returncode}, not {documented}", done)
@@ -314,7 +322,7 @@ def terminate(case: Case, phase: str) -> None:
         run = case.folder / "run" / case.command.part
         steps = finished_steps(run / "checkpoints") or [-1]
         last = read_metrics(epath.Path(run))[-1]["step"]
-        case.expect(last <= steps[-1], f"SIGTERM: step {last} was trained, the newest checkpoint is of {steps[-1]}", done)
+        case.expect(last <= steps[-1], f"SIGTERM: trained to step {last}, saved to step {steps[-1]}", done)
     case.resume(Saved.of(case.folder / "run"))
 
 
@@ -434,9 +442,11 @@ def make_commands(folder: pathlib.Path) -> list[Command]:
         return [config, *(f"--config.{key}={value}" for key, value in flags.items())]
 
     return [
-        Command("train", ["train", *arguments(training__steps=60)], ""),
-        Command("suite", ["evaluate", f"--config={suite}"], "sst2"),
-        Command("compare", ["compare", *arguments(training__steps=40, comparison__seeds="(0,)")], "ag-seed0"),
+        Command("train", ["train", *arguments(training__steps=60)], "", 20),
+        Command("suite", ["evaluate", f"--config={suite}"], "sst2", 6),
+        Command(
+            "compare", ["compare", *arguments(training__steps=40, comparison__seeds="(0,)")], "ag-seed0", 20
+        ),
     ]
 
 
@@ -516,6 +526,8 @@ def run_case(name: str, command: Command, run: Callable[[Case], None], folder: p
                 if not mounted:
                     return None
                 run(case)
+    except AssertionError as still_running:
+        case.findings.append(Finding(name, f"does not end within {SECONDS} s", str(still_running)))
     except Exception:
         case.expect(False, "the case itself fails: " + traceback.format_exc())
     finally:
@@ -548,9 +560,10 @@ def main() -> int:
             found = run_case(case, by_name[command], run, folder)
             skipped += [case] if found is None else []
             findings += found or []
-            told = "skipped: no tmpfs can be mounted here" if found is None else "; ".join(one.happened for one in found)
+            told = "; ".join(one.happened for one in found or [])
+            told = "skipped: no tmpfs can be mounted here" if found is None else told or "passed"
             seconds = time.monotonic() - began
-            print(f"{number} of {len(cases)}, {seconds:.0f} s, {case}: {told or 'passed'}", file=sys.stderr, flush=True)
+            print(f"{number} of {len(cases)}, {seconds:.0f} s, {case}: {told}", file=sys.stderr, flush=True)
     for found in findings:
         print(f"{found.case} | {found.happened}")
         if options.only:
