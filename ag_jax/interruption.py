@@ -97,7 +97,8 @@ def deferred() -> Iterator[None]:
 def guard(command: Callable[[], int]) -> int:
     """Run the program's command and return its exit status. A signal ends the process, with one line and `status()`.
 
-    The process then ends without waiting for its threads, which may be in the middle of a long call.
+    The process ends without waiting for its threads after a signal, as they may be in the middle of a long call, and after
+    a failure: when a checkpoint cannot be written, those of Orbax may wait for minutes for another part of it.
     """
     _state.guarded = True
     before, sys.unraisablehook = sys.unraisablehook, lambda lost: _unraisable(lost, before)
@@ -108,9 +109,15 @@ def guard(command: Callable[[], int]) -> int:
     signal.set_wakeup_fd(writing)
     threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True).start()
     try:
-        return command()
+        failed = command()
     except KeyboardInterrupt:
         _leave(f"stopped by {requested() or 'SIGINT'}. {GO_ON}")
+    if failed:
+        for output in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                output.flush()
+        os._exit(failed)
+    return failed
 
 
 def _receive(number: int, _) -> None:

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM, before anything is trained: the command ends, in one line, and leaves nothing half done."""
 
 import signal
+import threading
 import time
 from types import SimpleNamespace
 
@@ -52,6 +53,21 @@ def test_a_signal_ends_the_command_in_one_line(tmp_path, case):
     left = [path.name for path in (tmp_path / "cache").glob("*")]
     assert sorted(name.split("-")[0] for name in left) == kept
     assert any("partial" in name for name in left) == (expected == AT_ONCE), "only then is nothing cleaned up"
+
+
+def fails_beside_a_thread() -> None:
+    """An error while a thread that the interpreter would wait for is busy, as Orbax's are when a save has failed."""
+
+    def fail(*_):
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+        raise OSError("no space")
+
+    verbs.run_verb = fail
+
+
+def test_a_command_that_fails_does_not_wait_for_its_threads():
+    done = commands.Running(["train", "--config=configs/quickstart.py"], before=fails_beside_a_thread).wait(60)
+    assert (done.returncode, done.stderr) == (1, "ag-jax train: no space\n")
 
 
 def test_in_a_notebook_an_interrupt_is_as_python_has_it():
