@@ -3,13 +3,16 @@
 These settings must be made before JAX is used for the first time, so they stand at the top.
 """
 
+import importlib.metadata
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The arrays are tiny: nearly all the time goes to compiling. Set it to 0 to test what runs compile.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# The CPU's older code generator compiles train steps in little more than half the time of the present one.
-os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {os.environ.get('XLA_FLAGS', '')}".strip()
+# The CPU's older code generator compiles train steps in little more than half the time of the present one. XLA ends the process
+# at a flag that it does not know, and later releases have this generator no more.
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {os.environ.get('XLA_FLAGS', '')}".strip()
 # Threads of the CPU's devices: each takes one while it waits for the others, once for every collective that does not depend on
 # another, of which two passes have many. With too few of them all wait, and XLA aborts.
 os.environ.setdefault("PJRT_NPROC", "64")
