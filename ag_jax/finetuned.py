@@ -123,8 +123,12 @@ def load(directory: epath.PathLike) -> FineTuned:
             "--config.keep=best"
         )
     values = read_json(place / TASK, dict, {"head": dict, "model": dict, "origin": dict})
-    weights = (place / WEIGHTS).read_bytes()
     written = values.pop(FINGERPRINT, None)
+    try:
+        settings = configuration.parse(_Settings, values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place / TASK} is damaged, or of another version: {error}; copy it anew") from error
+    weights = (place / WEIGHTS).read_bytes()
     if written is None:
         print(
             f"warning: {place} is of an earlier version, which saved no fingerprint of the weights: they could not be "
@@ -133,10 +137,6 @@ def load(directory: epath.PathLike) -> FineTuned:
         )
     elif written != _fingerprint(values, weights):
         raise ValueError(f"{place} is damaged: {TASK} and {WEIGHTS} are not what was saved, their fingerprint differs")
-    try:
-        settings = configuration.parse(_Settings, values)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{place / TASK} is damaged, or of another version: {error}; copy it anew") from error
     try:
         flat = safetensors.numpy.load(weights)
         params, beside = separated(traverse_util.unflatten_dict(flat, sep="/"))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import configuration, finetuned, inspection, learner, run, verbs
+from ag_jax import configuration, finetuned, inspection, learner, origin, run, verbs
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.experiment import ExperimentConfig
 from ag_jax.finetuned import FineTuned
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.trial import make_head
-from ag_jax.interop import exporting, importing
+from ag_jax.interop import exporting
 from ag_jax.training import storage
 from ag_jax.training.config import TrainingConfig
 from tests import tiny
@@ -65,7 +65,7 @@ def places(tmp_path_factory):
             (copied / "summary.json").write_text(json.dumps(SUMMARY | {"validation_loss": loss}))
     (directory / "compared" / "report.json").write_text('{"arms": {"mlm": {}, "ag": {}}, "seeds": [0, 1]}')
     exporting.convert(epath.Path(directory / "run"), None, str(directory / "hf"))
-    (shutil.copytree(directory / "run", directory / "imported") / importing.ORIGIN).write_text('{"model_type": "roberta"}')
+    (shutil.copytree(directory / "run", directory / "imported") / origin.FILE).write_text('{"model_type": "roberta"}')
 
     for arm, scores in (("plain", (0.5, 0.75)), ("asa", (0.625, 0.5))):
         suite = save_suite(directory / "arms" / arm, "rte", "sst2", "stsb")

@@ -70,6 +70,7 @@ def get_config(argument=""):
     config = configuration.default(FinetuningConfig)
     config.update(checkpoint="runs/a", arms="a,b")
     config.tasks.sst2 = configuration.default(Recipe)
+    config.tasks.sst2.epochs = 2 if "arm=b" in argument else 1
     return config
 """
 
