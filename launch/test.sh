@@ -3,7 +3,7 @@
 #
 #   bash launch/test.sh                        the tests, several at a time
 #   bash launch/test.sh --all                  also the exhaustive ones, and compilations for TPUs and NVIDIA GPUs, which
-#                                              need no device, but environments of their own (about 5 GB)
+#                                              need no device, but environments of their own
 #   bash launch/test.sh tests/launch -x        any other arguments go to pytest as they are
 #
 # Tests run on the CPU unless JAX_PLATFORMS says otherwise. Settings as for launch/local.sh. tests/parity needs PyTorch: .ci/run

@@ -21,8 +21,8 @@ yet. scale=small on SST-2 alone, from the quickstart's guided checkpoint, traine
 file (benchmarks/results/asa_table4_small.json): plain 69.2, longer 64.5, SMART 70.5, ASA 63.4, and FreeLB at chance,
 50.9, with all three seeds (p 0.007). That was FreeLB with two passes, where this config now has three, and with a step
 size made for RoBERTa-large: one ascent of 0.1 takes the loss of this model from 0.64 to 1.17. Its ball of 0.6 was not
-reached (the perturbation was 0.586 long). Of longer and of ASA one seed stayed at chance; p 0.48 or more but for
-FreeLB.
+reached (the perturbation was 0.586 long; both measured once, by hand). Of longer and of ASA one seed stayed at
+chance; p 0.48 or more but for FreeLB.
 
 Deviations: the paper names no settings of FreeLB and SMART. FreeLB has those released for RoBERTa-large on each task,
 with its count of passes (`freelb.count=fairseq`), on PAWS-QQP those of QQP, on HellaSWAG those of MNLI; dropout is that
