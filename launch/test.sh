@@ -12,11 +12,12 @@ set -euo pipefail
 # shellcheck source=launch/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-# run_all ARGUMENTS: all tests, with one worker a core, at most 4 (each needs up to 4 GB). All tests of a file go to one worker,
-# which compiles once what they share; files that take long come first (tests/conftest.py), so that the workers end together.
+# run_all ARGUMENTS: all tests, with one worker more than there are cores, as many tests wait for other processes; at most 4 workers,
+# each of which needs up to 4 GB. All tests of a file go to one worker, which compiles once what they share; files that take long
+# come first (tests/conftest.py), so that the workers end together.
 run_all() {
   local workers
-  workers=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+  workers=$(($(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1))
   if [ "$workers" -gt 4 ]; then workers=4; fi
   python -m pytest tests -n "$workers" --dist loadfile --no-loadscope-reorder --ignore=tests/parity "$@"
 }

@@ -3,16 +3,23 @@
 These settings must be made before JAX is used for the first time, so they stand at the top.
 """
 
+import gc
 import importlib.metadata
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The arrays are tiny: nearly all the time goes to compiling. Set it to 0 to test what runs compile.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# The CPU's older code generator compiles train steps in little more than half the time of the present one. XLA ends the process
-# at a flag that it does not know, and later releases have this generator no more.
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {os.environ.get('XLA_FLAGS', '')}".strip()
+# Settings of XLA's CPU compiler for programs that run once: fewer passes, and one module of LLVM in place of 32. XLA ends the
+# process at a flag that it does not know, so only releases are listed that were tried.
+FLAGS = {
+    # The older code generator compiles train steps in little more than half the time of the present one; 0.12 has it no more.
+    "0.10.": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+    "0.12.": "--xla_cpu_parallel_codegen_split_count=1",
+}
+for release, flags in FLAGS.items():
+    if importlib.metadata.version("jaxlib").startswith(release):
+        os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
 # Threads of the CPU's devices: each takes one while it waits for the others, once for every collective that does not depend on
 # another, of which two passes have many. With too few of them all wait, and XLA aborts.
 os.environ.setdefault("PJRT_NPROC", "64")
@@ -97,3 +104,10 @@ def pytest_collection_modifyitems(items):
     """Put the tests of `LONG` first; the order is otherwise that of the files."""
     order = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG)))
+
+
+def pytest_collection_finish(session):
+    """Keep the garbage collector from walking all imported modules and all tests again and again while JAX traces."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)

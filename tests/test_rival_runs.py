@@ -50,7 +50,7 @@ def test_the_method_chooses():
         AdversarialConfig("pgd")
 
 
-@pytest.mark.parametrize("method", ["freelb", "sift"])
+@pytest.mark.parametrize("method", ["freelb", pytest.param("sift", marks=pytest.mark.exhaustive)])
 def test_in_a_trial(method, tmp_path, one_device):
     recipe = Recipe(epochs=1, max_length=24, adversarial=AdversarialConfig(method, **RIVALS[method]))
     opened = tasks.pretrained()
@@ -101,7 +101,14 @@ def test_in_pretraining(tmp_path, one_device):
     assert all(row["coefficient/smart"] == 1 for row in rows)
 
 
-@pytest.mark.parametrize(("method", "remat"), [("freelb", "layer"), ("smart", "dots"), ("sift", "none")])
+@pytest.mark.parametrize(
+    ("method", "remat"),
+    [
+        ("smart", "dots"),
+        pytest.param("freelb", "layer", marks=pytest.mark.exhaustive),
+        pytest.param("sift", "none", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_spread_over_devices_and_computed_again_it_is_the_same(method, remat, eight_devices):
     """Two microbatches with dropout on a mesh of 2 x 2 x 2, against one device that keeps everything."""
     config, batch = AdversarialConfig(method, **RIVALS[method]), tiny.batch((11, 7, 5, 0, 9, 4, 11, 2))

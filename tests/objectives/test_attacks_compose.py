@@ -53,7 +53,7 @@ def by_parts(objective, params, batch, microbatches):
     return jax.jit(compute)(params, batch)
 
 
-@pytest.mark.parametrize("what", ["choice", "tagging", "pretraining"])
+@pytest.mark.parametrize("what", [pytest.param("choice", marks=pytest.mark.exhaustive), "tagging", "pretraining"])
 def test_accumulation_is_exact(what):
     """Of tags as the released code counts them, and of a penalty by fractions, too."""
     if what == "pretraining":
@@ -113,7 +113,13 @@ def test_texts_that_share_rows_are_attacked_as_alone(name):
         assert distance(gradient[part], expected_gradient[part]) < 1e-4, part
 
 
-@pytest.mark.parametrize(("encoder", "method", "policy"), [("roberta", "gumbel", "layer"), ("deberta_v1", "bernoulli", "dots")])
+@pytest.mark.parametrize(
+    ("encoder", "method", "policy"),
+    [
+        ("roberta", "gumbel", "layer"),
+        pytest.param("deberta_v1", "bernoulli", "dots", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_computed_again_it_is_the_same(encoder, method, policy):
     """Random masks too, which the backward pass must draw again as they were."""
 
@@ -162,7 +168,7 @@ def trained(eight_devices):
     return run
 
 
-@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [pytest.param((8, 1, 1), marks=pytest.mark.exhaustive), (2, 2, 2)])
 def test_every_mesh_trains_the_same(trained, shape):
     alone, spread = trained((1, 1, 1)), trained(shape)
     np.testing.assert_allclose(spread[1], alone[1], rtol=5e-6)

@@ -141,7 +141,7 @@ def plain_loop(objective, config, width, params, batch, first):
 @pytest.mark.parametrize(
     ("name", "steps", "count"),
     [
-        ("guided", 2, "huggingface"),
+        pytest.param("guided", 2, "huggingface", marks=pytest.mark.exhaustive),
         ("choice", 3, "huggingface"),
         ("guided", 1, "fairseq"),
         ("tagging", 2, "fairseq"),
@@ -163,7 +163,17 @@ def test_the_same_as_two_backward_passes(name, steps, count):
     perturbed.close(found, gradient)
 
 
-@pytest.mark.parametrize("name", ["regression", "choice", "tagging", "guided", "nsp", "bias", "generator"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "regression",
+        "choice",
+        "tagging",
+        "guided",
+        "generator",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("nsp", "bias")),
+    ],
+)
 def test_nothing_moved_is_plain_training(name):
     """Whatever the objective; the last of three passes is as good as their mean."""
     objective, batch = perturbed.CASES[name]
@@ -202,7 +212,7 @@ def test_an_evaluation_is_not_attacked():
     assert "delta_norm" not in found.metrics
 
 
-@pytest.mark.parametrize("name", ["guided", "nsp", "unigram", "tagging"])
+@pytest.mark.parametrize("name", ["guided", pytest.param("nsp", marks=pytest.mark.exhaustive), "unigram", "tagging"])
 def test_parts_are_exact(name):
     """Of any number of terms, as the factors of the whole batch reach every part; starting points are drawn in each."""
     objective, batch = perturbed.CASES[name]
@@ -271,7 +281,8 @@ def test_dropout_is_the_same_in_all_passes_or_not():
 
 
 @pytest.mark.parametrize(
-    ("guided", "steps", "count", "passes"), [(False, 1, "huggingface", 1), (True, 2, "huggingface", 2), (False, 2, "fairseq", 3)]
+    ("guided", "steps", "count", "passes"),
+    [(False, 1, "huggingface", 1), pytest.param(True, 2, "huggingface", 2, marks=pytest.mark.exhaustive), (False, 2, "fairseq", 3)],
 )
 def test_a_step_costs_as_many_passes(guided, steps, count, passes):
     objective = Supervised(tiny.task_model("classification", width=48, heads=3, feedforward=192, remat="none"))
