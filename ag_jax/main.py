@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
         if len(positional) != 1 or positional[0] not in VERBS:
             raise ValueError(f"expected one verb of {', '.join(VERBS)}, got {' '.join(positional) or 'none'}; see --help")
     except (flags.Error, ValueError, OSError) as error:
-        print(f"ag-jax: {error}", file=sys.stderr)
+        print(verbs.shortened(f"ag-jax: {error}"), file=sys.stderr)
         return 2
 
     source = config_flags.get_config_filename(flags.FLAGS["config"]) if _CONFIG.value else None

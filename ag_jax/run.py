@@ -152,7 +152,7 @@ def _check_same(theirs: dict[str, Any], ours: dict[str, Any], workdir: epath.Pat
     ]
     if different:
         raise ValueError(
-            f"--workdir={workdir} holds a run of another config:\n" + "\n".join(different) + "\n"
+            f"--workdir={workdir} holds a run of another config, by its config.json:\n" + "\n".join(different) + "\n"
             "Go on with that config, or choose another directory"
         )
 

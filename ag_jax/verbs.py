@@ -22,6 +22,7 @@ from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
 
 ON_MANY_HOSTS = ("train", "compare", "evaluate")  # if they do not fine-tune
+_LONGEST_LINE = 2000  # characters of an error message that are printed
 _TUNING_ON_MANY_HOSTS = "fine-tuning runs on one machine: leave --coordinator, --hosts and --host out"
 
 
@@ -60,7 +61,10 @@ class Request:
         if self.config is None:
             raise ValueError("this verb needs --config=FILE, such as --config=configs/quickstart.py")
         values = configuration.load(self.config, self.overrides)
-        return configuration.parse(configuration.kind_of(values, (ExperimentConfig, FinetuningConfig)), values)
+        try:
+            return configuration.parse(configuration.kind_of(values, (ExperimentConfig, FinetuningConfig)), values)
+        except ValueError as error:
+            raise ValueError(f"--config={self.config}: {error}") from error
 
     def experiment(self) -> ExperimentConfig:
         """The checked config of pre-training. Raises ValueError if it is one of fine-tuning."""
@@ -272,7 +276,20 @@ def run_safely(verb: str, request: Request) -> int:
     return 0
 
 
+def shortened(message: str) -> str:
+    """Return an error message without the middle of lines that are longer than a screen.
+
+    Messages quote what they refuse, which in a damaged file may be a text of megabytes.
+    """
+    half = _LONGEST_LINE // 2
+    return "\n".join(
+        f"{line[:half]} ... {len(line) - 2 * half:,} characters left out ... {line[-half:]}" if len(line) > _LONGEST_LINE else line
+        for line in message.split("\n")
+    )
+
+
 def _failed(status: int, message: str) -> int:
+    message = shortened(message)
     where = f"host {hosts.index()}: " if hosts.count() > 1 else ""
     print(f"{where}{message}", file=sys.stderr, flush=True)
     hosts.abandon(status, message)

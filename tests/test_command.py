@@ -155,6 +155,11 @@ def test_tokenizer_is_trained_and_can_be_used(text, tmp_path):
     assert json.loads(again.stdout)["data"]["tokenizer"]["path"] == str(tmp_path / "tokenizer")
 
 
+def test_a_message_does_not_repeat_a_huge_value_whole(text, tmp_path):
+    done = run(command("train", text, tmp_path / "run", f"--config.guidance.heads={'ne' * 9000}xt:1", f"--config.guidance.mode={'x' * 9000}"))
+    assert done.returncode == 1 and "characters left out" in done.stderr and len(done.stderr) < 5000, done.stderr[:5000]
+
+
 def test_another_config_is_refused_and_nothing_is_lost(text, uninterrupted):
     before = (uninterrupted / "metrics.jsonl").read_bytes()
     done = run(command("train", text, uninterrupted, "--config.model.layers=3"))

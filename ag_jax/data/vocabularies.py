@@ -35,7 +35,7 @@ def load_byte_bpe(directory: pathlib.Path) -> HuggingFace:
         if not file.exists():
             raise FileNotFoundError(f"a byte-level BPE needs vocab.json and merges.txt, but {file} is missing; add it.")
     settings = settings_beside(vocabulary, _BYTE_BPE)
-    model = read(vocabulary, lambda file: huggingface.models.BPE.from_file(file, str(merges)))
+    model = read(vocabulary, lambda file: huggingface.models.BPE.from_file(file, str(merges)), beside=merges)
     tokenizer = byte_bpe(model, space_first=settings.get("add_prefix_space", False))
     completed = _completed(tokenizer, ROBERTA_SPECIALS, directory)
     return read(vocabulary, lambda _: HuggingFace(completed))
@@ -106,14 +106,23 @@ def _normalized(tokenizer: huggingface.Tokenizer, token: str) -> str:
     return tokenizer.normalizer.normalize_str(token) if tokenizer.normalizer else token
 
 
-def read(file: pathlib.Path, reader: Callable[[str], Any]) -> Any:
-    """`reader` of the file's name. Raises ValueError, with that name, for whatever the library cannot read."""
+def read(file: pathlib.Path, reader: Callable[[str], Any], beside: pathlib.Path | None = None) -> Any:
+    """Return what `reader` makes of the file's name.
+
+    Args:
+      file: the file that is read.
+      reader: a function of the library that reads it.
+      beside: a second file that the function reads, too.
+
+    Raises ValueError, with the names of both, for whatever the library cannot read.
+    """
     try:
         return reader(str(file))
     except BaseException as error:  # the Rust library raises bare Exception, or a panic, which is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"{file} could not be read as a tokenizer ({error}); copy it anew.") from error
+        names = f"{file} with {beside.name}" if beside else file
+        raise ValueError(f"{names} could not be read as a tokenizer ({error}); copy it anew.") from error
 
 
 def _completed(tokenizer: huggingface.Tokenizer, specials: Collection[str], directory: pathlib.Path) -> huggingface.Tokenizer:

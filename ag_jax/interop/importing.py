@@ -125,7 +125,7 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
         (*expected, *source.family.left_out, *(name.theirs for name in source.family.names if name.ours in unread)),
         "\nTo leave out what has no place here, name the beginnings: --expect=cls,lm_head",
     )
-    params = names.nested(names.load(wanted, source.tensors.read, shapes, str(source.directory)))
+    params = names.nested(names.load(wanted, source.tensors, shapes))
     return FineTuned(head, config, _tokenizer(source), params, _origin(source, path)), tuple(left_out)
 
 
@@ -196,7 +196,7 @@ def parameters(
         (*expected, *source.family.left_out),
         "\nTo leave out what has no place here, name the beginnings: --expect=classifier,qa_outputs",
     )
-    arrays = names.load(wanted, source.tensors.read, shapes, str(source.directory))
+    arrays = names.load(wanted, source.tensors, shapes)
     if new:
         values = names.flat(learner.unboxed(jax.jit(init)()))
         arrays |= {path: np.asarray(values[path]) for path in fresh if path.partition("/")[0] in new}

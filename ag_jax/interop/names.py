@@ -1,11 +1,12 @@
 """Name tables: which tensor of theirs is which parameter of ours, and the strict merge in both directions."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from ag_jax.interop.layouts import AS_IS, Layout, Shape
+from ag_jax.interop.tensors import Tensors
 
 LAYER = "{layer}"
 LAYERS = "encoder/layers/"  # parameters below have a leading axis, one entry for each layer
@@ -89,20 +90,18 @@ def check(
     return left
 
 
-def load(
-    wanted: Sequence[Place], read: Callable[[str], np.ndarray], ours: Mapping[str, Shape], of: str
-) -> dict[str, np.ndarray]:
-    """Our arrays, float32, by path; `read(name)` gives their tensors one by one.
+def load(wanted: Sequence[Place], tensors: Tensors, ours: Mapping[str, Shape]) -> dict[str, np.ndarray]:
+    """Our arrays, float32, by path, read from their tensors one by one.
 
-    Raises ValueError, with the name of the tensor and where it is of, for values that are not finite.
+    Raises ValueError, with the names of the tensor and of its file, for values that are not finite.
     """
     arrays: dict[str, np.ndarray] = {}
     for place in wanted:
         with np.errstate(over="ignore", invalid="ignore"):
-            theirs = np.asarray(read(place.theirs), np.float32)
+            theirs = np.asarray(tensors.read(place.theirs), np.float32)
         if not np.isfinite(theirs).all():
             raise ValueError(
-                f"{place.theirs} of {of} holds values that are not finite (NaN or infinity): copy the model anew"
+                f"{place.theirs} in {tensors.file(place.theirs)} holds values that are not finite (NaN or infinity): copy the model anew"
             )
         parts = place.layout.load(theirs, *place.shapes)
         for path, part in zip(place.paths, parts, strict=True):

@@ -47,6 +47,10 @@ class Tensors:
         with _opened(entry.file) as opened:
             return opened.get_tensor(entry.name)
 
+    def file(self, name: str) -> pathlib.Path:
+        """The file that holds a tensor."""
+        return self._entries[name].file
+
     def renamed(self, rename: Callable[[str], str]) -> "Tensors":
         """The same tensors by other names. Raises ValueError if two then have the same."""
         entries: dict[str, _Entry] = {}

@@ -189,7 +189,7 @@ def test_values_that_are_not_finite(value, workdir, tmp_path, monkeypatch):
         return tensors
 
     directory = with_tensors("bert", tmp_path / "hf", spoil)
-    refused(directory, tmp_path, f"{QUERY} of {directory} holds values that are not finite")
+    refused(directory, tmp_path, f"{QUERY} in {directory / 'model.safetensors'} holds values that are not finite")
     opened = run.open_run(workdir)
     opened.params["encoder"]["layers"]["attention"]["query"]["kernel"] *= np.float32(value)
     monkeypatch.setattr(run, "open_run", lambda *_: opened)
