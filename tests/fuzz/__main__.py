@@ -46,7 +46,9 @@ def main() -> int:
         ):
             for done, found in enumerate(run(numbers[kind]), 1):
                 tried += 1
-                findings += [found] if found else []
+                if found:
+                    findings.append(found)
+                    print(f"{found.case} | {found.subject} | {found.change} | {found.happened}", file=sys.stderr, flush=True)
                 if done % 500 == 0 or (kind == "C" and done % 20 == 0):
                     print(
                         f"{kind}: {done} of {len(numbers[kind])}, {len(findings)} findings", file=sys.stderr, flush=True
