@@ -22,7 +22,7 @@ from etils import epath
 from ag_jax import configuration, experiment, learner, run_corpus
 from ag_jax import origin as origins
 from ag_jax.attention.adversary import separated
-from ag_jax.data import pipeline, tokenizers
+from ag_jax.data import batching, pipeline, tokenizers
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.experiment import ExperimentConfig
@@ -239,11 +239,7 @@ def _given(config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, 
     expected = learner.unboxed(jax.eval_shape(init))
     kept = [name for name in opened.params if name in expected]
     theirs, ours = (_shapes({name: tree[name] for name in kept}) for tree in (opened.params, expected))
-    if different := [
-        f"  {path}: there {theirs.get(path, 'none')}, here {ours.get(path, 'none')}"
-        for path in sorted(theirs | ours)
-        if theirs.get(path) != ours.get(path)
-    ]:
+    if different := _differences(theirs, ours):
         raise ValueError(f"the weights of {opened.workdir} do not fit this run:\n" + "\n".join(different))
     given = {name: jax.device_get(opened.params[name]) for name in kept}
     new = sorted(expected.keys() - set(kept))
@@ -362,10 +358,34 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     step = _chosen(step, steps, workdir)
     params, beside = separated(checkpoints.restore_params(step))
     checkpoints.close()
+    _check_fits(model, params, config, workdir)
     origin, pooler = origins.read(workdir, model.config.width)
     if "next_head" in params and "next_head" not in origin.untrained(step):
         pooler = params["next_head"]["pooler"]
     return OpenRun(workdir, config, tokenizer, model, params, beside, step, tuple(steps), origin, pooler)
+
+
+def _check_fits(
+    model: PretrainingModel | ReplacedTokensModel, params: Any, config: ExperimentConfig, workdir: epath.Path
+) -> None:
+    """Raise ValueError if the parameters of a checkpoint are not those of the model that `config.json` describes."""
+    example = batching.empty_batch(config.data, rows=1)
+    made = jax.eval_shape(lambda: model.init(jax.random.key(0), example, deterministic=True)["params"])
+    expected, found = _shapes(learner.unboxed(made)), _shapes(params)
+    if different := _differences(found, expected):
+        raise ValueError(
+            f"{workdir / 'config.json'} describes another model than the checkpoints beside it hold, so one of them was changed:\n"
+            + "\n".join(different)
+        )
+
+
+def _differences(there: dict[str, tuple[int, ...]], here: dict[str, tuple[int, ...]]) -> list[str]:
+    """Return a line for each parameter that only one side has, or that has another shape."""
+    return [
+        f"  {path}: in the checkpoint {there.get(path, 'none')}, in the config {here.get(path, 'none')}"
+        for path in sorted(there | here)
+        if there.get(path) != here.get(path)
+    ]
 
 
 def _chosen(step: int | None, steps: list[int], workdir: epath.Path) -> int:

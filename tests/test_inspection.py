@@ -121,6 +121,16 @@ def test_the_parameters_are_those_of_the_encoder(places, place):
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+def test_a_config_that_was_changed_after_the_training_is_refused(places, tmp_path):
+    changed = tmp_path / "run"
+    shutil.copytree(places / "run", changed)
+    settings = json.loads((changed / "config.json").read_text())
+    settings["model"]["layers"] += 1
+    (changed / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"run/config.json describes another model.*\n.*: in the checkpoint \(2, .*, in the config \(3, "):
+        run.open_run(changed)
+
+
 def test_figures_of_a_hugging_face_model_are_beside_the_user(places, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     before = sorted(places.joinpath("hf").iterdir())

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import inspect
+import json
 import logging
 import sys
 import warnings
@@ -22,6 +23,7 @@ from ag_jax.training.state import TrainState
 Tree = Any
 FINGERPRINT = "fingerprint"  # in the progress of a checkpoint: {path: number} of its arrays
 ASIDE = "corrupt_checkpoints"  # beside the directory of the checkpoints
+_DESCRIPTION = "_CHECKPOINT_METADATA"  # Orbax's file about a checkpoint, in its folder
 PROGRESS = "progress"  # in the fingerprint: the number of the rest of the progress
 
 
@@ -75,7 +77,26 @@ class Checkpoints:
             "state": ocp.StandardCheckpointHandler(multiprocessing_options=together),
             "progress": ocp.JsonCheckpointHandler(multiprocessing_options=together),
         }
-        return ocp.CheckpointManager(self._directory, options=options, item_handlers=handlers)
+        try:
+            return ocp.CheckpointManager(self._directory, options=options, item_handlers=handlers)
+        except OSError:  # a permission or a full table of files is no damage
+            raise
+        except Exception as error:  # Orbax checks the values of its metadata one by one, and has many kinds of errors for them
+            raise ValueError(
+                f"{self._directory}: the description of a checkpoint is damaged ({error}). Move the folder of {self._suspects()} "
+                "away and run the same command again, which then goes on from the checkpoint before it"
+            ) from error
+
+    def _suspects(self) -> str:
+        """Return the descriptions of checkpoints that are not JSON, or all of them if that is not what is wrong."""
+        files = [self._directory / str(step) / _DESCRIPTION for step in steps_in(self._directory)]
+        broken = []
+        for file in files:
+            try:
+                json.loads(file.read_text())
+            except (ValueError, OSError, RecursionError):
+                broken.append(file)
+        return " or ".join(str(file.relative_to(self._directory)) for file in broken or files)
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[ocp.CheckpointManager]:

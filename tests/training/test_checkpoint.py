@@ -320,6 +320,18 @@ def test_a_wrong_path_or_step_is_no_damage(tmp_path, monkeypatch):
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.parametrize("content", [b'{"item_handlers": 1.5}', b"[]", b'{"a":' * 3000 + b"1" + b"}" * 3000])
+def test_a_damaged_description_of_a_checkpoint_is_named(tmp_path, content):
+    saved(tmp_path / "c", 3, 7).close()
+    file = tmp_path / "c" / "7" / "_CHECKPOINT_METADATA"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="description of a checkpoint is damaged .*7/_CHECKPOINT_METADATA"):
+        saved(tmp_path / "c")
+    assert file.read_bytes() == content
+    (tmp_path / "c" / "7").rename(tmp_path / "aside")
+    assert saved(tmp_path / "c").steps() == [3]
+
+
 def test_orbax_does_not_print_what_it_abandons(tmp_path, monkeypatch):
     reported = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
