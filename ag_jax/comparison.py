@@ -85,7 +85,7 @@ def _compare(
         ArmResults(
             name=arm,
             summaries=[summaries[arm, seed] for seed in seeds],
-            metrics=[read_metrics(directories[arm, seed]) for seed in seeds],
+            metrics=[_rows(directories[arm, seed], learner.headline(first).metric) for seed in seeds],
             settings=_settings(configs[arm, seeds[0]]),
         )
         for arm in compared
@@ -102,6 +102,19 @@ def _compare(
     text = report.markdown(first.title, headline, results, numbers, figures, command, overridden)
     storage.write_whole(path, text + "\n")
     return path
+
+
+def _rows(directory: epath.Path, metric: str) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics. Raises ValueError if one lacks what a report needs of it."""
+    rows = read_metrics(directory)
+    for row in rows:
+        wanted = ("tokens_seen", *((metric, "tokens_per_second") if row["split"] == "train" else ()))
+        if lacking := [key for key in wanted if not isinstance(row.get(key), (int, float))]:
+            raise ValueError(
+                f"{directory / 'metrics.jsonl'}: the row of step {row['step']} has no number as {', '.join(lacking)}: the file was "
+                "changed. Delete the folder of this run to train it again"
+            )
+    return rows
 
 
 def _settings(config: ExperimentConfig) -> dict[str, Any]:

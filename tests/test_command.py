@@ -156,7 +156,8 @@ def test_tokenizer_is_trained_and_can_be_used(text, tmp_path):
 
 
 def test_a_message_does_not_repeat_a_huge_value_whole(text, tmp_path):
-    done = run(command("train", text, tmp_path / "run", f"--config.guidance.heads={'ne' * 9000}xt:1", f"--config.guidance.mode={'x' * 9000}"))
+    huge = [f"--config.guidance.heads={'ne' * 9000}xt:1", f"--config.guidance.mode={'x' * 9000}"]
+    done = run(command("train", text, tmp_path / "run", *huge))
     assert done.returncode == 1 and "characters left out" in done.stderr and len(done.stderr) < 5000, done.stderr[:5000]
 
 

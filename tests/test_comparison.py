@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -168,6 +169,16 @@ def test_arms_that_flags_make_the_same_are_refused():
 def test_a_clash_is_found_before_anything_is_trained(overrides, compared):
     with pytest.raises(ValueError, match="holds a run of another config"):
         comparison.compare(CONFIG, overrides | {"model.layers": 3}, epath.Path(compared.parent))
+
+
+@pytest.mark.parametrize("key", ["mlm_loss", "tokens_per_second"])
+def test_rows_that_were_changed_are_named(compared, tmp_path, overrides, key, monkeypatch):
+    monkeypatch.setattr(run, "check_installed", lambda project: None)
+    shutil.copytree(compared.parent, tmp_path / "copy")
+    path = tmp_path / "copy" / "ag-seed8" / "metrics.jsonl"
+    path.write_text(path.read_text().replace(f'"{key}"', '"other"', 1))
+    with pytest.raises(ValueError, match=rf"ag-seed8/metrics.jsonl: the row of step \d+ has no number as {key}"):
+        comparison.compare(CONFIG, overrides, epath.Path(tmp_path / "copy"))
 
 
 def test_leaving_the_plateau():

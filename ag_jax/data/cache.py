@@ -134,7 +134,7 @@ def _open(directory: pathlib.Path, whole: bool) -> tuple[Entry | None, str]:
                 return None, f"the content of {name} was changed"
     except FileNotFoundError as error:
         return None, f"{pathlib.Path(error.filename).name} is missing"
-    except (ValueError, KeyError, TypeError, AttributeError):  # of JSON, too
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # of JSON, too
         return None, f"{MANIFEST} cannot be read"
     return Entry(directory, {name: file["blocks"] for name, file in files.items()}, frozenset(unread)), ""
 

@@ -212,7 +212,7 @@ def _load(given: pathlib.Path, origin: str) -> Tokenizer:
             backend = vocabularies.read(directory / name, lambda file: SentencePiece(pathlib.Path(file).read_bytes()))
         else:
             continue
-        return Tokenizer(backend, origin=origin)
+        return Tokenizer(backend, origin=f"{origin}/{name}" if given.is_dir() else origin)
     raise ValueError(
         f"{origin} holds no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a *.model "
         f"file of sentencepiece, got {', '.join(names[:8]) or 'an empty directory'}."

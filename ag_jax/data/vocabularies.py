@@ -98,8 +98,14 @@ def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> Non
         if tokenizer.token_to_id(token) != id:
             raise ValueError(
                 f"{directory / ADDED} gives {token!r} the id {id}, but here it has {tokenizer.token_to_id(token)}: the vocabulary "
-                "beside it is of another model"
+                f"beside it ({', '.join(present(directory))}) is of another model"
             )
+
+
+def present(directory: pathlib.Path) -> list[str]:
+    """Return the names of the files in a directory that may hold a tokenizer."""
+    names = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", ADDED)
+    return [name for name in names if (directory / name).exists()] + sorted(file.name for file in directory.glob("*.model"))
 
 
 def _normalized(tokenizer: huggingface.Tokenizer, token: str) -> str:

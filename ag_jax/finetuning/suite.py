@@ -92,7 +92,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     ]
     if different:
         raise ValueError(
-            f"--workdir={workdir} holds trials with other settings:\n" + "\n".join(different) + "\n"
+            f"--workdir={workdir} holds trials with other settings, by its config.json:\n" + "\n".join(different) + "\n"
             "Go on with those, or choose another directory"
         )
 
@@ -197,7 +197,11 @@ def run(suite: Suite) -> dict[str, Chosen]:
         _run_task(suite, name)
     order = [name for name in catalogue.TASKS if name in planned]
     try:
-        return {name: results.choose(suite.material[name], config.tasks[name], *_ended(config, workdir, name)) for name in order}
+        chosen = {}
+        for name in order:
+            material = suite.material[name]
+            chosen[name] = results.choose(material, config.tasks[name], *_ended(config, workdir, name, material.task.metric))
+        return chosen
     except ValueError as error:
         raise ValueError(f"{workdir}: {error}") from error
 
@@ -248,10 +252,21 @@ def _told(result: Result, metric: str) -> str:
     return f"{metric} {report.percent(result['metrics'][metric])} ({epochs}), {result['seconds']:.0f} s"
 
 
-def _ended(config: FinetuningConfig, workdir: epath.Path, name: str) -> tuple[list[tuple[Result, epath.Path]], list[Result]]:
-    """The results of a task's trials with their directories, and those that failed."""
+def _ended(
+    config: FinetuningConfig, workdir: epath.Path, name: str, metric: str
+) -> tuple[list[tuple[Result, epath.Path]], list[Result]]:
+    """Return the results of a task's trials with their directories, and those that failed.
+
+    Raises ValueError, with the name of the file, if a result lacks the metric of its task.
+    """
     directories = [directory_of(workdir, one) for one in trials(config, name)]
     found = [(trial.read_result(directory), directory) for directory in directories]
+    for result, directory in found:
+        if "failed" not in result and metric not in result["metrics"]:
+            measured = ", ".join(result["metrics"]) or "none"
+            raise ValueError(
+                f"{directory / trial.RESULT}: expected {metric} among the metrics, got {measured}; delete that file to run the trial again"
+            )
     return [pair for pair in found if "failed" not in pair[0]], [result for result, _ in found if "failed" in result]
 
 
@@ -264,12 +279,18 @@ def _check_lengths(config: FinetuningConfig, longest: int) -> None:
             )
 
 
+def _with_whole_path(start: str) -> str:
+    """Return the description of a start, "step 9 of runs/ag", with an absolute path: older versions kept the path as it was typed."""
+    what, of, path = start.rpartition(" of ")
+    return f"{what}{of}{storage.directory(path)}"
+
+
 def _check_start(directory: epath.Path, start: str) -> None:
     """Raise ValueError if a trial that is done did not start from there."""
     if not is_done(directory):
         return
-    theirs = trial.read_result(directory).get("start", start)
-    if theirs != start:
+    theirs = str(trial.read_result(directory).get("start", start))
+    if _with_whole_path(theirs) != _with_whole_path(start):
         raise ValueError(
             f"{directory} started from {theirs}, trials would now start from {start}: delete {directory.parent} to train all of them "
             "again, or choose another --workdir"
@@ -293,7 +314,7 @@ def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, met
 
 def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int) -> epath.Path:
     """The directory of a seed's best trial."""
-    done, _ = _ended(config, workdir, name)
+    done, _ = _ended(config, workdir, name, metric)
     best = choosing.best_of_seed(choosing.points([result for result, _ in done]), metric, seed)
     return next(directory for result, directory in done if result is best)
 
@@ -318,7 +339,7 @@ def _keep_best(config: FinetuningConfig, workdir: epath.Path, name: str, metric:
     """Delete the weights of a task's trials that are not the best of their seed; with folds, of each fold."""
     if not config.keeps_weights(name) or config.tasks[name].folds:
         return
-    done, _ = _ended(config, workdir, name)
+    done, _ = _ended(config, workdir, name, metric)
     best = {_best(config, workdir, name, metric, seed) for seed in {result["seed"] for result, _ in done}}
     for _, directory in done:
         if directory not in best and (directory / finetuned.FOLDER).exists():

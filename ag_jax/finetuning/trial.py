@@ -131,6 +131,7 @@ def read_result(directory: epath.Path) -> dict[str, Any]:
         counts = dict.fromkeys(("best_epoch", "truncated", "cut_words", "lost", "skipped"), int)
         check_fields(path, result, {"metrics": dict, "epochs": list, "examples": dict, "seconds": float, **counts})
         check_fields(path, result["metrics"], dict.fromkeys(result["metrics"], float))
+        check_fields(path, result["examples"], dict.fromkeys(("train", "validation"), int))
     return result
 
 

@@ -111,7 +111,8 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
     if kind is None:
         known = ", ".join(dict.fromkeys(task_heads.CLASSES.values()))
         raise ValueError(
-            f"{path} has no head of a task: its classes are {', '.join(source.architectures) or 'not stated'}, known endings {known}"
+            f"{path} has no head of a task: the architectures in its config.json are {', '.join(source.architectures) or 'not stated'}, "
+            f"known endings {known}"
         )
     config = task_encoder(source.config)
     head = task_heads.read(source.family, kind, source.values, config.max_length)
@@ -121,7 +122,7 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
     left_out = names.check(
         wanted,
         sources.untie(source),
-        f"the tensors of {source.directory} are not those of the {source.family.model_type} for {head.kind} in its config.json",
+        f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} for {head.kind} in its config.json",
         (*expected, *source.family.left_out, *(name.theirs for name in source.family.names if name.ours in unread)),
         "\nTo leave out what has no place here, name the beginnings: --expect=cls,lm_head",
     )
@@ -151,7 +152,7 @@ def _origin(source: Source, path: str) -> Origin:
 
 def _tokenizer(source: Source) -> Tokenizer:
     tokenizer = tokenizer_files.read(source.directory, source.family)
-    tokenizer_files.check_size(tokenizer, source.config.vocabulary_size)
+    tokenizer_files.check_size(tokenizer, source.config.vocabulary_size, source.directory)
     _check_padding(source, tokenizer)
     return tokenizer
 
@@ -192,7 +193,7 @@ def parameters(
     left_out = names.check(
         wanted,
         found,
-        f"the tensors of {source.directory} are not those of the {source.family.model_type} in its config.json",
+        f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} in its config.json",
         (*expected, *source.family.left_out),
         "\nTo leave out what has no place here, name the beginnings: --expect=classifier,qa_outputs",
     )

@@ -47,6 +47,12 @@ class Tensors:
         with _opened(entry.file) as opened:
             return opened.get_tensor(entry.name)
 
+    @property
+    def source(self) -> pathlib.Path | str:
+        """The file that holds the tensors, or the index of several, to name in a message."""
+        files = {entry.file for entry in self._entries.values()}
+        return files.pop() if len(files) == 1 else next((str(file.parent / INDEX) for file in files), "no file")
+
     def file(self, name: str) -> pathlib.Path:
         """The file that holds a tensor."""
         return self._entries[name].file

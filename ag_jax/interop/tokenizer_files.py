@@ -35,12 +35,14 @@ def read(directory: pathlib.Path, family: Family) -> Tokenizer:
     return vocabularies.read(model, lambda _: tokenizers.of_library(converted, str(model)))
 
 
-def check_size(tokenizer: Tokenizer, rows: int) -> None:
-    """Raise ValueError if the embedding has no row for some token."""
+def check_size(tokenizer: Tokenizer, rows: int, directory: pathlib.Path) -> None:
+    """Raise ValueError if the embedding of the model in a directory has no row for some token."""
     if tokenizer.vocabulary_size > rows:
+        files = ", ".join(vocabularies.present(directory))
         raise ValueError(
-            f"the tokenizer has {tokenizer.vocabulary_size} tokens, but the embedding {rows} rows (vocab_size): tokens from "
-            f"{rows} on would have no vector. Take the tokenizer that the model was trained with, or resize the embedding"
+            f"the tokenizer of {directory} ({files}) has {tokenizer.vocabulary_size} tokens, but the embedding {rows} rows "
+            f"(vocab_size in config.json): tokens from {rows} on would have no vector. Take the tokenizer that the model was "
+            "trained with, or resize the embedding"
         )
 
 

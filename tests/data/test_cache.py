@@ -100,6 +100,7 @@ DAMAGES = {
     "zeros": lambda directory: (directory / "tokens.bin").write_bytes(bytes(100)),
     "no manifest": lambda directory: (directory / cache.MANIFEST).unlink(),
     "another manifest": lambda directory: (directory / cache.MANIFEST).write_text("[]"),
+    "a deep manifest": lambda directory: (directory / cache.MANIFEST).write_text("[" * 99_999 + "]" * 99_999),
     "one bit of the manifest": lambda directory: flip(directory / cache.MANIFEST, 40),
 }
 

@@ -234,6 +234,31 @@ def test_a_checkpoint_that_went_on_is_told_from_what_it_was(tmp_path, data, call
     assert len(calls) == 3
 
 
+def test_a_start_that_was_written_as_a_relative_path_is_the_same(tmp_path, data, calls, monkeypatch):
+    workdir = epath.Path(tmp_path / "w")
+    train(config(tmp_path, data), workdir)
+    for path in (tmp_path / "w").glob("sst2/*/result.json"):
+        path.write_text(path.read_text().replace(f"of {tmp_path}/", "of "))
+        assert json.loads(path.read_text())["start"] == "step 0 of model"
+    monkeypatch.chdir(tmp_path)
+    train(config(tmp_path, data, seeds=(0, 1, 2, 3)), workdir)
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "message"),
+    [('"accuracy"', '"accurate"', "expected accuracy among"), ('"train": 24', '"train": []', "'train'")],
+)
+def test_a_result_that_was_changed_is_named(tmp_path, data, calls, text, other, message):
+    workdir = epath.Path(tmp_path / "w")
+    train(config(tmp_path, data, seeds=(0,)), workdir)
+    (path,) = (tmp_path / "w").glob("sst2/*/result.json")
+    assert text in path.read_text()
+    path.write_text(path.read_text().replace(text, other))
+    with pytest.raises(ValueError, match=f"{path}: .*{message}"):
+        train(config(tmp_path, data, seeds=(0,)), workdir)
+
+
 def test_a_trial_that_fails_costs_its_point_and_nothing_else(tmp_path, data, calls, monkeypatch):
     honest = suite.trial.run_trial
 

@@ -163,7 +163,9 @@ def mean_length(delta, sequences):
     return np.mean(lengths)
 
 
-@pytest.mark.parametrize(("name", "attack"), [("guided", "smart"), pytest.param("nsp", "sift", marks=pytest.mark.exhaustive), ("tagging", "compat")])
+@pytest.mark.parametrize(
+    ("name", "attack"), [("guided", "smart"), pytest.param("nsp", "sift", marks=pytest.mark.exhaustive), ("tagging", "compat")]
+)
 def test_parts_are_exact(name, attack):
     """From the same perturbation, which else is drawn anew in every part."""
     objective, batch = perturbed.CASES[name]

@@ -74,7 +74,9 @@ def test_rows_hold_coefficients_and_masses(uninterrupted):
     assert all(len(row[f"mass/{name}"]) == 2 for name in ("next", "prev", "first"))
 
 
-@pytest.mark.parametrize(("step", "number"), [(2, signal.SIGTERM), (6, signal.SIGINT), pytest.param(9, signal.SIGTERM, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    ("step", "number"), [(2, signal.SIGTERM), (6, signal.SIGINT), pytest.param(9, signal.SIGTERM, marks=pytest.mark.exhaustive)]
+)
 def test_a_signal_saves_and_the_next_run_ends_as_if_nothing_had_happened(uninterrupted, tmp_path, step, number):
     whole, summary = uninterrupted
     with pytest.raises(Interrupted, match=f"stopped at step {step + 1} of 12"):

@@ -15,7 +15,8 @@ def fold(examples: Examples, folds: int, number: int) -> tuple[Examples, Example
     """
     if not 2 <= folds <= len(examples) or not 0 <= number < folds:
         raise ValueError(
-            f"expected 2 to {len(examples)} folds, one an example at most, and the number of one, got {folds} and {number}"
+            f"{examples.source}: expected 2 to {len(examples)} folds, one an example at most, and the number of one, got "
+            f"{folds} and {number}"
         )
     begin, end = (len(examples) * at // folds for at in (number, number + 1))
     validation = dataclasses.replace(examples.take(slice(begin, end)), skipped=0)

@@ -25,7 +25,7 @@ def test_every_example_is_validated_in_one_fold():
 
 @pytest.mark.parametrize(("folds", "number"), [(1, 0), (24, 0), (10, 10), (10, -1)])
 def test_folds_that_are_none(folds, number):
-    with pytest.raises(ValueError, match="expected 2 to 23 folds"):
+    with pytest.raises(ValueError, match=f"^{SENTENCES.source}: expected 2 to 23 folds"):
         fold(SENTENCES, folds, number)
 
 
