@@ -53,3 +53,10 @@ def test_predictions_of_other_examples_are_not_taken_for_these(tmp_path):
     path.write_text('{"id": "8", "prediction": 1, "scores": [0, 1]}\n')
     with pytest.raises(ValueError, match="does not hold a prediction for each of the 1 examples of a file"):
         results.read_predictions(epath.Path(tmp_path), "test", EXAMPLES)
+
+
+def test_predictions_of_several_types_are_no_predictions(tmp_path):
+    row = '{{"id": "7", "prediction": {}, "scores": [0, 1]}}\n'
+    (tmp_path / "predictions_test.jsonl").write_text(row.format(1) + row.format("[]"))
+    with pytest.raises(ValueError, match="predictions_test.jsonl holds predictions of several types \\(int, list\\)"):
+        results.read_predictions(epath.Path(tmp_path), "test", EXAMPLES)

@@ -40,9 +40,14 @@ def read_rows(directory: epath.Path, split: str) -> list[Row]:
 def read_predictions(directory: epath.Path, split: str, examples: Examples) -> list[Row]:
     """The predictions of a trial for a set, in the order of its examples.
 
-    Raises ValueError if they are those of other examples, as when files of a task have changed since.
+    Raises ValueError if they are those of other examples, as when files of a task have changed since, or of several types.
     """
     rows = read_rows(directory, split)
+    if len(kinds := {type(row.get("prediction")).__name__ for row in rows}) > 1:
+        raise ValueError(
+            f"{directory}/predictions_{split}.jsonl holds predictions of several types ({', '.join(sorted(kinds))}), so it was "
+            f"changed: delete {directory} and run the command again"
+        )
     if [row["id"] for row in rows] != [example.id for example in examples]:
         raise ValueError(
             f"{directory}/predictions_{split}.jsonl does not hold a prediction for each of the {len(examples)} examples of "

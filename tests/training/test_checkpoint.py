@@ -320,7 +320,7 @@ def test_a_wrong_path_or_step_is_no_damage(tmp_path, monkeypatch):
     assert not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.parametrize("content", [b'{"item_handlers": 1.5}', b"[]", b'{"a":' * 3000 + b"1" + b"}" * 3000])
+@pytest.mark.parametrize("content", [b'{"item_handlers": 1.5}', b"[]", b'{"a":' * 99_999 + b"1" + b"}" * 99_999])
 def test_a_damaged_description_of_a_checkpoint_is_named(tmp_path, content):
     saved(tmp_path / "c", 3, 7).close()
     file = tmp_path / "c" / "7" / "_CHECKPOINT_METADATA"
