@@ -105,4 +105,4 @@ def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:
         by_index = {int(index): str(label) for index, label in named.items()}
         return tuple(by_index[index] for index in range(len(by_index)))
     except (ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"id2label must be names by the numbers 0, 1, ..., got {named!r}") from error
+        raise ValueError(f"id2label in config.json must be names by the numbers 0, 1, ..., got {named!r}") from error
