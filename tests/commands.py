@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -41,6 +42,20 @@ def _server() -> multiprocessing.context.BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.preloaded_commands"])
     return context
+
+
+def in_a_child(work: Callable[[], None]) -> None:
+    """Do the work in a forked process, as this one must not start JAX. Raises SystemExit if it fails."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit("the work of a child process failed; its message is above")
 
 
 def limit_file_size(size: int) -> None:

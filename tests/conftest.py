@@ -10,8 +10,8 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The arrays are tiny: nearly all the time goes to compiling. Set it to 0 to test what runs compile.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Settings of XLA's CPU compiler for programs that run once: fewer passes, and one module of LLVM in place of 32. XLA ends the
-# process at a flag that it does not know, so only releases are listed that were tried.
+# Settings of XLA's CPU compiler for programs that run once: one module of LLVM in place of up to 32. XLA ends the process at a
+# flag that it does not know, so only releases are listed that were tried.
 FLAGS = {
     # The older code generator compiles train steps in little more than half the time of the present one; 0.12 has it no more.
     "0.10.": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",

@@ -452,17 +452,12 @@ def make_commands(folder: pathlib.Path) -> list[Command]:
 
 def in_a_child(work: Callable[[], Any], folder: pathlib.Path) -> None:
     """Do it in a process of its own, with a cache of its own, as this one starts the commands."""
-    child = os.fork()
-    if not child:
-        try:
-            os.environ["AG_JAX_CACHE"] = str(folder / "cache")
-            work()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        raise SystemExit("the material could not be made")
+
+    def with_own_cache() -> None:
+        os.environ["AG_JAX_CACHE"] = str(folder / "cache")
+        work()
+
+    commands.in_a_child(with_own_cache)
 
 
 def run_undisturbed(command: Command, folder: pathlib.Path) -> list[Finding]:

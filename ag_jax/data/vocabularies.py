@@ -104,8 +104,8 @@ def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> Non
 
 def present(directory: pathlib.Path) -> list[str]:
     """Return the names of the files in a directory that may hold a tokenizer."""
-    names = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", ADDED)
-    return [name for name in names if (directory / name).exists()] + sorted(file.name for file in directory.glob("*.model"))
+    found = [name for name in ("tokenizer.json", *FILES) if (directory / name).exists()]
+    return found + sorted(file.name for file in directory.glob("*.model"))
 
 
 def _normalized(tokenizer: huggingface.Tokenizer, token: str) -> str:

@@ -265,7 +265,8 @@ def _ended(
         if "failed" not in result and metric not in result["metrics"]:
             measured = ", ".join(result["metrics"]) or "none"
             raise ValueError(
-                f"{directory / trial.RESULT}: expected {metric} among the metrics, got {measured}; delete that file to run the trial again"
+                f"{directory / trial.RESULT}: expected {metric} among the metrics, got {measured}; delete that file to run "
+                "the trial again"
             )
     return [pair for pair in found if "failed" not in pair[0]], [result for result, _ in found if "failed" in result]
 

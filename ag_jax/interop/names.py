@@ -101,7 +101,8 @@ def load(wanted: Sequence[Place], tensors: Tensors, ours: Mapping[str, Shape]) -
             theirs = np.asarray(tensors.read(place.theirs), np.float32)
         if not np.isfinite(theirs).all():
             raise ValueError(
-                f"{place.theirs} in {tensors.file(place.theirs)} holds values that are not finite (NaN or infinity): copy the model anew"
+                f"{place.theirs} in {tensors.file(place.theirs)} holds values that are not finite (NaN or infinity): copy the "
+                "model anew"
             )
         parts = place.layout.load(theirs, *place.shapes)
         for path, part in zip(place.paths, parts, strict=True):

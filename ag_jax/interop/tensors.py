@@ -48,10 +48,10 @@ class Tensors:
             return opened.get_tensor(entry.name)
 
     @property
-    def source(self) -> pathlib.Path | str:
+    def source(self) -> pathlib.Path:
         """The file that holds the tensors, or the index of several, to name in a message."""
-        files = {entry.file for entry in self._entries.values()}
-        return files.pop() if len(files) == 1 else next((str(file.parent / INDEX) for file in files), "no file")
+        file, *others = {entry.file for entry in self._entries.values()}
+        return file.parent / INDEX if others else file
 
     def file(self, name: str) -> pathlib.Path:
         """The file that holds a tensor."""
@@ -89,6 +89,8 @@ def open_directory(directory: pathlib.Path) -> Tensors:
                     )
                 entries[name] = _Entry(file, name, tuple(tensor.get_shape()))
     _check_index(directory, entries)
+    if not entries:
+        raise ValueError(f"{', '.join(map(str, _files(directory)))} holds no tensors; copy it anew")
     return Tensors(entries)
 
 

@@ -63,7 +63,10 @@ class Checkpoints:
         self._manager = self._open(alone=read_only)
 
     def _open(self, *, alone: bool) -> ocp.CheckpointManager:
-        """A manager of all hosts, or one to read with that has nothing to do with the other hosts."""
+        """A manager of all hosts, or one to read with that has nothing to do with the other hosts.
+
+        Raises ValueError if Orbax's description of a checkpoint is damaged.
+        """
         together = ocp.options.MultiprocessingOptions()
         if alone and hosts.count() > 1:
             me = jax.process_index()

@@ -10,8 +10,8 @@ import shutil
 import sys
 import tempfile
 import time
-import traceback
 
+from tests.commands import in_a_child
 from tests.fuzz import cases, commands, files, material
 
 
@@ -69,17 +69,12 @@ def main() -> int:
 
 def _build(here: pathlib.Path) -> None:
     """The material, made in a process of its own, as this one must not start JAX."""
-    child = os.fork()
-    if not child:
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):
-                material.build(here)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        raise SystemExit("the material could not be made")
+
+    def quietly() -> None:
+        with contextlib.redirect_stderr(io.StringIO()):
+            material.build(here)
+
+    in_a_child(quietly)
 
 
 if __name__ == "__main__":

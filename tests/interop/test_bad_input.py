@@ -309,6 +309,12 @@ def test_targets_that_are_taken(directory, tmp_path):
     assert (tmp_path / "run" / "mine.txt").read_text() == "mine"
 
 
+def test_a_file_without_tensors(tmp_path):
+    tensors.write({}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="model.safetensors holds no tensors"):
+        tensors.open_directory(tmp_path)
+
+
 def test_a_hub_that_does_not_answer(tmp_path, monkeypatch):
     import huggingface_hub
 
