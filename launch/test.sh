@@ -38,7 +38,10 @@ case ${1:-} in
     ;;
   --all)
     if [ $# -gt 1 ]; then fail "--all takes no further arguments, got: ${*:2}"; fi
-    (set_up test && run_all -m "")
+    (
+      set_up test
+      run_all -m ""
+    )
     run_with tpu tests/planning tests/attention/test_tpu.py
     run_with cuda12 tests/attention/test_gpu.py
     ;;

@@ -10,7 +10,7 @@ import threading
 import pytest
 from etils import epath
 
-from ag_jax.training import lock
+from ag_jax.training import lock, storage
 from tests import object_store
 from tests.training.fake_hosts import FakeHosts
 
@@ -36,10 +36,13 @@ def sleeper():
 
 
 def write(directory, **changes):
-    """The lock of a process, this one by default, with some fields changed."""
+    """Write the lock of a process, this one by default, with some fields changed.
+
+    The file is replaced in one step, as a heartbeat does it: a reader never sees half of it.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     values = vars(lock.Holder.this_process()) | {"token": "theirs"} | changes
-    (directory / lock.FILE).write_text(json.dumps(values | {"beats": 0}))
+    storage.write_whole(directory / lock.FILE, json.dumps(values | {"beats": 0}))
 
 
 def names(directory):
