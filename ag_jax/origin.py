@@ -1,7 +1,7 @@
-"""Where the weights of a run came from, as its directory stores it.
+"""The imported model that a run's weights came from, as stored in the run directory.
 
     origin.json          the `Origin`: written by `ag-jax convert --from=hf` and by runs with initial weights
-    pooler.safetensors   BERT's pooler, if the weights came with one and pre-training here does not use it
+    pooler.safetensors   BERT's pooler, if the weights came with one that this run's model has no place for
 """
 
 import dataclasses
@@ -22,10 +22,11 @@ Pooler = dict[str, np.ndarray]  # `kernel` and `bias`; empty if there is none
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The imported model that weights began as; empty for weights that began here.
+    """The imported model that weights started from; the fields that describe it are empty if there was none.
 
-    model_type: its family, such as `camembert`; name: its directory, or its name on the Hugging Face hub.
-    base_model: its name on the hub, or the one that its model card gives as `base_model`.
+    model_type: its family, such as `camembert`.
+    name: its name on the Hugging Face hub, or the name of its directory if it was read from disk.
+    base_model: its name on the hub or, if it was read from disk, `base_model` of its model card.
     architectures: the classes in its config.json.
     license, citation: those of its model card.
     new: parts of the parameters that were randomly initialised at step 0, such as `word_head`.
@@ -55,10 +56,15 @@ def write(directory: epath.Path, origin: Origin, pooler: Pooler) -> None:
 
 
 def read(directory: epath.Path, width: int) -> tuple[Origin, Pooler]:
-    """Return the origin of a run, and its pooler of `width` features.
+    """Return the origin and the pooler of a run; an empty origin and {} if none is known.
 
-    A run of an earlier version did not store where its initial weights came from; that of the run it started from is
-    returned if that is still there. Raises ValueError, with the file's name, if a file is damaged.
+    width: the number of features that the pooler must have.
+
+    Runs of earlier versions stored no origin. For them the origin of the nearest ancestor is returned, found through
+    `training.initial_weights`, with `new` empty; a missing ancestor is a warning.
+
+    Raises ValueError, with the file's name, if a file is damaged or the pooler has other shapes or values that are not
+    finite.
     """
     place = _find(directory)
     if place is None:

@@ -1,7 +1,8 @@
 """The text of a run: the run's own tokenizer, and `corpus.json`, a summary of the text that the run is trained on.
 
 Both are written into the run directory when the run begins, after its `config.json`. From then on the tokenizer is never trained
-again, and text that has changed is noticed: other rows would be held out, some of which the model may have been trained on.
+again, and a change of the text is detected, because it would change which rows are held out, and the model may already have been
+trained on some of them.
 """
 
 import dataclasses
@@ -22,19 +23,20 @@ NAMED = 10  # files or facts of a kind that a message lists
 
 
 def prepare(config: ExperimentConfig, workdir: epath.Path) -> pipeline.Corpus:
-    """Tokenizer and rows of a run, which every host makes for itself.
+    """Make the tokenizer and the rows of a run, on each host separately; writes nothing to the run directory.
 
-    Raises ValueError, on every host, if they are not the same on all, or if the files of the text are not what they were when the
-    run began and `data.accept_changed_text` is not set.
+    Raises ValueError, on every host, if hosts made different rows, or if the files of the text changed since the run began and
+    `data.accept_changed_text` is not set.
     """
     hosts.from_first("the files of the text", lambda: check_files(config, workdir))
     return _prepare(config.data, workdir)
 
 
 def record(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> None:
-    """Write the tokenizer and the summary of a run that begins, or compare the rows with the summary of one that goes on.
+    """Store the tokenizer and the summary of a new run, or check the rows of a resumed run against its stored summary.
 
-    Raises ValueError, on every host, if the rows are not what they were and `data.accept_changed_text` is not set.
+    A resumed run's summary is rewritten if it is missing or if the files changed; if the rows changed, too, the old summary is kept
+    under `earlier`. Raises ValueError, on every host, if the rows changed and `data.accept_changed_text` is not set.
     """
     hosts.from_first("the summary of the text", lambda: _record(config, workdir, corpus))
 

@@ -28,7 +28,10 @@ class Splits:
 
 
 def find_task(name: str, recipe: Recipe) -> Task:
-    """The task of a name, judged by the recipe's metric. Raises ValueError for an unknown task, metric, or use of `legacy_eval`."""
+    """Return the task of a name, with the recipe's metric.
+
+    Raises ValueError if the task is unknown, or if a setting of the recipe does not go with it.
+    """
     task = catalogue.find(name)
     if recipe.metric and recipe.metric not in task.metrics:
         raise ValueError(f"tasks.{name}.metric must be one of {', '.join(task.metrics)}, got {recipe.metric!r}")
@@ -51,10 +54,12 @@ def find_task(name: str, recipe: Recipe) -> Task:
 
 
 def read(name: str, recipe: Recipe, root: str) -> Splits:
-    """The examples of a task from `root` ("": TFDS), whole; `of_fold` cuts it for cross-validation.
+    """Load the splits of a task from the folder `root`, or from TFDS if it is empty, subsampled as the recipe says.
 
-    Raises FileNotFoundError if what is to be learnt or chosen from is missing, where other splits may be; ValueError for
-    malformed rows.
+    With `recipe.folds`, `validation` is a placeholder and `others` is empty: pass the result to `of_fold`.
+
+    Raises FileNotFoundError if the train split or the split that chooses epochs is missing (other missing splits are
+    skipped); ValueError for malformed rows, an unsuitable recipe, or more folds than examples.
     """
     task, source, notes = find_task(name, recipe), catalogue.find(name), []
     if recipe.first_question:
@@ -92,9 +97,10 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
 
 
 def of_fold(splits: Splits, number: int, count: int) -> Splits:
-    """Fold `number` of `count` to be tested, the next one to choose the epoch by, the rest to learn from.
+    """Return the splits of fold `number`, from 0, of `count` folds.
 
-    So every example is tested once, by a model that was neither trained nor chosen with it.
+    That fold is `test`; the next one, fold 0 after the last, chooses the epoch; the model is trained on the rest. So every
+    example is tested once, by a model that was neither trained nor chosen with it.
     """
     parts = [folds.fold(splits.train, count, part)[1] for part in range(count)]
     tested, chosen = number, (number + 1) % count
@@ -104,9 +110,9 @@ def of_fold(splits: Splits, number: int, count: int) -> Splits:
 
 
 def subset(examples: Examples, count: int, seed: int) -> Examples:
-    """The `count` examples with the smallest hashes of (seed, position in the split), in the order of the file; all for 0.
+    """The `count` examples with the smallest hashes of (seed, position in the split), in the order of the file.
 
-    So a smaller subset is part of a larger one with the same seed.
+    All examples are returned if `count` is 0 or at least their number. A smaller subset is part of a larger one with the same seed.
     """
     if not 0 < count < len(examples):
         return examples

@@ -26,7 +26,7 @@ def _name(key: Any) -> str:
 
 
 def fingerprint(tree: Tree) -> dict[str, int]:
-    """{path: number} of every array of a tree.
+    """Return a 32-bit checksum of each array of a tree, as {path: number}. Elements must be 1, 2 or 4 bytes wide.
 
     number = sum_i mix(mix(i xor s) xor bits_i) mod 2^32, where `mix` is a bijection of 32-bit integers that scatters
     their bits, i is an element's index, and s depends on the type and shape of the array. So a change of one element
@@ -38,10 +38,13 @@ def fingerprint(tree: Tree) -> dict[str, int]:
 
 
 def changed(arrays: dict[str, jax.Array], written: Written) -> list[str]:
-    """Paths of the arrays, by path, that differ from those of a fingerprint, and paths that only one of the two has.
+    """Return the sorted paths at which arrays differ from a stored fingerprint, or that only one of the two has.
 
-    A fingerprint of an older version is a list in the order of the arrays: sum_i bits_i (2 i + 1) mod 2^32. It, too,
-    notices every change of one element, but changes of the high bits of several elements may cancel each other.
+    arrays: {path: array}, as `paths` returns it. written: what `fingerprint` returned for the arrays that were saved.
+
+    Older versions wrote a list: sum_i bits_i (2 i + 1) mod 2^32 of each array, in the order of `arrays`; numbers after
+    the last array are ignored. It also detects any change of one element, but changes of the high bits of several
+    elements may cancel each other.
     """
     if isinstance(written, list):
         found, written = _numbers(arrays, _weighted), dict(zip(arrays, written, strict=False))

@@ -1,12 +1,12 @@
 """The lock of a directory that one process at a time may write to, on a disk or in an object store.
 
-The lock is the file `lock.json`, which says who holds it; the holder removes it at the end. A process that is killed
-leaves the file behind. Whether the file is such a remnant depends on where the holder ran:
+The lock is the file `lock.json`, which names its holder; the holder removes it at the end. A process that is killed
+leaves the file behind. How such a stale lock is recognised depends on where the holder ran:
 
-* On this machine since its last start: the lock is a remnant if no process has the number and the start time of the
-  holder.
-* On another machine: the holder changes the file every 15 seconds, so the lock is a remnant if the file stays as it is
-  for two minutes. Only the clock of the machine that waits is used.
+* On this machine, since it last booted and in the same container: no running process has the holder's process id and
+  start time.
+* Anywhere else, or where that cannot be told: the holder rewrites the file every 15 seconds, so the lock is stale if the
+  file does not change for two minutes, by the clock of the waiting machine.
 """
 
 import contextlib
@@ -36,9 +36,12 @@ SETTLE = 1.0  # seconds that an object store, which has no exclusive creation, i
 
 @contextlib.contextmanager
 def hold(directory: epath.Path) -> Iterator[None]:
-    """Hold the lock of a directory, which is made if it is not there; of several hosts the first does.
+    """Context manager that holds the lock of a directory, which is created if missing. Every host calls it; host 0 takes the lock.
 
-    Raises ValueError if another process holds it, or if the directory cannot be written.
+    A lock left behind by a process that ended is replaced. If this machine cannot tell whether the holder still runs,
+    the call waits up to two minutes to see whether the file changes.
+
+    Raises ValueError, on every host, if another process holds the lock or the directory cannot be written.
     """
     lock = _Lock(directory)
     hosts.from_first(f"the lock of {directory}", lock.take)
