@@ -56,7 +56,7 @@ def read(directory: pathlib.Path) -> Source:
     if settings.problems:
         listed = "\n".join(f"  {problem}" for problem in settings.problems)
         raise ValueError(f"{file} asks for what is not supported here:\n{listed}")
-    _check_sizes(file, values, family, fields, tensors.shapes)
+    _check_sizes(file, values, family, fields, tensors)
     try:
         config = EncoderConfig(**_with_relative(fields))
     except ValueError as error:
@@ -82,10 +82,11 @@ def _check_sizes(
     values: Mapping[str, Any],
     family: Family,
     fields: Mapping[str, Any],
-    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Tensors,
 ) -> None:
     """Raise ValueError if config.json declares other sizes than the tensors have; no model is made for it."""
     root, layers = family.root, re.compile(rf"{family.root}\.encoder\.layer\.(\d+)\.")
+    shapes = tensors.shapes
     stored = {found[1] for name in shapes if (found := layers.match(name))}
     problems = []
     if fields["layers"] > len(stored):
@@ -107,7 +108,7 @@ def _check_sizes(
             problems.append(f"{key}={size}, but {name} is {shape}")
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
-        raise ValueError(f"{file} and the tensors beside it are of different models:\n{listed}\nCopy both of them anew")
+        raise ValueError(f"{file} and {tensors.source.name} are of different models:\n{listed}\nCopy both of them anew")
 
 
 def untie(source: Source) -> dict[str, tuple[int, ...]]:

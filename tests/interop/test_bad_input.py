@@ -146,7 +146,7 @@ def test_every_unsupported_option_of_deberta(tmp_path):
         ("max_position_embeddings", 10**6, "max_position_embeddings=1000000, but bert.embeddings.position_embeddings.weight is (20, 6)"),
         ("max_position_embeddings", 10**12, "max_position_embeddings must be a number of at most"),
         ("vocab_size", 10**6, "vocab_size=1000000, but bert.embeddings.word_embeddings.weight is (39, 6)"),
-        ("type_vocab_size", 10**6, "type_vocab_size=1000000, but"),
+        ("type_vocab_size", 10**6, "config.json and model.safetensors are of different models:\n  type_vocab_size=1000000, but"),
         ("hidden_size", 3 * 10**8, "hidden_size=300000000, but bert.encoder.layer.0.output.dense.weight is (6, 11)"),
         ("intermediate_size", 10**9, "intermediate_size=1000000000, but"),
         ("num_attention_heads", 10**400, "num_attention_heads must be a number of at most 2147483647, got a number of more than 20"),

@@ -56,7 +56,8 @@ def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
     break behind it may be in a field or not, so neither where the next row begins nor how many there are is known.
     """
     rows = csv.reader(io.StringIO(read_text(file), newline=""), delimiter=delimiter, strict=True)
-    names, begins = next(rows, []), rows.line_num + 1
+    names: list[str] = []
+    begins = 1
     while True:
         try:
             fields = next(rows, None)
@@ -67,7 +68,9 @@ def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
             ) from error
         if fields is None:
             return
-        if fields:
+        if begins == 1:
+            names = fields
+        elif fields:
             place = f"line {begins}" if begins == rows.line_num else f"lines {begins} to {rows.line_num}"
             yield place, _row(names, fields)
         begins = rows.line_num + 1

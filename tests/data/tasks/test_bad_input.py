@@ -94,6 +94,12 @@ def test_a_table_whose_rest_cannot_be_read_is_refused_whatever_is_left_out(tmp_p
             load(TASKS["swag"], root, "train", skip_malformed=skip)
 
 
+def test_a_table_whose_header_cannot_be_read_is_named(tmp_path):
+    root = write(tmp_path, {"swag/train.csv": f'"id"x,{SWAG}1,a,b,c,d,e,f,1\n'})
+    with pytest.raises(ValueError, match=r"swag/train.csv, line 1: not a row of a table .*mend its quotes"):
+        load(TASKS["swag"], root, "train")
+
+
 def test_the_index_of_paws_is_told_by_its_columns_too(tmp_path):
     table = rows(("id", "qid1", "sentence1", "qid2", "sentence2", "label"), (1, 4, "0", 5, "0", 1))
     root = write(tmp_path, {"paws_qqp/dev_and_test.tsv": table})
