@@ -180,8 +180,8 @@ def _compare_checksum(directory: epath.Path) -> None:
         return
     written = read_json(path, dict, {"file": str, "sha256": str})
     file = directory / pathlib.PurePath(written["file"]).name
-    if not file.exists():
-        raise ValueError(f"{file} is missing, which {CHECKSUM} names: put back a copy")
+    if not file.is_file():
+        raise ValueError(f"{file} is missing or no file, which {path} names: put back a copy")
     if hashlib.sha256(file.read_bytes()).hexdigest() != written["sha256"]:
         raise ValueError(
             f"{file} is not the tokenizer that was saved, its checksum differs: put back a copy, or delete {path} if you "

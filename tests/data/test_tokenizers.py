@@ -141,6 +141,9 @@ def test_a_saved_tokenizer_that_was_changed_is_an_error(trained, tmp_path):
     with pytest.raises(ValueError, match=f"{name} is missing"):
         tokenizers.load(tmp_path)
     file.write_bytes(content)
+    (tmp_path / "checksum.json").write_text('{"file": "", "sha256": ""}')  # a name that is the directory itself
+    with pytest.raises(ValueError, match="no file, which .*checksum.json names"):
+        tokenizers.load(tmp_path)
     (tmp_path / "checksum.json").unlink()
     assert tokenizers.load(tmp_path).fingerprint() == trained.fingerprint()
 
