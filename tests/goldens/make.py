@@ -1,18 +1,21 @@
-"""Write the goldens anew, with the program as it is: small directories of every kind that it leaves, and their numbers.
+"""Write goldens with the program as it is: small directories of every kind that it makes, and their numbers.
 
-    python -m tests.goldens.make
+    python -m tests.goldens.make SET
 
-Run once for each layout of files that later versions must be able to read. Figures are left out. Absolute paths are
+A set is made once, before files get another layout, and never again: later versions must be able to read it.
+`without_checksums` was made before checkpoints, tokenizers and trials stored checksums of what they hold. Figures are left out. Absolute paths are
 made relative: an imported run's `config.json` has one (`data.tokenizer.path`), a trial's `result.json` (`start`), and
 Orbax's `commit_success.txt`.
 """
 
+import argparse
 import contextlib
 import json
 import os
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Collection
 from unittest import mock
 
 from etils import epath
@@ -35,16 +38,22 @@ KINDS = (
     "trial_kept",
     "suite",
 )
+SETS = {  # each with its kinds: all of them in two sets would be more than 2 MB
+    "without_checksums": KINDS,
+    "with_checksums": tuple(kind for kind in KINDS if kind not in ("adversarial", "comparison")),
+}
 STOP = 5  # the step after which the interrupted run, and the interrupted trial, are stopped
 
 
-def make(here: epath.Path) -> None:
-    """Every golden below `here`, the working directory."""
-    for name, arm in (("finished", "ag"), ("adversarial", "asa")):
-        run.train(_experiment(arm), here / name)
+def make(here: epath.Path, kinds: Collection[str] = KINDS) -> None:
+    """Make goldens of these kinds, of which only the last two of `SETS` may be missing, in the working directory `here`."""
+    run.train(_experiment("ag"), here / "finished")
+    if "adversarial" in kinds:
+        run.train(_experiment("asa"), here / "adversarial")
     with _stopped():
         run.train(_experiment("ag"), here / "interrupted")
-    comparison.compare("configs/pretraining.py", reading.COMPARED, here / "comparison")
+    if "comparison" in kinds:
+        comparison.compare("configs/pretraining.py", reading.COMPARED, here / "comparison")
     exporting.convert(here / "finished", None, str(here / "exported"))
     importing.convert(str(here / "exported"), here / "imported")
     with _stopped():
@@ -68,7 +77,8 @@ def _stopped():
 
 def shrink(here: pathlib.Path) -> None:
     """Remove drawings, and the directory's own name from the files that store absolute paths."""
-    shutil.rmtree(here / "comparison" / "figures")
+    for figures in here.rglob("figures"):
+        shutil.rmtree(figures)
     for path in sorted(path for name in KINDS for path in (here / name).rglob("*") if path.is_file()):
         if str(here).encode() in (content := path.read_bytes()):
             print(f"made relative: {path.relative_to(here)}")
@@ -76,20 +86,24 @@ def shrink(here: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Make them in a temporary directory, then put them in the place of those of before."""
+    """Make a set in a temporary directory, then move it to its place."""
+    parser = argparse.ArgumentParser(prog="python -m tests.goldens.make", description=__doc__.partition("\n")[0])
+    parser.add_argument("set", choices=SETS, metavar="SET", help=f"which goldens to make: {' or '.join(SETS)}")
+    chosen = parser.parse_args().set
+    kinds = SETS[chosen]
     with tempfile.TemporaryDirectory() as folder:
         here = pathlib.Path(folder).resolve()
         os.environ["AG_JAX_CACHE"] = str(here / "cache")
         os.chdir(here)
         inputs.write(here)
-        make(epath.Path(here))
+        make(epath.Path(here), kinds)
         shrink(here)
-        for name in KINDS:
-            shutil.rmtree(GOLDENS / name, ignore_errors=True)
-            shutil.copytree(here / name, GOLDENS / name)
-        stored = reading.stored(here)
+        shutil.rmtree(GOLDENS / chosen, ignore_errors=True)
+        for name in kinds:
+            shutil.copytree(here / name, GOLDENS / chosen / name)
+        stored = reading.stored(here, kinds)
         expected = {"stored": stored, "trained": reading.trained(here)}
-        (GOLDENS / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+        (GOLDENS / chosen / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pathlib
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -26,15 +27,17 @@ COMPARED = {
 SPLITS = ("validation", "test")
 
 
-def stored(here: pathlib.Path) -> dict[str, Any]:
-    """What lies in the goldens below `here`, the working directory. Reports are made again from what they report on."""
-    comparison.compare("configs/pretraining.py", COMPARED, epath.Path(here / "comparison"))
+def stored(here: pathlib.Path, kinds: Collection[str]) -> dict[str, Any]:
+    """Read the goldens of these kinds in the working directory `here`. Reports are made again from what they report on."""
+    found = {}
+    if "comparison" in kinds:
+        comparison.compare("configs/pretraining.py", COMPARED, epath.Path(here / "comparison"))
+        found["comparison"] = _json(here / "comparison" / "report.json")
     finetuning.evaluate("configs/finetuning.py:points=2", {}, epath.Path(here / "suite"))
     kept = here / "trial_kept" / TRIAL
     tuned = finetuned.load(kept)
-    return {
-        **{name: _run(here / name) for name in RUNS},
-        "comparison": _json(here / "comparison" / "report.json"),
+    return found | {
+        **{name: _run(here / name) for name in RUNS if name.partition("/")[0] in kinds},
         "exported": {"params": digest(importing.open_model(str(here / "exported")).params)},
         "trial_kept": {
             "params": digest(tuned.params),
