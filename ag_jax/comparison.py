@@ -97,7 +97,12 @@ def _compare(
     command = f"ag-jax compare --config={source}{settings}"
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in compared}
     figures = _figures(workdir, opened, results, corpus)
-    content = {"title": first.title, "command": command, **({"overridden": overridden} if overridden else {}), **numbers}
+    content = {
+        "title": first.title,
+        "command": command,
+        **({"overridden": overridden} if overridden else {}),
+        **numbers,
+    }
     storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
     text = report.markdown(first.title, headline, results, numbers, figures, command, overridden)
     storage.write_whole(path, text + "\n")

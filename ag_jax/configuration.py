@@ -23,7 +23,9 @@ LARGEST = 2**31 - 1  # of whole numbers: steps, rows and ids are counted in 32 b
 
 def default(kind: type) -> ConfigDict:
     """Every setting of a dataclass at its default, for a config file to change."""
-    values = {field.name: field.default for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
+    values = {
+        field.name: field.default for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING
+    }
     values |= {field.name: field.default_factory() for field in dataclasses.fields(kind) if field.name not in values}
     sections = {name: dataclasses.asdict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
     return ConfigDict(values | sections)  # not `kind()`: what must be given may be missing yet
@@ -168,7 +170,9 @@ def load(path_and_argument: str, overrides: dict[str, Any] | None = None) -> Con
     try:
         config.update_from_flattened_dict(overrides or {})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"a setting of the command line does not fit the config of {path_and_argument}: {error}") from error
+        raise ValueError(
+            f"a setting of the command line does not fit the config of {path_and_argument}: {error}"
+        ) from error
     return config
 
 
@@ -189,7 +193,9 @@ def _get_config(path_and_argument: str) -> ConfigDict:
         config = module.get_config(argument) if colon else module.get_config()  # as ml_collections does
     if not isinstance(config, ConfigDict) or isinstance(config, FrozenConfigDict):
         found = type(config).__name__
-        raise ValueError(f"{path}: get_config must return a ConfigDict, such as experiment.default_config(), got {found}")
+        raise ValueError(
+            f"{path}: get_config must return a ConfigDict, such as experiment.default_config(), got {found}"
+        )
     return config
 
 
@@ -202,7 +208,11 @@ def _errors_named(path: str, origin: str) -> Iterator[None]:
         lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == origin]
         message = _message(error)
         if isinstance(error, SyntaxError):  # of this file, or of one that it imports
-            path, lines, message = error.filename if error.filename not in (None, origin) else path, [error.lineno], error.msg
+            path, lines, message = (
+                error.filename if error.filename not in (None, origin) else path,
+                [error.lineno],
+                error.msg,
+            )
         place = f"{path}, line {lines[-1]}" if lines and lines[-1] else path
         kind = "" if type(error) is ValueError and message else f"{type(error).__name__}: "
         raise ValueError(f"{place}: {kind}{message}") from error

@@ -147,13 +147,17 @@ def read_trace(config: AdversarialConfig, layers: int) -> Trace | None:
     try:
         rows = read_metrics(directory)
     except FileNotFoundError as error:
-        raise ValueError(f"{wanted}: there is none; train that first, in a comparison by an arm that comes before") from error
+        raise ValueError(
+            f"{wanted}: there is none; train that first, in a comparison by an arm that comes before"
+        ) from error
     rows = [row for row in rows if row["split"] == "train" and row.get("masked/layers") is not None]
     if not rows:
         raise ValueError(f"{wanted}: nothing was masked there")
     planned = _planned_steps(directory, rows[-1]["step"])
     if planned is None:
-        raise ValueError(f"{wanted}, that was trained to its end: it stopped after step {rows[-1]['step']}; go on with it first")
+        raise ValueError(
+            f"{wanted}, that was trained to its end: it stopped after step {rows[-1]['step']}; go on with it first"
+        )
     shares = tuple(tuple(row["masked/layers"]) for row in rows)
     if len(shares[0]) != layers:
         raise ValueError(f"{wanted}, of a model of as many layers: it has {len(shares[0])}, the model {layers}")

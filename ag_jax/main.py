@@ -45,7 +45,9 @@ _HOST = flags.DEFINE_integer("host", None, "The number of this host, from 0 on."
 _JOIN_TIMEOUT = flags.DEFINE_integer("join_timeout", 1800, "Seconds to wait for the other hosts.")
 _FROM = flags.DEFINE_enum("from", None, ["hf"], "Where to convert from.")
 _TO = flags.DEFINE_enum("to", None, ["hf"], "Where to convert to.")
-_PATH = flags.DEFINE_string("path", None, "Directory of the other library's model; with --from=hf also a name of its hub.")
+_PATH = flags.DEFINE_string(
+    "path", None, "Directory of the other library's model; with --from=hf also a name of its hub."
+)
 _EXPECT = flags.DEFINE_list("expect", [], "Beginnings of names of tensors that may be left out, such as classifier.")
 _DTYPE = flags.DEFINE_string("dtype", "float32", "Type of the tensors to write: float32, bfloat16 or float16.")
 _LICENSE = flags.DEFINE_string("license", "", "Licence that the model card is to state.")
@@ -66,7 +68,9 @@ def main(argv: list[str]) -> int:
         configuration.check_flags(argv[1:])
         positional = flags.FLAGS(argv)[1:]
         if len(positional) != 1 or positional[0] not in VERBS:
-            raise ValueError(f"expected one verb of {', '.join(VERBS)}, got {' '.join(positional) or 'none'}; see --help")
+            raise ValueError(
+                f"expected one verb of {', '.join(VERBS)}, got {' '.join(positional) or 'none'}; see --help"
+            )
     except (flags.Error, ValueError, OSError) as error:
         print(verbs.shortened(f"ag-jax: {error}"), file=sys.stderr)
         return 2

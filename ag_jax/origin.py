@@ -1,7 +1,7 @@
 """The imported model that a run's weights came from, as stored in the run directory.
 
-    origin.json          the `Origin`: written by `ag-jax convert --from=hf` and by runs with initial weights
-    pooler.safetensors   BERT's pooler, if the weights came with one that this run's model has no place for
+origin.json          the `Origin`: written by `ag-jax convert --from=hf` and by runs with initial weights
+pooler.safetensors   BERT's pooler, if the weights came with one that this run's model has no place for
 """
 
 import dataclasses
@@ -113,5 +113,7 @@ def _read_pooler(file: epath.Path, width: int) -> Pooler:
     shapes = {name: leaf.shape for name, leaf in pooler.items()}
     expected = {"kernel": (width, width), "bias": (width,)}
     if shapes != expected or not all(np.isfinite(leaf).all() for leaf in pooler.values()):
-        raise ValueError(f"{file}: expected finite values of the shapes {expected}, got {shapes}; convert the model anew")
+        raise ValueError(
+            f"{file}: expected finite values of the shapes {expected}, got {shapes}; convert the model anew"
+        )
     return pooler

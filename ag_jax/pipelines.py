@@ -70,7 +70,9 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
         for part in parts[1:]:
             ids += [mask, *(tokenizer.encode(part) if part else [])]
         if len(ids) > shape.room(pair=False):
-            raise ValueError(f"the text has {len(ids)} tokens, but the model room for {shape.room(pair=False)}: shorten it")
+            raise ValueError(
+                f"the text has {len(ids)} tokens, but the model room for {shape.room(pair=False)}: shorten it"
+            )
         row = shape.row(ids)
         places = np.flatnonzero(row["tokens"] == mask)
         features = _features([row], tokenizer)
@@ -93,8 +95,8 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
 def classify(directory: str) -> Callable[..., Any]:
     """The class of a text, of a pair `(first, second)`, or of each of a list, as a `Guess`; of a regression the number.
 
-        classify = pipelines.classify("runs/glue/mnli/lr2e-05-bs32-seed0")
-        classify([("It rains.", "The street is wet."), ("It rains.", "It is dry.")])
+    classify = pipelines.classify("runs/glue/mnli/lr2e-05-bs32-seed0")
+    classify([("It rains.", "The street is wet."), ("It rains.", "It is dry.")])
     """
     predict = _Predict(_tuned(directory, ("classification", "regression")))
 
@@ -105,7 +107,9 @@ def classify(directory: str) -> Callable[..., Any]:
         found, logits = predict(examples)
         if predict.task.kind == "classification":
             labels = predict.task.labels
-            found = [Guess(labels[label], float(_softmax(row)[label])) for label, row in zip(found, logits, strict=True)]
+            found = [
+                Guess(labels[label], float(_softmax(row)[label])) for label, row in zip(found, logits, strict=True)
+            ]
         return found[0] if single else found
 
     return say
@@ -114,8 +118,8 @@ def classify(directory: str) -> Callable[..., Any]:
 def choose(directory: str) -> Callable[[str, Sequence[str]], Guess]:
     """Which candidate goes on from a text, as a `Guess`. Of RACE and DREAM a candidate is the question with an answer.
 
-        choose = pipelines.choose("runs/choice/hellaswag/lr2e-05-bs32-seed0")
-        choose("He opened the door and", ["went in.", "is a door."])
+    choose = pipelines.choose("runs/choice/hellaswag/lr2e-05-bs32-seed0")
+    choose("He opened the door and", ["went in.", "is a door."])
     """
     predict = _Predict(_tuned(directory, ("choice", "ranking")))
 
@@ -189,8 +193,8 @@ def answer(directory: str, refuses: bool | None = None) -> Callable[..., Any]:
 def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Callable[..., np.ndarray]:
     """Vectors of texts, float32 [texts, width], or [width] of one: the mean of a text's tokens, or the `first` token's.
 
-        embed = pipelines.embed("runs/quickstart/ag-seed0")
-        embed(["We will rebuild our roads.", "The union is strong."]).shape
+    embed = pipelines.embed("runs/quickstart/ag-seed0")
+    embed(["We will rebuild our roads.", "The union is strong."]).shape
     """
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
@@ -265,7 +269,9 @@ def _pretraining(directory: str, step: int | None) -> tuple[Any, Any, Tokenizer]
     """Model, parameters and tokenizer with a head for masked words."""
     place = storage.directory(directory)
     if finetuned.locate(place) is not None:
-        raise ValueError(f"{directory} is fine-tuned and has no head for masked words: give the run that it started from")
+        raise ValueError(
+            f"{directory} is fine-tuned and has no head for masked words: give the run that it started from"
+        )
     if weights.is_huggingface(place):
         opened = importing.open_model(str(place))
         untrained, architectures = opened.new, opened.source.architectures

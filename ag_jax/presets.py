@@ -50,7 +50,14 @@ ENCODERS = {
     "electra": _BERT | {"heads": 4, "width": 256, "feedforward": 1024, "embedding_width": 128},
     "deberta_v1": _DEBERTA | {"relative": {"terms": "c2p,p2c", "span": 512, "shared": False, "key_bias": False}},
     "deberta_v2": _DEBERTA
-    | {"layers": 24, "heads": 24, "width": 1536, "relative": _BUCKETS, "convolution": 3, "convolution_activation": "gelu"},
+    | {
+        "layers": 24,
+        "heads": 24,
+        "width": 1536,
+        "relative": _BUCKETS,
+        "convolution": 3,
+        "convolution_activation": "gelu",
+    },
     "deberta_v3": _DEBERTA | {"relative": _BUCKETS},
 }
 

@@ -124,7 +124,14 @@ def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
     for task in tasks:
         row = task if task in ASA_TABLE_5 else like
         learning_rate, batch_size, epochs, warmup, length, tau = ASA_TABLE_5[row]
-        add(config, task, learning_rates=(learning_rate,), batch_sizes=(batch_size,), epochs=epochs, warmup_fraction=warmup)
+        add(
+            config,
+            task,
+            learning_rates=(learning_rate,),
+            batch_sizes=(batch_size,),
+            epochs=epochs,
+            warmup_fraction=warmup,
+        )
         decay = 0.0 if row in _ASA_WITHOUT_DECAY else 0.01
         config.tasks[task].update(max_length=length, weight_decay=decay, clip_norm=0.0)
         config.tasks[task].adversarial.asa.tau = tau  # read only where the method is asa

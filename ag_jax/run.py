@@ -137,7 +137,9 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
             _remove_attempt(workdir)
         storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
     except OSError as error:
-        raise ValueError(f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written") from error
+        raise ValueError(
+            f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written"
+        ) from error
 
 
 def _check_same(theirs: dict[str, Any], ours: dict[str, Any], workdir: epath.Path) -> None:
@@ -181,7 +183,9 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = La
     workdir = storage.directory(workdir)
     if config.training.initial_weights and not is_begun(workdir):
         check_initial_weights(config)
-    learner.read_trace(config.adversarial, config.model.layers)  # before a directory is claimed by what cannot be trained
+    learner.read_trace(
+        config.adversarial, config.model.layers
+    )  # before a directory is claimed by what cannot be trained
     with lock.hold(workdir):
         return _train(config, workdir, labels)
 
@@ -276,7 +280,9 @@ def read_config(workdir: epath.PathLike) -> ExperimentConfig:
     """The config of a run directory."""
     path = storage.directory(workdir) / "config.json"
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: --workdir must be the directory of a run, made by `ag-jax train`")
+        raise FileNotFoundError(
+            f"{path} does not exist: --workdir must be the directory of a run, made by `ag-jax train`"
+        )
     return experiment.read(path)
 
 

@@ -90,7 +90,9 @@ def with_own_tokenizer(config: DataConfig, workdir: epath.Path) -> DataConfig:
     if not _has_begun(workdir):
         return config
     if not (workdir / TOKENIZER).exists():
-        raise ValueError(f"the run in {workdir} has lost its tokenizer: put back {workdir / TOKENIZER}, without which it is of no use")
+        raise ValueError(
+            f"the run in {workdir} has lost its tokenizer: put back {workdir / TOKENIZER}, without which it is of no use"
+        )
     return dataclasses.replace(config, tokenizer=dataclasses.replace(config.tokenizer, path=str(workdir / TOKENIZER)))
 
 
@@ -150,7 +152,10 @@ def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpu
         warning = "this is NOT the text that the run was trained with, and the model may have been trained on what is held out here:\n"
         return False, warning + "\n".join(changes)
     if recorded.get("earlier"):
-        return True, "the text changed while the run was trained: the model may have been trained on some of what is held out here"
+        return (
+            True,
+            "the text changed while the run was trained: the model may have been trained on some of what is held out here",
+        )
     return True, None
 
 
@@ -158,7 +163,11 @@ def _changed_facts(recorded: dict[str, Any], corpus: pipeline.Corpus) -> list[st
     """What of the rows is not as it was; nothing if they are the same, however their tokenizer is written down now."""
     now = corpus.facts()
     different = [fact for fact in now if recorded.get(fact) != now[fact]]
-    return [] if different == ["tokenizer"] else [f"  {fact}: then {recorded.get(fact)}, now {now[fact]}" for fact in different]
+    return (
+        []
+        if different == ["tokenizer"]
+        else [f"  {fact}: then {recorded.get(fact)}, now {now[fact]}" for fact in different]
+    )
 
 
 def _changed_files(then: dict[str, Any], now: dict[str, Any]) -> list[str]:

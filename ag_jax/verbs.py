@@ -283,7 +283,9 @@ def shortened(message: str) -> str:
     """
     half = _LONGEST_LINE // 2
     return "\n".join(
-        f"{line[:half]} ... {len(line) - 2 * half:,} characters left out ... {line[-half:]}" if len(line) > _LONGEST_LINE else line
+        f"{line[:half]} ... {len(line) - 2 * half:,} characters left out ... {line[-half:]}"
+        if len(line) > _LONGEST_LINE
+        else line
         for line in message.split("\n")
     )
 

@@ -55,7 +55,9 @@ def of_length(length: int, options: argparse.Namespace, overrides: dict[str, Any
             **{what: of_arm[what] / base[what] for what in ("product_flops", "bytes_moved", "temporary_bytes")},
         }
         shown = ", ".join(f"{what.replace('_', ' ')} {ratio:.2f}" for what, ratio in of_arm["ratios"].items())
-        print(f"{length:>4} {name:<10} {of_arm['step_seconds_p50']:8.3f} s; over {running[0].name}: {shown}", flush=True)
+        print(
+            f"{length:>4} {name:<10} {of_arm['step_seconds_p50']:8.3f} s; over {running[0].name}: {shown}", flush=True
+        )
     return figures
 
 
@@ -67,8 +69,12 @@ def main() -> None:
     parser.add_argument("--arms", default="plain,asa,freelb_2,freelb_3,smart", help="the first is what ratios are to")
     parser.add_argument("--rounds", type=int, default=3 if on_cpu else 5)
     parser.add_argument("--steps", type=int, default=2 if on_cpu else 10)
-    parser.add_argument("--figure", default="", metavar="PNG", help="draw the times against the lengths, as figure 4 (a) does")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax")
+    parser.add_argument(
+        "--figure", default="", metavar="PNG", help="draw the times against the lengths, as figure 4 (a) does"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax"
+    )
     options = parser.parse_args()
     configuration.check_overrides(f"{CONFIG}:length=128,arm=plain", options.set)
     overrides = (ON_CPU if on_cpu else {}) | SHARED | {"data.cache_dir": ""}
@@ -85,7 +91,9 @@ def main() -> None:
     print(f"recorded in {path}")
     if options.figure:
         arms = options.arms.split(",")
-        ratios = {arm: {length: of_arm[arm]["ratios"]["step_time"] for length, of_arm in figures.items()} for arm in arms}
+        ratios = {
+            arm: {length: of_arm[arm]["ratios"]["step_time"] for length, of_arm in figures.items()} for arm in arms
+        }
         print(f"drawn in {attacks.step_time_figure(ratios, options.figure)}")
 
 

@@ -30,7 +30,12 @@ from ag_jax.attention.patterns import Shift
 HEADS, WIDTH, RATE = 12, 64, 0.1
 REPEATS, CALLS = 20, 10
 KERNELS = {"gpu": gpu.attend, "tpu": tpu.attend}
-VARIANTS = {"": {}, "_guided": {"guided": True}, "_dropout": {"rate": RATE}, "_guided_dropout": {"guided": True, "rate": RATE}}
+VARIANTS = {
+    "": {},
+    "_guided": {"guided": True},
+    "_dropout": {"rate": RATE},
+    "_guided_dropout": {"guided": True, "rate": RATE},
+}
 PRODUCTS = {"forward": 2, "forward_and_backward": 7}
 
 

@@ -23,9 +23,7 @@ def main() -> None:
     for _ in range(REPEATS):
         for name, (layers, heads) in sizes.items():
             jax.clear_caches()
-            step, arguments = compiling.training_step(
-                layers=layers, heads=heads, length=LENGTH, rows=ROWS, mode="loss"
-            )
+            step, arguments = compiling.training_step(layers=layers, heads=heads, length=LENGTH, rows=ROWS, mode="loss")
             began = time.perf_counter()
             step.lower(*arguments).compile()
             seconds[name].append(time.perf_counter() - began)

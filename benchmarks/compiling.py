@@ -12,7 +12,9 @@ from ag_jax.training.state import abstract_state, state_shardings
 from ag_jax.training.step import compile_train_step
 
 
-def training_step(*, layers: int, heads: int, length: int, rows: int, mode: str, remat: str = "dots") -> tuple[Any, tuple]:
+def training_step(
+    *, layers: int, heads: int, length: int, rows: int, mode: str, remat: str = "dots"
+) -> tuple[Any, tuple]:
     """The jitted step of a RoBERTa of width 768 with 52,000 words, and shapes of its arguments."""
     settings = experiment.default_config()
     settings.data.sequence_length = length

@@ -143,7 +143,12 @@ def main() -> None:
         },
         **tokenising(tokenizer),
         "masked_batches_tokens_per_second": [
-            {"length": length, "count": count, "threads": threads, "tokens_per_second": batching(length, count, threads)}
+            {
+                "length": length,
+                "count": count,
+                "threads": threads,
+                "tokens_per_second": batching(length, count, threads),
+            }
             for length, count, threads in itertools.product((64, 512), ("fixed", "bernoulli"), (1, 2))
         ],
         "filling_the_cache": memory(),

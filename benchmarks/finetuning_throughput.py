@@ -36,7 +36,9 @@ from ag_jax.training import sharding
 LEARNING_RATE = 2e-5
 
 
-def endless(features: Features, options: argparse.Namespace, lengths: tuple[int, ...] = ()) -> Iterator[dict[str, np.ndarray]]:
+def endless(
+    features: Features, options: argparse.Namespace, lengths: tuple[int, ...] = ()
+) -> Iterator[dict[str, np.ndarray]]:
     """Batches of one epoch after the other; `lengths`: that they may have, the best ones by default."""
     epoch = 0
     while True:
@@ -76,7 +78,9 @@ class Ours:
             began = time.perf_counter()
             self.compiled[one.length] = self.program.step.lower(self.state, batch, self.key).compile()
             self.compile_seconds[one.length] = time.perf_counter() - began
-        self.shares = {length: sum(plan.length == length for plan in planned) / len(planned) for length in sorted(self.compiled)}
+        self.shares = {
+            length: sum(plan.length == length for plan in planned) / len(planned) for length in sorted(self.compiled)
+        }
 
     def _place(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         return sharding.place_batch({name: field for name, field in batch.items() if name != "rows"}, self.program.mesh)
@@ -157,7 +161,9 @@ class HuggingFace:
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One task: everything takes turns."""
-    recipe = Recipe(train_examples=options.examples, validation_examples=options.batch_size, max_length=options.max_length)
+    recipe = Recipe(
+        train_examples=options.examples, validation_examples=options.batch_size, max_length=options.max_length
+    )
     read = splits.read(name, recipe, options.data)
     texts = [text for example in read.train for text in (example.first, example.second) if text]
     tokenizer: Tokenizer = tokenizers.train(TokenizerConfig(kind="byte_bpe", vocabulary_size=options.vocabulary), texts)
@@ -181,7 +187,9 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     rate = figures["ag_jax"]["examples_per_second"]
     ratios = {name: rate / found["examples_per_second"] for name, found in figures.items() if name != "ag_jax"}
     for one, found in figures.items():
-        print(f"{name:<6} {one:<20} {found['examples_per_second']:>9,.1f} examples/s  {found['tokens_per_second']:>10,.0f} tokens/s")
+        print(
+            f"{name:<6} {one:<20} {found['examples_per_second']:>9,.1f} examples/s  {found['tokens_per_second']:>10,.0f} tokens/s"
+        )
     compiled = ", ".join(f"{length}: {seconds:.1f} s" for length, seconds in sorted(ours.compile_seconds.items()))
     print(f"{name:<6} compiled by length: {compiled}", flush=True)
     return {"examples": len(read.train), "notes": list(read.notes), "faster_than": ratios, "variants": figures}
@@ -203,7 +211,11 @@ def main() -> None:
     load = os.getloadavg()[0]
     tasks = {name: measure(name, options) for name in options.tasks.split(",")}
     conditions = {name: value for name, value in vars(options).items() if name not in ("data", "tasks")}
-    conditions |= {"turns": turns.described(options.rounds, options.steps), "dtype": "float32", "load_average_at_start": load}
+    conditions |= {
+        "turns": turns.described(options.rounds, options.steps),
+        "dtype": "float32",
+        "load_average_at_start": load,
+    }
     record.save(f"finetuning_throughput-{jax.devices()[0].platform}", {**conditions, "tasks": tasks})
 
 

@@ -72,7 +72,9 @@ def choices(layers: int) -> dict[str, list[Variant]]:
         "dropout": [
             Variant("dropout=none", "ag", {"model.dropout": 0.0, "model.attention_dropout": 0.0}),
             *(
-                Variant(f"dropout={name}", "ag", {}, lambda name=name: mock.patch.object(dropout, "keep", jax_random(name)))
+                Variant(
+                    f"dropout={name}", "ag", {}, lambda name=name: mock.patch.object(dropout, "keep", jax_random(name))
+                )
                 for name in ("threefry2x32", "rbg")
             ),
         ],
@@ -84,7 +86,9 @@ def choices(layers: int) -> dict[str, list[Variant]]:
 class Runner:
     """A compiled variant with its state: `steps` runs some more steps and keeps their times."""
 
-    def __init__(self, variant: Variant, config: experiment.ExperimentConfig, corpus: pipeline.Corpus, workdir: epath.Path):
+    def __init__(
+        self, variant: Variant, config: experiment.ExperimentConfig, corpus: pipeline.Corpus, workdir: epath.Path
+    ):
         self.name, self.config = variant.name, config
         self.job = run.make_job(config, workdir, corpus)
         shardings = loop.job_shardings(self.job)
@@ -174,8 +178,14 @@ class HuggingFace:
             labels = np.full(batch["tokens"].shape, -100, np.int64)
             row, slot = np.nonzero(batch["masked_weights"])
             labels[row, batch["masked_positions"][row, slot]] = batch["masked_labels"][row, slot]
-            fields = {"input_ids": batch["tokens"].astype(np.int64), "attention_mask": batch["sequences"] > 0, "labels": labels}
-            given = {name: torch.from_numpy(np.ascontiguousarray(field)).to(self.device) for name, field in fields.items()}
+            fields = {
+                "input_ids": batch["tokens"].astype(np.int64),
+                "attention_mask": batch["sequences"] > 0,
+                "labels": labels,
+            }
+            given = {
+                name: torch.from_numpy(np.ascontiguousarray(field)).to(self.device) for name, field in fields.items()
+            }
             with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
                 loss = self.forward(**given).loss
             loss.backward()
@@ -223,7 +233,9 @@ def main() -> None:
     parser.add_argument("--choices", default="", help="any of dropout, layers, remat")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10 if on_cpu else 20)
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax"
+    )
     options = parser.parse_args()
     configuration.check_overrides(options.config, options.set)
     overrides = {} if on_cpu else {"model.vocabulary_size": 52_000}

@@ -34,5 +34,7 @@ def save(name: str, figures: dict[str, Any]) -> pathlib.Path:
 
 def _processor() -> str:
     cpuinfo = pathlib.Path("/proc/cpuinfo")
-    names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
+    ]
     return f"{len(names)} x {names[0]}" if names else platform.processor()

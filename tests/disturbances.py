@@ -444,9 +444,7 @@ def make_commands(folder: pathlib.Path) -> list[Command]:
     return [
         Command("train", ["train", *arguments(training__steps=60)], "", 25),
         Command("suite", ["evaluate", f"--config={suite}"], "sst2", 6),
-        Command(
-            "compare", ["compare", *arguments(training__steps=40, comparison__seeds="(0,)")], "ag-seed0", 25
-        ),
+        Command("compare", ["compare", *arguments(training__steps=40, comparison__seeds="(0,)")], "ag-seed0", 25),
     ]
 
 
@@ -495,8 +493,9 @@ def all_cases(kills: int, seed: int, compiled: pathlib.Path) -> dict[str, tuple[
     cases: dict[str, tuple[str, Callable[[Case], None]]] = {}
     for command in ("train", "suite", "compare"):
         for number in range(kills):
-            cases[f"kill-{command}-{number}"] = command, functools.partial(
-                kill, seed=seed, compiled=compiled / command / "compiled"
+            cases[f"kill-{command}-{number}"] = (
+                command,
+                functools.partial(kill, seed=seed, compiled=compiled / command / "compiled"),
             )
         for phase in PHASES:
             for kind, function in (("term", terminate), ("limit", limit), ("full", full)):

@@ -232,7 +232,9 @@ def plant(checkout: pathlib.Path, bug: Bug, own: bool) -> str | None:
     path = checkout / bug.file
     text = path.read_text()
     if text.count(bug.right) < 1:
-        raise ValueError(f"{bug.file} has no {bug.right!r}: the code was rewritten; plant {bug.what!r} in it another way")
+        raise ValueError(
+            f"{bug.file} has no {bug.right!r}: the code was rewritten; plant {bug.what!r} in it another way"
+        )
     path.write_text(text.replace(bug.right, bug.wrong))
     try:
         tests = [name for name in bug.tests.split() if (checkout / name).exists()]

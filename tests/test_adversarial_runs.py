@@ -75,7 +75,15 @@ def rows(directory):
 
 def test_what_a_run_says_of_its_attack(whole):
     train = [row for row in rows(whole[0]) if row["split"] == "train"]
-    wanted = {"asa_loss", "asa_sentence_loss", "masked", "masked/layers", "kept_units", "adversary_gradient_norm", "ag_loss"}
+    wanted = {
+        "asa_loss",
+        "asa_sentence_loss",
+        "masked",
+        "masked/layers",
+        "kept_units",
+        "adversary_gradient_norm",
+        "ag_loss",
+    }
     assert all(wanted <= set(row) for row in train) and len(train) == 3
     for row in train:
         assert len(row["masked/layers"]) == 2 and 0.2 < row["masked"] < 0.8
@@ -101,7 +109,9 @@ def test_a_run_that_was_stopped_ends_as_if_nothing_had_happened(whole, text, tmp
             run.train(config, workdir)
     assert run.train(config, workdir) == whole[1]
     assert rows(workdir) == rows(whole[0])
-    one, other = (Checkpoints(path / "checkpoints", read_only=True).restore_params(STEPS) for path in (workdir, whole[0]))
+    one, other = (
+        Checkpoints(path / "checkpoints", read_only=True).restore_params(STEPS) for path in (workdir, whole[0])
+    )
     jax.tree.map(np.testing.assert_array_equal, one, other)
     assert {"adversary", "encoder"} <= set(one)
 
@@ -110,7 +120,9 @@ def test_the_adversary_stays_behind(whole, text, tmp_path, one_device):
     """It moves while training, and is no part of the model that evaluation, maps, fine-tuning and other runs open."""
     workdir, summary = whole
     first, last = (Checkpoints(workdir / "checkpoints", read_only=True).restore_params(step) for step in (0, STEPS))
-    moved = jax.tree.map(lambda one, other: np.abs(np.asarray(one) - np.asarray(other)).max(), first["adversary"], last["adversary"])
+    moved = jax.tree.map(
+        lambda one, other: np.abs(np.asarray(one) - np.asarray(other)).max(), first["adversary"], last["adversary"]
+    )
     assert min(jax.tree.leaves(moved)) > 1e-5
     opened = run.open_run(workdir)
     assert set(opened.params) == {"encoder", "word_head"} and set(opened.beside) == {"adversary"}
@@ -118,7 +130,9 @@ def test_the_adversary_stays_behind(whole, text, tmp_path, one_device):
     assert set(weights.open_encoder(str(workdir)).params) == {"encoder"}
     values = configuration.default(experiment.ExperimentConfig)
     values.update(configuration.to_dict(run.read_config(workdir)))
-    values.update_from_flattened_dict({"training.initial_weights": str(workdir), "training.steps": 1, "adversarial.method": "scheduled"})
+    values.update_from_flattened_dict(
+        {"training.initial_weights": str(workdir), "training.steps": 1, "adversarial.method": "scheduled"}
+    )
     values.update_from_flattened_dict({"adversarial.masking.trace": str(workdir), "training.log_every": 1})
     after = run.train(experiment.parse(values), epath.Path(tmp_path / "on"))
     assert np.isfinite(after["train_loss"])
@@ -134,7 +148,9 @@ def test_the_adversary_stays_behind(whole, text, tmp_path, one_device):
 def test_inspect_draws_what_the_adversary_leaves(whole):
     done = commands.run(["inspect", f"--workdir={whole[0]}", "--text=The union is strong."])
     assert done.returncode == 0, done.stderr
-    drawn = [epath.Path(line.removeprefix("drawn: ")) for line in done.stdout.splitlines() if line.startswith("drawn: ")]
+    drawn = [
+        epath.Path(line.removeprefix("drawn: ")) for line in done.stdout.splitlines() if line.startswith("drawn: ")
+    ]
     assert drawn[-1].name == f"attention_attacked_step{STEPS}.png" and drawn[-1].read_bytes().startswith(b"\x89PNG")
 
 
@@ -167,15 +183,22 @@ def test_traces_that_cannot_be_are_refused(whole, text, tmp_path):
 def test_without_an_attack_a_run_is_what_it_was(text):
     """Same parameters, and the same tree of the optimizer's state, whatever the settings of attacks that are not used."""
     plain, other = (
-        settings(text, **{"adversarial.method": "none", "adversarial.asa.tau": tau, "adversarial.asa.sentence": "softmax"})
+        settings(
+            text, **{"adversarial.method": "none", "adversarial.asa.tau": tau, "adversarial.asa.sentence": "softmax"}
+        )
         for tau in (0.1, 0.9)
     )
     corpus = pipeline.prepare(plain.data)
-    made = [learner.make_learner(config, corpus.tokenizer, jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"))) for config in (plain, other)]
+    made = [
+        learner.make_learner(config, corpus.tokenizer, jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor")))
+        for config in (plain, other)
+    ]
     assert made[0].objective == made[1].objective and type(made[0].objective).__name__ == "Pretraining"
     assert made[0].objective.sentences.of == "none"
     trees = [jax.eval_shape(lambda one=one: one.optimizer.init(learner.unboxed(one.init()))) for one in made]
-    assert jax.tree.structure(trees[0]) == jax.tree.structure(trees[1]) and "Partition" not in str(jax.tree.structure(trees[0]))
+    assert jax.tree.structure(trees[0]) == jax.tree.structure(trees[1]) and "Partition" not in str(
+        jax.tree.structure(trees[0])
+    )
     attacked = learner.make_learner(settings(text), corpus.tokenizer, made[0].mesh)
     model, both = (jax.jit(lambda one=one: learner.unboxed(one.init()))() for one in (made[0], attacked))
     jax.tree.map(np.testing.assert_array_equal, model, {name: both[name] for name in model})

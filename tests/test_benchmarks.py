@@ -52,6 +52,7 @@ def test_results_of_the_earlier_freelb_say_so():
     found = [json.loads(path.read_text()).get("tasks", {}).get("sst2", {}) for path in RESULTS]
     recorded = [task["notes"] for task in found if "freelb" in task.get("arms", {})]
     assert recorded and all(
-        any(note.startswith("freelb: recorded with an earlier definition") for note in notes) or "subset_seed=" in " ".join(notes)
+        any(note.startswith("freelb: recorded with an earlier definition") for note in notes)
+        or "subset_seed=" in " ".join(notes)
         for notes in recorded
     )

@@ -135,7 +135,9 @@ def test_evaluate_finds_the_summarys_loss(uninterrupted):
     found = json.loads(done.stdout)
     assert found["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
     recorded = json.loads((uninterrupted / "corpus.json").read_text())
-    assert found["evaluated_on"]["rows"] == recorded["validation rows"] and found["evaluated_on"]["is_the_text_of_the_run"]
+    assert (
+        found["evaluated_on"]["rows"] == recorded["validation rows"] and found["evaluated_on"]["is_the_text_of_the_run"]
+    )
 
 
 def test_inspect_draws(uninterrupted):
@@ -150,7 +152,9 @@ def test_tokenizer_is_trained_and_can_be_used(text, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "tokens, saved in" in done.stdout and "the ▁h" in done.stdout
     again = run(
-        command("train", text, tmp_path / "run", f"--config.data.tokenizer.path={tmp_path / 'tokenizer'}", "--print_config")
+        command(
+            "train", text, tmp_path / "run", f"--config.data.tokenizer.path={tmp_path / 'tokenizer'}", "--print_config"
+        )
     )
     assert json.loads(again.stdout)["data"]["tokenizer"]["path"] == str(tmp_path / "tokenizer")
 
@@ -223,16 +227,36 @@ def test_each_verb_names_the_one_that_a_config_is_for(tmp_path):
     tuning = f"--config={REPOSITORY / 'configs/finetune/glue.py'}:checkpoint={tmp_path},tasks=rte"
     workdir = f"--workdir={tmp_path / 'run'}"
     for arguments, status, message in (
-        (["train", tuning], 1, "is a config of fine-tuning: use `ag-jax evaluate` for one checkpoint, `ag-jax compare`"),
+        (
+            ["train", tuning],
+            1,
+            "is a config of fine-tuning: use `ag-jax evaluate` for one checkpoint, `ag-jax compare`",
+        ),
         (["compare", tuning], 1, "names no arms to compare"),
         (["train", tuning, "--print_config"], 1, "is a config of fine-tuning: use `ag-jax evaluate`"),
         (["compare", tuning, "--print_config"], 1, "names no arms to compare"),
         (["evaluate", tuning, "--hosts=auto", "--print_config"], 1, "fine-tuning runs on one machine"),
         (["evaluate", tuning, "--step=3"], 1, "the step of the checkpoint is a setting: --config.step=3"),
-        (["evaluate", f"--config={REPOSITORY / 'configs/quickstart.py'}"], 1, "is a config of pre-training: without --config"),
-        (["evaluate", f"--config={REPOSITORY / 'configs/quickstart.py'}", "--print_config"], 1, "is a config of pre-training"),
-        (["evaluate", tuning, "--config.tasks.rte.epoch=3"], 2, "unknown setting 'tasks.rte.epoch'; did you mean 'tasks.rte.epochs'?"),
-        (["evaluate", tuning, "--config.tasks.rte.learning_rates=(0.0,)"], 1, "tasks.rte.learning_rates must be above 0"),
+        (
+            ["evaluate", f"--config={REPOSITORY / 'configs/quickstart.py'}"],
+            1,
+            "is a config of pre-training: without --config",
+        ),
+        (
+            ["evaluate", f"--config={REPOSITORY / 'configs/quickstart.py'}", "--print_config"],
+            1,
+            "is a config of pre-training",
+        ),
+        (
+            ["evaluate", tuning, "--config.tasks.rte.epoch=3"],
+            2,
+            "unknown setting 'tasks.rte.epoch'; did you mean 'tasks.rte.epochs'?",
+        ),
+        (
+            ["evaluate", tuning, "--config.tasks.rte.learning_rates=(0.0,)"],
+            1,
+            "tasks.rte.learning_rates must be above 0",
+        ),
         (["evaluate", tuning, "--config.data=/not/there"], 1, "task rte: no split 'train' below /not/there"),
         (["evaluate", tuning, f"--config.data={tmp_path}"], 1, "no split 'train' below"),
         (["evaluate", tuning + "+sst3"], 2, "unknown setting 'sst3'; did you mean 'sst2'"),

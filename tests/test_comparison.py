@@ -52,7 +52,9 @@ class Recorder:
     started, ended = [], []
 
     def __init__(self, project, workdir, settings, labels):
-        self.started.append((project, workdir.name, settings["seed"], settings["guidance"]["mode"], labels.group, labels.tags))
+        self.started.append(
+            (project, workdir.name, settings["seed"], settings["guidance"]["mode"], labels.group, labels.tags)
+        )
 
     def log(self, step, values):
         pass
@@ -144,7 +146,9 @@ def test_the_report_shows_what_it_links_to(compared):
 
 def test_a_config_without_arms_is_refused(tmp_path):
     path = tmp_path / "c.py"
-    path.write_text("from ag_jax import experiment\ndef get_config(argument=''):\n    return experiment.default_config()\n")
+    path.write_text(
+        "from ag_jax import experiment\ndef get_config(argument=''):\n    return experiment.default_config()\n"
+    )
     with pytest.raises(ValueError, match="names no arms to compare"):
         comparison.arm_configs(str(path), {})
 

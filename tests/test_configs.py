@@ -125,10 +125,18 @@ def small_scale(name: str, arm: str) -> str:
 
 
 # Together they have every kind of program; the others take seconds each to compile nearly the same ones.
-STEPPED = ("quickstart.py", "ag/table6_electra.py", "asa/figure4_speed.py", "deberta/table4_ablation.py", "roberta/table2_input_formats.py")
+STEPPED = (
+    "quickstart.py",
+    "ag/table6_electra.py",
+    "asa/figure4_speed.py",
+    "deberta/table4_ablation.py",
+    "roberta/table2_input_formats.py",
+)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in STEPPED else pytest.mark.exhaustive) for name in FILES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in STEPPED else pytest.mark.exhaustive) for name in FILES]
+)
 def test_one_tiny_step(name, source, tmp_path, one_device):
     """From the config file to the summary of a run, with the last arm, which has the most settings."""
     config = parsed(name, small_scale(name, ARGUMENTS[name]["arm"][-1]), **TINY, **source)
@@ -214,7 +222,16 @@ def test_the_tpu_and_the_gpu_run_differ_in_batch_epochs_and_title_alone(arm):
 
 @pytest.mark.parametrize(
     ("hardware", "devices", "tensor"),
-    [("tpu", 4, 1), ("tpu", 8, 1), ("tpu", 32, 1), ("tpu", 256, 1), ("gpu", 1, 1), ("gpu", 4, 1), ("gpu", 7, 1), ("gpu", 8, 2)],
+    [
+        ("tpu", 4, 1),
+        ("tpu", 8, 1),
+        ("tpu", 32, 1),
+        ("tpu", 256, 1),
+        ("gpu", 1, 1),
+        ("gpu", 4, 1),
+        ("gpu", 7, 1),
+        ("gpu", 8, 2),
+    ],
 )
 def test_table9_fits_the_meshes_that_its_docstring_names(hardware, devices, tensor):
     config = parsed("ag/table9_tpu_gpu.py", f"hardware={hardware}", **{"mesh.tensor": tensor})
@@ -226,7 +243,9 @@ def test_table9_fits_the_meshes_that_its_docstring_names(hardware, devices, tens
 def test_roberta_table_9():
     config = experiment.default_config()
     presets.roberta_table_9(config)
-    model, optimizer, training = (getattr(experiment.parse(config), section) for section in ("model", "optimizer", "training"))
+    model, optimizer, training = (
+        getattr(experiment.parse(config), section) for section in ("model", "optimizer", "training")
+    )
     assert (model.layers, model.width, model.heads, model.feedforward or 4 * model.width) == (12, 768, 12, 3072)
     assert (model.dropout, model.attention_dropout, optimizer.decay) == (0.1, 0.1, "linear")
     assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.weight_decay) == (6e-4, 24_000, 0.01)
@@ -278,7 +297,12 @@ def test_published_encoders(name):
     presets.encoder(config, name)
     model = experiment.parse(config).model
     deberta = name.startswith("deberta")
-    assert (model.decoder_passes == 2) == (model.absolute_positions == "decoder") == (model.relative.terms == "c2p,p2c") == deberta
+    assert (
+        (model.decoder_passes == 2)
+        == (model.absolute_positions == "decoder")
+        == (model.relative.terms == "c2p,p2c")
+        == deberta
+    )
     assert (model.relative.buckets == 256) == model.relative.normalized == (name in ("deberta_v2", "deberta_v3"))
     assert model.relative.shared != (name == "deberta_v1") and model.relative.key_bias != (name == "deberta_v1")
     assert (model.convolution == 3) == (name == "deberta_v2") and model.is_projected == (name == "electra")
@@ -293,7 +317,9 @@ def test_small_has_the_arms_own_alpha():
 
 
 def test_the_methods_of_asas_figure_4():
-    configs = {arm: parsed("asa/figure4_speed.py", f"length=512,arm={arm}") for arm in ARGUMENTS["asa/figure4_speed.py"]["arm"]}
+    configs = {
+        arm: parsed("asa/figure4_speed.py", f"length=512,arm={arm}") for arm in ARGUMENTS["asa/figure4_speed.py"]["arm"]
+    }
     of = {arm: config.adversarial for arm, config in configs.items()}
     assert {arm: attack.method for arm, attack in of.items()} == {
         **{"plain": "none", "asa": "asa", "freelb_2": "freelb", "freelb_3": "freelb", "smart": "smart"}
@@ -311,19 +337,29 @@ def test_asas_table_6(tmp_path, one_device):
     (tmp_path / "long").mkdir()
     (tmp_path / "long" / "config.json").write_text(json.dumps(long))
     assert parsed("asa/table6_pretraining.py", f"run={tmp_path / 'long'}").data.sequence_length == 256
-    paper, small = (parsed("asa/table6_pretraining.py", f"run={start},arm=asa,scale={scale}") for scale in ("paper", "small"))
+    paper, small = (
+        parsed("asa/table6_pretraining.py", f"run={start},arm=asa,scale={scale}") for scale in ("paper", "small")
+    )
     assert (paper.adversarial.method, paper.adversarial.asa.tau) == ("asa", 0.1)
     assert (paper.training.steps, paper.training.batch_size, paper.data.sequence_length) == (20_000, 1024, 32)
     optimizer = paper.optimizer
     assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.clip_norm) == (2e-5, 0.01, 1.0)
-    assert optimizer.warmup_steps == 0.06 * paper.training.steps and paper.model.dropout == paper.model.attention_dropout == 0.1
+    assert (
+        optimizer.warmup_steps == 0.06 * paper.training.steps
+        and paper.model.dropout == paper.model.attention_dropout == 0.1
+    )
     assert small.training.steps * small.training.batch_size * small.data.sequence_length < 1e6
     assert parsed("asa/table6_pretraining.py", f"run={start},arm=plain").adversarial.method == "none"
 
     for number in range(12):
         (tmp_path / f"{number}.txt").write_text(TEXT)
     few = {key: value for key, value in TINY.items() if not key.startswith(("model", "data"))}
-    few |= {"data.source": str(tmp_path / "*.txt"), "training.steps": 2, "training.log_every": 1, "training.milestones": (0.0, 1.0)}
+    few |= {
+        "data.source": str(tmp_path / "*.txt"),
+        "training.steps": 2,
+        "training.log_every": 1,
+        "training.milestones": (0.0, 1.0),
+    }
     source = f"{CONFIGS / 'asa/table6_pretraining.py'}:run={start},scale=small"
     report = comparison.compare(source, few, epath.Path(tmp_path / "w"))
     arms = json.loads((report.parent / "report.json").read_text())["arms"]

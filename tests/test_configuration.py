@@ -111,10 +111,16 @@ def test_flags_are_checked_against_the_file(source):
         ("def get_config(_):\n    raise ValueError('no such arm')", "c.py, line 2: no such arm"),
         ("def get_config(_):\n    raise ValueError", "c.py, line 2: ValueError: "),
         ("def get_config(_):\n    return get_config(_)", "c.py, line 2: RecursionError"),
-        (FILE.replace("config.title = argument", "config.other.cuont += 1"), "c.py, line 7: AttributeError: .*did you mean .count"),
+        (
+            FILE.replace("config.title = argument", "config.other.cuont += 1"),
+            "c.py, line 7: AttributeError: .*did you mean .count",
+        ),
         ("def get_config(_): pass", "c.py: get_config must return a ConfigDict, .* got NoneType"),
         ("def get_config(_): return {'title': 'x'}", "c.py: get_config must return a ConfigDict, .* got dict"),
-        (FILE.replace("return config", "return configuration.FrozenConfigDict(config)"), "c.py: get_config must return a ConfigDict"),
+        (
+            FILE.replace("return config", "return configuration.FrozenConfigDict(config)"),
+            "c.py: get_config must return a ConfigDict",
+        ),
     ],
 )
 def test_a_broken_file_is_named_with_the_line(tmp_path, monkeypatch, capsys, content, said):

@@ -24,8 +24,14 @@ SUITE = FinetuningConfig(checkpoint="x", tasks={"sst2": Recipe()})
 EXAMPLES = Examples((Texts("7", "a text", None, None),), "a file")
 READERS = {
     "config.json of a run": ("config.json", run.read_config),
-    "config.json of a run that is resumed": ("config.json", lambda folder: run.claim_workdir(ExperimentConfig(), folder)),
-    "config.json of a run to continue from": ("config.json", lambda folder: presets.continue_from(default_config(), str(folder))),
+    "config.json of a run that is resumed": (
+        "config.json",
+        lambda folder: run.claim_workdir(ExperimentConfig(), folder),
+    ),
+    "config.json of a run to continue from": (
+        "config.json",
+        lambda folder: presets.continue_from(default_config(), str(folder)),
+    ),
     "config.json of a suite": ("config.json", lambda folder: suite.check_directory(SUITE, folder)),
     "corpus.json": ("corpus.json", run_corpus.read_summary),
     "summary.json": ("summary.json", run.read_summary),

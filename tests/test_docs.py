@@ -63,7 +63,9 @@ def readers_place(tmp_path_factory):
     params = tiny.params(learner.make_model(config, tasks.TOKENIZER), tiny.batch())
     run.write(config, place / "runs" / "quickstart" / "ag-seed0", tasks.TOKENIZER, params)
     head = make_head(tasks.task("classification"), "roberta", 64)
-    tuned = FineTuned(head, encoder, tasks.TOKENIZER, tiny.params(head.model(encoder), tiny.task_batch("classification")))
+    tuned = FineTuned(
+        head, encoder, tasks.TOKENIZER, tiny.params(head.model(encoder), tiny.task_batch("classification"))
+    )
     finetuned.save(tuned, place / "runs" / "glue" / "sst2" / "lr2e-05-bs32-seed0" / "weights")
     return place
 
@@ -94,4 +96,8 @@ def test_examples_run_where_a_reader_runs_them(page, number, readers_place, monk
 
 
 def test_the_examples_are_found():
-    assert {page.split("-")[0] for page in (param.id for param in EXAMPLES)} >= {"README.md", "guide.md", "pipelines.md"}
+    assert {page.split("-")[0] for page in (param.id for param in EXAMPLES)} >= {
+        "README.md",
+        "guide.md",
+        "pipelines.md",
+    }

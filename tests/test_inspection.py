@@ -58,7 +58,9 @@ def places(tmp_path_factory):
         training=TrainingConfig(batch_size=8),
     )
     model = learner.make_model(config, TOKENIZER)
-    batch = {name: np.ones((1, 6), np.int32) for name in ("tokens", "original", "sequences", "segments", "masked_positions")}
+    batch = {
+        name: np.ones((1, 6), np.int32) for name in ("tokens", "original", "sequences", "segments", "masked_positions")
+    }
     run.write(config, epath.Path(directory / "run"), TOKENIZER, tiny.params(model, batch))
     for name, loss in (("ag-seed0", 2.5), ("mlm-seed0", 2.75), ("mlm-seed1", None)):
         copied = shutil.copytree(directory / "run", directory / "compared" / name)
@@ -102,7 +104,12 @@ def inspect(place, capsys):
             "{} (the best accuracy of 2 trials of sst2 with weights, 0.7500; for stsb add the task to --workdir)",
             24,
         ),
-        ("arms/plain/stsb", "arms/plain/stsb/seed5", "{} (the best pearson of one trial of stsb with weights, 0.9000)", 24),
+        (
+            "arms/plain/stsb",
+            "arms/plain/stsb/seed5",
+            "{} (the best pearson of one trial of stsb with weights, 0.9000)",
+            24,
+        ),
         ("arms/asa", "arms/asa/sst2/seed0", "{} (the best accuracy of 2 trials of sst2 with weights, 0.6250)", 24),
         ("arms", "arms/plain/sst2/seed1", "{} (the best accuracy of 4 trials of sst2 with weights, 0.7500)", 24),
     ],
@@ -128,7 +135,10 @@ def test_a_config_that_was_changed_after_the_training_is_refused(places, tmp_pat
     settings = json.loads((changed / "config.json").read_text())
     settings["model"]["layers"] += 1
     (changed / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=r"run/config.json describes another model.*\n.*: in the checkpoint \(2, .*, in the config \(3, "):
+    with pytest.raises(
+        ValueError,
+        match=r"run/config.json describes another model.*\n.*: in the checkpoint \(2, .*, in the config \(3, ",
+    ):
         run.open_run(changed)
 
 
@@ -147,7 +157,9 @@ def test_a_model_without_steps_and_directories_without_a_model(places, tmp_path)
     for directory in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=f"{directory} is no model: expected the directory of a run"):
             inspection.open_any(directory)
-    with pytest.raises(FileNotFoundError, match="no finished trial of .*suite has kept its weights.*--config.keep=best"):
+    with pytest.raises(
+        FileNotFoundError, match="no finished trial of .*suite has kept its weights.*--config.keep=best"
+    ):
         inspection.open_any(save_suite(tmp_path / "suite", "sst2"))
     (tmp_path / "report.json").write_text("[]")
     with pytest.raises(ValueError, match="report.json: expected a JSON object"):
@@ -185,7 +197,11 @@ def test_a_read_only_run_is_inspected_and_evaluated(places, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     read_only.append(places / "run")
     said, warned, drawn = inspect(places / "run", capsys)
-    assert said.startswith(f"step 0 of {places / 'run'}\n") and "for 16 tokens (6 more were cut off)" in said and "guided" in said
+    assert (
+        said.startswith(f"step 0 of {places / 'run'}\n")
+        and "for 16 tokens (6 more were cut off)" in said
+        and "guided" in said
+    )
     assert {path.parent for path in drawn} == {epath.Path("ag-jax-output/run/figures")}
     assert f"cannot write to {places / 'run'}" in warned and "the files are in ag-jax-output/run" in warned
 

@@ -73,7 +73,9 @@ def test_compare_evaluate_and_inspect(store, overrides, capsys):
 
     verbs.run_verb("evaluate", request(str(workdir)))
     found = json.loads((workdir / "evaluation.json").read_text())
-    assert found["mlm_loss"] == pytest.approx(json.loads((workdir / "summary.json").read_text())["validation_loss"], rel=1e-6)
+    assert found["mlm_loss"] == pytest.approx(
+        json.loads((workdir / "summary.json").read_text())["validation_loss"], rel=1e-6
+    )
     verbs.run_verb("inspect", request(str(workdir)))
     assert "drawn: gs://bucket/runs/ag-seed0/figures/attention_overview_step4.png" in capsys.readouterr().out
     with pytest.raises(ValueError, match="model.layers: there 1, now 2"):

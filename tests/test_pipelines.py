@@ -41,7 +41,9 @@ def places(tmp_path_factory):
         training=TrainingConfig(batch_size=8),
     )
     model = learner.make_model(config, TOKENIZER)
-    batch = {name: np.ones((1, 6), np.int32) for name in ("tokens", "original", "sequences", "segments", "masked_positions")}
+    batch = {
+        name: np.ones((1, 6), np.int32) for name in ("tokens", "original", "sequences", "segments", "masked_positions")
+    }
     run.write(config, epath.Path(directory / "run"), TOKENIZER, random_params(model, batch))
     for kind in tasks.KINDS:
         head = make_head(tasks.task(kind), "roberta", 24)
@@ -71,7 +73,9 @@ def test_fill_mask(name, places):
     opened = run.open_run(places / "run")
     tokens = row("we build", "<mask>", "good")
     place = np.flatnonzero(tokens[0] == TOKENIZER.specials.mask)[None].astype(np.int32)
-    said = opened.model.apply({"params": opened.params}, as_batch(tokens) | {"masked_positions": place}, deterministic=True)
+    said = opened.model.apply(
+        {"params": opened.params}, as_batch(tokens) | {"masked_positions": place}, deterministic=True
+    )
     logits = np.array(said.words_BMV[0, 0])
     words = np.delete(np.arange(len(logits)), TOKENIZER.special_ids)
     best = words[np.argsort(-logits[words])][:4]
@@ -91,7 +95,9 @@ def test_fill_mask(name, places):
 def test_classify(name, places):
     classify = pipelines.classify(str(places / name))
     tuned = finetuned.load(places / "classification")
-    logits = np.asarray(tuned.model.apply({"params": tuned.params}, as_batch(row("we build roads")), deterministic=True))[0]
+    logits = np.asarray(
+        tuned.model.apply({"params": tuned.params}, as_batch(row("we build roads")), deterministic=True)
+    )[0]
     guess = classify("we build roads")
     assert guess.text == ("bad", "good")[int(logits.argmax())]
     assert guess.score == pytest.approx(float(np.exp(logits.max()) / np.exp(logits).sum()), rel=1e-4)
@@ -153,7 +159,9 @@ def test_what_is_too_long_is_cut_as_in_training(places, tmp_path):
     logits = np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True))[0]
     guess = pipelines.choose(str(tmp_path))(text, candidates)
     chances = np.exp(logits) / np.exp(logits).sum()
-    assert guess.text == candidates[int(np.argmax(chances))] and guess.score == pytest.approx(float(chances.max()), rel=1e-4)
+    assert guess.text == candidates[int(np.argmax(chances))] and guess.score == pytest.approx(
+        float(chances.max()), rel=1e-4
+    )
     assert pipelines.choose(str(places / "choice"))(text, candidates).score != pytest.approx(guess.score, rel=1e-4)
 
 
@@ -184,7 +192,11 @@ def test_clear_words_where_a_head_is_missing(places, tmp_path):
     cases = [
         (lambda: pipelines.classify(str(places / "run")), ValueError, "is a run of pre-training.*ag-jax evaluate"),
         (lambda: pipelines.classify(str(places / "hf")), ValueError, "has no head of a task"),
-        (lambda: pipelines.tag(str(places / "classification")), ValueError, "has a head for classification, but tagging"),
+        (
+            lambda: pipelines.tag(str(places / "classification")),
+            ValueError,
+            "has a head for classification, but tagging",
+        ),
         (lambda: pipelines.answer(str(tmp_path)), FileNotFoundError, "is no model"),
         (lambda: pipelines.fill_mask(str(places / "span")), ValueError, "no head for masked words"),
         (lambda: pipelines.fill_mask(str(places / "hf_classification")), ValueError, "no head for masked words"),
@@ -291,7 +303,9 @@ def test_every_way_to_open_damaged_weights_is_refused(places, tmp_path):
         "export": lambda place: exporting.convert(place, None, str(tmp_path / "out")),
     }
     for read in run_reads.values():
-        with pytest.raises(CorruptCheckpointError, match=f"1 of .* arrays differ from those that were saved, such as {name}"):
+        with pytest.raises(
+            CorruptCheckpointError, match=f"1 of .* arrays differ from those that were saved, such as {name}"
+        ):
             read(str(tmp_path / "run"))
     tuned_reads = {
         "classify": pipelines.classify,

@@ -97,7 +97,9 @@ def test_in_pretraining(tmp_path, one_device):
     )
     run.train(experiment.parse(values), epath.Path(tmp_path / "run"))
     rows = [row for row in read_metrics(epath.Path(tmp_path / "run")) if row["split"] == "train"]
-    assert len(rows) == 2 and all(row["smart_loss"] > 0 and 0 < row["delta_norm"] < 0.01 * (16 * 16) ** 0.5 for row in rows)
+    assert len(rows) == 2 and all(
+        row["smart_loss"] > 0 and 0 < row["delta_norm"] < 0.01 * (16 * 16) ** 0.5 for row in rows
+    )
     assert all(row["coefficient/smart"] == 1 for row in rows)
 
 

@@ -59,7 +59,11 @@ def change_text(config):
 
 
 def saved(workdir) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in [*workdir.iterdir(), *(workdir / "tokenizer").iterdir()] if path.is_file()}
+    return {
+        path.name: path.read_bytes()
+        for path in [*workdir.iterdir(), *(workdir / "tokenizer").iterdir()]
+        if path.is_file()
+    }
 
 
 def test_a_run_goes_on_with_the_same_text_wherever_it_is(config, workdir, tmp_path, capsys):
@@ -90,7 +94,14 @@ def test_changed_text_is_refused_before_it_is_tokenised_unless_accepted(config, 
     capsys.readouterr()
     with pytest.raises(ValueError, match="is not what it was when the run began") as refused:
         begin(config, workdir)
-    for part in ("added: 8.txt", "removed: 3.txt", "changed: 5.txt", "then 8 files of", "now 8 files of", f"trained on {rows:,} rows"):
+    for part in (
+        "added: 8.txt",
+        "removed: 3.txt",
+        "changed: 5.txt",
+        "then 8 files of",
+        "now 8 files of",
+        f"trained on {rows:,} rows",
+    ):
         assert part in str(refused.value)
     assert "--config.data.accept_changed_text=True" in str(refused.value)
     assert saved(workdir) == before and "tokenising" not in capsys.readouterr().err
@@ -111,7 +122,10 @@ def test_an_evaluation_on_changed_text_keeps_the_tokenizer_and_says_so(config, w
     change_text(config)
     corpus, evaluated_on = run_corpus.prepare_for_evaluation(config, workdir)
     assert corpus.tokenizer.fingerprint() == own and saved(workdir) == before
-    assert "NOT the text that the run was trained with" in evaluated_on["warning"] and "added: 8.txt" in evaluated_on["warning"]
+    assert (
+        "NOT the text that the run was trained with" in evaluated_on["warning"]
+        and "added: 8.txt" in evaluated_on["warning"]
+    )
     assert evaluated_on["is_the_text_of_the_run"] is False
     assert "WARNING: this is NOT" in capsys.readouterr().err
 
@@ -169,7 +183,9 @@ def test_a_comparison_trains_no_arm_on_text_that_is_not_that_of_another(config, 
         comparison.compare(source, overrides, workdir)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"files": {"source": [3]}, "train rows": 1, "validation rows": 1}', "\xff"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"files": {"source": [3]}, "train rows": 1, "validation rows": 1}', "\xff"]
+)
 def test_a_damaged_summary_is_named(config, workdir, content):
     (workdir / "corpus.json").write_bytes(content.encode("latin-1"))
     for use in (run_corpus.prepare, run_corpus.prepare_for_evaluation):

@@ -48,7 +48,9 @@ def test_what_is_worth_keeping_keeps_its_config(tmp_path, kept):
         (workdir / kept).mkdir(parents=True)
     else:
         (workdir / kept).write_text('{"step": 1, "split": "train"}\n')
-    with pytest.raises(ValueError, match="holds a run of another config, by its config.json:\n  seed: there 0, now 5\n"):
+    with pytest.raises(
+        ValueError, match="holds a run of another config, by its config.json:\n  seed: there 0, now 5\n"
+    ):
         run.claim_workdir(CORRECTED, workdir)
     assert config_of(workdir) == FIRST and (workdir / "corpus.json").exists()
     run.claim_workdir(dataclasses.replace(FIRST, title="another title"), workdir)

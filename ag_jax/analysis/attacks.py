@@ -122,7 +122,9 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
         left.set_xlabel("step" if same else "part of training", fontsize=MEDIUM)
         left.set_xlim(left=0)
         left.xaxis.set_major_locator(MaxNLocator("auto", integer=same))
-        left.xaxis.set_major_formatter((lambda value, _: f"{value:,.0f}") if same else PercentFormatter(1.0, decimals=0))
+        left.xaxis.set_major_formatter(
+            (lambda value, _: f"{value:,.0f}") if same else PercentFormatter(1.0, decimals=0)
+        )
         left.set_title(label(group, 40), fontsize=LARGE, loc="left", parse_math=False)
         left.set_ylabel("masked share", fontsize=MEDIUM)
         measured = max(1 - (share.late_steps[0] - 1) / share.late_steps[1] for share in shares.values())
@@ -165,7 +167,9 @@ def temperature_table(by_task: Mapping[str, Temperatures]) -> list[str]:
         }
         plain = "–" if of_task.plain is None else f"{100 * of_task.plain:.1f}"
         lines.append("| " + " | ".join([task, of_task.metric, *(cells.get(tau, "–") for tau in taus), plain]) + " |")
-    explained = "The lower the temperature tau, the less a masked unit costs the adversary, and the stronger it attacks."
+    explained = (
+        "The lower the temperature tau, the less a masked unit costs the adversary, and the stronger it attacks."
+    )
     return ["## Scores against the temperature", "", explained, "", *lines, ""]
 
 
@@ -183,7 +187,9 @@ def draw_temperatures(by_task: Mapping[str, Temperatures]) -> Figure:
     for panel, (task, of_task) in zip(figure.subplots(1, len(by_task), squeeze=False)[0], by_task.items(), strict=True):
         means, deviations = (100 * np.array(values) for values in (of_task.means, of_task.deviations))
         spread = deviations if of_task.several else None
-        panel.errorbar(of_task.taus, means, yerr=spread, fmt="o-", color=chosen[task], markersize=4, capsize=3, label="attacked")
+        panel.errorbar(
+            of_task.taus, means, yerr=spread, fmt="o-", color=chosen[task], markersize=4, capsize=3, label="attacked"
+        )
         if of_task.plain is not None:
             panel.axhline(100 * of_task.plain, color="0.4", linestyle="--", linewidth=1.2, label="without an attack")
             _legend(panel)

@@ -56,7 +56,9 @@ def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step", headline:
         for panel, key in zip(panels, (loss, "ag_loss"), strict=False):
             _draw_seeds(panel, [_points(rows, "train", x, key) for rows in seeds], chosen[arm])
         for at, value in _mean([_points(rows, "validation", x, loss) for rows in seeds]):
-            panels[0].plot(at, value, "o", markersize=4, color=chosen[arm], markeredgecolor="white", markeredgewidth=0.6)
+            panels[0].plot(
+                at, value, "o", markersize=4, color=chosen[arm], markeredgecolor="white", markeredgewidth=0.6
+            )
     for panel, name in zip(panels, (f"{headline.label} ({headline.unit})", "guidance loss"), strict=False):
         panel.set_ylabel(name, fontsize=MEDIUM)
         tidy(panel)

@@ -99,7 +99,7 @@ def _loss_table(headline: Headline, arms: Sequence[ArmResults], results: dict[st
         f"Mean over {len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
         + (" ± standard deviation;" if len(seeds) > 1 else ";")
         + f" p: paired t-test against {results['baseline']}"
-        + ("." if len(seeds) > 1 else ", which needs two seeds or more: `--config.comparison.seeds=\"(0, 1, 2)\"`."),
+        + ("." if len(seeds) > 1 else ', which needs two seeds or more: `--config.comparison.seeds="(0, 1, 2)"`.'),
         "",
         f"| Loss ({headline.unit}) | " + " | ".join(arm.name for arm in arms) + " |",
         "|---" * (len(arms) + 1) + "|",

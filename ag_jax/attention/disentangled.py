@@ -128,7 +128,11 @@ def skew(products: Array) -> Array:
 
 def at_places(scores_BHQK: Array, places_BM: Array) -> Array:
     """The rows of those queries, `BHMK`; a single row for all queries stays as it is."""
-    return scores_BHQK if scores_BHQK.shape[2] == 1 else jnp.take_along_axis(scores_BHQK, places_BM[:, None, :, None], axis=2)
+    return (
+        scores_BHQK
+        if scores_BHQK.shape[2] == 1
+        else jnp.take_along_axis(scores_BHQK, places_BM[:, None, :, None], axis=2)
+    )
 
 
 def skew_at(products_BHMS: Array, places_BM: Array) -> Array:

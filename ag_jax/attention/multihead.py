@@ -88,7 +88,10 @@ class MultiHeadAttention(nn.Module):
         if self.relative.terms:
             of_terms = {"c2p": key, "p2c": query}
             if not self.relative.shared:
-                of_terms = {"c2p": self._projection("relative_key", use_bias=key_bias), "p2c": self._projection("relative_query")}
+                of_terms = {
+                    "c2p": self._projection("relative_key", use_bias=key_bias),
+                    "p2c": self._projection("relative_query"),
+                }
             projected = self._project_distances(of_terms, relative_RD, hidden_BLD.shape[1])
 
         def scored(query_BQHV: Array, places_BM: Array | None) -> tuple[Array, Array | None]:

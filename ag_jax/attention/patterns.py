@@ -135,7 +135,9 @@ def find_pattern(name: str) -> Pattern:
         try:
             pattern = getattr(importlib.import_module(module_name), function_name)
         except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
-            raise ValueError(f"cannot import the attention pattern {name!r}: {type(error).__name__}: {error}") from error
+            raise ValueError(
+                f"cannot import the attention pattern {name!r}: {type(error).__name__}: {error}"
+            ) from error
         wanted = f"the attention pattern {name!r} must be a function of (tokens_BL, sequences_BL, special)"
         if not callable(pattern):
             raise ValueError(f"{wanted}, got {type(pattern).__name__}")

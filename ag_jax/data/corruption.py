@@ -69,7 +69,9 @@ def mask(
     labels_BM = np.take_along_axis(tokens_BL, positions_BM, axis=1)
     if config.replacement == "unigram":
         if unigram is None:
-            raise ValueError("data.masking.replacement='unigram' needs the frequencies of the training text: give `unigram`")
+            raise ValueError(
+                "data.masking.replacement='unigram' needs the frequencies of the training text: give `unigram`"
+            )
         inputs_BM = unigram.draw(row_B1, _UNIGRAM_STREAM, positions_BM)
     else:
         inputs_BM = _masks(config, labels_BM, row_B1, positions_BM, tokenizer)

@@ -60,9 +60,7 @@ def fixed_blocks(store: TextStore, special: SpecialTokens, length: int) -> Itera
         yield Row(_wrap(special, [store.tokens.read(start, start + room)]))
 
 
-def packed_sentences(
-    store: TextStore, special: SpecialTokens, length: int, *, across_documents: bool
-) -> Iterator[Row]:
+def packed_sentences(store: TextStore, special: SpecialTokens, length: int, *, across_documents: bool) -> Iterator[Row]:
     """Whole sentences between <s> and </s>, as many as fit."""
     room = length - 2
     separator = np.array([special.end])

@@ -1,9 +1,9 @@
 """Which part of a text is held out for validation, and which is trained on.
 
-    documents              held out, without a `validation_source`
-    1                      the last sentences, `validation_fraction` of them
-    2 to 99                the last sentences of each, as much text as is `validation_fraction` of the whole
-    100 and more           whole documents, evenly spread: `validation_fraction` of them, beginning with the second
+documents              held out, without a `validation_source`
+1                      the last sentences, `validation_fraction` of them
+2 to 99                the last sentences of each, as much text as is `validation_fraction` of the whole
+100 and more           whole documents, evenly spread: `validation_fraction` of them, beginning with the second
 """
 
 import itertools

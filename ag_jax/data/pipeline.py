@@ -194,7 +194,9 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
     if not total:
         raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
     if _identities(config) != identities:
-        raise ValueError(f"the files of data.source={config.source!r} were changed while they were read: run the command again")
+        raise ValueError(
+            f"the files of data.source={config.source!r} were changed while they were read: run the command again"
+        )
     held_out = writers[True].tokens
     say(
         f"{count:,} documents, {total:,} tokens; for validation {held_out:,} tokens of {held_out_count:,} documents, "
@@ -213,9 +215,7 @@ def _write_rows(
         rows = formats.make_rows(config, stored, tokenizer.specials)
         if config.pack:
             rows = packing.pack(rows, config.sequence_length)
-        store.write_rows(
-            directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs, is_packed=config.pack
-        )
+        store.write_rows(directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs, is_packed=config.pack)
         written = Rows(directory / split)
         if not len(written):
             raise ValueError(
@@ -283,7 +283,9 @@ class Batches:
             unigram=self.unigram,
         )
 
-    def iterate(self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1) -> Iterator[Batch]:
+    def iterate(
+        self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1
+    ) -> Iterator[Batch]:
         """The batches of steps `start` to `stop` - 1, made ahead by other threads (grain)."""
         import grain  # takes a second, and brings JAX with it, which the rest of this room can do without
 

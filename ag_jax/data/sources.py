@@ -199,7 +199,9 @@ def _tfds_name(part: str) -> tuple[str, str, str]:
     pattern = r"tfds:(?P<name>[\w./+-]+)(:(?P<version>\d+\.\d+\.\d+))?(:(?P<split>[a-z_]\S*))?"
     match = re.fullmatch(pattern, part)
     if not match:
-        raise ValueError(f"expected tfds:NAME[:VERSION][:SPLIT] as in tfds:wikipedia/20230601.en:train[:1%], got {part!r}")
+        raise ValueError(
+            f"expected tfds:NAME[:VERSION][:SPLIT] as in tfds:wikipedia/20230601.en:train[:1%], got {part!r}"
+        )
     return match["name"], match["version"] or "", match["split"] or "train"
 
 

@@ -130,7 +130,11 @@ def byte_bpe(model: huggingface.models.BPE, *, space_first: bool = False) -> hug
 
 
 def wordpiece(
-    model: huggingface.models.WordPiece, *, lowercase: bool, strip_accents: bool | None = None, split_chinese: bool = True
+    model: huggingface.models.WordPiece,
+    *,
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    split_chinese: bool = True,
 ) -> huggingface.Tokenizer:
     """BERT's pipeline around a WordPiece model; accents go with the capitals unless strip_accents says otherwise."""
     tokenizer = huggingface.Tokenizer(model)

@@ -25,7 +25,9 @@ class Unigram:
         counts_V = rows.counts(tokenizer.vocabulary_size).copy()
         counts_V[list(tokenizer.special_ids)] = 0
         if not counts_V.any():
-            raise ValueError("the rows hold no token that is not a special one: there is no unigram distribution; give more text")
+            raise ValueError(
+                "the rows hold no token that is not a special one: there is no unigram distribution; give more text"
+            )
         return cls(counts_V)
 
     @functools.cached_property

@@ -131,7 +131,9 @@ def read(file: pathlib.Path, reader: Callable[[str], Any], beside: pathlib.Path 
         raise ValueError(f"{names} could not be read as a tokenizer ({error}); copy it anew.") from error
 
 
-def _completed(tokenizer: huggingface.Tokenizer, specials: Collection[str], directory: pathlib.Path) -> huggingface.Tokenizer:
+def _completed(
+    tokenizer: huggingface.Tokenizer, specials: Collection[str], directory: pathlib.Path
+) -> huggingface.Tokenizer:
     # Only those that the vocabulary has: adding a missing one would give it an id without an embedding.
     tokenizer.add_special_tokens([name for name in specials if tokenizer.token_to_id(name) is not None])
     add_tokens(tokenizer, directory)

@@ -72,7 +72,9 @@ def choose(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]], longe
         start_L = np.where(holds & (characters_L3[:, 2] > 0), start_L, -np.inf)
         end_L = np.where(holds, end_L, -np.inf)
         # scores_LE[l, e] is that of the span from token l to l + e.
-        ends_LE = np.lib.stride_tricks.sliding_window_view(np.pad(end_L, (0, longest - 1), constant_values=-np.inf), longest)
+        ends_LE = np.lib.stride_tricks.sliding_window_view(
+            np.pad(end_L, (0, longest - 1), constant_values=-np.inf), longest
+        )
         scores = (start_L[:, None] + ends_LE).ravel()
         top = np.argsort(-scores, kind="stable")[:BEST]
         for score, (first, extra) in zip(scores[top], (divmod(int(place), longest) for place in top), strict=True):

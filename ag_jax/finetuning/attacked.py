@@ -43,7 +43,9 @@ class Arm:
 
     def model(self, task: str) -> FineTuned | None:
         """The first seed's best model, if its weights were kept."""
-        directories = [suite.directory_of(self.suite.workdir, one) for one in self.suite.planned[task] if self._is_first(one)]
+        directories = [
+            suite.directory_of(self.suite.workdir, one) for one in self.suite.planned[task] if self._is_first(one)
+        ]
         kept = [directory for directory in directories if finetuned.locate(directory) is not None]
         return finetuned.load(kept[0]) if kept else None
 
@@ -107,7 +109,8 @@ def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str
     if len(tasks) == 1:
         return {tasks[0]: {arm: shares[tasks[0], arm] for arm in arms}}
     return {
-        arm if len(arms) > 1 else "": {task: shares[task, arm] for task in tasks if (task, arm) in shares} for arm in arms
+        arm if len(arms) > 1 else "": {task: shares[task, arm] for task in tasks if (task, arm) in shares}
+        for arm in arms
     }
 
 
@@ -124,7 +127,9 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
         columns = {}
         for name, tuned in opened.items():
             columns[name] = [(task, attention(tuned, text))]
-            attacker = adversarial.learnt(arms[name].attack(task), tuned.config, learner.special_tokens(tuned.tokenizer))
+            attacker = adversarial.learnt(
+                arms[name].attack(task), tuned.config, learner.special_tokens(tuned.tokenizer)
+            )
             if attacker is not None and tuned.beside:
                 columns[f"{name}, attacked"] = [(task, attention(tuned, text, attacker))]
         config = next(iter(opened.values())).config

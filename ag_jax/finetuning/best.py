@@ -47,7 +47,10 @@ def _is_suite(directory: epath.Path) -> bool:
     if not path.exists():
         return False
     values = read_json(path)
-    return "model_type" not in values and configuration.kind_of(values, (ExperimentConfig, FinetuningConfig)) is FinetuningConfig
+    return (
+        "model_type" not in values
+        and configuration.kind_of(values, (ExperimentConfig, FinetuningConfig)) is FinetuningConfig
+    )
 
 
 def _of_runs(named: epath.Path, directories: Sequence[epath.Path]) -> Best:

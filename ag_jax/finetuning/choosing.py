@@ -63,7 +63,9 @@ def points(results: Sequence[Result]) -> list[Point]:
     for result in results:
         of_point = found.setdefault(point_of(result), {})
         of_point.setdefault(result["seed"], []).append(result)
-    return [Point(*key, {seed: tuple(of_seed) for seed, of_seed in of_point.items()}) for key, of_point in found.items()]
+    return [
+        Point(*key, {seed: tuple(of_seed) for seed, of_seed in of_point.items()}) for key, of_point in found.items()
+    ]
 
 
 def best_point(candidates: Sequence[Point], metric: str) -> Point:

@@ -36,14 +36,18 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
     """
     config = configuration.parse(FinetuningConfig, configuration.load(source, overrides))
     if not config.arms:
-        raise ValueError(f"{source} names no arms to compare; set config.arms, or use `ag-jax evaluate` for one checkpoint")
+        raise ValueError(
+            f"{source} names no arms to compare; set config.arms, or use `ag-jax evaluate` for one checkpoint"
+        )
     configs = {
         arm: configuration.parse(FinetuningConfig, arms.load(source, arm, overrides)) for arm in arms.names(config.arms)
     }
     arms.check_distinct(source, {arm: of_arm.in_effect for arm, of_arm in configs.items()}, overrides)
     for what in ("seeds", "data"):
         if len({getattr(of_arm, what) for of_arm in configs.values()}) > 1:
-            raise ValueError(f"the arms of {source} have different {what}, so that they cannot be paired: give all the same")
+            raise ValueError(
+                f"the arms of {source} have different {what}, so that they cannot be paired: give all the same"
+            )
     compared = {
         tuple((name, *(getattr(recipe, what) for what in JUDGED_BY)) for name, recipe in sorted(of_arm.tasks.items()))
         for of_arm in configs.values()
@@ -95,12 +99,15 @@ def _report(
         for arm, of_arm in chosen.items():
             notes += [f"{arm}: {note}" for note in of_arm[name].notes if note not in of_baseline.notes]
             directory = workdir / "submission" if len(chosen) == 1 else workdir / arm / "submission"
-            notes += [note if len(chosen) == 1 else f"{arm}: {note}" for note in submission.write_all(directory, of_arm[name])]
+            notes += [
+                note if len(chosen) == 1 else f"{arm}: {note}" for note in submission.write_all(directory, of_arm[name])
+            ]
         tasks[name] = {
             "metric": of_baseline.task.metric,
             "kind": of_baseline.task.kind,
             "arms": {
-                arm: results.of_arm(of_arm[name], None if arm == baseline else of_baseline) for arm, of_arm in chosen.items()
+                arm: results.of_arm(of_arm[name], None if arm == baseline else of_baseline)
+                for arm, of_arm in chosen.items()
             },
             "notes": notes,
         }

@@ -79,13 +79,17 @@ class Recipe:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
         for name in ("dropout", "attention_dropout"):
             if getattr(self, name) != -1 and not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), or -1 for that of the checkpoint, got {getattr(self, name)}")
+                raise ValueError(
+                    f"{name} must be in [0, 1), or -1 for that of the checkpoint, got {getattr(self, name)}"
+                )
         if not 0 < self.epsilon < math.inf:
             raise ValueError(f"epsilon must be above 0, got {self.epsilon}")
         if self.decay not in DECAYS:
             raise ValueError(f"decay must be one of {', '.join(DECAYS)}, got {self.decay!r}")
         if self.folds < 0 or self.folds in (1, 2):
-            raise ValueError(f"folds must be at least 3 (to train, to choose, to test), or 0 for none, got {self.folds}")
+            raise ValueError(
+                f"folds must be at least 3 (to train, to choose, to test), or 0 for none, got {self.folds}"
+            )
         if self.folds and len(self.points) > 1:
             raise ValueError(
                 f"folds go with one learning rate and one batch size, got {len(self.points)} points: the best of several would "
@@ -152,12 +156,20 @@ class FinetuningConfig:
 
     def __post_init__(self):
         if not self.tasks:
-            raise ValueError("tasks must name at least one task, such as config.tasks.sst2 = configuration.default(Recipe)")
+            raise ValueError(
+                "tasks must name at least one task, such as config.tasks.sst2 = configuration.default(Recipe)"
+            )
         if not self.checkpoint:
-            raise ValueError("checkpoint must be a run directory or a Hugging Face directory, got none: FILE.py:checkpoint=DIR")
+            raise ValueError(
+                "checkpoint must be a run directory or a Hugging Face directory, got none: FILE.py:checkpoint=DIR"
+            )
         if self.step < -1:
             raise ValueError(f"step must be that of a checkpoint, or -1 for the newest, got {self.step}")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not all(0 <= seed < 2**31 for seed in self.seeds):
+        if (
+            not self.seeds
+            or len(set(self.seeds)) < len(self.seeds)
+            or not all(0 <= seed < 2**31 for seed in self.seeds)
+        ):
             raise ValueError(f"seeds must be different integers in 0..{2**31 - 1}, at least one, got {self.seeds}")
         for name, choices in (
             ("keep", KEPT),
@@ -184,7 +196,8 @@ class FinetuningConfig:
     def in_effect(self) -> "FinetuningConfig":
         """The same suite, with the settings of guidance and attacks that are not read at their defaults."""
         tasks = {
-            name: dataclasses.replace(recipe, adversarial=recipe.adversarial.in_effect) for name, recipe in self.tasks.items()
+            name: dataclasses.replace(recipe, adversarial=recipe.adversarial.in_effect)
+            for name, recipe in self.tasks.items()
         }
         return dataclasses.replace(self, tasks=tasks, guidance=self.guidance.in_effect)
 

@@ -112,7 +112,9 @@ def make_objective(plan: Plan, model: TaskModel) -> Objective:
             alpha=guidance.coefficient_schedule(plan.guidance, plan.steps),
         )
     trace = learner.read_trace(plan.adversarial, plan.config.layers)
-    return adversarial.wrap(objective, plan.adversarial, adversarial.Setting(plan.config, plan.special, plan.steps, trace))
+    return adversarial.wrap(
+        objective, plan.adversarial, adversarial.Setting(plan.config, plan.special, plan.steps, trace)
+    )
 
 
 @functools.lru_cache(maxsize=4)

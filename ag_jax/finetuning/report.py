@@ -15,7 +15,13 @@ Numbers = dict[str, Any]
 def markdown(numbers: Numbers, settings: Mapping[str, Mapping[str, Any]], sections: Sequence[str] = ()) -> str:
     """The report as Markdown; settings: of each arm, flat; sections: further lines, which stand below the scores."""
     arms = numbers["arms"]
-    lines = [f"# {numbers['title']}", "", f"`{numbers['command']}`", "", *overridden_flags(numbers.get("overridden", ()))]
+    lines = [
+        f"# {numbers['title']}",
+        "",
+        f"`{numbers['command']}`",
+        "",
+        *overridden_flags(numbers.get("overridden", ())),
+    ]
     lines += _scores(numbers, arms) + _significance(numbers, arms) + _all_metrics(numbers, arms)
     lines += list(sections) + _sweeps(numbers, arms) + _counts(numbers, arms) + _notes(numbers)
     if len(arms) > 1:
@@ -25,7 +31,12 @@ def markdown(numbers: Numbers, settings: Mapping[str, Mapping[str, Any]], sectio
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     header = list(header)
-    return ["| " + " | ".join(header) + " |", "|---" * len(header) + "|", *("| " + " | ".join(row) + " |" for row in rows), ""]
+    return [
+        "| " + " | ".join(header) + " |",
+        "|---" * len(header) + "|",
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+    ]
 
 
 def percent(value: float) -> str:
@@ -57,7 +68,9 @@ def _scores(numbers: Numbers, arms: list[str]) -> list[str]:
     seeds, several = numbers["seeds"], len(numbers["seeds"]) > 1
     over = f"over {len(seeds)} seeds ({', '.join(map(str, seeds))})"
     lines = ["## Scores", ""]
-    lines += [f"Mean ± standard deviation {over}, and in brackets the median." if several else f"One seed ({seeds[0]})."]
+    lines += [
+        f"Mean ± standard deviation {over}, and in brackets the median." if several else f"One seed ({seeds[0]})."
+    ]
     lines += [
         "Of every sweep the point with the best median on the development set is shown, of every run the epoch that was best there."
     ]
@@ -68,7 +81,9 @@ def _scores(numbers: Numbers, arms: list[str]) -> list[str]:
     for name, task in numbers["tasks"].items():
         scores = {arm: _headline(task["arms"][arm], task["metric"]) for arm in arms}
         base = scores[numbers["baseline"]]["mean"]
-        shown = [cell(score) + marks(task["arms"][arm]["p_value"], score["mean"] - base) for arm, score in scores.items()]
+        shown = [
+            cell(score) + marks(task["arms"][arm]["p_value"], score["mean"] - base) for arm, score in scores.items()
+        ]
         rows.append([name, task["metric"], next(iter(task["arms"].values()))["headline"], *shown])
     return [*lines, "", *_table(["Task", "Metric", "Set", *arms], rows)]
 
@@ -121,7 +136,9 @@ def _sweeps(numbers: Numbers, arms: list[str]) -> list[str]:
             for point in task["arms"][arm]["sweep"]:
                 mark = "**" if point["chosen"] else ""
                 epochs = ", ".join(map(str, point["best_epochs"]))
-                rate, median = (f"{mark}{shown}{mark}" for shown in (f"{point['learning_rate']:g}", percent(point["median"])))
+                rate, median = (
+                    f"{mark}{shown}{mark}" for shown in (f"{point['learning_rate']:g}", percent(point["median"]))
+                )
                 rows.append([name, arm, rate, str(point["batch_size"]), median, cell(point), str(point["n"]), epochs])
     header = ["Task", "Arm", "Learning rate", "Batch", "Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]
     return ["## Sweeps", "", "On the development set; what was chosen is bold.", "", *_table(header, rows)]
@@ -135,7 +152,15 @@ def _counts(numbers: Numbers, arms: list[str]) -> list[str]:
             keys = ("train", "validation", "truncated", "cut_words", "lost", "skipped", "trials")
             shown = [f"{counts[key]:,}" for key in keys]
             rows.append([name, arm, *shown, f"{task['arms'][arm]['seconds']:,.0f}"])
-    header = ["Task", "Arm", "Training examples", "Development examples", "Cut to fit", "Tagged words cut off", "Answers in no window"]
+    header = [
+        "Task",
+        "Arm",
+        "Training examples",
+        "Development examples",
+        "Cut to fit",
+        "Tagged words cut off",
+        "Answers in no window",
+    ]
     header += ["Malformed, left out", "Trials", "Seconds"]
     explained = "What was cut off, lost or left out is of all sets; seconds are those of all trials together."
     return ["## Examples and times", "", explained, "", *_table(header, rows)]

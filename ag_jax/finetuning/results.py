@@ -27,7 +27,9 @@ def read_rows(directory: epath.Path, split: str) -> list[Row]:
     """The predictions of a trial for a set. Raises FileNotFoundError if it has none, ValueError if the file is damaged."""
     path = directory / f"predictions_{split}.jsonl"
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing, although the trial is done: delete {directory} and run the command again")
+        raise FileNotFoundError(
+            f"{path} is missing, although the trial is done: delete {directory} and run the command again"
+        )
     try:
         rows = [parse_json(line) for line in path.read_bytes().decode().splitlines()]
         if not all({"id", "prediction", "scores"} <= row.keys() for row in rows):
@@ -129,7 +131,11 @@ def choose(
         tested = [of_fold(splits, number, recipe.folds).others["test"] for number in range(recipe.folds)]
         examples = dataclasses.replace(splits.train, items=tuple(item for part in tested for item in part))
         rows = tuple(
-            [row for result, part in zip(of_seed, tested, strict=True) for row in read_predictions(places[_key(result)], "test", part)]
+            [
+                row
+                for result, part in zip(of_seed, tested, strict=True)
+                for row in read_predictions(places[_key(result)], "test", part)
+            ]
             for of_seed in best.results.values()
         )
         predicted = {POOLED: Predictions(splits.task, examples, rows)}
@@ -166,7 +172,9 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
     return {
         "headline": chosen.headline,
         "chosen": {"learning_rate": chosen.best.learning_rate, "batch_size": chosen.best.batch_size},
-        "splits": {name: {key: numbers_of(summary) for key, summary in of_set.items()} for name, of_set in sets.items()},
+        "splits": {
+            name: {key: numbers_of(summary) for key, summary in of_set.items()} for name, of_set in sets.items()
+        },
         "ensemble": together,
         "p_value": None if baseline is None else p_values(baseline, chosen),
         "sweep": [_swept(chosen, point) for point in chosen.points],
@@ -185,7 +193,9 @@ def _mean_of_folds(chosen: Chosen, metric: str) -> list[float]:
     for rows, of_seed in zip(predicted.rows, chosen.best.results.values(), strict=True):
         of_folds, at = [], 0
         for number in range(len(of_seed)):
-            size = len(predicted.examples) * (number + 1) // len(of_seed) - len(predicted.examples) * number // len(of_seed)
+            size = len(predicted.examples) * (number + 1) // len(of_seed) - len(predicted.examples) * number // len(
+                of_seed
+            )
             part = predicted.examples.take(slice(at, at + size))
             of_folds.append(metrics.evaluate(chosen.task, part, _predictions(rows[at : at + size]))[metric])
             at += size
@@ -222,7 +232,9 @@ def p_values(baseline: Chosen, other: Chosen) -> dict[str, float | None]:
     """
     ours, theirs = (one.predicted[one.headline] for one in (other, baseline))
     if [example.id for example in ours.examples] != [example.id for example in theirs.examples]:
-        raise ValueError(f"the arms of task {other.task.name} were judged on other examples each: they cannot be paired")
+        raise ValueError(
+            f"the arms of task {other.task.name} were judged on other examples each: they cannot be paired"
+        )
     metric = other.task.metric
     return {
         "seeds": paired_t_test(theirs.values()[metric], ours.values()[metric]),

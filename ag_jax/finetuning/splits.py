@@ -43,7 +43,9 @@ def find_task(name: str, recipe: Recipe) -> Task:
             f"leave it out{reason}"
         )
     if recipe.first_question and name != "dream":
-        raise ValueError(f"tasks.{name}.first_question is for dream, whose dialogues have several questions: leave it out")
+        raise ValueError(
+            f"tasks.{name}.first_question is for dream, whose dialogues have several questions: leave it out"
+        )
     if recipe.folds and "validation" in task.splits:
         raise ValueError(f"tasks.{name}.folds is for tasks without a validation split: leave it out")
     if not recipe.folds and "validation" not in task.splits:
@@ -69,18 +71,24 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
         examples = readers.load(source, root, split, skip_malformed=recipe.skip_malformed, legacy=recipe.first_question)
         if recipe.ranking:
             examples, left_out = ranking.rank(source, examples)
-            notes.append(f"{left_out} of the {split} examples have no other candidate to be ranked with, and are left out")
+            notes.append(
+                f"{left_out} of the {split} examples have no other candidate to be ranked with, and are left out"
+            )
         return examples
 
     def drawn(split: str, examples: Examples, count: int) -> Examples:
         if 0 < count < len(examples):
-            notes.append(f"{split}: {count:,} of {len(examples):,} examples, drawn with subset_seed={recipe.subset_seed}")
+            notes.append(
+                f"{split}: {count:,} of {len(examples):,} examples, drawn with subset_seed={recipe.subset_seed}"
+            )
         return subset(examples, count, recipe.subset_seed)
 
     train, chooses = load("train"), "validation"
     if recipe.legacy_eval:
         chooses = task.legacy_validation
-        notes.append(f"epochs and points are chosen on {chooses} data ({task.legacy}): no estimate of what new data would give")
+        notes.append(
+            f"epochs and points are chosen on {chooses} data ({task.legacy}): no estimate of what new data would give"
+        )
     validation = train if recipe.folds else load(chooses)
     others = {}
     for split in () if recipe.folds else task.splits:
@@ -89,7 +97,10 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
                 others[split] = load(split)
             except FileNotFoundError:
                 continue  # not every distribution has every split
-    train, validation = drawn("train", train, recipe.train_examples), drawn(chooses, validation, recipe.validation_examples)
+    train, validation = (
+        drawn("train", train, recipe.train_examples),
+        drawn(chooses, validation, recipe.validation_examples),
+    )
     found = Splits(task, train, validation, others, tuple(notes))
     if recipe.folds:
         of_fold(found, 0, recipe.folds)  # refuses more folds than examples

@@ -39,7 +39,9 @@ def table(task: Task, predictions: Sequence[Mapping[str, Any]]) -> str:
             f"task {task.name}: the server wants predictions for the indices 0 to {len(ids) - 1}, each once, but the ids of the test "
             f"set are others (the first: {', '.join(ids[:3])}): use the benchmark's own test file, whole"
         )
-    lines = [f"{row['id']}\t{_shown(task, row['prediction'])}" for row in sorted(predictions, key=lambda row: int(row["id"]))]
+    lines = [
+        f"{row['id']}\t{_shown(task, row['prediction'])}" for row in sorted(predictions, key=lambda row: int(row["id"]))
+    ]
     return "\n".join([HEADER, *lines]) + "\n"
 
 

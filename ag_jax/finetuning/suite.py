@@ -1,6 +1,6 @@
 """Suites: every task, point, seed and fold of a config is a trial in a directory of its own; what is done is not done again.
 
-    WORKDIR/config.json, TASK/lr2e-05-bs32-seed0[-fold3]/, report.md, report.json, submission/; with arms WORKDIR/ARM/...
+WORKDIR/config.json, TASK/lr2e-05-bs32-seed0[-fold3]/, report.md, report.json, submission/; with arms WORKDIR/ARM/...
 """
 
 import dataclasses
@@ -110,7 +110,9 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
         storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
     except OSError as error:
-        raise ValueError(f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written") from error
+        raise ValueError(
+            f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written"
+        ) from error
 
 
 def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any]:
@@ -125,7 +127,9 @@ def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any
 def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
     """Flat settings, of those tasks alone; one that did not exist yet when they were written counts as its default."""
     of_tasks = {name: _comparable_recipe(configuration.flat(values["tasks"][name])) for name in tasks}
-    return configuration.flat(json.loads(configuration.default(FinetuningConfig).to_json()) | values | {"tasks": of_tasks})
+    return configuration.flat(
+        json.loads(configuration.default(FinetuningConfig).to_json()) | values | {"tasks": of_tasks}
+    )
 
 
 def _comparable_recipe(written: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +204,9 @@ def run(suite: Suite) -> dict[str, Chosen]:
         chosen = {}
         for name in order:
             material = suite.material[name]
-            chosen[name] = results.choose(material, config.tasks[name], *_ended(config, workdir, name, material.task.metric))
+            chosen[name] = results.choose(
+                material, config.tasks[name], *_ended(config, workdir, name, material.task.metric)
+            )
         return chosen
     except ValueError as error:
         raise ValueError(f"{workdir}: {error}") from error
@@ -333,7 +339,9 @@ def _initial(suite: Suite, one: Trial) -> Pretrained:
     for other in suite.planned[one.task]:
         if other.seed == one.seed:
             _check_start(directory_of(suite.workdir, other), start.description)
-    return dataclasses.replace(start, config=opened.config)  # without the dropout that the other task's recipe may have changed
+    return dataclasses.replace(
+        start, config=opened.config
+    )  # without the dropout that the other task's recipe may have changed
 
 
 def _keep_best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:

@@ -99,7 +99,12 @@ def make_plan(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: 
 
 
 def run_trial(
-    trial: Trial, config: FinetuningConfig, opened: Pretrained, data: TaskData, directory: epath.Path, keep: bool = False
+    trial: Trial,
+    config: FinetuningConfig,
+    opened: Pretrained,
+    data: TaskData,
+    directory: epath.Path,
+    keep: bool = False,
 ) -> dict[str, Any]:
     """Train, or go on with, a trial; returns what it writes to `result.json` last of all, whose presence means done.
 
@@ -111,9 +116,13 @@ def run_trial(
         tidy(directory, keep)
         return read_result(directory)
     if hosts.count() > 1:
-        raise ValueError("fine-tuning runs on one host: start the command on one machine, with as many devices as it has")
+        raise ValueError(
+            "fine-tuning runs on one host: start the command on one machine, with as many devices as it has"
+        )
     if not len(data.train.features):
-        raise ValueError(f"task {trial.task} has nothing to learn from: {data.train.examples.source} gave no usable example")
+        raise ValueError(
+            f"task {trial.task} has nothing to learn from: {data.train.examples.source} gave no usable example"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     return _Running(trial, config, opened, data, directory, keep).run()
 
@@ -163,7 +172,13 @@ class _Running:
     """A trial on its way."""
 
     def __init__(
-        self, trial: Trial, config: FinetuningConfig, opened: Pretrained, data: TaskData, directory: epath.Path, keep: bool
+        self,
+        trial: Trial,
+        config: FinetuningConfig,
+        opened: Pretrained,
+        data: TaskData,
+        directory: epath.Path,
+        keep: bool,
     ):
         self.trial, self.opened, self.data, self.directory, self.keep = trial, opened, data, directory, keep
         self.plan = make_plan(trial, config, opened, data)
@@ -232,7 +247,9 @@ class _Running:
                 self._log(step, pending)
                 pending = []
             if stopped := stop.reached():
-                raise Interrupted(f"{stopped}: stopped in epoch {epoch + 1} of {trial.task}; all whole epochs are saved")
+                raise Interrupted(
+                    f"{stopped}: stopped in epoch {epoch + 1} of {trial.task}; all whole epochs are saved"
+                )
         trained = time.perf_counter() - began
         found = self._predict(state.params, self.data.validation)
         if found.metrics is None:
@@ -289,7 +306,9 @@ class _Running:
         storage.write_whole(self.directory / "predictions_validation.jsonl", found.lines)
         if self.keep or (self.data.others and self.trial.recipe.total_epochs > 1):
             params, beside = separated(state.params)
-            tuned = FineTuned(self.plan.head, self.plan.config, self.opened.tokenizer, params, self.opened.origin, beside)
+            tuned = FineTuned(
+                self.plan.head, self.plan.config, self.opened.tokenizer, params, self.opened.origin, beside
+            )
             finetuned.save(tuned, self.directory / finetuned.FOLDER)
 
     def _predict_others(self, state: TrainState) -> None:

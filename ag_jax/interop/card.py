@@ -67,7 +67,11 @@ def text(
     )
     lines += _began(opened.origin)
     lines += ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
-    lines += [f'model = {architecture}.from_pretrained("PATH")', 'tokenizer = AutoTokenizer.from_pretrained("PATH")', "```"]
+    lines += [
+        f'model = {architecture}.from_pretrained("PATH")',
+        'tokenizer = AutoTokenizer.from_pretrained("PATH")',
+        "```",
+    ]
     lines += ["", "## Data", "", *_data(opened), "", "## Training", "", *_training(opened)]
     stated = license or "None is stated; choose one before you publish, as that of the text may bind you"
     lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated}.", ""]
@@ -154,6 +158,8 @@ def _metrics(opened: OpenRun) -> list[str]:
         return ["None were recorded."]
     last = rows[-1]
     values = [
-        f"| {name} | {value:.4f} |" for name, value in last.items() if name not in _POSITION and isinstance(value, float)
+        f"| {name} | {value:.4f} |"
+        for name, value in last.items()
+        if name not in _POSITION and isinstance(value, float)
     ]
     return [f"On held-out text at step {last['step']:,}:", "", "| | |", "|---|---|", *values]

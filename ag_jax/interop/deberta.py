@@ -68,7 +68,9 @@ def _terms(settings: Settings) -> str:
         return ""
     terms = [term for term in given.split("|") if term] if isinstance(given, str) else given
     if strange := [term for term in terms if term not in ("c2p", "p2c")]:
-        settings.problems.append(f"pos_att_type={given!r}: {', '.join(map(str, strange))} is not supported, only c2p and p2c")
+        settings.problems.append(
+            f"pos_att_type={given!r}: {', '.join(map(str, strange))} is not supported, only c2p and p2c"
+        )
         return ""
     if not terms:
         settings.problems.append("relative_attention without pos_att_type is not supported: expected c2p, p2c or both")

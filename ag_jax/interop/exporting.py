@@ -69,14 +69,23 @@ def _convert_finetuned(
 ) -> Exported:
     """The same for a model with the head of a task, which has one checkpoint and no parts."""
     if step is not None or part != "model":
-        raise ValueError(f"{workdir} is a fine-tuned model, which has neither steps nor parts: leave --step and --part out")
+        raise ValueError(
+            f"{workdir} is a fine-tuned model, which has neither steps nor parts: leave --step and --part out"
+        )
     tuned = finetuned.load(workdir)
     head, origin = tuned.head, tuned.origin
     wish = origin.model_type or head.style
     family = catalogue.fitting(
-        tuned.config, (), tuned.tokenizer.specials.pad, wish, lambda family: task_heads.misfits(family, head.kind, head.style)
+        tuned.config,
+        (),
+        tuned.tokenizer.specials.pad,
+        wish,
+        lambda family: task_heads.misfits(family, head.kind, head.style),
     )
-    architecture, table = family.classes + task_heads.CLASSES[head.kind], (*family.names, *task_heads.names(family, head.kind))
+    architecture, table = (
+        family.classes + task_heads.CLASSES[head.kind],
+        (*family.names, *task_heads.names(family, head.kind)),
+    )
     text = card.finetuned_text(tuned, architecture, dtype, license or origin.license)
     extra = task_heads.settings(head)
     written = Written(family, table, architecture, tuned.config, tuned.params, tuned.tokenizer, text, extra)

@@ -117,7 +117,9 @@ def untie(source: Source) -> dict[str, tuple[int, ...]]:
     for second, first in source.family.tied.items():
         if second not in shapes:
             continue
-        if shapes[second] != shapes[first] or not np.array_equal(source.tensors.read(second), source.tensors.read(first)):
+        if shapes[second] != shapes[first] or not np.array_equal(
+            source.tensors.read(second), source.tensors.read(first)
+        ):
             raise ValueError(
                 f"{second} {shapes[second]} and {first} {shapes[first]} of {source.directory} differ: output and input "
                 "embeddings of a model here are the same, which cannot hold both"

@@ -93,7 +93,9 @@ def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) 
     if kind == "classification" and (values.get("problem_type") == "regression" or len(labels) == 1):
         kind = "regression"
     if problems:
-        raise ValueError("config.json asks for what is not supported here:\n" + "\n".join(f"  {one}" for one in problems))
+        raise ValueError(
+            "config.json asks for what is not supported here:\n" + "\n".join(f"  {one}" for one in problems)
+        )
     shown = labels if kind in ("classification", "tagging") else ()
     return Head("", kind, shown, family.root, max_length=max_length)
 

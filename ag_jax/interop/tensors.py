@@ -128,7 +128,9 @@ def _check_index(directory: pathlib.Path, found: Mapping[str, _Entry]) -> None:
     listed = {name: file for name, file in _weight_map(directory).items() if not name.endswith(_BUFFERS)}
     if absent := [f"  {name} in {file}" for name, file in listed.items() if name not in found]:
         lines = "\n".join(absent)
-        raise ValueError(f"{directory / INDEX} names tensors that the shards do not hold:\n{lines}\ncopy the shards anew")
+        raise ValueError(
+            f"{directory / INDEX} names tensors that the shards do not hold:\n{lines}\ncopy the shards anew"
+        )
 
 
 def _opened(file: pathlib.Path):

@@ -14,7 +14,10 @@ from ag_jax.models.config import EncoderConfig
 
 NAMES = ("tokenizer.json", *vocabularies.FILES, "*.model")
 _FAIRSEQ = ("camembert",)  # families whose sentencepiece ids are fairseq's
-_CLASSES = {"camembert": ("CamembertTokenizer",), "deberta-v2": ("DebertaV2Tokenizer",)}  # of their sentencepiece models
+_CLASSES = {
+    "camembert": ("CamembertTokenizer",),
+    "deberta-v2": ("DebertaV2Tokenizer",),
+}  # of their sentencepiece models
 _MASKS = {"camembert": "<mask>", "deberta-v2": "[MASK]"}  # which their sentencepiece models may lack
 
 
@@ -56,7 +59,9 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
     present = {token.content for token in library.get_added_tokens_decoder().values()}
     spaced = not isinstance(library.model, huggingface.models.WordPiece)
     for role, token in special.items():
-        if token not in present or role == "mask":  # where spaces are part of the pieces, the mask takes the one before it
+        if (
+            token not in present or role == "mask"
+        ):  # where spaces are part of the pieces, the mask takes the one before it
             library.add_special_tokens([AddedToken(token, special=True, lstrip=spaced and role == "mask")])
     begin, end = special["begin"], special["end"]
     two = 0 if family.root == "roberta" or config.segments == 1 else 1  # the segment of the second text

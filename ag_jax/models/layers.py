@@ -153,8 +153,12 @@ class NormParameters(nn.Module):
     config: EncoderConfig
 
     def setup(self):
-        self.scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), (self.config.width,))
-        self.bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), (self.config.width,))
+        self.scale = self.param(
+            "scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), (self.config.width,)
+        )
+        self.bias = self.param(
+            "bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), (self.config.width,)
+        )
 
     def __call__(self) -> dict[str, Array]:
         """The parameters, as `layer_norm(config).apply` takes them."""

@@ -80,7 +80,9 @@ class TokenHead(nn.Module):
         """Logits `BLT`, float32."""
         if self.drops:
             hidden_BLD = Dropout(self.config.dropout, name="dropout")(hidden_BLD, deterministic=deterministic)
-        return layers.dense(self.config, self.classes, ("embed", "classes"), "classifier")(hidden_BLD).astype(jnp.float32)
+        return layers.dense(self.config, self.classes, ("embed", "classes"), "classifier")(hidden_BLD).astype(
+            jnp.float32
+        )
 
 
 class TaskModel(nn.Module):
@@ -123,4 +125,8 @@ class TaskModel(nn.Module):
                 return logits[:, 0]
             return jnp.where(batch["choice_weights"] > 0, logits.reshape(batch["choice_weights"].shape), NEVER)
         logits_BLT = self.task_head(hidden_BLD, deterministic=deterministic)
-        return logits_BLT if self.kind == "tagging" else jnp.where(batch["span_weights"][:, :, None] > 0, logits_BLT, NEVER)
+        return (
+            logits_BLT
+            if self.kind == "tagging"
+            else jnp.where(batch["span_weights"][:, :, None] > 0, logits_BLT, NEVER)
+        )

@@ -41,7 +41,9 @@ class ReplacedTokensConfig:
     def __post_init__(self):
         for name, choices in (("generator", GENERATORS), ("tokens", JUDGED)):
             if getattr(self, name) not in choices:
-                raise ValueError(f"replaced_tokens.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"replaced_tokens.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                )
         if not 0.0 <= self.weight < float("inf"):
             raise ValueError(f"replaced_tokens.weight must be a finite number of at least 0, got {self.weight}")
         if not 0.0 < self.generator_fraction <= 1.0:

@@ -36,11 +36,16 @@ class Chip:
         """The share of one JAX device."""
         names = ("flops", "memory_bytes", "usable_bytes", "memory_bandwidth", "link_bandwidth")
         return dataclasses.replace(
-            self, cores=self.cores // self.devices, devices=1, **{name: getattr(self, name) / self.devices for name in names}
+            self,
+            cores=self.cores // self.devices,
+            devices=1,
+            **{name: getattr(self, name) / self.devices for name in names},
         )
 
 
-def _tpu(name: str, kinds: tuple[str, ...], teraflops, gibibytes, usable, gigabytes_s, link_gigabytes_s, **more) -> Chip:
+def _tpu(
+    name: str, kinds: tuple[str, ...], teraflops, gibibytes, usable, gigabytes_s, link_gigabytes_s, **more
+) -> Chip:
     return Chip(
         name, kinds, teraflops * 1e12, gibibytes * GIB, usable * GIB, gigabytes_s * 1e9, link_gigabytes_s * 1e9, **more
     )
@@ -61,7 +66,14 @@ TPUS = (
 def _gpu(name: str, kinds: tuple[str, ...], teraflops, gigabytes, gigabytes_s, link_gigabytes_s) -> Chip:
     # A driver and a CUDA context take about 1 GB; JAX then preallocates three quarters unless told otherwise.
     return Chip(
-        name, kinds, teraflops * 1e12, gigabytes * 1e9, (gigabytes - 1) * 1e9, gigabytes_s * 1e9, link_gigabytes_s * 1e9, 8
+        name,
+        kinds,
+        teraflops * 1e12,
+        gigabytes * 1e9,
+        (gigabytes - 1) * 1e9,
+        gigabytes_s * 1e9,
+        link_gigabytes_s * 1e9,
+        8,
     )
 
 

@@ -121,4 +121,3 @@ def too_large(message: str) -> TooLarge | None:
         if found:
             return TooLarge(float(found[1]) * _UNITS[found[2]], float(found[3]) * _UNITS[found[4]])
     return None
-

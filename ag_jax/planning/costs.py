@@ -14,9 +14,25 @@ from ag_jax.planning.hlo import Array, Computation, Instruction, Program
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 # Instructions that move nothing: names for what is there already, or work that another instruction accounts for.
-_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id", "iota"}
+_FREE = {
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "after-all",
+    "partition-id",
+    "replica-id",
+    "iota",
+}
 _FREE |= {"add-dependency", "optimization-barrier"}
-_FREE_CUSTOM = ("ConcatBitcast", "AssumeGatherIndicesInBound", "GatherScatterIndicesBitpacked", "AllocateBuffer", "Sharding")
+_FREE_CUSTOM = (
+    "ConcatBitcast",
+    "AssumeGatherIndicesInBound",
+    "GatherScatterIndicesBitpacked",
+    "AllocateBuffer",
+    "Sharding",
+)
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -150,7 +166,9 @@ def moved_bytes(one: Instruction, inside: Computation, program: Program, counts:
         called = program.called(one)
         roots = [called.of[name] for name in called.root.operands] if called.root.opcode == "tuple" else [called.root]
         written = sum(
-            _written(root, called, program, array) for root, array in zip(roots, one.arrays, strict=False) if counts(array)
+            _written(root, called, program, array)
+            for root, array in zip(roots, one.arrays, strict=False)
+            if counts(array)
         )
         read = sum(
             _touched(called.parameters[place].name, called, program, array)
@@ -209,7 +227,11 @@ def product_flops(instruction: Instruction, inside: Computation) -> float:
     if instruction.opcode == "dot":
         left = inside.arrays(instruction.operands[0])[0].shape
         contracted = instruction.attribute(r"lhs_contracting_dims=\{([0-9,]*)\}") or ""
-        return 2.0 * math.prod(instruction.arrays[0].shape) * math.prod(left[int(d)] for d in filter(None, contracted.split(",")))
+        return (
+            2.0
+            * math.prod(instruction.arrays[0].shape)
+            * math.prod(left[int(d)] for d in filter(None, contracted.split(",")))
+        )
     return _convolution_flops(instruction, inside) if instruction.opcode == "convolution" else 0.0
 
 
@@ -224,7 +246,9 @@ def _convolution_flops(instruction: Instruction, inside: Computation) -> float:
     places = 1
     for axis in range(spatial):
         size, dilated = (int(fields[name].split("x")[axis]) if name in fields else 1 for name in ("size", "lhs_dilate"))
-        stride, spread = (int(fields[name].split("x")[axis]) if name in fields else 1 for name in ("stride", "rhs_dilate"))
+        stride, spread = (
+            int(fields[name].split("x")[axis]) if name in fields else 1 for name in ("stride", "rhs_dilate")
+        )
         low = int(fields["pad"].split("x")[axis].split("_")[0]) if "pad" in fields else 0
         width, steps = left[labels[1].index(str(axis))], result[labels[3].index(str(axis))]
         reached = (at * stride + of * spread - low for at in range(steps) for of in range(size))

@@ -97,7 +97,8 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
     data, rows, length = config.data, config.training.batch_size, config.data.sequence_length
     words = vocabulary(config)
     task, computed = (
-        objective_flops(config, words, predicted) for predicted in (data.masking.rate * length, max_masked(data.masking, length))
+        objective_flops(config, words, predicted)
+        for predicted in (data.masking.rate * length, max_masked(data.masking, length))
     )
     device = topology.chip.per_device()
     # A kernel without a declared cost is missing from the program's own count.
@@ -117,7 +118,10 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
 
 def objective_flops(config: ExperimentConfig, words: learner.Vocabulary, predicted: float) -> flops.Flops:
     """FLOPs of a step of whichever objective the config has; `predicted` as `flops.step_flops` has it."""
-    model, size = learner.model_config(config, words), {"rows": config.training.batch_size, "length": config.data.sequence_length}
+    model, size = (
+        learner.model_config(config, words),
+        {"rows": config.training.batch_size, "length": config.data.sequence_length},
+    )
     if config.detects_replaced_tokens:
         return flops.replaced_tokens_flops(model, learner.generator_config(config, words), predicted=predicted, **size)
     return flops.step_flops(model, predicted=predicted, next_sentence=config.next_sentence, **size)
@@ -200,7 +204,9 @@ class _Planner:
         """From what costs least: microbatches (the very same gradient), rematerialisation, parameters split over devices."""
         fixed, microbatches = self.state_bytes(), self.config.training.microbatches
         fitting = search.predicted({self.rows: own.outcome}, fixed, own.outcome.available)
-        splits = [split for split in range(2, _LARGEST_SPLIT + 1) if self.rows % split == 0 and self.rows // split <= fitting]
+        splits = [
+            split for split in range(2, _LARGEST_SPLIT + 1) if self.rows % split == 0 and self.rows // split <= fitting
+        ]
         for split in splits[:2]:
             yield {"training.microbatches": microbatches * split}
         for remat in {"none": ("dots", "layer"), "dots": ("layer",), "layer": ()}[self.config.model.remat]:

@@ -33,7 +33,11 @@ def largest(
             break
         guess = predicted(outcomes, fixed_bytes, available)
         # To be refused costs seconds, to fit a minute.
-        rows = max(math.ceil(OVERSHOT * guess), low + 1) if high is None else min(max(math.floor(CAUTION * guess), low + 1), high - 1)
+        rows = (
+            max(math.ceil(OVERSHOT * guess), low + 1)
+            if high is None
+            else min(max(math.floor(CAUTION * guess), low + 1), high - 1)
+        )
         outcomes[rows] = probe(rows)
         fitting += isinstance(outcomes[rows], Compiled)
     best = max((rows for rows, outcome in outcomes.items() if isinstance(outcome, Compiled)), default=0)

@@ -74,7 +74,9 @@ def _heading(plan: Plan) -> str:
     rows = training.batch_size // training.microbatches // (plan.mesh["data"] * plan.mesh["fsdp"])
     axes = " x ".join(f"{name}={size}" for name, size in plan.mesh.items())
     split = f"in each of {training.microbatches} microbatches" if training.microbatches > 1 else "at once"
-    slice_ = f"{_plural(topology.chips, 'chip')}, {_plural(topology.devices, 'device')}, {_plural(topology.hosts, 'host')}"
+    slice_ = (
+        f"{_plural(topology.chips, 'chip')}, {_plural(topology.devices, 'device')}, {_plural(topology.hosts, 'host')}"
+    )
     batch = f"{training.batch_size:,} rows of {config.data.sequence_length} tokens a step"
     return (
         f"{config.title}, planned for {topology.name} ({topology.accelerator}): {slice_}, mesh {axes}\n"
@@ -104,7 +106,12 @@ def _fit(plan: Plan) -> str:
 
 def _memory(step: Compiled, usable: float) -> str:
     memory = step.memory
-    parts = (("arguments", memory.arguments), ("output", memory.output), ("temporary", memory.temporary), ("code", memory.code))
+    parts = (
+        ("arguments", memory.arguments),
+        ("output", memory.output),
+        ("temporary", memory.temporary),
+        ("code", memory.code),
+    )
     named = ", ".join(f"{name} {_gib(size)}" for name, size in parts)
     return f"  memory of a device    {_gib(memory.total)} of {_gib(usable)}: {named}"
 

@@ -88,7 +88,9 @@ class Topology:
             options["chips_per_host_bounds"] = (1, 1, 1)
         devices = topologies.get_topology_desc(self.name, platform="tpu", **options).devices
         if len(devices) != self.devices:
-            raise ValueError(f"libtpu gives {len(devices)} devices for {self.name}, expected {self.devices}: update libtpu")
+            raise ValueError(
+                f"libtpu gives {len(devices)} devices for {self.name}, expected {self.devices}: update libtpu"
+            )
         return list(devices)
 
 
@@ -132,7 +134,9 @@ def parse(text: str) -> Topology:
     """
     match = re.fullmatch(r"(v\d\w*|trillium)[:-](\d+(?:x\d+)*)", text.strip().lower())
     if not match:
-        raise ValueError(f"--topology is GENERATION:SHAPE such as v5e:4x4, or a name such as v5litepod-16; got {text!r}")
+        raise ValueError(
+            f"--topology is GENERATION:SHAPE such as v5e:4x4, or a name such as v5litepod-16; got {text!r}"
+        )
     chip = chips.tpu(_ALIASES.get(match[1], match[1]))
     asked, shapes = match[2], SHAPES[chip.name]
     if "x" not in asked:
@@ -143,6 +147,8 @@ def parse(text: str) -> Topology:
         size = _chips(asked)
     if not found:
         near = sorted(shapes, key=lambda shape: abs(math.log(_chips(shape) / max(size, 0.5))))[:4]
-        listed = ", ".join(f"{chip.name}:{shape} ({Topology(chip, shape).accelerator})" for shape in sorted(near, key=_chips))
+        listed = ", ".join(
+            f"{chip.name}:{shape} ({Topology(chip, shape).accelerator})" for shape in sorted(near, key=_chips)
+        )
         raise ValueError(f"there is no {chip.name} slice {asked!r}; the nearest in size are {listed}")
     return Topology(chip, found[0])

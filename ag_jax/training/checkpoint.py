@@ -84,7 +84,9 @@ class Checkpoints:
             return ocp.CheckpointManager(self._directory, options=options, item_handlers=handlers)
         except OSError:  # a permission or a full table of files is no damage
             raise
-        except Exception as error:  # Orbax checks the values of its metadata one by one, and has many kinds of errors for them
+        except (
+            Exception
+        ) as error:  # Orbax checks the values of its metadata one by one, and has many kinds of errors for them
             raise ValueError(
                 f"{self._directory}: the description of a checkpoint is damaged ({error}). Move the folder of {self._suspects()} "
                 "away and run the same command again, which then goes on from the checkpoint before it"
@@ -274,7 +276,10 @@ def steps_in(directory: epath.Path) -> list[int]:
 
 def _silence_orbax() -> None:
     """Keep Orbax, which raises its failures, from printing them on top, once for every read or write it abandons."""
-    for name in ("absl", "asyncio"):  # asyncio: "exception was never retrieved", of the reads and writes that run beside
+    for name in (
+        "absl",
+        "asyncio",
+    ):  # asyncio: "exception was never retrieved", of the reads and writes that run beside
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", r"coroutine '\w*Handler\.\w+' was never awaited", RuntimeWarning)
     previous = sys.unraisablehook

@@ -49,7 +49,9 @@ def find_place(coordinator: str | None, hosts: str | None, host: int | None, tim
         return place if place and place.hosts > 1 else None
     if hosts == "auto":
         if coordinator is not None or host is not None:
-            raise ValueError("--hosts=auto finds the coordinator and this host's number itself: leave the other flags out")
+            raise ValueError(
+                "--hosts=auto finds the coordinator and this host's number itself: leave the other flags out"
+            )
         place = _detected(timeout)
         if place is None:
             raise ValueError(
@@ -61,7 +63,9 @@ def find_place(coordinator: str | None, hosts: str | None, host: int | None, tim
         raise ValueError(f"--hosts must be a number from 1 on, or auto, got {hosts!r}")
     number = int(hosts)
     if number > 1 and coordinator is None:
-        raise ValueError(f"--hosts={number} needs --coordinator=HOST:PORT, the address of host 0, such as 10.0.0.2:8482")
+        raise ValueError(
+            f"--hosts={number} needs --coordinator=HOST:PORT, the address of host 0, such as 10.0.0.2:8482"
+        )
     if number > 1 and host is None:
         raise ValueError(f"--hosts={number} needs --host=I, the number of this host, from 0 to {number - 1}")
     if host is not None and not 0 <= host < number:
@@ -193,7 +197,8 @@ def agree(what: str, facts: dict[str, Any]) -> None:
     ]
     if different:
         raise ValueError(
-            f"the hosts differ in {what}, which must be the same on all of them:\n" + "\n".join(different[:20])
+            f"the hosts differ in {what}, which must be the same on all of them:\n"
+            + "\n".join(different[:20])
             + ("" if len(different) <= 20 else f"\n  and {len(different) - 20} more")
         )
 

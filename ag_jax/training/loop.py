@@ -106,7 +106,9 @@ class Loop:
     def __init__(self, job: Job):
         self.job, config = job, job.config
         self.shardings = job_shardings(job)
-        self.train_step = compile_train_step(job.objective, job.optimizer, config.microbatches, job.mesh, self.shardings)
+        self.train_step = compile_train_step(
+            job.objective, job.optimizer, config.microbatches, job.mesh, self.shardings
+        )
         self.evaluation_step = compile_evaluation_step(job.objective, job.mesh, self.shardings)
         self.checkpoints = Checkpoints(
             job.workdir / "checkpoints",

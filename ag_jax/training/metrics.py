@@ -171,7 +171,9 @@ def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         row = _row(line)
         if row is None:
-            raise ValueError(f"line {number} of {path} is damaged: delete that line, or the file to do without the earlier rows")
+            raise ValueError(
+                f"line {number} of {path} is damaged: delete that line, or the file to do without the earlier rows"
+            )
         rows.append(row)
     last = _row(unfinished)
     return rows if last is None else [*rows, last]

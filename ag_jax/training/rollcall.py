@@ -50,7 +50,9 @@ class Place:
         """Name and port of the coordinator. Raises ValueError if there is none."""
         name, _, port = self.coordinator.rpartition(":")
         if not name or not port.isdigit() or not 0 < int(port) < 2**16:
-            raise ValueError(f"--coordinator must be HOST:PORT of host 0, such as 10.0.0.2:8482, got {self.coordinator!r}")
+            raise ValueError(
+                f"--coordinator must be HOST:PORT of host 0, such as 10.0.0.2:8482, got {self.coordinator!r}"
+            )
         return name.strip("[]"), int(port)
 
 
@@ -77,7 +79,9 @@ def _listen(place: Place) -> socket.socket:
         return socket.create_server(("", port))
     except OSError as error:
         why = "another program uses it (a run that has not ended yet?)" if error.errno == errno.EADDRINUSE else error
-        raise ValueError(f"host 0 cannot listen on port {port} of --coordinator={name}:{port}: {why}; take another") from error
+        raise ValueError(
+            f"host 0 cannot listen on port {port} of --coordinator={name}:{port}: {why}; take another"
+        ) from error
 
 
 def _lead(place: Place, deadline: float, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
@@ -124,7 +128,9 @@ def _greet(place: Place, connection: socket.socket, present: dict[int, socket.so
     elif hosts != place.hosts:
         refused = f"--hosts is {hosts} here and {place.hosts} on host 0: give the same number everywhere"
     elif host in present or not 0 < host < place.hosts:
-        refused = f"--host={host} is taken by {names.get(host, 'nobody')}: each needs its own, from 0 to {place.hosts - 1}"
+        refused = (
+            f"--host={host} is taken by {names.get(host, 'nobody')}: each needs its own, from 0 to {place.hosts - 1}"
+        )
     if refused:
         _tell({host: connection}, {"refused": refused})
         connection.close()

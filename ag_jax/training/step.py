@@ -41,8 +41,7 @@ def loss_and_gradient(
     def part_loss(params, part: Batch, key: Array):
         outcome = objective(params, part, {"dropout": key}, step, ports)
         terms = {
-            term: coefficients[term] * total / jnp.maximum(weights[term], 1.0)
-            for term, total in outcome.totals.items()
+            term: coefficients[term] * total / jnp.maximum(weights[term], 1.0) for term, total in outcome.totals.items()
         }
         return sum(terms.values()), outcome.metrics
 
@@ -111,9 +110,7 @@ def compile_train_step(
     """`train_step`, jitted for a mesh; the old state's memory is reused for the new one."""
 
     def step(state: TrainState, batch: Batch, key: Array):
-        return train_step(
-            state, batch, key, objective=objective, optimizer=optimizer, microbatches=microbatches
-        )
+        return train_step(state, batch, key, objective=objective, optimizer=optimizer, microbatches=microbatches)
 
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.jit(

@@ -75,7 +75,11 @@ def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path
             problems.append(error)
         else:
             if problems and is_ours:
-                print(f"cannot write to {directory} ({problems[0]}): the files are in {place}", file=sys.stderr, flush=True)
+                print(
+                    f"cannot write to {directory} ({problems[0]}): the files are in {place}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             return written
     raise problems[0]
 

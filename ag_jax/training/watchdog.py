@@ -16,7 +16,9 @@ import jax
 
 from ag_jax.training import hosts
 
-COMPILING = 3600.0  # seconds more for what compiles, here or on a host that this one waits for, or reads a whole checkpoint
+COMPILING = (
+    3600.0  # seconds more for what compiles, here or on a host that this one waits for, or reads a whole checkpoint
+)
 
 
 class Watchdog:

@@ -47,6 +47,8 @@ def get_config(argument: str = ""):
     if chosen.arm in CONTINUED:
         config.checkpoint = getattr(chosen, chosen.arm)
         if not config.checkpoint:
-            raise ValueError(f"for the arm {chosen.arm} the config file needs the argument {chosen.arm}, a run of table6_pretraining.py")
+            raise ValueError(
+                f"for the arm {chosen.arm} the config file needs the argument {chosen.arm}, a run of table6_pretraining.py"
+            )
     config.arms = ",".join(arm for arm in ARMS if arm not in CONTINUED or getattr(chosen, arm))
     return config

@@ -28,7 +28,9 @@ TASKS = ("anli", "anli_r1", "anli_r2", "anli_r3", "paws_qqp")
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: names with `+`, or `all`; `seeds`; `data`: a folder, TFDS without it (ANLI); `scale`."""
-    chosen = configuration.arguments(argument, checkpoint=str, tasks="anli+paws_qqp", seeds=5, data="", scale=protocols.SCALES)
+    chosen = configuration.arguments(
+        argument, checkpoint=str, tasks="anli+paws_qqp", seeds=5, data="", scale=protocols.SCALES
+    )
     config = protocols.suite("Robustness", chosen)
     protocols.asa(config, protocols.names(chosen.tasks, TASKS))
     if chosen.scale == "small":

@@ -25,7 +25,9 @@ TASKS = ("hellaswag", "swag", "dream", "record", "race", "race_middle", "race_hi
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: names with `+`, or `all`; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, checkpoint=str, tasks="hellaswag+dream", seeds=5, data="", scale=protocols.SCALES)
+    chosen = configuration.arguments(
+        argument, checkpoint=str, tasks="hellaswag+dream", seeds=5, data="", scale=protocols.SCALES
+    )
     config = protocols.suite("Multiple choice", chosen)
     tasks = protocols.names(chosen.tasks, TASKS)
     of_race = [task for task in tasks if task.startswith("race")]

@@ -24,7 +24,9 @@ TASKS = ("oromo_ner", "oromo_news")
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: names with `+`; `seeds`; `data`: the folder with the sets; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, checkpoint=str, tasks="oromo_ner", seeds=5, data="", scale=protocols.SCALES)
+    chosen = configuration.arguments(
+        argument, checkpoint=str, tasks="oromo_ner", seeds=5, data="", scale=protocols.SCALES
+    )
     config = protocols.suite("Oromo", chosen)
     protocols.oromo(config, protocols.names(chosen.tasks, TASKS))
     if chosen.scale == "small":

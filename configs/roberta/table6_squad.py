@@ -20,9 +20,7 @@ TASKS = ("squad1", "squad2")
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: `all`, squad1 or squad2; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
-    chosen = configuration.arguments(
-        argument, checkpoint=str, tasks="all", seeds=5, data="", scale=protocols.SCALES
-    )
+    chosen = configuration.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=protocols.SCALES)
     config = protocols.suite("SQuAD by RoBERTa's protocol", chosen)
     protocols.roberta_squad(config, protocols.names(chosen.tasks, TASKS))
     if chosen.scale == "small":

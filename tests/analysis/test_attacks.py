@@ -14,7 +14,13 @@ def row(step, layers, split="train"):
 
 
 PLAIN = {"step": 10, "split": "train", "mlm_loss": 3.0}
-ONE = [row(10, (0.5, 0.3)), row(20, (0.4, 0.2)), row(20, (0.9, 0.9), "validation"), row(90, (0.2, 0.1)), row(100, (0.1, 0.0))]
+ONE = [
+    row(10, (0.5, 0.3)),
+    row(20, (0.4, 0.2)),
+    row(20, (0.9, 0.9), "validation"),
+    row(90, (0.2, 0.1)),
+    row(100, (0.1, 0.0)),
+]
 OTHER = [row(10, (0.7, 0.1)), row(20, (0.2, 0.2)), PLAIN | {"step": 90}, row(100, (0.3, 0.2)), row(110, (0.9, 0.9))]
 
 
@@ -52,7 +58,9 @@ def test_seeds_are_averaged_where_all_of_them_are():
     assert share.numbers()["steps"] == [91, 100], "the second has a row at 90, although nothing was masked"
 
 
-@pytest.mark.parametrize("seeds", [[], [[PLAIN]], [[PLAIN | {"masked": None, "masked/layers": [None]}]], [ONE, [PLAIN]]])
+@pytest.mark.parametrize(
+    "seeds", [[], [[PLAIN]], [[PLAIN | {"masked": None, "masked/layers": [None]}]], [ONE, [PLAIN]]]
+)
 def test_without_an_attack_there_is_no_share(seeds):
     assert attacks.masked_share(seeds) is None
 
@@ -66,7 +74,10 @@ def test_the_table_has_every_layer_of_every_row():
 
 
 def of(axes):
-    return [(line.get_label(), line.get_xdata().tolist(), line.get_ydata().tolist(), line.get_color()) for line in axes.lines]
+    return [
+        (line.get_label(), line.get_xdata().tolist(), line.get_ydata().tolist(), line.get_color())
+        for line in axes.lines
+    ]
 
 
 def test_the_picture_of_masks(tmp_path):

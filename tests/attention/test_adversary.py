@@ -236,12 +236,15 @@ def test_masked_units_learn_nothing_and_kept_ones_c_times_as_much(layer, attende
             moved = keep.copy()
             bias = np.zeros((4, 1, LENGTH, LENGTH), np.float32)
             bias[tuple(index)] = step
-            values.append((np.asarray(attended(Fixed(jnp.asarray(moved)), jnp.asarray(bias))[0], np.float64) * direction).sum())
+            values.append(
+                (np.asarray(attended(Fixed(jnp.asarray(moved)), jnp.asarray(bias))[0], np.float64) * direction).sum()
+            )
         np.testing.assert_allclose(gradient[tuple(index)], 1e4 * (values[0] - values[1]) / 2e-2, rtol=2e-2)
 
 
 def test_empty_rows_do_not_move_the_encoder(attended, layer):
     """What cannot change the attention has no gradient: queries and keys of a row of which everything is masked."""
+
     def loss(hidden, keep):
         _, weights, _ = attended(Fixed(keep), hidden=hidden)
         return (weights[0] * jnp.arange(LENGTH)[None, None, :])[:, :7].sum()  # the rows of its text
@@ -308,7 +311,9 @@ def test_about_half_is_kept_at_first():
         offset = initial_offset(share, width, 0.02)
         found = Adversary(*linear, None, Rules(), heads, offset)(hidden, sequences, None, None)
         np.testing.assert_allclose(found.units.kept_B / found.units.all_B, share or 0.5, atol=0.03)
-        drawn = Adversary(*linear, None, Rules(), heads, initial_offset(share, width, 0.02, drawn=True), temperature=0.7)
+        drawn = Adversary(
+            *linear, None, Rules(), heads, initial_offset(share, width, 0.02, drawn=True), temperature=0.7
+        )
         found = drawn(hidden, sequences, None, jax.random.key(1))
         np.testing.assert_allclose(found.units.kept_B / found.units.all_B, share or 0.5, atol=0.03)
     scores = Adversary(*linear, None, Rules()).scores(hidden)

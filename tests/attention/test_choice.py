@@ -57,7 +57,9 @@ def test_auto_takes_the_kernel_of_the_devices_or_says_why_not(found, name, reaso
     ],
 )
 def test_a_kernel_that_was_asked_for_and_cannot_is_an_error(wanted, found, reason):
-    with pytest.raises(ValueError, match=f"model.attention={wanted} cannot be used: .*{reason}.*Choose auto or reference"):
+    with pytest.raises(
+        ValueError, match=f"model.attention={wanted} cannot be used: .*{reason}.*Choose auto or reference"
+    ):
         choose(wanted, **found)
 
 
@@ -96,9 +98,7 @@ def test_guidance_of_all_heads_or_of_one():
     all_guides = fused.make_guides(sequences_BL)
     for guides in (guidance.Guides(all_guides.targets[:1], (4,)), guidance.Guides(all_guides.targets[1:2], (1,))):
         arrays = (*inputs.values(), jnp.asarray(sequences_BL))
-        found, expected = (
-            fused.IMPLEMENTATIONS[name](*arrays, guides=guides)[1] for name in ("tpu", "reference")
-        )
+        found, expected = (fused.IMPLEMENTATIONS[name](*arrays, guides=guides)[1] for name in ("tpu", "reference"))
         valid = np.asarray(sequences_BL > 0)[:, None, :]
         for name in ("sum_of_squares_BHQ", "overlap_BHQ"):
             one, other = (np.where(valid, getattr(of, name), 0) for of in (found, expected))

@@ -20,7 +20,9 @@ def test_buckets_of_the_released_models():
     found = disentangled.log_buckets(np.arange(-511, 512), 256, 512)
     assert (np.diff(found) >= 0).all() and set(found) == set(range(-255, 256))
     config = DisentangledConfig(terms="c2p", buckets=256)
-    np.testing.assert_array_equal(disentangled.rows(config, np.array([-9999, -511, 0, 511, 9999])), [0, 1, 256, 511, 511])
+    np.testing.assert_array_equal(
+        disentangled.rows(config, np.array([-9999, -511, 0, 511, 9999])), [0, 1, 256, 511, 511]
+    )
 
 
 @pytest.mark.parametrize(("buckets", "span"), [(256, 512), (32, 128), (6, 9), (4, 5), (64, 4096), (2, 3)])

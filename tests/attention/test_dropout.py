@@ -103,7 +103,9 @@ def test_hash_seeds_that_differ_a_little_are_not_correlated(place, difference):
 
 def test_second_seed_makes_more_than_a_shuffle():
     """The values themselves differ, not only their order; so no two masks are permutations of each other."""
-    one, other = (np.asarray(random_bits(jnp.array([1, second], jnp.uint32), element_index((997,)))) for second in (2, 3))
+    one, other = (
+        np.asarray(random_bits(jnp.array([1, second], jnp.uint32), element_index((997,)))) for second in (2, 3)
+    )
     assert len(np.intersect1d(one, other)) < 5
 
 

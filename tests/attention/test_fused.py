@@ -106,7 +106,9 @@ def run_naive(inputs, sequences_BL, guides, rate):
     with jax.enable_x64(True):
         inputs = jax.tree.map(lambda array: jnp.asarray(np.asarray(array, np.float64)), inputs)
         results = naive(inputs, sequences_BL, guides, keep, rate)
-        gradient = jax.grad(lambda inputs: weighted(*naive(inputs, sequences_BL, guides, keep, rate), sequences_BL))(inputs)
+        gradient = jax.grad(lambda inputs: weighted(*naive(inputs, sequences_BL, guides, keep, rate), sequences_BL))(
+            inputs
+        )
     return jax.tree.map(np.asarray, (results, gradient))
 
 

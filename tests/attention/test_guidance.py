@@ -60,7 +60,9 @@ def test_closed_form_equals_loops_over_the_dense_targets(example, reduction, bou
     total, masses = guidance.guidance_loss(found, guides, jnp.asarray(sequences_BL), config)
     expected = reference.guidance_loss(attention, ASSIGNMENT, tokens_BL, sequences_BL, reduction, boundary, absent)
     np.testing.assert_allclose(total, expected, rtol=1e-6)
-    for mass, (value_N, rows) in zip(masses, reference.masses(attention, ASSIGNMENT, tokens_BL, sequences_BL), strict=True):
+    for mass, (value_N, rows) in zip(
+        masses, reference.masses(attention, ASSIGNMENT, tokens_BL, sequences_BL), strict=True
+    ):
         np.testing.assert_allclose(mass[0], value_N, rtol=1e-5)
         np.testing.assert_array_equal(mass[1], [rows] * 3)
 
@@ -87,7 +89,9 @@ def test_gradient_through_statistics_equals_that_of_the_dense_loss(example, redu
             rule = absent if name in ("first", "delim", "period") else boundary
             rows_BQ = patterns.hits(target, sequences_BL) if rule == "ignore" else sequences_BL > 0
             errors = errors * rows_BQ[None, :, None, :, None]
-            scale = {"type_mean": count * n_BQ**2, "head_mean": 8 * n_BQ**2, "frobenius": jnp.ones_like(n_BQ)}[reduction]
+            scale = {"type_mean": count * n_BQ**2, "head_mean": 8 * n_BQ**2, "frobenius": jnp.ones_like(n_BQ)}[
+                reduction
+            ]
             total += (errors.sum((0, 2, 4)) / scale).sum()
         return total
 
@@ -104,7 +108,9 @@ def test_gradient_against_finite_differences(example):
     config = GuidanceConfig("loss", reduction="frobenius", boundary="zero")
 
     def loss(weights_NBHQK):
-        return guidance.guidance_loss(stacked_statistics(weights_NBHQK, guides, sequences_BL), guides, sequences_BL, config)[0]
+        return guidance.guidance_loss(
+            stacked_statistics(weights_NBHQK, guides, sequences_BL), guides, sequences_BL, config
+        )[0]
 
     attention = jnp.asarray(reference.random_attention(example[1], 1, HEADS), jnp.float32)
     check_grads(jax.jit(loss), (attention,), order=1, modes=["fwd", "rev"], eps=1e-2, rtol=1e-3)

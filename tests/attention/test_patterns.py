@@ -30,7 +30,9 @@ def loss(attention_NBHQK, target, sequences_BL, **settings):
     """The guidance loss of attention of which every head follows the target."""
     sequences_BL = jnp.asarray(sequences_BL)
     guides = Guides((target,), (attention_NBHQK.shape[2],))
-    found = [guidance.statistics(jnp.asarray(weights, jnp.float32), guides, sequences_BL) for weights in attention_NBHQK]
+    found = [
+        guidance.statistics(jnp.asarray(weights, jnp.float32), guides, sequences_BL) for weights in attention_NBHQK
+    ]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
     return guidance.guidance_loss(stacked, guides, sequences_BL, GuidanceConfig(mode="loss", **settings))
 
@@ -116,7 +118,9 @@ def test_dense_equals_the_appendix_cell_by_cell(name, side, boundary):
         )
     expected = [reference.dense_pattern(name, *row, boundary) for row in zip(tokens_BL, sequences_BL)]
     target = targets(name, tokens_BL, sequences_BL)
-    np.testing.assert_allclose(patterns.dense(target, jnp.asarray(sequences_BL), boundary=boundary), expected, atol=1e-7)
+    np.testing.assert_allclose(
+        patterns.dense(target, jnp.asarray(sequences_BL), boundary=boundary), expected, atol=1e-7
+    )
     if isinstance(target, Columns):
         named = [
             [number > 0 and reference.names_a_column(name, *row, place) for place, number in enumerate(row[1])]
@@ -129,7 +133,9 @@ def test_targets_of_a_sentence_by_hand():
     # <s> a . b . </s> <pad>, with 0 = <s>, 2 = </s>, 5 = '.'
     tokens = jnp.array([[0, 7, 5, 8, 5, 2, 1]])
     sequences_BL = jnp.array([[1] * 6 + [0]])
-    weights = {name: np.asarray(targets(name, tokens, sequences_BL).weights_BK[0]) for name in ("first", "delim", "period")}
+    weights = {
+        name: np.asarray(targets(name, tokens, sequences_BL).weights_BK[0]) for name in ("first", "delim", "period")
+    }
     np.testing.assert_array_equal(weights["first"], [1, 0, 0, 0, 0, 0, 0])
     np.testing.assert_array_equal(weights["delim"], [0.5, 0, 0, 0, 0, 0.5, 0])
     np.testing.assert_array_equal(weights["period"], [0, 0, 0.5, 0, 0.5, 0, 0])
@@ -218,7 +224,9 @@ def test_the_pattern_of_the_docstring_works_as_it_is_printed():
 
 def test_the_pattern_of_the_guide_works_as_it_is_printed(tmp_path, monkeypatch):
     guide = (pathlib.Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    (tmp_path / "patterns_of_the_guide.py").write_text(guide.partition("```python\n# my_patterns.py")[2].partition("```")[0])
+    (tmp_path / "patterns_of_the_guide.py").write_text(
+        guide.partition("```python\n# my_patterns.py")[2].partition("```")[0]
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     found = patterns.find_pattern("patterns_of_the_guide.second")
     np.testing.assert_array_equal(columns_of_the_second_token(found), SECOND_BK)

@@ -62,4 +62,6 @@ def test_what_layers_use_makes_no_array_of_pairs(name):
 
 def test_a_small_text_beside_a_large_one_keeps_its_digits():
     values_BL = jnp.array([[1e7, 1e7, 0.1, 0.2]], jnp.float32)
-    np.testing.assert_allclose(sequences.totals(values_BL, jnp.array([[1, 1, 2, 2]])), [[2e7, 2e7, 0.3, 0.3]], rtol=1e-6)
+    np.testing.assert_allclose(
+        sequences.totals(values_BL, jnp.array([[1, 1, 2, 2]])), [[2e7, 2e7, 0.3, 0.3]], rtol=1e-6
+    )

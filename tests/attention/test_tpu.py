@@ -37,7 +37,14 @@ def compiled(chip, rows, length, heads, width, dtype="bfloat16", bias=False):
     def loss(query, key, value, bias, sequences, weights, seed):
         targets = (Shift(1), Shift(-1), Columns(weights, jnp.ones(rows, bool)))
         mixed, statistics = Fused(tpu.attend)(
-            query, key, value, sequences, bias=bias, guides=Guides(targets, (1, 1, 1)), rate=0.1, key=jax.random.key(seed)
+            query,
+            key,
+            value,
+            sequences,
+            bias=bias,
+            guides=Guides(targets, (1, 1, 1)),
+            rate=0.1,
+            key=jax.random.key(seed),
         )
         return mixed.astype(jnp.float32).sum() + (statistics.sum_of_squares_BHQ + statistics.overlap_BHQ).sum()
 
@@ -66,7 +73,8 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
 
 
 @pytest.mark.parametrize(
-    ("heads", "width", "group"), [(12, 64, 2), (16, 48, 8), (12, 48, 12), (3, 64, 3), (8, 128, 1), (4, 96, 4), (1, 64, 1)]
+    ("heads", "width", "group"),
+    [(12, 64, 2), (16, 48, 8), (12, 48, 12), (3, 64, 3), (8, 128, 1), (4, 96, 4), (1, 64, 1)],
 )
 def test_groups_of_heads_fill_lanes_or_take_all(heads, width, group):
     assert tpu_grid.head_group(heads, width) == group

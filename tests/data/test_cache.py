@@ -145,7 +145,9 @@ def test_a_large_file_is_checked_as_it_is_read_or_wholly_when_asked(tmp_path, mo
     for index in (slice(0, 16), slice(24, None), 3, -1, np.array([[0, 59], [15, 24]]), slice(20, 20), slice(15, 8, -1)):
         np.testing.assert_array_equal(array[index], numbers[index])
     for index in (slice(15, 17), 23, -40, np.array([[0, 59], [15, 16]]), slice(17, 14, -1), slice(None)):
-        with pytest.raises(ValueError, match=rf"a.bin is damaged \(block 2 of 64 bytes\): delete the folder {tmp_path / 'y'} and"):
+        with pytest.raises(
+            ValueError, match=rf"a.bin is damaged \(block 2 of 64 bytes\): delete the folder {tmp_path / 'y'} and"
+        ):
             array[index]
     with pytest.raises(ValueError, match="damaged"):
         np.diff(array)

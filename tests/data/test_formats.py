@@ -21,7 +21,9 @@ A, B, C, D, E = [10, 11, 12], [20, 21], [30, 31, 32], [40], [50, 51, 52, 53, 54,
 
 def rows(store, name, length, special=ROBERTA, **settings):
     config = DataConfig(format=name, sequence_length=length, **settings)
-    return [(row.tokens.tolist(), row.second_start, row.is_random_next) for row in formats.make_rows(config, store, special)]
+    return [
+        (row.tokens.tolist(), row.second_start, row.is_random_next) for row in formats.make_rows(config, store, special)
+    ]
 
 
 def tokens(*arguments, **settings):
@@ -87,7 +89,12 @@ def write(directory, documents) -> TextStore:
 
 def plain_packing(documents, room, across):
     """Every row is the longest run of pieces that fits, written as a search over the whole list of pieces."""
-    pieces = [(n, s[at : at + room]) for n, document in enumerate(documents) for s in document for at in range(0, len(s), room)]
+    pieces = [
+        (n, s[at : at + room])
+        for n, document in enumerate(documents)
+        for s in document
+        for at in range(0, len(s), room)
+    ]
     found = []
     while pieces:
         for count in range(len(pieces), 0, -1):

@@ -128,7 +128,9 @@ def test_packed_rows_hold_the_texts_of_the_plain_ones(config, corpus, capsys):
 def test_what_is_said_of_packed_rows(config, corpus, tmp_path, capsys):
     pipeline.prepare(dataclasses.replace(config, cache_dir=str(tmp_path)))
     rows = corpus.train
-    expected = f"data: train: {rows.texts:,} texts in {len(rows):,} rows, {rows.fill_rate(96):.1%} of their positions filled"
+    expected = (
+        f"data: train: {rows.texts:,} texts in {len(rows):,} rows, {rows.fill_rate(96):.1%} of their positions filled"
+    )
     assert expected in capsys.readouterr().err.splitlines()
 
 

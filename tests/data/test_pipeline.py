@@ -279,7 +279,15 @@ def test_damage_anywhere_in_the_cache_is_noticed(config, corpus, tmp_path, capsy
     ours = dataclasses.replace(config, source=str(tmp_path / "a.txt"), cache_dir=str(root), format="segment_pair_nsp")
     expected, files = pipeline.prepare(ours).facts(), pipeline.source_files(ours)
     names = [path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.name != "manifest.json"]
-    kinds = {"tokens.bin", "ends.bin", "rows.json", "store.json", "sentence_ends.bin", "document_ends.bin", "tokenizer.json"}
+    kinds = {
+        "tokens.bin",
+        "ends.bin",
+        "rows.json",
+        "store.json",
+        "sentence_ends.bin",
+        "document_ends.bin",
+        "tokenizer.json",
+    }
     assert kinds < {name.name for name in names}
     for name in names:
         content = (root / name).read_bytes()
@@ -290,7 +298,10 @@ def test_damage_anywhere_in_the_cache_is_noticed(config, corpus, tmp_path, capsy
                 capsys.readouterr()
                 assert pipeline.prepare(ours).facts() == expected, name
                 assert pipeline.source_files(ours) == files
-                assert f"the content of {name.relative_to(name.parts[0])} was changed): making it anew" in capsys.readouterr().err
+                assert (
+                    f"the content of {name.relative_to(name.parts[0])} was changed): making it anew"
+                    in capsys.readouterr().err
+                )
     assert {path.name.split("-")[0] for path in root.iterdir()} == {"tokenizer", "text", "rows", "files"}
 
 
@@ -304,7 +315,9 @@ def test_large_files_are_compared_when_asked_and_before_rows_are_made_of_them(co
         [path] = tmp_path.glob(f"{kind}-*/train/tokens.bin")
         path.write_bytes(path.read_bytes()[:-9] + bytes(9))
         capsys.readouterr()
-        return f"the cache {path.parent.parent} is damaged (the content of train/tokens.bin was changed): making it anew"
+        return (
+            f"the cache {path.parent.parent} is damaged (the content of train/tokens.bin was changed): making it anew"
+        )
 
     warning = damage("rows")
     assert pipeline.prepare(ours).facts() == expected.facts() and warning not in capsys.readouterr().err
@@ -357,7 +370,9 @@ def test_what_is_held_out_is_said(tmp_path, capsys, documents, held_out):
 
 
 def test_a_corpus_shorter_than_a_batch(corpus, config):
-    with pytest.raises(ValueError, match=r"has \d+ rows of training text, fewer than one batch of 10000: lower training"):
+    with pytest.raises(
+        ValueError, match=r"has \d+ rows of training text, fewer than one batch of 10000: lower training"
+    ):
         pipeline.Batches(corpus.train, corpus.tokenizer, config, batch_size=10_000, seed=0)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         pipeline.Batches(corpus.train, corpus.tokenizer, config, batch_size=0, seed=0)
@@ -365,8 +380,12 @@ def test_a_corpus_shorter_than_a_batch(corpus, config):
 
 def test_a_corpus_shorter_than_a_row(tmp_path):
     (tmp_path / "a.txt").write_text(text(0, 4))
-    config = DataConfig(source=str(tmp_path / "a.txt"), format="fixed_blocks", sequence_length=4096, cache_dir=str(tmp_path))
-    with pytest.raises(ValueError, match="train text of .* is shorter than one row of 4096 tokens: give more text or lower"):
+    config = DataConfig(
+        source=str(tmp_path / "a.txt"), format="fixed_blocks", sequence_length=4096, cache_dir=str(tmp_path)
+    )
+    with pytest.raises(
+        ValueError, match="train text of .* is shorter than one row of 4096 tokens: give more text or lower"
+    ):
         pipeline.prepare(config)
     (tmp_path / "b.txt").write_text("One sentence.")
     with pytest.raises(ValueError, match="is a single sentence, of which none can be held out: expected at least two"):

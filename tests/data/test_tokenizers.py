@@ -79,9 +79,7 @@ def test_training_is_the_same_in_another_process():
 
 
 def test_fingerprints_tell_vocabularies_apart():
-    prints = {
-        tokenizers.train(TokenizerConfig(vocabulary_size=size), CORPUS).fingerprint() for size in (300, 310, 310)
-    }
+    prints = {tokenizers.train(TokenizerConfig(vocabulary_size=size), CORPUS).fingerprint() for size in (300, 310, 310)}
     assert len(prints) == 2
 
 

@@ -115,7 +115,9 @@ def test_the_frequencies_are_needed(tokenizer):
 
 
 def test_config():
-    with pytest.raises(ValueError, match="masking.replacement must be one of mask, unigram, got 'unigrams'; did you mean"):
+    with pytest.raises(
+        ValueError, match="masking.replacement must be one of mask, unigram, got 'unigrams'; did you mean"
+    ):
         MaskingConfig(replacement="unigrams")
     with pytest.raises(ValueError, match="leave them at"):
         MaskingConfig(replacement="unigram", mask_fraction=0.85)

@@ -12,7 +12,9 @@ from ag_jax.evaluation.entities import entities, entity_scores, token_f1
 TAGS = ("O", "B-per", "I-per", "B-creative-work", "I-creative-work")
 SENTENCE = st.lists(st.sampled_from(TAGS), min_size=1, max_size=9)
 PAIRS = st.lists(
-    st.integers(1, 9).flatmap(lambda size: st.tuples(*[st.lists(st.sampled_from(TAGS), min_size=size, max_size=size)] * 2)),
+    st.integers(1, 9).flatmap(
+        lambda size: st.tuples(*[st.lists(st.sampled_from(TAGS), min_size=size, max_size=size)] * 2)
+    ),
     min_size=1,
     max_size=4,
 )

@@ -59,7 +59,10 @@ def test_every_task_reports_the_metrics_that_it_names():
         "regression": (texts([0.5, 2.0, 4.5]), [0.4, 2.0, 4.0]),
         "choice": ([Choices("a", (("x", "y"), ("x", "z")), (1,), ("y", "z"))] * 2, [1, 1]),
         "tagging": ([Words("a", ("x", "y"), ("B-PER", "O"))], [("B-PER", "O")]),
-        "span": ([Question("a", "q", "Anna met Bo.", (("Anna", 0),)), Question("b", "q", "Anna met Bo.", ())], ["Anna", ""]),
+        "span": (
+            [Question("a", "q", "Anna met Bo.", (("Anna", 0),)), Question("b", "q", "Anna met Bo.", ())],
+            ["Anna", ""],
+        ),
     }
     for task in TASKS.values():
         found = metrics.evaluate(task, *right[task.kind])
@@ -86,7 +89,10 @@ def test_two_metrics_tell_apart_what_they_should():
             "no_answer_accuracy": 1 / 2,
         }
     )
-    entities = [Choices("a", (("x", "y"),) * 3, (1, 2), ("Anna", "Anna Lee", "Lee Ann")), Choices("b", (("x", "y"),) * 2, (0,), ("Bo", "Al"))]
+    entities = [
+        Choices("a", (("x", "y"),) * 3, (1, 2), ("Anna", "Anna Lee", "Lee Ann")),
+        Choices("b", (("x", "y"),) * 2, (0,), ("Bo", "Al")),
+    ]
     found = metrics.evaluate(TASKS["record"], entities, [0, 0])
     assert found == pytest.approx({"f1": (2 / 3 + 1) / 2, "exact_match": 1 / 2})
     tagged = [Words("a", ("x", "y", "z"), ("B-PER", "I-PER", "O"))]

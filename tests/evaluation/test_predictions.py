@@ -113,7 +113,9 @@ def test_an_ensemble_averages_probabilities(tokenizer, name):
             assert found == pytest.approx(np.mean(both), abs=1e-5)
         elif task.kind == "span":
             shares = [of.probabilities() for of in both]
-            best = max(shares[0].keys() | shares[1].keys(), key=lambda text: sum(share.get(text, 0.0) for share in shares))
+            best = max(
+                shares[0].keys() | shares[1].keys(), key=lambda text: sum(share.get(text, 0.0) for share in shares)
+            )
             assert (found.or_none() or None) == best
         else:
             assert softmax(found) == pytest.approx((softmax(both[0]) + softmax(both[1])) / 2, abs=1e-5)

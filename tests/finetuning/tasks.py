@@ -17,7 +17,12 @@ KINDS = {
     "regression": {"kind": "regression", "metric": "pearson", "metrics": ("pearson",), "span": (0.0, 5.0)},
     "ranking": {"kind": "ranking", "metric": "accuracy", "metrics": ("accuracy",)},
     "choice": {"kind": "choice", "metric": "accuracy", "metrics": ("accuracy",)},
-    "tagging": {"kind": "tagging", "metric": "entity_f1", "metrics": ("entity_f1", "token_f1"), "labels": ("O", "B-X", "I-X")},
+    "tagging": {
+        "kind": "tagging",
+        "metric": "entity_f1",
+        "metrics": ("entity_f1", "token_f1"),
+        "labels": ("O", "B-X", "I-X"),
+    },
     "span": {"kind": "span", "metric": "f1", "metrics": ("exact_match", "f1")},
 }
 
@@ -59,13 +64,22 @@ def examples(kind, count, seed, labelled=True):
 def splits(kind, train=24, validation=10, test=6):
     """Training and development data, and a test split without labels."""
     return Splits(
-        task(kind), examples(kind, train, 0), examples(kind, validation, 1), {"test": examples(kind, test, 2, labelled=False)}
+        task(kind),
+        examples(kind, train, 0),
+        examples(kind, validation, 1),
+        {"test": examples(kind, test, 2, labelled=False)},
     )
 
 
 def pretrained(params=None):
     """A random encoder of width 16 with dropout."""
     config = tiny.config(
-        vocabulary_size=TOKENIZER.vocabulary_size, heads=2, width=16, max_length=24, segments=1, dropout=0.1, initializer_range=0.15,
+        vocabulary_size=TOKENIZER.vocabulary_size,
+        heads=2,
+        width=16,
+        max_length=24,
+        segments=1,
+        dropout=0.1,
+        initializer_range=0.15,
     )
     return Pretrained(config, TOKENIZER, params or {}, "roberta", "nowhere")

@@ -90,7 +90,9 @@ def test_a_schedule_is_that_of_the_same_trial_of_another_arm(source, tmp_path, t
 
 @pytest.mark.parametrize("arms", ["plain-scheduled-asa", "scheduled"])
 def test_a_schedule_that_nobody_makes_in_time_is_refused_before_anything_is_trained(source, tmp_path, trained, arms):
-    with pytest.raises(ValueError, match=r"masking.trace=.*/w/asa/sst2/lr0.0001-bs32-seed0 must be .*: there is none; train that"):
+    with pytest.raises(
+        ValueError, match=r"masking.trace=.*/w/asa/sst2/lr0.0001-bs32-seed0 must be .*: there is none; train that"
+    ):
         comparison.compare(f"{source},arms={arms}", {}, epath.Path(tmp_path / "w"))
     assert not trained
     comparison.compare(f"{source},arms=asa", {}, epath.Path(tmp_path / "w"))
@@ -136,7 +138,9 @@ def test_a_report_without_attacks_says_nothing_of_them(source, tmp_path, trained
 
 
 def test_scores_against_tau(source, tmp_path, trained):
-    text = comparison.compare(f"{source},arms=asa-plain-strong,tasks=sst2+stsb", {}, epath.Path(tmp_path / "w")).read_text()
+    text = comparison.compare(
+        f"{source},arms=asa-plain-strong,tasks=sst2+stsb", {}, epath.Path(tmp_path / "w")
+    ).read_text()
     numbers = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]["stsb"]["arms"]
     score = {arm: of_arm["splits"]["validation"]["pearson"] for arm, of_arm in numbers.items()}
     cells = [f"{100 * score[arm]['mean']:.1f} ± {100 * score[arm]['deviation']:.1f}" for arm in ("strong", "asa")]
@@ -147,7 +151,9 @@ def test_scores_against_tau(source, tmp_path, trained):
 
 def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypatch):
     """Weights are kept of each seed's best trial, which need not be of the chosen point."""
-    model = Head("sst2", "classification", ("bad", "good")).model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, layers=4))
+    model = Head("sst2", "classification", ("bad", "good")).model(
+        tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, layers=4)
+    )
     params = tiny.params(model, tiny.task_batch("classification"))
     drawn, shown = [], []
     plain = FineTuned(Head("sst2", "classification"), model.config, TOKENIZER, params)
@@ -158,7 +164,9 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
         return against if place.parts[-3] == "asa" else plain
 
     monkeypatch.setattr(finetuned, "load", load)
-    monkeypatch.setattr(attacked, "attention", lambda tuned, text, attacker=None: shown.append(text) or _maps(tuned, attacker))
+    monkeypatch.setattr(
+        attacked, "attention", lambda tuned, text, attacker=None: shown.append(text) or _maps(tuned, attacker)
+    )
     columns = []
     honest = plots.map_figure
     monkeypatch.setattr(plots, "map_figure", lambda *given: columns.append(given) or honest(*given))
@@ -184,14 +192,20 @@ def _adversary(config, score):
     """Parameters of an adversary whose score of every unit has the sign of `score`."""
     shape = config.layers, config.width
     parts = {"query": np.ones(shape, np.float32), "key": np.full(shape, score, np.float32)}
-    return {"adversary": {name: {"kernel": np.zeros((*shape, config.width), np.float32), "bias": of} for name, of in parts.items()}}
+    return {
+        "adversary": {
+            name: {"kernel": np.zeros((*shape, config.width), np.float32), "bias": of} for name, of in parts.items()
+        }
+    }
 
 
 def test_attention_of_a_fine_tuned_model_is_its_encoders():
     head = Head("x", "classification", ("bad", "good"), max_length=9)
     model = head.model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, segments=1))
     params = tiny.params(model, tiny.task_batch("classification"))
-    found = attacked.attention(FineTuned(head, model.config, TOKENIZER, params), "good roads we build union state strong bad good")
+    found = attacked.attention(
+        FineTuned(head, model.config, TOKENIZER, params), "good roads we build union state strong bad good"
+    )
     assert found.weights_NHQK.shape == (2, 3, 9, 9) and found.left_out == 2
     np.testing.assert_allclose(found.weights_NHQK.sum(-1), 1, rtol=1e-5)
 

@@ -25,7 +25,9 @@ def setting(kind, adversarial, **settings):
     data = encoded.encode(tasks.splits(kind), opened.tokenizer, opened.config, recipe)
     config = FinetuningConfig(checkpoint="nowhere", tasks={kind: recipe})
     of = Trial(kind, recipe, 5e-3, 8, 0)
-    return lambda directory: run_trial(of, config, opened, data, directory, True), trial.make_plan(of, config, opened, data)
+    return lambda directory: run_trial(of, config, opened, data, directory, True), trial.make_plan(
+        of, config, opened, data
+    )
 
 
 def test_a_killed_trial_ends_the_same(tmp_path, one_device, monkeypatch):
@@ -53,8 +55,13 @@ def test_a_killed_trial_ends_the_same(tmp_path, one_device, monkeypatch):
 @pytest.mark.parametrize("rate", [0.0, 0.7])
 def test_the_adversary_has_the_trials_rate_or_its_own(rate):
     """The model's part is as without an adversary, and times the trial's peak."""
-    _, plan = setting("tagging", dataclasses.replace(ASA, asa=AsaConfig(learning_rate=rate, weight_decay=0.3, clip_norm=2.0)))
-    params = {"encoder": {"kernel": np.ones((2, 3), np.float32)}, "adversary": {"key": {"kernel": np.ones((2, 2), np.float32)}}}
+    _, plan = setting(
+        "tagging", dataclasses.replace(ASA, asa=AsaConfig(learning_rate=rate, weight_decay=0.3, clip_norm=2.0))
+    )
+    params = {
+        "encoder": {"kernel": np.ones((2, 3), np.float32)},
+        "adversary": {"key": {"kernel": np.ones((2, 2), np.float32)}},
+    }
     gradient = jax.tree.map(lambda leaf: 5 * leaf, params)
     optimizer = program.make_trial_optimizer(plan)
     before, _ = optimizer.init(params)
@@ -62,7 +69,10 @@ def test_the_adversary_has_the_trials_rate_or_its_own(rate):
     config = plan.optimizer
     own = dataclasses.replace(config, learning_rate=rate or 1.0, weight_decay=0.3, clip_norm=2.0)
     assert isinstance(config, OptimizerConfig) and config.learning_rate == 1
-    states = {part: make_optimizer(of, plan.steps).init(params[part]) for part, of in (("encoder", config), ("adversary", own))}
+    states = {
+        part: make_optimizer(of, plan.steps).init(params[part])
+        for part, of in (("encoder", config), ("adversary", own))
+    }
     for _ in range(3):
         found, state = optimizer.update(gradient, state, params)
         for part, of, scale in (("encoder", config, 0.1), ("adversary", own, 1.0 if rate else 0.1)):

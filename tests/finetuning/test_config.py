@@ -43,7 +43,11 @@ def test_a_suite_survives():
         ("tasks.rte.decay", "cosine", "^tasks.rte.decay must be one of linear, constant"),
         ("tasks.rte.max_length", rows.SHORTEST - 1, "^tasks.rte.max_length must be at least 12, got 11"),
         ("tasks.rte.folds", 2, "^tasks.rte.folds must be at least 3"),
-        ("tasks.rte.initial_task", "cola", "tasks.rte.initial_task must be another task of the suite .mnli, rte, sst2., got"),
+        (
+            "tasks.rte.initial_task",
+            "cola",
+            "tasks.rte.initial_task must be another task of the suite .mnli, rte, sst2., got",
+        ),
         ("tasks.rte.initial_task", "rte", "must be a task that starts from the checkpoint itself, got 'rte'"),
         ("tasks.rte.leraning_rates", (1.0,), "'tasks.rte.leraning_rates'; did you mean 'tasks.rte.learning_rates'"),
         ("checkpoint", "", "checkpoint must be a run directory"),
@@ -75,23 +79,42 @@ def test_tasks_that_others_start_from_come_first_and_are_kept():
     config = suite(**{"tasks.rte.initial_task": "mnli", "tasks.sst2.initial_task": "mnli"})
     assert config.ordered_tasks == ("mnli", "rte", "sst2")
     assert config.keeps_weights("mnli") and not config.keeps_weights("rte")
-    with pytest.raises(ValueError, match="tasks.rte.initial_task must be a task that starts from the checkpoint itself"):
+    with pytest.raises(
+        ValueError, match="tasks.rte.initial_task must be a task that starts from the checkpoint itself"
+    ):
         suite(**{"tasks.rte.initial_task": "sst2", "tasks.sst2.initial_task": "mnli"})
     assert suite(keep="best").keeps_weights("rte")
 
 
 def test_points_of_a_sweep():
-    assert Recipe(batch_sizes=(16, 32), learning_rates=(1e-5, 2e-5)).points == ((1e-5, 16), (2e-5, 16), (1e-5, 32), (2e-5, 32))
+    assert Recipe(batch_sizes=(16, 32), learning_rates=(1e-5, 2e-5)).points == (
+        (1e-5, 16),
+        (2e-5, 16),
+        (1e-5, 32),
+        (2e-5, 32),
+    )
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("adversarial.method", "pgd", "^tasks.rte.adversarial.method must be one of none, asa, .*, got 'pgd'"),
-        ("adversarial.method", "scheduled", "^tasks.rte.adversarial.method=scheduled masks as much .* adversarial.masking.trace"),
+        (
+            "adversarial.method",
+            "scheduled",
+            "^tasks.rte.adversarial.method=scheduled masks as much .* adversarial.masking.trace",
+        ),
         ("adversarial.asa.tau", 0.0, "^tasks.rte.adversarial.asa.tau must be a finite number above 0, got 0.0"),
-        ("adversarial.asa.strength", 1e9, r"^tasks.rte.adversarial.asa.strength must be above 0 and at most 1e\+06, got 1000000000"),
-        ("adversarial.asa.divergence.form", "x", "^tasks.rte.adversarial.asa.divergence.form must be one of symmetric, one_way"),
+        (
+            "adversarial.asa.strength",
+            1e9,
+            r"^tasks.rte.adversarial.asa.strength must be above 0 and at most 1e\+06, got 1000000000",
+        ),
+        (
+            "adversarial.asa.divergence.form",
+            "x",
+            "^tasks.rte.adversarial.asa.divergence.form must be one of symmetric, one_way",
+        ),
         ("adversarial.asa.tua", 0.3, "'tasks.rte.adversarial.asa.tua'; did you mean 'tasks.rte.adversarial.asa.tau'"),
         ("adversarial.masking.share", 1, r"^tasks.rte.adversarial.masking.share must be in \(0, 1\)"),
     ],

@@ -101,7 +101,9 @@ def parsed_docstring(name):
 
 
 def test_the_metrics_of_asas_table_1():
-    asa, roberta = (parsed("finetune/glue.py", f"checkpoint=C,protocol={protocol}").tasks for protocol in ("asa", "roberta"))
+    asa, roberta = (
+        parsed("finetune/glue.py", f"checkpoint=C,protocol={protocol}").tasks for protocol in ("asa", "roberta")
+    )
     of = {task: splits.find_task(task, recipe).metric for task, recipe in asa.items()}
     assert (of["stsb"], of["qqp"], of["mnli"], of["cola"]) == ("spearman", "f1", "accuracy", "matthews")
     assert splits.find_task("stsb", roberta["stsb"]).metric == "pearson"
@@ -172,7 +174,9 @@ ROUNDS = "".join(f"anli_r{number} 3e-5 32 3 0.06 128 0.3\n" for number in (1, 2,
 def test_table_5_of_asa(row):
     task, *numbers = row.split()
     name = "finetune/glue.py" if task in protocols.GLUE else "finetune/anli.py"
-    name = {"wnut17": "finetune/tagging.py", "dream": "finetune/choice.py", "hellaswag": "finetune/choice.py"}.get(task, name)
+    name = {"wnut17": "finetune/tagging.py", "dream": "finetune/choice.py", "hellaswag": "finetune/choice.py"}.get(
+        task, name
+    )
     argument = f"checkpoint=C,tasks={task}" + (",protocol=asa" if name == "finetune/glue.py" else "")
     recipe = parsed(name, argument).tasks[task]
     shown = (recipe.learning_rates[0], recipe.batch_sizes[0], recipe.epochs, recipe.warmup_fraction, recipe.max_length)
@@ -198,7 +202,12 @@ def test_asas_table_1():
     assert all(attack.method == "none" for attack in of["plain"].values())
     source = f"{CONFIGS / 'asa/table1_generalization.py'}:checkpoint=C,longer=L,pretrained=P"
     configs = comparison.arm_configs(source, {})
-    assert {arm: config.checkpoint for arm, config in configs.items()} == {"plain": "C", "asa": "C", "longer": "L", "pretrained": "P"}
+    assert {arm: config.checkpoint for arm, config in configs.items()} == {
+        "plain": "C",
+        "asa": "C",
+        "longer": "L",
+        "pretrained": "P",
+    }
     assert configs["longer"].tasks == configs["pretrained"].tasks == configs["plain"].tasks
     with pytest.raises(ValueError, match="for the arm longer the config file needs the argument longer, a run of"):
         attacks("table1_generalization.py", "checkpoint=C", arms="plain,longer")
@@ -275,7 +284,9 @@ def test_arms_that_a_flag_makes_the_same_are_an_error():
             comparison.arm_configs(source, flag | {"arms": f"plain,{other}"})
     with pytest.raises(ValueError, match="arms must be different, got plain,plain"):
         comparison.arm_configs(source, {"arms": "plain,plain"})
-    with pytest.raises(ValueError, match="the arms mlm and ag of .*same settings: change the arguments of the config file, or name"):
+    with pytest.raises(
+        ValueError, match="the arms mlm and ag of .*same settings: change the arguments of the config file, or name"
+    ):
         comparison.arm_configs(f"{CONFIGS / 'ag/table4_downstream.py'}:mlm=R,ag=R", {})
 
 
@@ -335,7 +346,9 @@ USUAL = (
 )
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.exhaustive) for name in TRIED])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.exhaustive) for name in TRIED]
+)
 def test_one_tiny_trial(name, folder, checkpoint, tmp_path, one_device):
     argument, task = TRIED[name]
     given = {"ag/table1_mismatched_pretraining.py": "english={0}", "ag/table4_downstream.py": "mlm={0},ag={0}"}

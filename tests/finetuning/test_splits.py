@@ -20,7 +20,9 @@ def test_folds_count_malformed_rows_once(tmp_path, few):
 
 
 def test_why_qqp_is_not_chosen_as_released_code_did():
-    with pytest.raises(ValueError, match="leave it out; of qqp: .*dev_and_test.tsv that is not GLUE's, which has no labels"):
+    with pytest.raises(
+        ValueError, match="leave it out; of qqp: .*dev_and_test.tsv that is not GLUE's, which has no labels"
+    ):
         splits.find_task("qqp", Recipe(legacy_eval=True))
     with pytest.raises(ValueError, match=r"\(anli, anli_r1, .*dream\): leave it out$"):
         splits.find_task("sst2", Recipe(legacy_eval=True))
@@ -39,7 +41,12 @@ def test_a_subset_is_of_the_whole_file():
     assert sum(genres) == 400 and min(genres) > 60, "80 each are expected, with a deviation of 7"
     assert ids(few)[:3] == [2, 8, 37], "numbers are for ever, or a resumed suite would mix two subsets"
     assert ids(splits.subset(examples, 100, seed=1)) != ids(few)
-    assert splits.subset(examples, 0, 0) == splits.subset(examples, 1000, 0) == splits.subset(examples, 2000, 7) == examples
+    assert (
+        splits.subset(examples, 0, 0)
+        == splits.subset(examples, 1000, 0)
+        == splits.subset(examples, 2000, 7)
+        == examples
+    )
 
 
 def test_train_and_validation_examples_are_drawn_and_said(tmp_path):
@@ -49,7 +56,9 @@ def test_train_and_validation_examples_are_drawn_and_said(tmp_path):
         (tmp_path / "SST-2" / f"{name}.tsv").write_text(f"sentence\tlabel\n{rows}")
     found = splits.read("sst2", Recipe(train_examples=20, validation_examples=10, subset_seed=4), str(tmp_path))
     whole = splits.read("sst2", Recipe(), str(tmp_path))
-    assert found.train == splits.subset(whole.train, 20, 4) and found.validation == splits.subset(whole.validation, 10, 4)
+    assert found.train == splits.subset(whole.train, 20, 4) and found.validation == splits.subset(
+        whole.validation, 10, 4
+    )
     assert found.train.items != whole.train[:20] and found.validation.items != whole.validation[:10]
     assert found.notes == (
         "train: 20 of 60 examples, drawn with subset_seed=4",

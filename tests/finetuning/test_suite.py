@@ -102,7 +102,9 @@ def test_every_point_seed_and_fold_is_a_trial(tmp_path, data):
 def test_killed_anywhere_and_run_again_is_the_same_table(source, tmp_path, calls):
     comparison.compare(source, {}, epath.Path(tmp_path / "whole"))
     whole = [*calls]
-    assert len(whole) == 12 and len(set(whole)) == 9, "two arms, two points, three seeds; the arms have a point in common"
+    assert len(whole) == 12 and len(set(whole)) == 9, (
+        "two arms, two points, three seeds; the arms have a point in common"
+    )
     for stop in (1, 4, 9):
         calls.clear()
         calls.stop = stop
@@ -208,9 +210,7 @@ def test_flags_that_override_the_arms_are_printed_and_reported(source, tmp_path,
     otherwise = "    config.tasks.sst2.patience = int(chosen.arm == 'ag')\n    config.arms ="
     (tmp_path / "c.py").write_text(FILE.replace("    config.arms =", otherwise))
     path = comparison.compare(source, {"tasks.sst2.learning_rates": (1e-4,)}, epath.Path(tmp_path / "w"))
-    sentence = (
-        "--config.tasks.sst2.learning_rates=(0.0001,) overrides what the arms set: (0.0003, 0.0001) (mlm), (0.0001, 0.0002) (ag)"
-    )
+    sentence = "--config.tasks.sst2.learning_rates=(0.0001,) overrides what the arms set: (0.0003, 0.0001) (mlm), (0.0001, 0.0002) (ag)"
     assert sentence in capsys.readouterr().err and f"\n**{sentence}.**\n" in path.read_text()
     assert json.loads((path.parent / "report.json").read_text())["overridden"] == [sentence]
 
@@ -229,7 +229,9 @@ def test_a_checkpoint_that_went_on_is_told_from_what_it_was(tmp_path, data, call
     workdir = epath.Path(tmp_path / "w")
     train(config(tmp_path, data), workdir)
     (tmp_path / "model" / "newer").touch()
-    with pytest.raises(ValueError, match=r"started from step 0 of .*, trials would now start from step 1 of .*: delete .*sst2 to train"):
+    with pytest.raises(
+        ValueError, match=r"started from step 0 of .*, trials would now start from step 1 of .*: delete .*sst2 to train"
+    ):
         train(config(tmp_path, data, seeds=(0, 1, 2, 3)), workdir)
     assert len(calls) == 3
 
@@ -276,7 +278,9 @@ def test_a_trial_that_fails_costs_its_point_and_nothing_else(tmp_path, data, cal
         assert [point.learning_rate for point in chosen.points] == [1e-4]
         assert chosen.notes == ("not chosen, as seed 1 failed: task_loss of sst2 is not finite at step 3",)
         assert len(calls) == 5
-    with pytest.raises(ValueError, match="/w: every point of the sweep of sst2 failed with some seed, such as: task_loss.*delete"):
+    with pytest.raises(
+        ValueError, match="/w: every point of the sweep of sst2 failed with some seed, such as: task_loss.*delete"
+    ):
         train(config(tmp_path, data, **{"tasks.sst2.learning_rates": (9.0,)}), workdir)
 
 
@@ -284,7 +288,9 @@ def test_weights_that_another_task_wants_are_missed_at_once(tmp_path, data, call
     workdir = epath.Path(tmp_path / "w")
     train(config(tmp_path, data), workdir)
     wanting = config(tmp_path, data, ("sst2", "rte"), **{"tasks.rte.initial_task": "sst2"})
-    with pytest.raises(ValueError, match="starts from the best weights of sst2, which .*sst2 does not have for seed 0: delete it"):
+    with pytest.raises(
+        ValueError, match="starts from the best weights of sst2, which .*sst2 does not have for seed 0: delete it"
+    ):
         train(wanting, workdir)
     assert len(calls) == 3
 
@@ -306,7 +312,8 @@ def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
     values = {}
     for arm, of_arm in numbers["tasks"]["sst2"]["arms"].items():
         points = {
-            rate: [tiny_tasks.accuracies(splits, "sst2", rate, 32, seed, False) for seed in range(3)] for rate in rates[arm]
+            rate: [tiny_tasks.accuracies(splits, "sst2", rate, 32, seed, False) for seed in range(3)]
+            for rate in rates[arm]
         }
         best = max(points, key=lambda rate: np.median(points[rate]))
         assert of_arm["chosen"] == {"learning_rate": best, "batch_size": 32}
@@ -323,7 +330,9 @@ def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
         assert of_arm["seconds"] == 9.0
         key = [("sst2", best, 32, seed, False) for seed in range(3)]
         guesses = [[tiny_tasks.guess(example, *one)[1] for one in key] for example in splits.validation]
-        soft = [np.mean(np.exp(g) / np.exp(g).sum(-1, keepdims=True), axis=0).argmax() for g in map(np.asarray, guesses)]
+        soft = [
+            np.mean(np.exp(g) / np.exp(g).sum(-1, keepdims=True), axis=0).argmax() for g in map(np.asarray, guesses)
+        ]
         expected = np.mean([s == example.label for s, example in zip(soft, splits.validation, strict=True)])
         assert of_arm["ensemble"]["validation"]["accuracy"] == pytest.approx(expected)
     p_value = numbers["tasks"]["sst2"]["arms"]["ag"]["p_value"]
@@ -375,7 +384,9 @@ def test_folds_are_pooled_and_averaged(source, tmp_path, calls, data):
     rate = of_arm["chosen"]["learning_rate"]
     pooled, of_folds = [], []
     for seed in range(2):
-        found = {example.id: tiny_tasks.guess(example, "oromo_ner", rate, 32, seed, False)[0] for example in splits.train}
+        found = {
+            example.id: tiny_tasks.guess(example, "oromo_ner", rate, 32, seed, False)[0] for example in splits.train
+        }
         parts = [task_splits.of_fold(splits, number, 4).others["test"] for number in range(4)]
         assert sorted(example.id for part in parts for example in part) == sorted(found)
         # Every entity is one word; a wrong guess finds none, so precision is 1 and F1 = 2 r / (1 + r).
@@ -398,7 +409,9 @@ def test_no_example_is_tested_by_a_model_that_saw_it(data):
 def test_tasks_start_from_the_best_weights_of_the_same_seed(tmp_path, data, calls, monkeypatch):
     started = []
     monkeypatch.setattr(
-        suite.weights, "open_encoder", lambda path, *rest, **more: started.append(path) or tiny_tasks.open_encoder(path, *rest, **more)
+        suite.weights,
+        "open_encoder",
+        lambda path, *rest, **more: started.append(path) or tiny_tasks.open_encoder(path, *rest, **more),
     )
     settings = {"tasks.rte.initial_task": "sst2", "tasks.sst2.learning_rates": (1e-4, 2e-4)}
     workdir = epath.Path(tmp_path / "w")
@@ -413,12 +426,16 @@ def test_tasks_start_from_the_best_weights_of_the_same_seed(tmp_path, data, call
 
 
 def test_legacy_evaluation_is_said_aloud_and_only_where_code_did_it(tmp_path, data):
-    with pytest.raises(ValueError, match="tasks.sst2.legacy_eval is for tasks that released code chose on test data .*anli_r1"):
+    with pytest.raises(
+        ValueError, match="tasks.sst2.legacy_eval is for tasks that released code chose on test data .*anli_r1"
+    ):
         suite.read(config(tmp_path, data, **{"tasks.sst2.legacy_eval": True}))
     folder = tmp_path / "legacy" / "anli_v1.0" / "R1"
     folder.mkdir(parents=True)
     for split, count in (("train", 5), ("dev", 3), ("test", 4)):
-        rows = [{"uid": f"{split}{n}", "context": "a b", "hypothesis": "c", "label": "enc"[n % 3]} for n in range(count)]
+        rows = [
+            {"uid": f"{split}{n}", "context": "a b", "hypothesis": "c", "label": "enc"[n % 3]} for n in range(count)
+        ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     root = str(tmp_path / "legacy")
     honest, legacy = (task_splits.read("anli_r1", Recipe(legacy_eval=flag), root) for flag in (False, True))
@@ -467,7 +484,9 @@ def test_marks_are_for_scores_that_differ():
     assert report.marks({"seeds": 0.01, "examples": 0.04}, 0.1) == "+*"
     assert report.marks({"seeds": 0.06, "examples": 0.04}, -0.1) == "*"
     assert report.marks({"seeds": None, "examples": 0.051}, 0.1) == report.marks(None, 0.1) == ""
-    assert report.marks({"seeds": None, "examples": 0.001}, 0.0) == "", "words may be tagged otherwise, and F1 be the same"
+    assert report.marks({"seeds": None, "examples": 0.001}, 0.0) == "", (
+        "words may be tagged otherwise, and F1 be the same"
+    )
 
 
 def test_real_trials_killed_between_and_within(source, tmp_path, monkeypatch, one_device):

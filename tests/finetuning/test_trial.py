@@ -91,8 +91,12 @@ def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, m
     assert without_clock(result) == without_clock(expected)
     for name in ("metrics.jsonl", "predictions_validation.jsonl", "predictions_test.jsonl"):
         assert without_clock(rows(tmp_path / name)) == without_clock(rows(whole / name))
-    assert (tmp_path / "weights" / finetuned.WEIGHTS).read_bytes() == (whole / "weights" / finetuned.WEIGHTS).read_bytes()
-    assert run(tmp_path) == result and len(asked) == step + 9 - (step - 1) // 3 * 3, "a trial that is done is not done again"
+    assert (tmp_path / "weights" / finetuned.WEIGHTS).read_bytes() == (
+        whole / "weights" / finetuned.WEIGHTS
+    ).read_bytes()
+    assert run(tmp_path) == result and len(asked) == step + 9 - (step - 1) // 3 * 3, (
+        "a trial that is done is not done again"
+    )
 
 
 def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, one_device, monkeypatch):
@@ -115,7 +119,9 @@ def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, o
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {RESULT, "metrics.jsonl", "predictions_validation.jsonl", "predictions_test.jsonl"}
     (tmp_path / "checkpoints").mkdir()
-    assert run(tmp_path) == result and not (tmp_path / "checkpoints").exists(), "what a kill after the result left goes, too"
+    assert run(tmp_path) == result and not (tmp_path / "checkpoints").exists(), (
+        "what a kill after the result left goes, too"
+    )
 
 
 def test_kept_weights_are_the_best_epochs(undisturbed):
@@ -126,7 +132,9 @@ def test_kept_weights_are_the_best_epochs(undisturbed):
     examples = tasks.splits("classification").validation
     opened = tasks.pretrained()
     data = encoded.encode(tasks.splits("classification"), opened.tokenizer, opened.config, RECIPE)
-    for row, scores in zip(data.validation.features.rows, rows(directory / "predictions_validation.jsonl"), strict=True):
+    for row, scores in zip(
+        data.validation.features.rows, rows(directory / "predictions_validation.jsonl"), strict=True
+    ):
         batch = {name: np.asarray(row[name])[None] for name in ("tokens", "sequences", "segments")}
         said = tuned.model.apply({"params": tuned.params}, batch, deterministic=True)
         np.testing.assert_allclose(said[0], scores["scores"], atol=1e-5)
@@ -198,7 +206,8 @@ def test_patience_stops_early(tmp_path, one_device):
 def test_microbatches_change_nothing(tmp_path, one_device):
     """Without dropout, half-batches give the same loss."""
     losses = [
-        setting(microbatches=parts, epochs=1, **STILL)(tmp_path / str(parts))["epochs"][0]["train_loss"] for parts in (1, 2)
+        setting(microbatches=parts, epochs=1, **STILL)(tmp_path / str(parts))["epochs"][0]["train_loss"]
+        for parts in (1, 2)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
@@ -209,15 +218,21 @@ def test_starts_from_what_it_is_given(tmp_path, one_device):
     given = {"encoder": finetuned.load(tmp_path / "first").params["encoder"]}
     kept = []
     for seed in (0, 1):
-        setting(keep=True, seed=seed, learning_rate=1e-12, epochs=1, opened=tasks.pretrained(given))(tmp_path / str(seed))
+        setting(keep=True, seed=seed, learning_rate=1e-12, epochs=1, opened=tasks.pretrained(given))(
+            tmp_path / str(seed)
+        )
         kept.append(finetuned.load(tmp_path / str(seed)).params)
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-9), kept[0]["encoder"], given["encoder"])
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-9), kept[0]["encoder"], given["encoder"]
+    )
     kernels = [params["task_head"]["classifier"]["kernel"] for params in kept]
     assert np.abs(kernels[0] - kernels[1]).max() > 1e-3 and result["best_epoch"]
 
 
 def test_losses_that_are_no_numbers_are_told(tmp_path, one_device):
-    with pytest.raises(NonFiniteError, match=r"of classification is not finite at step \d.*Lower tasks.classification.learning_rates"):
+    with pytest.raises(
+        NonFiniteError, match=r"of classification is not finite at step \d.*Lower tasks.classification.learning_rates"
+    ):
         setting(learning_rate=1e30)(tmp_path)
     assert not (tmp_path / RESULT).exists()
 

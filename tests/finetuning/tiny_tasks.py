@@ -20,7 +20,14 @@ from ag_jax.training import sharding
 GOOD = ("a warm and funny film", "truly good", "one of the best", "charming work", "i liked it")
 BAD = ("a cold and boring film", "truly bad", "one of the worst", "tired work", "i hated it")
 VALIDATION, TEST = 11, 7
-FEW = {"epochs": 1, "max_length": 16, "batch_sizes": (8,), "train_examples": 8, "dropout": 0.0, "attention_dropout": 0.0}
+FEW = {
+    "epochs": 1,
+    "max_length": 16,
+    "batch_sizes": (8,),
+    "train_examples": 8,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
 
 
 def sentence(number: int) -> tuple[str, int]:
@@ -35,7 +42,10 @@ def write(folder: pathlib.Path) -> pathlib.Path:
     for split, count in (("train", 24), ("dev", VALIDATION)):
         rows = [sentence(number) for number in range(count)]
         _table(folder / "SST-2" / f"{split}.tsv", ["sentence", "label"], rows)
-        pairs = [(number, text, text.upper(), ("not_entailment", "entailment")[label]) for number, (text, label) in enumerate(rows)]
+        pairs = [
+            (number, text, text.upper(), ("not_entailment", "entailment")[label])
+            for number, (text, label) in enumerate(rows)
+        ]
         _table(folder / "RTE" / f"{split}.tsv", ["index", "sentence1", "sentence2", "label"], pairs)
         scores = [(number, text, text.upper(), 5 * label) for number, (text, label) in enumerate(rows)]
         _table(folder / "STS-B" / f"{split}.tsv", ["index", "sentence1", "sentence2", "score"], scores)
@@ -65,14 +75,24 @@ def _others(folder: pathlib.Path) -> None:
         news = "".join(f"{('health', 'sports')[label]}\t{text}\t{text}\n" for text, label in texts)
         files[f"oromo_news/{split}.tsv"] = f"category\theadline\ttext\n{news}"
         asked = [
-            [["M: " + text], [{"question": "How is it?", "choice": ["bad", "good", "new"], "answer": ("bad", "good")[label]}], f"{split}{number}"]
+            [
+                ["M: " + text],
+                [{"question": "How is it?", "choice": ["bad", "good", "new"], "answer": ("bad", "good")[label]}],
+                f"{split}{number}",
+            ]
             for number, (text, label) in enumerate(texts)
         ]
         files[f"dream/{split}.json"] = json.dumps(asked)
         for number, (text, label) in enumerate(texts):
             for level in ("middle", "high"):
                 options = [["bad", "good", "new", "old"]]
-                article = {"article": text, "questions": ["It is _ ."], "options": options, "answers": ["AB"[label]], "id": f"{level}{number}"}
+                article = {
+                    "article": text,
+                    "questions": ["It is _ ."],
+                    "options": options,
+                    "answers": ["AB"[label]],
+                    "id": f"{level}{number}",
+                }
                 files[f"RACE/{dev}/{level}/{number}.txt"] = json.dumps(article)
         for version in ("1.1", "2.0"):
             files[f"squad/{dev}-v{version}.json"] = json.dumps({"data": [_article(split, texts, version == "2.0")]})

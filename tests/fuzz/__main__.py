@@ -48,7 +48,11 @@ def main() -> int:
                 tried += 1
                 if found:
                     findings.append(found)
-                    print(f"{found.case} | {found.subject} | {found.change} | {found.happened}", file=sys.stderr, flush=True)
+                    print(
+                        f"{found.case} | {found.subject} | {found.change} | {found.happened}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                 if done % 500 == 0 or (kind == "C" and done % 20 == 0):
                     print(
                         f"{kind}: {done} of {len(numbers[kind])}, {len(findings)} findings", file=sys.stderr, flush=True

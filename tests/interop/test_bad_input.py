@@ -143,13 +143,25 @@ def test_every_unsupported_option_of_deberta(tmp_path):
     ("key", "value", "said"),
     [
         ("num_hidden_layers", 10**6, "num_hidden_layers=1000000, but the tensors are of 2 layers"),
-        ("max_position_embeddings", 10**6, "max_position_embeddings=1000000, but bert.embeddings.position_embeddings.weight is (20, 6)"),
+        (
+            "max_position_embeddings",
+            10**6,
+            "max_position_embeddings=1000000, but bert.embeddings.position_embeddings.weight is (20, 6)",
+        ),
         ("max_position_embeddings", 10**12, "max_position_embeddings must be a number of at most"),
         ("vocab_size", 10**6, "vocab_size=1000000, but bert.embeddings.word_embeddings.weight is (39, 6)"),
-        ("type_vocab_size", 10**6, "config.json and model.safetensors are of different models:\n  type_vocab_size=1000000, but"),
+        (
+            "type_vocab_size",
+            10**6,
+            "config.json and model.safetensors are of different models:\n  type_vocab_size=1000000, but",
+        ),
         ("hidden_size", 3 * 10**8, "hidden_size=300000000, but bert.encoder.layer.0.output.dense.weight is (6, 11)"),
         ("intermediate_size", 10**9, "intermediate_size=1000000000, but"),
-        ("num_attention_heads", 10**400, "num_attention_heads must be a number of at most 2147483647, got a number of more than 20"),
+        (
+            "num_attention_heads",
+            10**400,
+            "num_attention_heads must be a number of at most 2147483647, got a number of more than 20",
+        ),
         ("layer_norm_eps", 10**400, "layer_norm_eps must be a number of at most"),
         ("hidden_dropout_prob", float("nan"), "hidden_dropout_prob must be a number of at most 2147483647, got nan"),
         ("hidden_dropout_prob", 1.5, "model.dropout must be in [0, 1), got 1.5"),
@@ -165,7 +177,10 @@ def test_sizes_that_are_not_those_of_the_tensors(key, value, said, directory, tm
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"conv_kernel_size": 2**31 - 1}, "conv_kernel_size=2147483647, but deberta.encoder.conv.conv.weight is (6, 6, 3)"),
+        (
+            {"conv_kernel_size": 2**31 - 1},
+            "conv_kernel_size=2147483647, but deberta.encoder.conv.conv.weight is (6, 6, 3)",
+        ),
         ({"max_relative_positions": 2**31 - 1}, "model.relative.span must be below 2^30"),
         ({"ag_jax": {"decoder_passes": "two"}}, "ag_jax: decoder_passes must be of type int, got 'two'"),
     ],
@@ -193,7 +208,9 @@ def test_values_that_are_not_finite(value, workdir, tmp_path, monkeypatch):
     opened = run.open_run(workdir)
     opened.params["encoder"]["layers"]["attention"]["query"]["kernel"] *= np.float32(value)
     monkeypatch.setattr(run, "open_run", lambda *_: opened)
-    with pytest.raises(ValueError, match=r"bert.encoder.layer.0.attention.self.query.weight .* holds values that are not finite"):
+    with pytest.raises(
+        ValueError, match=r"bert.encoder.layer.0.attention.self.query.weight .* holds values that are not finite"
+    ):
         exporting.convert(workdir, None, str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
@@ -255,7 +272,10 @@ def test_a_tokenizer_whose_padding_is_elsewhere(tmp_path):
 @pytest.mark.parametrize(
     ("settings_beside", "said"),
     [
-        ({"tokenizer_class": "BertJapaneseTokenizer"}, "tokenizer_class=BertJapaneseTokenizer is not one of BertTokenizer"),
+        (
+            {"tokenizer_class": "BertJapaneseTokenizer"},
+            "tokenizer_class=BertJapaneseTokenizer is not one of BertTokenizer",
+        ),
         ({"tokenizer_class": "BertTokenizerFast", "do_basic_tokenize": False}, "do_basic_tokenize=False"),
     ],
 )
@@ -354,7 +374,10 @@ def test_exports_that_cannot_be(workdir, tmp_path, monkeypatch):
         exporting.convert(workdir, None, str(tmp_path / "out"), part="generator")
     opened = run.open_run(workdir)
     opened.params["word_head"]["bias"] = opened.params["word_head"]["bias"] + 1e5
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r"cls.predictions.bias reaches 1e\+05, which float16"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(ValueError, match=r"cls.predictions.bias reaches 1e\+05, which float16"),
+    ):
         patch.setattr(run, "open_run", lambda *_: opened)
         exporting.convert(workdir, None, str(tmp_path / "out"), "float16")
     (tmp_path / "out").mkdir()
@@ -369,7 +392,10 @@ def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(file, workdir, 
     flags = request(target="hf", workdir=str(workdir), path=str(tmp_path / "out"))
     assert verbs.run_safely("convert", flags) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"ag-jax convert: cannot write {tmp_path / 'out'}: No space left on device.") and said.count("\n") == 1
+    assert (
+        said.startswith(f"ag-jax convert: cannot write {tmp_path / 'out'}: No space left on device.")
+        and said.count("\n") == 1
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -379,7 +405,10 @@ def test_an_import_to_a_full_disk_is_one_line_and_leaves_nothing(file, tmp_path,
     flags = request(source="hf", path=str(GOLDENS / "bert"), workdir=str(tmp_path / "run"))
     assert verbs.run_safely("convert", flags) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"ag-jax convert: cannot write {tmp_path / 'run'}: No space left on device.") and said.count("\n") == 1
+    assert (
+        said.startswith(f"ag-jax convert: cannot write {tmp_path / 'run'}: No space left on device.")
+        and said.count("\n") == 1
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -398,7 +427,9 @@ def full_disk(monkeypatch):
 
         def unless(real):
             def write(path, *arguments, **options):
-                return (no_space if str(path).removesuffix(".partial").endswith(file) else real)(path, *arguments, **options)
+                return (no_space if str(path).removesuffix(".partial").endswith(file) else real)(
+                    path, *arguments, **options
+                )
 
             return write
 
@@ -423,7 +454,10 @@ def _raise(error):
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"relative": {"terms": "c2p,p2c", "index": "paper"}, "absolute_positions": "none"}, "model.relative.index=paper"),
+        (
+            {"relative": {"terms": "c2p,p2c", "index": "paper"}, "absolute_positions": "none"},
+            "model.relative.index=paper",
+        ),
         ({"segments": 0, "relative": {"terms": "c2p"}, "embedding_width": 5}, "model.embedding_width"),
     ],
 )

@@ -164,7 +164,9 @@ def test_an_encoder_alone_gets_a_fresh_head(plain, tmp_path):
     directory = with_tensors(
         "bert",
         tmp_path / "hf",
-        lambda tensors: {name.removeprefix("bert."): value for name, value in tensors.items() if name.startswith("bert.")},
+        lambda tensors: {
+            name.removeprefix("bert."): value for name, value in tensors.items() if name.startswith("bert.")
+        },
     )
     config = json.loads((directory / "config.json").read_text()) | {"architectures": ["BertModel"]}
     (directory / "config.json").write_text(json.dumps(config))
@@ -256,7 +258,9 @@ def test_the_generator_of_replaced_tokens_is_a_model_of_its_own(tmp_path):
         model=dataclasses.replace(opened.model.config, heads=2, width=8, layers=1),
     )
     model = learner.make_model(config, opened.tokenizer)
-    params = learner.unboxed(model.init(jax.random.key(1), batching.empty_batch(config.data, 1), deterministic=True)["params"])
+    params = learner.unboxed(
+        model.init(jax.random.key(1), batching.empty_batch(config.data, 1), deterministic=True)["params"]
+    )
     workdir = epath.Path(tmp_path / "pair")
     workdir.mkdir()
     run.write(config, workdir, opened.tokenizer, params)

@@ -58,7 +58,10 @@ def parameters(workdir, step=None):
     return names.flat(run.open_run(workdir, step).params)
 
 
-@pytest.mark.parametrize(("name", "arm"), [pytest.param("bert_pairs", "ag", marks=pytest.mark.exhaustive), ("electra", "mlm"), ("deberta_v3", "ag")])
+@pytest.mark.parametrize(
+    ("name", "arm"),
+    [pytest.param("bert_pairs", "ag", marks=pytest.mark.exhaustive), ("electra", "mlm"), ("deberta_v3", "ag")],
+)
 def test_going_on_with_an_imported_model(name, arm, imported, text, tmp_path, one_device):
     """Step 0 is the given weights, training changes them, and they go back as what they came as."""
     start, workdir = imported(name), epath.Path(tmp_path / "run")

@@ -58,7 +58,11 @@ def start(wanted, workdir, step=0):
 def exported(workdir, path):
     """What an export says of itself: config.json, model card and tensors."""
     exporting.convert(workdir, None, str(path))
-    return json.loads((path / "config.json").read_text()), (path / "README.md").read_text(), load_file(path / "model.safetensors")
+    return (
+        json.loads((path / "config.json").read_text()),
+        (path / "README.md").read_text(),
+        load_file(path / "model.safetensors"),
+    )
 
 
 @pytest.fixture
@@ -209,7 +213,9 @@ def test_a_head_for_sentence_pairs_alone(tmp_path):
         return {name: leaf for name, leaf in tensors.items() if not name.startswith("cls.predictions.")}
 
     directory = with_tensors("bert_pairs", tmp_path / "theirs", without_words)
-    settings = json.loads((directory / "config.json").read_text()) | {"architectures": ["BertForNextSentencePrediction"]}
+    settings = json.loads((directory / "config.json").read_text()) | {
+        "architectures": ["BertForNextSentencePrediction"]
+    }
     (directory / "config.json").write_text(json.dumps(settings))
     assert importing.convert(str(directory), epath.Path(tmp_path / "run")).new == ("word_head",)
     settings, _, tensors = exported(epath.Path(tmp_path / "run"), tmp_path / "out")

@@ -34,7 +34,12 @@ def shown(machine, *arguments, **environment):
 
 def test_all_gpus_by_default(machine):
     words = shown(machine, "train", "--workdir=x")
-    assert words[:4] == ["env", "CUDA_VISIBLE_DEVICES=0\\,1\\,2\\,3", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "JAX_PLATFORMS=cuda\\,cpu"]
+    assert words[:4] == [
+        "env",
+        "CUDA_VISIBLE_DEVICES=0\\,1\\,2\\,3",
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        "JAX_PLATFORMS=cuda\\,cpu",
+    ]
     assert words[4] == "AG_JAX_ACCELERATOR=cuda13"
     assert words[-3].endswith("local.sh") and words[-2:] == ["train", "--workdir=x"]
     assert machine.done() == []
@@ -66,7 +71,9 @@ def test_a_dry_run_needs_no_gpu(machine, nvidia_smi):
         machine.command("nvidia-smi", nvidia_smi)
     result = machine.run("gpu.sh", "--gpus=0,1", "--dry_run", "train", "--workdir=a b")
     assert result.returncode == 0 and "no GPU was found here" in result.stderr and machine.done() == []
-    words = subprocess.run(["bash", "-c", f"printf '%s\\n' {result.stdout}"], capture_output=True, text=True).stdout.splitlines()
+    words = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {result.stdout}"], capture_output=True, text=True
+    ).stdout.splitlines()
     assert words[:2] == ["env", "CUDA_VISIBLE_DEVICES=0,1"] and "AG_JAX_ACCELERATOR=cuda13" in words
     assert words[-3].endswith("launch/local.sh") and words[-2:] == ["train", "--workdir=a b"]
     assert not any(word.startswith("CUDA_VISIBLE_DEVICES") for word in shown(machine, "train"))

@@ -170,7 +170,11 @@ def test_a_dry_run_prints_what_it_would_do_and_does_nothing(machine):
     machine.done()
     again = machine.run("local.sh", "--dry_run")
     assert machine.done() == [] and len(again.stdout.splitlines()) == 2 and "is up to date" in again.stderr
-    assert shlex.split(again.stdout.splitlines()[1])[1:] == ["compare", "--config=configs/quickstart.py", "--workdir=runs/quickstart"]
+    assert shlex.split(again.stdout.splitlines()[1])[1:] == [
+        "compare",
+        "--config=configs/quickstart.py",
+        "--workdir=runs/quickstart",
+    ]
     other = machine.run("local.sh", "--dry_run", "train", AG_JAX_ACCELERATOR="cuda13")  # another jax: everything anew
     assert "rm -rf" in other.stdout and "jax" in other.stdout and "cuda13" in other.stdout and machine.done() == []
     assert (machine.repository / ".venv/bin/ag-jax").exists()

@@ -208,7 +208,8 @@ def test_an_unknown_accelerator_with_its_image(cloud):
 
 
 @pytest.mark.parametrize(
-    ("state", "message"), [("FAILED", "no quota for v5litepod-8 in us-west4-a"), ("SUSPENDED", "keeps its name and its quota")]
+    ("state", "message"),
+    [("FAILED", "no quota for v5litepod-8 in us-west4-a"), ("SUSPENDED", "keeps its name and its quota")],
 )
 def test_create_says_what_to_do(cloud, state, message):
     cloud.plan(queue=[["WAITING_FOR_RESOURCES", state]])
@@ -232,7 +233,9 @@ def test_creation_that_is_refused_is_not_remembered(cloud):
 
 
 def test_gcloud_that_is_not_logged_in(cloud):
-    cloud.plan(refuses=[["describe", "WARNING: x\nERROR: you have no credentials\nPlease run: ...\nto select an account."]])
+    cloud.plan(
+        refuses=[["describe", "WARNING: x\nERROR: you have no credentials\nPlease run: ...\nto select an account."]]
+    )
     result = cloud.run("tpu_create.sh", *CREATE)
     assert result.returncode == 1 and "no credentials (log in with gcloud auth login" in result.stderr
 
@@ -476,7 +479,14 @@ def test_workdirs_that_would_be_lost_are_refused(cloud, spot, workers, workdir, 
 
 def test_a_local_workdir_is_kept_between_runs_and_warned_of(cloud):
     cloud.create()
-    run = ("tpu_run.sh", "one", "--before=mkdir -p runs && echo kept >> runs/mine", "--", "train", "--workdir=runs/first")
+    run = (
+        "tpu_run.sh",
+        "one",
+        "--before=mkdir -p runs && echo kept >> runs/mine",
+        "--",
+        "train",
+        "--workdir=runs/first",
+    )
     for _ in range(2):
         result = cloud.run(*run)
         assert result.returncode == 0 and "will be gone with it" in result.stderr
@@ -521,7 +531,9 @@ def environment(cloud):
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry_run",)])
-@pytest.mark.parametrize(("status", "says"), [("1", "ag-jax train: there is no data.sorce"), ("2", "ag-jax: expected one verb")])
+@pytest.mark.parametrize(
+    ("status", "says"), [("1", "ag-jax train: there is no data.sorce"), ("2", "ag-jax: expected one verb")]
+)
 def test_a_wrong_command_is_found_before_anything_is_asked_for(cloud, environment, dry, status, says):
     result = cloud.train(*dry, "--zone=us-west4-a", "--project=mine", FAKE_STATUS=status, SAYS=says)
     assert result.returncode == 1 and result.stdout == "" and cloud.calls() == []
@@ -534,7 +546,12 @@ def test_a_wrong_command_is_found_before_anything_is_asked_for(cloud, environmen
     [
         (TRAIN, "0", "", ""),
         (("evaluate", "--workdir=gs://bucket/run"), "1", "ag-jax evaluate: this verb needs --config=FILE", ""),
-        (("train", "--config=c.py:run=gs://b/run", TRAIN[2]), "1", "ag-jax: gs://b/run needs a package", "could not be loaded here"),
+        (
+            ("train", "--config=c.py:run=gs://b/run", TRAIN[2]),
+            "1",
+            "ag-jax: gs://b/run needs a package",
+            "could not be loaded here",
+        ),
         (TRAIN, "1", "ModuleNotFoundError: No module named 'jax'", "warning: the command is not checked"),
     ],
 )

@@ -14,7 +14,10 @@ from ag_jax.models.config import EncoderConfig
         ({"width": -1}, "model.width must be at least 1, got -1"),
         ({"segments": -1}, "model.segments must be at least 0, got -1"),
         ({"decoder_passes": -1}, "model.decoder_passes must be at least 0, got -1"),
-        ({"absolute_positions": "output"}, "model.absolute_positions must be one of input, decoder, none, got 'output'"),
+        (
+            {"absolute_positions": "output"},
+            "model.absolute_positions must be one of input, decoder, none, got 'output'",
+        ),
         ({"absolute_positions": "decoder"}, "absolute_positions=decoder and model.decoder_passes=0 do not go together"),
         ({"decoder_passes": 2}, "absolute_positions=input and model.decoder_passes=2 do not go together.*; set"),
         ({"absolute_positions": "none"}, "without any order of its words: set model.relative.terms"),

@@ -157,13 +157,16 @@ def test_the_gradient_is_the_slope(name):
     rng = np.random.default_rng(3)
     direction = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), jnp.float32), params)
     ahead, behind = (
-        loss(jax.tree.map(lambda leaf, way, step=step: leaf + step * way, params, direction))[0] for step in (1e-3, -1e-3)
+        loss(jax.tree.map(lambda leaf, way, step=step: leaf + step * way, params, direction))[0]
+        for step in (1e-3, -1e-3)
     )
     slope = sum(jax.tree.leaves(jax.tree.map(lambda one, other: (one * other).sum(), gradient, direction)))
     np.testing.assert_allclose((ahead - behind) / 2e-3, slope, rtol=2e-2)
 
 
-@pytest.mark.parametrize(("name", "remat"), [("roberta", "layer"), pytest.param("deberta_v2", "dots", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    ("name", "remat"), [("roberta", "layer"), pytest.param("deberta_v2", "dots", marks=pytest.mark.exhaustive)]
+)
 def test_rematerialisation_changes_nothing(name, remat):
     params, loss_fn, (loss, found) = slope_of(name, remat)
     _, _, (plain_loss, plain) = slope_of(name)
@@ -210,7 +213,9 @@ def test_bfloat16_is_close_and_keeps_what_must_be_exact(batch, name):
         )
     )(params)
     said, sown = found
-    assert {leaf.dtype for leaf in jax.tree.leaves((said.words_BMV, said.next_B2, said.bias_V, sown))} == {jnp.dtype("float32")}
+    assert {leaf.dtype for leaf in jax.tree.leaves((said.words_BMV, said.next_B2, said.bias_V, sown))} == {
+        jnp.dtype("float32")
+    }
     assert said.hidden_BMD.dtype == said.embedding_VD.dtype == jnp.bfloat16
     error = np.abs(said.words_BMV - words)[ROWS,].max() / np.abs(words).max()
     assert 1e-5 < error < 0.05

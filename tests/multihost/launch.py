@@ -47,7 +47,9 @@ def command(text: pathlib.Path, workdir: pathlib.Path, *more: str, verb: str = "
     return [verb, f"--config={REPOSITORY / 'configs' / 'quickstart.py'}", *settings, f"--workdir={workdir}", *more]
 
 
-def start(hosts: int, arguments: list[str], devices: int, *, but: tuple[int, ...] = (), timeout: int = 120) -> list[Host]:
+def start(
+    hosts: int, arguments: list[str], devices: int, *, but: tuple[int, ...] = (), timeout: int = 120
+) -> list[Host]:
     """The command on `hosts` hosts with `devices` each; those in `but` never come."""
     flags = [f"--coordinator=localhost:{free_port()}", f"--hosts={hosts}", f"--join_timeout={timeout}"]
     return [Host([*arguments, *flags, f"--host={host}"], devices) for host in range(hosts) if host not in but]

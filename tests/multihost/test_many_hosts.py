@@ -17,7 +17,10 @@ from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests.multihost.launch import STEPS, Host, command, finish, start
 
 WORDS = "the house of our union is strong and we will build roads . they said no ; he went home early .".split()
-CLOSE = {"rtol": 3e-5, "atol": 3e-5}  # float32 sums in another order; Adam makes steps of 2e-3, also of a gradient that is noise
+CLOSE = {
+    "rtol": 3e-5,
+    "atol": 3e-5,
+}  # float32 sums in another order; Adam makes steps of 2e-3, also of a gradient that is noise
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +106,9 @@ def test_sigterm_on_one_host_stops_both_at_one_step_and_the_run_ends_as_if_never
     started[1].send_signal(signal.SIGTERM)
     outputs = finish(started)
     if not (workdir / "summary.json").exists():  # it may have been faster than the signal
-        assert "SIGTERM on host 1: stopped at step" in outputs[0] and "To go on, run the same command again" in outputs[0]
+        assert (
+            "SIGTERM on host 1: stopped at step" in outputs[0] and "To go on, run the same command again" in outputs[0]
+        )
         stopped = int(outputs[0].split("stopped at step ")[1].split()[0])
         assert (workdir / "checkpoints" / str(stopped)).is_dir()
         again = start(2, arguments, 2)
@@ -119,7 +124,9 @@ def test_a_killed_host_ends_the_other_and_four_hosts_with_another_mesh_go_on(tex
     started += start(2, command(text, workdir), 2)
     started[0].wait_for("step 15/")
     started[1].kill()
-    assert started[0].wait(30).returncode == AGAIN, started[0].output  # JAX alone would take a minute, and end with a stack trace
+    assert started[0].wait(30).returncode == AGAIN, started[
+        0
+    ].output  # JAX alone would take a minute, and end with a stack trace
     assert "host 1 is gone" in started[0].output or "the hosts lost each other" in started[0].output
     assert "again, it goes on from the last checkpoint" in started[0].output
     four = start(4, command(text, workdir, "--config.mesh.fsdp=2", "--config.mesh.tensor=2"), 1)

@@ -44,11 +44,18 @@ class Keeper:
     """The masks of the adversary's parameters, layer by layer, as `reference.encode` asks for them; remembers them."""
 
     def __init__(self, adversary, sequences_BL, heads=1):
-        self.adversary, self.sequences, self.heads, self.masks = tiny.float64(adversary), np.asarray(sequences_BL), heads, {}
+        self.adversary, self.sequences, self.heads, self.masks = (
+            tiny.float64(adversary),
+            np.asarray(sequences_BL),
+            heads,
+            {},
+        )
 
     def __call__(self, index, x_BLD):
         query, key = (reference.take_layer(self.adversary[name], index) for name in ("query", "key"))
-        q, k = (reference.linear(x_BLD, of).reshape(*x_BLD.shape[:2], self.heads, -1).swapaxes(1, 2) for of in (query, key))
+        q, k = (
+            reference.linear(x_BLD, of).reshape(*x_BLD.shape[:2], self.heads, -1).swapaxes(1, 2) for of in (query, key)
+        )
         scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
         assert np.abs(scores[np.broadcast_to(self.inside, scores.shape)]).min() > 1e-6, "too close to call in float32"
         self.masks.setdefault(index, (scores > 0).astype(float))

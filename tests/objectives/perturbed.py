@@ -50,7 +50,11 @@ class Linear:
 
     def __call__(self, params, batch, rngs, step, ports=Ports()):
         values = self._values(params, batch, ports)
-        losses = jax.nn.softplus((1 - 2 * batch["labels"]) * values) if self.is_yes_or_no else (values - batch["labels"]) ** 2
+        losses = (
+            jax.nn.softplus((1 - 2 * batch["labels"]) * values)
+            if self.is_yes_or_no
+            else (values - batch["labels"]) ** 2
+        )
         total = (batch["weights"] * losses).sum()
         metrics = {"task_loss": (total, batch["weights"].sum())}
         return Outcome({"task": total}, metrics, self.predict(params, batch, rngs, step, ports), batch)
@@ -139,7 +143,9 @@ def plain(name):
 
 def flops(objective, params, batch):
     """Of the compiled gradient; layers are a loop whose body is counted once, forward and backward, in every pass."""
-    step = jax.jit(lambda params, batch: loss_and_gradient(params, batch, KEY, STEP, objective=objective, microbatches=1))
+    step = jax.jit(
+        lambda params, batch: loss_and_gradient(params, batch, KEY, STEP, objective=objective, microbatches=1)
+    )
     return step.lower(params, batch).compile().cost_analysis()["flops"]
 
 

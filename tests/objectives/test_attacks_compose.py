@@ -21,7 +21,13 @@ from ag_jax.objectives.pretraining import Pretraining
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.training import sharding
-from ag_jax.training.optimizer import AdversaryOptimizer, OptimizerConfig, decays, learning_rate_schedule, make_optimizer
+from ag_jax.training.optimizer import (
+    AdversaryOptimizer,
+    OptimizerConfig,
+    decays,
+    learning_rate_schedule,
+    make_optimizer,
+)
 from ag_jax.training.sharding import MeshConfig, make_mesh
 from ag_jax.training.state import create_state, state_shardings
 from ag_jax.training.step import compile_train_step, loss_and_gradient
@@ -83,7 +89,9 @@ IMPLEMENTATIONS = {"reference": plain.attend, "tpu": Fused(functools.partial(tpu
 def of_rows(name, texts):
     """Loss, totals and gradient of a guided and attacked objective that looks at so many texts of a row."""
     model = PretrainingModel(tiny.CONFIG, attend=IMPLEMENTATIONS[name])
-    inner = tiny.guided(model, packed_rows.ASSIGNMENT, objective=lambda model: Pretraining(model, Sentences("head", texts)))
+    inner = tiny.guided(
+        model, packed_rows.ASSIGNMENT, objective=lambda model: Pretraining(model, Sentences("head", texts))
+    )
     objective = attacked(inner)
 
     def loss(params, batch):
@@ -145,7 +153,9 @@ def trained(eight_devices):
     inner = tiny.guided(model, objective=lambda model: Pretraining(model, Sentences("head")))
     objective = attacked(inner, shape=model.config, gate="gumbel", protect_specials=True, tau=0.1)
     optimizer = make_optimizer(
-        OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-3), 10, AdversaryOptimizer(OptimizerConfig(learning_rate=2e-2, epsilon=1e-3))
+        OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-3),
+        10,
+        AdversaryOptimizer(OptimizerConfig(learning_rate=2e-2, epsilon=1e-3)),
     )
     example, batches = tiny.batch(), [tiny.batch(2 * LENGTHS, seed=seed) for seed in range(2)]
     config = AdversarialConfig("asa")
@@ -179,12 +189,17 @@ def test_every_mesh_trains_the_same(trained, shape):
     for leaf, wanted in zip(jax.tree.leaves(spread[0]), jax.tree.leaves(spread[3]), strict=True):
         assert leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
     kernel = spread[0].params["adversary"]["query"]["kernel"]
-    assert kernel.shape == (2, 16, 16) and kernel.addressable_shards[0].data.size == kernel.size // (shape[1] * shape[2])
+    assert kernel.shape == (2, 16, 16) and kernel.addressable_shards[0].data.size == kernel.size // (
+        shape[1] * shape[2]
+    )
 
 
 def test_the_adversary_is_optimized_apart():
     """Clipped by its own norm, with its own rate and decay; the model's part is what it would be alone."""
-    params = {"encoder": {"kernel": jnp.ones((2, 3))}, "adversary": {"query": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}}
+    params = {
+        "encoder": {"kernel": jnp.ones((2, 3))},
+        "adversary": {"query": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}},
+    }
     gradient = jax.tree.map(lambda leaf: 1e4 * leaf, params) | {"encoder": {"kernel": jnp.full((2, 3), 0.1)}}
     model, own = OptimizerConfig(learning_rate=0.01), OptimizerConfig(learning_rate=0.3, weight_decay=0.5, epsilon=10.0)
     both = make_optimizer(model, 5, AdversaryOptimizer(own))
@@ -221,7 +236,9 @@ def test_without_an_attack_nothing_is_different():
     params = {"encoder": {"kernel": jnp.ones((2, 3))}}
     alone = make_optimizer(OptimizerConfig(), 5).init(params)
     schedule = learning_rate_schedule(OptimizerConfig(), 5)
-    expected = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.0, mask=decays)).init(params)
+    expected = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.0, mask=decays)).init(
+        params
+    )
     assert jax.tree.structure(alone) == jax.tree.structure(expected)
 
 
@@ -251,7 +268,9 @@ def test_largest_masks():
     """In every row the ones that are attended to most, of its own text."""
     _, sequences = reference.packed([[11], [6, 5], []], 11)
     weights = reference.random_attention(sequences, 1, 1)[0][:, 0]
-    units, kept = in_layers(LargestMasks(jnp.array([0.3]), Rules()), jnp.asarray(sequences), jnp.asarray(weights, jnp.float32))
+    units, kept = in_layers(
+        LargestMasks(jnp.array([0.3]), Rules()), jnp.asarray(sequences), jnp.asarray(weights, jnp.float32)
+    )
     masked = 0
     for row, sequences_L in enumerate(sequences):
         for query in np.flatnonzero(sequences_L):
@@ -286,11 +305,15 @@ def test_magnitude_looks_at_the_layers_own_attention(name):
         return masks[index]
 
     clean, other = (reference.predict(exact, batch, model.config, keep=mask)[0] for mask in (None, keep))
-    np.testing.assert_allclose(outcome.totals["masking"], (symmetric(clean, other) * batch["masked_weights"]).sum(), rtol=1e-3)
+    np.testing.assert_allclose(
+        outcome.totals["masking"], (symmetric(clean, other) * batch["masked_weights"]).sum(), rtol=1e-3
+    )
     assert set(outcome.totals) == {"mlm", "nsp", "masking", "masking_nsp"} and "masking_loss" in outcome.metrics
 
 
-@pytest.mark.parametrize(("step", "shares"), [(0, (0.2, 0.6)), (5, (0.2, 0.6)), (7.5, (0.3, 0.3)), (10, (0.4, 0.0)), (12, (0.4, 0.0))])
+@pytest.mark.parametrize(
+    ("step", "shares"), [(0, (0.2, 0.6)), (5, (0.2, 0.6)), (7.5, (0.3, 0.3)), (10, (0.4, 0.0)), (12, (0.4, 0.0))]
+)
 def test_scheduled_masks_follow_the_trace(step, shares):
     objective = attacked(Pretraining(tiny.model()), "scheduled", recorded=TRACE, trace="runs/asa")
     attack = jax.jit(lambda step: objective.attacker({}, {}, step))(jnp.float32(step))

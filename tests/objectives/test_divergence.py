@@ -66,7 +66,9 @@ def test_numbers_and_vectors(config):
 
 def test_what_may_not_be_chosen_brings_nothing_and_no_nan(config):
     clean, other = (drawn(2, 3, 5, seed=seed).at[:, :, 3:].set(-1e9).at[1, 0].set(-1e9) for seed in (0, 1))
-    slope = jax.value_and_grad(lambda *both: divergence(*map(Categorical, both), Counts(WEIGHTS), config), argnums=(0, 1))
+    slope = jax.value_and_grad(
+        lambda *both: divergence(*map(Categorical, both), Counts(WEIGHTS), config), argnums=(0, 1)
+    )
     found, gradients = slope(clean, other)
     np.testing.assert_allclose(found, expected(clean[..., :3], other[..., :3], WEIGHTS, config.form), rtol=1e-5)
     assert all(np.isfinite(gradient).all() and not gradient[..., 3:].any() for gradient in gradients)
@@ -123,7 +125,9 @@ def test_words_in_bfloat16_and_never_all_scores(monkeypatch):
     arrays, weights = words(dtype="bfloat16")
 
     def value(clean, other, embedding, bias):
-        return divergence(Words(clean, embedding, bias), Words(other, embedding, bias), Counts(weights), DivergenceConfig())
+        return divergence(
+            Words(clean, embedding, bias), Words(other, embedding, bias), Counts(weights), DivergenceConfig()
+        )
 
     gradients = jax.grad(value, argnums=(0, 1, 2, 3))(*arrays)
     assert [gradient.dtype for gradient in gradients] == [array.dtype for array in arrays]
@@ -137,7 +141,9 @@ def test_as_in_the_released_code():
     clean, other, present = drawn(4), drawn(4, seed=1), np.array([1, 1, 1, 0], np.float32)
     counts = Counts(jnp.asarray(present))
     found = divergence(Numbers(clean), Numbers(other), counts, legacy) / weight(counts, legacy)
-    np.testing.assert_allclose(found, expected(clean[None, :3], other[None, :3], np.ones(1), "symmetric") / 3, rtol=1e-5)
+    np.testing.assert_allclose(
+        found, expected(clean[None, :3], other[None, :3], np.ones(1), "symmetric") / 3, rtol=1e-5
+    )
     tags = drawn(2, 3, 5), drawn(2, 3, 5, seed=1)
     counts = Counts(jnp.asarray(WEIGHTS), jnp.array([1.0, 1.0]))
     found = divergence(*map(Categorical, tags), counts, legacy) / weight(counts, legacy)
@@ -149,5 +155,7 @@ def test_as_in_the_released_code():
 def test_what_cannot_be_is_refused(name, value):
     of = DivergenceConfig(**{name: value})
     for section, config in (("asa", AsaConfig), ("masking", MaskingConfig)):
-        with pytest.raises(ValueError, match=f"adversarial.{section}.divergence.{name} must be one of .*, got '{value}'"):
+        with pytest.raises(
+            ValueError, match=f"adversarial.{section}.divergence.{name} must be one of .*, got '{value}'"
+        ):
             config(divergence=of)

@@ -92,7 +92,9 @@ def test_the_released_programs(count, init_magnitude, max_norm):
     config = FreeLBConfig(steps=3, count=count, step_size=0.3, init_magnitude=init_magnitude, max_norm=max_norm)
     batch, w = perturbed.linear_batch(), np.asarray(perturbed.W["w"], np.float64)
     attacked = FreeLB(perturbed.Seen(perturbed.Linear()), config, 3)
-    first = np.asarray(attacked.first(jax.random.fold_in(perturbed.KEY, 0xF1EE), jnp.asarray(batch["sequences"])), np.float64)
+    first = np.asarray(
+        attacked.first(jax.random.fold_in(perturbed.KEY, 0xF1EE), jnp.asarray(batch["sequences"])), np.float64
+    )
     assert bool(first.any()) == bool(init_magnitude)
     program = {"fairseq": fairseq_program, "huggingface": huggingface_program}[count]
     wanted_loss, wanted_gradient, deltas = program(first, batch, w, config)
@@ -245,8 +247,12 @@ def test_each_text_of_a_row_is_perturbed_as_if_alone():
     """Rows 1, 2, 4 and 5: texts of 7 and of 3, both behind each other, and the 7 at the right."""
     objective, batch = perturbed.CASES["mlm"]
     params = perturbed.params_of(objective, batch)
-    attacked = FreeLB(perturbed.Seen(objective), FreeLBConfig(steps=2, step_size=0.3, init_magnitude=0.0, max_norm=0.0), WIDTH)
-    delta = 2 * np.asarray(perturbed.trained(attacked, params, batch)[1]["delta"][0])  # the mean of nothing and the second
+    attacked = FreeLB(
+        perturbed.Seen(objective), FreeLBConfig(steps=2, step_size=0.3, init_magnitude=0.0, max_norm=0.0), WIDTH
+    )
+    delta = 2 * np.asarray(
+        perturbed.trained(attacked, params, batch)[1]["delta"][0]
+    )  # the mean of nothing and the second
     assert not delta[batch["sequences"] == 0].any()
     np.testing.assert_allclose(row_norms(delta)[[1, 5]], 0.3, rtol=1e-5)
     np.testing.assert_allclose(delta[4, 3:10], delta[1, :7], atol=1e-5)
@@ -262,7 +268,10 @@ def test_where_it_begins_and_how_far_it_gets():
     lengths = row_norms(first)
     assert lengths[[0, 1, 2, 5]].max() <= 0.4 and (lengths[[0, 1, 2, 5]] > 0.1).all()
     np.testing.assert_array_less(np.abs(first[1]), 0.4 / np.sqrt(7 * 5) + 1e-7)
-    assert np.abs(first[1]).max() > 0.3 / np.sqrt(7 * 5) and np.asarray(first)[valid].min() < 0 < np.asarray(first)[valid].max()
+    assert (
+        np.abs(first[1]).max() > 0.3 / np.sqrt(7 * 5)
+        and np.asarray(first)[valid].min() < 0 < np.asarray(first)[valid].max()
+    )
     slope = jax.random.normal(perturbed.KEY, first.shape)
     moved = np.asarray(attacked.ascend(first, slope, sequences))
     np.testing.assert_allclose(row_norms(moved)[[0, 1, 2, 5]], 0.5, rtol=1e-5)
@@ -282,7 +291,11 @@ def test_dropout_is_the_same_in_all_passes_or_not():
 
 @pytest.mark.parametrize(
     ("guided", "steps", "count", "passes"),
-    [(False, 1, "huggingface", 1), pytest.param(True, 2, "huggingface", 2, marks=pytest.mark.exhaustive), (False, 2, "fairseq", 3)],
+    [
+        (False, 1, "huggingface", 1),
+        pytest.param(True, 2, "huggingface", 2, marks=pytest.mark.exhaustive),
+        (False, 2, "fairseq", 3),
+    ],
 )
 def test_a_step_costs_as_many_passes(guided, steps, count, passes):
     objective = Supervised(tiny.task_model("classification", width=48, heads=3, feedforward=192, remat="none"))

@@ -51,7 +51,9 @@ def test_nothing_but_the_parameters_gets_a_gradient_and_no_factor_gives_none():
     zero = jax.tree.map(jnp.zeros_like, FACTORS)
     gradient = jax.grad(lambda params: sum(with_gradient(TOTALS, zero, params, GIVEN).values()))(PARAMS)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradient))
-    of_totals, of_given = jax.grad(lambda totals, given: weighed(PARAMS, totals=totals, given=given), argnums=(0, 1))(TOTALS, GIVEN)
+    of_totals, of_given = jax.grad(lambda totals, given: weighed(PARAMS, totals=totals, given=given), argnums=(0, 1))(
+        TOTALS, GIVEN
+    )
     assert all(not np.any(leaf) for leaf in jax.tree.leaves((of_totals, of_given)))
 
 

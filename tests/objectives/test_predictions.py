@@ -47,7 +47,13 @@ def test_predicted_again_it_is_the_same(name):
     def both(params, batch):
         outcome = objective(params, batch, rngs, STEP)
         again = objective.predict(params, outcome.shown, {"dropout": jax.random.key(8)}, STEP)
-        return outcome.predictions, again, outcome.shown["tokens"], objective.counts(batch), objective.normalizers(batch)
+        return (
+            outcome.predictions,
+            again,
+            outcome.shown["tokens"],
+            objective.counts(batch),
+            objective.normalizers(batch),
+        )
 
     first, again, tokens, counts, normalizers = both(params, batch)
     assert set(first.said) == set(again.said) == set(counts)

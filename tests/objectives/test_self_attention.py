@@ -69,7 +69,9 @@ def test_equation_9_for_every_head(kind):
             there = batch["choice_weights"][row] > 0
             expected += symmetric(*(logits.reshape(-1, several)[row, there] for logits in (clean, other)))
         elif kind == "tagging":
-            expected += sum(symmetric(clean[row, at], other[row, at]) for at in np.flatnonzero(batch["label_weights"][row]))
+            expected += sum(
+                symmetric(clean[row, at], other[row, at]) for at in np.flatnonzero(batch["label_weights"][row])
+            )
         elif {batch["starts"][row], batch["ends"][row]} <= set(np.flatnonzero(batch["span_weights"][row])):
             places = np.flatnonzero(batch["span_weights"][row])
             expected += sum(symmetric(clean[row, places, side], other[row, places, side]) for side in (0, 1)) / 2
@@ -150,7 +152,9 @@ def test_equation_10_for_replaced_tokens(generator):
     for keep in (None, keeper):
         hidden, _ = reference.encode(exact["encoder"], shown, tiny.CONFIG, keep=keep)
         head = exact["discriminator_head"]
-        logits.append(reference.linear(reference.gelu(reference.linear(hidden, head["dense"])), head["classifier"])[..., 0])
+        logits.append(
+            reference.linear(reference.gelu(reference.linear(hidden, head["dense"])), head["classifier"])[..., 0]
+        )
     apart_BL = symmetric(*(np.stack([of, 0 * of], axis=-1) for of in logits))
     np.testing.assert_allclose(outcome.totals["asa"], apart_BL[batch["sequences"] > 0].sum(), rtol=1e-3)
     firsts = apart_BL[[0, 1, 2, 4, 4, 5], [0, 0, 0, 0, 3, 4]].sum()
@@ -259,8 +263,12 @@ def test_a_bias_of_guidance_is_in_both_passes():
     outcome = compiled(objective)(params, batch)
     bias = np.asarray(guidance.bias(guided.guides(batch), jnp.asarray(batch["sequences"]), 3, guided.alpha(STEP)))
     exact, keeper = tiny.float64(params), Keeper(params["adversary"], batch["sequences"])
-    clean, other = (reference.predict(exact, batch, tiny.CONFIG, bias_BHQK=bias, keep=keep)[0] for keep in (None, keeper))
-    np.testing.assert_allclose(outcome.totals["asa"], (symmetric(clean, other) * batch["masked_weights"]).sum(), rtol=1e-3)
+    clean, other = (
+        reference.predict(exact, batch, tiny.CONFIG, bias_BHQK=bias, keep=keep)[0] for keep in (None, keeper)
+    )
+    np.testing.assert_allclose(
+        outcome.totals["asa"], (symmetric(clean, other) * batch["masked_weights"]).sum(), rtol=1e-3
+    )
 
 
 def test_an_evaluation_is_that_of_the_clean_model(case):
@@ -279,7 +287,9 @@ def test_a_model_without_the_port_is_refused():
 
     batch = tiny.mixed_batch()
     objective = attacked(Deaf(tiny.model(), HEAD))
-    with pytest.raises(ValueError, match="the model of Deaf has no port for that: its encoder must hand `ports.attack` on"):
+    with pytest.raises(
+        ValueError, match="the model of Deaf has no port for that: its encoder must hand `ports.attack` on"
+    ):
         jax.eval_shape(lambda params: objective(params, batch, RNGS, STEP), params_of(objective, batch))
 
 

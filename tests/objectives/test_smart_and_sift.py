@@ -121,7 +121,9 @@ def test_the_same_as_a_plain_loop(name, attack):
 
     def passes(params, delta):
         outcome = objective(params, batch, rngs, perturbed.STEP, neighbours.clean(Ports()))
-        return outcome, objective.predict(params, outcome.shown, rngs, perturbed.STEP, neighbours.perturbed(Ports(), delta))
+        return outcome, objective.predict(
+            params, outcome.shown, rngs, perturbed.STEP, neighbours.perturbed(Ports(), delta)
+        )
 
     def sought(params, delta):
         outcome, other = passes(params, delta)
@@ -131,7 +133,9 @@ def test_the_same_as_a_plain_loop(name, attack):
     def loss(params, delta):
         outcome, other = passes(params, delta)
         weights, coefficients = objective.normalizers(batch), objective.coefficients(perturbed.STEP)
-        value = sum(coefficients[term] * total / jnp.maximum(weights[term], 1) for term, total in outcome.totals.items())
+        value = sum(
+            coefficients[term] * total / jnp.maximum(weights[term], 1) for term, total in outcome.totals.items()
+        )
         for said, of in counts.items():
             total = apart(outcome.predictions.said[said], other.said[said], of, attacked.stop_gradient)
             value += attacked.coefficient * total / of.weights.sum()
@@ -148,7 +152,9 @@ def test_the_same_as_a_plain_loop(name, attack):
     value, gradient, delta = plainly(params)
     found, metrics, found_gradient = perturbed.trained(attacked, params, batch)
     np.testing.assert_allclose(found, value, rtol=1e-4)
-    np.testing.assert_allclose(metrics["delta_norm"][0], metrics["delta_norm"][1] * mean_length(delta, sequences), rtol=1e-3)
+    np.testing.assert_allclose(
+        metrics["delta_norm"][0], metrics["delta_norm"][1] * mean_length(delta, sequences), rtol=1e-3
+    )
     perturbed.close(found_gradient, gradient, rtol=2e-3, atol=1e-4)
     assert attack != "smart" or found > perturbed.plain(name)[1][0] + 1e-6
 
@@ -164,7 +170,8 @@ def mean_length(delta, sequences):
 
 
 @pytest.mark.parametrize(
-    ("name", "attack"), [("guided", "smart"), pytest.param("nsp", "sift", marks=pytest.mark.exhaustive), ("tagging", "compat")]
+    ("name", "attack"),
+    [("guided", "smart"), pytest.param("nsp", "sift", marks=pytest.mark.exhaustive), ("tagging", "compat")],
 )
 def test_parts_are_exact(name, attack):
     """From the same perturbation, which else is drawn anew in every part."""
@@ -243,13 +250,17 @@ def test_normalised_embeddings(unit):
     params = tiny.params(model, batch)
     plain = model.apply({"params": params}, batch, deterministic=True)
     ports = Ports(on_embeddings=Normalized(None, unit))
-    np.testing.assert_allclose(model.apply({"params": params}, batch, ports=ports, deterministic=True), plain, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        model.apply({"params": params}, batch, ports=ports, deterministic=True), plain, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_no_perturbation_is_no_loss_and_no_gradient():
     objective, batch = perturbed.CASES["classification"]
     params, plain = perturbed.plain("classification")
-    attacked = ATTACKS["smart"](objective, noise=0.0, step_size=1e-9)  # a larger step would follow rounding errors, as the divergence is flat
+    attacked = ATTACKS["smart"](
+        objective, noise=0.0, step_size=1e-9
+    )  # a larger step would follow rounding errors, as the divergence is flat
     loss, metrics, _ = perturbed.trained(attacked, params, batch)
     assert abs(metrics["smart_loss"][0]) < 1e-5 and metrics["delta_norm"][0] < 1
     np.testing.assert_allclose(loss, plain[0], rtol=1e-5)
@@ -291,7 +302,9 @@ def test_apart():
     np.testing.assert_allclose(yes, stable_kl(*stacked, counts.weights), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("attack", "steps"), [pytest.param("smart", 1, marks=pytest.mark.exhaustive), ("smart", 2), ("sift", 1)])
+@pytest.mark.parametrize(
+    ("attack", "steps"), [pytest.param("smart", 1, marks=pytest.mark.exhaustive), ("smart", 2), ("sift", 1)]
+)
 def test_noise_costs_no_gradient_of_parameters(attack, steps):
     """A pass is one part forward and two backward: two passes, and for each step of the noise one of each. But for attention."""
     settings = {"width": 96, "heads": 3, "feedforward": 384, "remat": "none"}
@@ -337,5 +350,7 @@ def test_a_ball_that_rounding_loses_is_refused():
 
     for dtype, settings in (("float32", {}), ("bfloat16", {"epsilon": 2e-3}), ("bfloat16", {"mtdnn_compat": True})):
         assert wrapped(dtype, **settings).term == "smart"
-    with pytest.raises(ValueError, match="smart.epsilon=1e-05 is lost in rounding with model.dtype=bfloat16: .* at least 1e-03"):
+    with pytest.raises(
+        ValueError, match="smart.epsilon=1e-05 is lost in rounding with model.dtype=bfloat16: .* at least 1e-03"
+    ):
         wrapped("bfloat16")

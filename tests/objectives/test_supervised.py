@@ -138,7 +138,9 @@ class Shallow(nn.Module):
 
     @nn.compact
     def __call__(self, batch, *, ports, deterministic):
-        return nn.Embed(self.config.vocabulary_size, self.config.width, embedding_init=nn.initializers.normal(1.0))(batch["tokens"])
+        return nn.Embed(self.config.vocabulary_size, self.config.width, embedding_init=nn.initializers.normal(1.0))(
+            batch["tokens"]
+        )
 
 
 def test_accumulation_is_exact(kind, monkeypatch):
@@ -221,7 +223,10 @@ def test_dropout_is_where_the_families_have_it():
 
 def test_wrong_names_are_refused():
     batch = tiny.task_batch("classification")
-    for settings, message in (({"kind": "haiku"}, "kind of a task must be one of"), ({"style": "xlnet"}, "style of a head")):
+    for settings, message in (
+        ({"kind": "haiku"}, "kind of a task must be one of"),
+        ({"style": "xlnet"}, "style of a head"),
+    ):
         model = TaskModel(tiny.CONFIG, **{"kind": "classification", "classes": 3, **settings})
         with pytest.raises(ValueError, match=message):
             jax.eval_shape(lambda model=model: model.init(jax.random.key(0), batch, deterministic=True))

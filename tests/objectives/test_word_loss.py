@@ -76,9 +76,7 @@ def test_devices_exchange_the_gradient_of_the_words_once(eight_devices):
     learnt, given = example(batch=16, positions=96)
     rows, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     places = (rows, everywhere, everywhere, rows, rows)
-    gradient = jax.jit(
-        jax.grad(lambda *arrays: word_loss(*arrays)[0], argnums=(0, 1, 2)), in_shardings=places
-    )
+    gradient = jax.jit(jax.grad(lambda *arrays: word_loss(*arrays)[0], argnums=(0, 1, 2)), in_shardings=places)
     arrays = [jax.device_put(array, place) for array, place in zip((*learnt, *given), places, strict=True)]
     expected = jax.grad(lambda *arrays: whole(*arrays)[0], argnums=(0, 1, 2))(*learnt, *given)
     for found, wanted in zip(gradient(*arrays), expected, strict=True):

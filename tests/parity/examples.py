@@ -80,7 +80,12 @@ def _deberta_v2(rng):
 
 def _deberta_v3(rng):
     """Buckets, shared projections and a LayerNorm on the relative embeddings."""
-    settings = {"position_buckets": 4, "max_relative_positions": 16, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+    settings = {
+        "position_buckets": 4,
+        "max_relative_positions": 16,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+    }
     return _deberta(rng, type_vocab_size=0) | settings | {"pos_att_type": "p2c|c2p"}
 
 

@@ -24,7 +24,10 @@ from ag_jax.objectives.replaced_tokens import detection_loss
 from tests.parity import examples
 
 LENGTHS = (23, 17, 5, 1)
-TEXTS = ["The state of our union is strong. We will rebuild our roads, and we will do it together.", "Äpfel und Öl?"] * 3
+TEXTS = [
+    "The state of our union is strong. We will rebuild our roads, and we will do it together.",
+    "Äpfel und Öl?",
+] * 3
 CASES = [(name, seed) for name in examples.FAMILIES for seed in (0, 1)]
 
 
@@ -85,7 +88,9 @@ def case(request, tmp_path_factory):
 def close(ours, theirs, tolerance):
     ours = ours.detach().numpy() if hasattr(ours, "detach") else ours
     theirs = theirs.detach().numpy() if hasattr(theirs, "detach") else theirs
-    np.testing.assert_allclose(np.asarray(ours), theirs, atol=tolerance * max(1.0, np.abs(theirs).max()), rtol=tolerance)
+    np.testing.assert_allclose(
+        np.asarray(ours), theirs, atol=tolerance * max(1.0, np.abs(theirs).max()), rtol=tolerance
+    )
 
 
 def test_forward(case):
@@ -130,7 +135,9 @@ def test_losses_and_gradients(case):
     if case.pairs:
         labels["next_sentence_label"] = case.batch["next_labels"]
     case.theirs.zero_grad()
-    labels = {name: torch.tensor(value, dtype=torch.float if case.detects else torch.long) for name, value in labels.items()}
+    labels = {
+        name: torch.tensor(value, dtype=torch.float if case.detects else torch.long) for name, value in labels.items()
+    }
     theirs = case.ask(case.theirs, **labels).loss
     theirs.backward()
     close(ours, theirs, 1e-4)
@@ -140,7 +147,9 @@ def test_losses_and_gradients(case):
     wanted = names.places(family.names, {path: leaf.shape for path, leaf in flat.items()})
     stored = names.store(wanted, flat, np.dtype(np.float32))
     parameters = dict(case.theirs.named_parameters(remove_duplicate=False))
-    assert set(parameters) - set(stored) <= set(family.tied) | {f"{family.root}.pooler.dense.{x}" for x in ("weight", "bias")}
+    assert set(parameters) - set(stored) <= set(family.tied) | {
+        f"{family.root}.pooler.dense.{x}" for x in ("weight", "bias")
+    }
     for name, value in stored.items():
         theirs = parameters[name].grad.numpy().copy()
         if name.endswith("word_embeddings.weight"):  # PyTorch gives the padding's row no gradient from the input
@@ -153,7 +162,9 @@ def test_losses_and_gradients(case):
 def test_the_export_opens_in_stock_transformers(case):
     """The same logits from the very same values, nothing missing and nothing left over."""
     kind = transformers.AutoModelForPreTraining if case.pairs or case.detects else transformers.AutoModelForMaskedLM
-    loaded, report = kind.from_pretrained(case.directory / "ours", output_loading_info=True, attn_implementation="eager")
+    loaded, report = kind.from_pretrained(
+        case.directory / "ours", output_loading_info=True, attn_implementation="eager"
+    )
     assert type(loaded) is type(case.theirs)
     assert not any(report.values()), report
     for name, value in case.theirs.state_dict().items():

@@ -22,7 +22,9 @@ def test_the_conversion_of_a_pickle(tmp_path):
     for file in ("config.json", "vocab.txt"):
         (tmp_path / file).write_bytes((golden / file).read_bytes())
     saved = load_file(golden / "model.safetensors")
-    renamed = {name.replace("cls.predictions.transform.", "lm_predictions.lm_head."): value for name, value in saved.items()}
+    renamed = {
+        name.replace("cls.predictions.transform.", "lm_predictions.lm_head."): value for name, value in saved.items()
+    }
     renamed["lm_predictions.lm_head.bias"] = renamed.pop("cls.predictions.bias")
     renamed["deberta.embeddings.position_embeddings.weight"] = np.ones((20, 6), np.float16)
     renamed["mask_predictions.dense.weight"] = np.ones((6, 6), np.float16)

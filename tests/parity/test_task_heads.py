@@ -15,7 +15,10 @@ from ag_jax.finetuning import weights
 from ag_jax.interop import exporting, importing, names
 from tests.parity import examples
 
-TEXTS = ["The state of our union is strong. We will rebuild our roads, and we will do it together.", "Äpfel und Öl?"] * 3
+TEXTS = [
+    "The state of our union is strong. We will rebuild our roads, and we will do it together.",
+    "Äpfel und Öl?",
+] * 3
 T = transformers
 FAMILIES = {"bert": "Bert", "roberta": "Roberta", "electra": "Electra", "deberta": "Deberta", "deberta_v2": "DebertaV2"}
 AUTO = {
@@ -27,8 +30,19 @@ AUTO = {
 }
 ENDINGS = {kind: auto.__name__.removeprefix("AutoModel") for kind, auto in AUTO.items()}
 # Every family once with each form of names that it has; tags and spans are alike in all.
-CASES = [(family, kind) for family in FAMILIES for kind in ("classification", "choice") if (family, kind) != ("deberta", "choice")]
-CASES += [("roberta", "regression"), ("bert", "tagging"), ("deberta_v2", "tagging"), ("electra", "span"), ("deberta", "span")]
+CASES = [
+    (family, kind)
+    for family in FAMILIES
+    for kind in ("classification", "choice")
+    if (family, kind) != ("deberta", "choice")
+]
+CASES += [
+    ("roberta", "regression"),
+    ("bert", "tagging"),
+    ("deberta_v2", "tagging"),
+    ("electra", "span"),
+    ("deberta", "span"),
+]
 LENGTHS = (17, 9, 5, 12)
 
 
@@ -54,7 +68,9 @@ def make_batch(kind, tokenizer):
     rng = np.random.default_rng(0)
     length = max(LENGTHS)
     sequences = (np.arange(length) < np.array(LENGTHS)[:, None]).astype(np.int32)
-    tokens = np.where(sequences > 0, rng.integers(5, tokenizer.vocabulary_size, sequences.shape), tokenizer.specials.pad)
+    tokens = np.where(
+        sequences > 0, rng.integers(5, tokenizer.vocabulary_size, sequences.shape), tokenizer.specials.pad
+    )
     fields = {"tokens": tokens.astype(np.int32), "sequences": sequences, "segments": np.zeros_like(sequences)}
     if kind == "choice":
         fields = {name: field.reshape(2, 2, length) for name, field in fields.items()}
@@ -79,7 +95,10 @@ def test_there_and_back(family, kind, tmp_path):
     assert tuned.head.kind == kind
     assert tuned.head.labels == (("no", "yes", "maybe") if kind in ("classification", "tagging") else ())
     batch = make_batch(kind, tokenizer)
-    said, wanted = np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True)), ask(theirs, batch)
+    said, wanted = (
+        np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True)),
+        ask(theirs, batch),
+    )
     assert wanted.std() > 0.01, "the comparison would be weak on even logits"
     if kind in ("tagging", "span"):
         said, wanted = said[batch["sequences"] > 0], wanted[batch["sequences"] > 0]
@@ -87,7 +106,9 @@ def test_there_and_back(family, kind, tmp_path):
 
     out = exporting.convert(epath.Path(tmp_path / "tuned"), None, str(tmp_path / "ours"))
     assert out.architecture == type(theirs).__name__
-    loaded, report = AUTO[kind].from_pretrained(tmp_path / "ours", output_loading_info=True, attn_implementation="eager")
+    loaded, report = AUTO[kind].from_pretrained(
+        tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
+    )
     assert type(loaded) is type(theirs) and not any(report.values()), report
     for name, value in theirs.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
@@ -120,12 +141,17 @@ def test_the_pooler_of_a_bert_model(tmp_path):
     """A `BertModel` and its run start the same classifier as in transformers, and the export opens as a `BertModel` again."""
     tokenizer = tokenizers.train(TokenizerConfig(kind="wordpiece", vocabulary_size=300), TEXTS)
     base = examples.FAMILIES["bert"]
-    bare = examples.Example(base.config, T.BertModel, base.draw).make(tokenizer.vocabulary_size, tokenizer.specials.pad, 0)
+    bare = examples.Example(base.config, T.BertModel, base.draw).make(
+        tokenizer.vocabulary_size, tokenizer.specials.pad, 0
+    )
     bare.save_pretrained(tmp_path / "theirs")
     tokenizer.save(tmp_path / "theirs")
     importing.convert(str(tmp_path / "theirs"), epath.Path(tmp_path / "run"))
     theirs = T.BertForSequenceClassification.from_pretrained(tmp_path / "theirs", attn_implementation="eager").eval()
-    classifier = {"kernel": theirs.classifier.weight.detach().numpy().T, "bias": theirs.classifier.bias.detach().numpy()}
+    classifier = {
+        "kernel": theirs.classifier.weight.detach().numpy().T,
+        "bias": theirs.classifier.bias.detach().numpy(),
+    }
     batch = make_batch("classification", tokenizer)
     for directory in (tmp_path / "theirs", tmp_path / "run"):
         opened = weights.open_encoder(str(directory))

@@ -15,10 +15,18 @@ from ag_jax.data.config import TokenizerConfig
 from ag_jax.interop import catalogue, tokenizer_files
 from ag_jax.models.config import EncoderConfig
 
-TEXTS = ["The state of our union is strong. We will rebuild our roads, and we will do it together.", "Äpfel und Öl?"] * 9
+TEXTS = [
+    "The state of our union is strong. We will rebuild our roads, and we will do it together.",
+    "Äpfel und Öl?",
+] * 9
 PROBES = ["We will rebuild, and the Äpfel are strong.", "our roads", "?", "unions", "x", "Öl und\tÖl", "  two  spaces "]
 SIZES = {"byte_bpe": 300, "wordpiece": 90, "sentencepiece_bpe": 70, "sentencepiece_unigram": 36}
-FAMILY = {"byte_bpe": "roberta", "wordpiece": "bert", "sentencepiece_bpe": "camembert", "sentencepiece_unigram": "roberta"}
+FAMILY = {
+    "byte_bpe": "roberta",
+    "wordpiece": "bert",
+    "sentencepiece_bpe": "camembert",
+    "sentencepiece_unigram": "roberta",
+}
 
 
 def trained(kind):
@@ -40,7 +48,12 @@ def test_ours_opened_by_theirs(kind, tmp_path):
     for text in [*TEXTS[:2], *PROBES]:
         assert theirs(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(text), text
     specials = tokenizer.specials
-    row = [[specials.begin], tokenizer.encode("our"), [specials.end] * specials.pair_separators, tokenizer.encode("roads")]
+    row = [
+        [specials.begin],
+        tokenizer.encode("our"),
+        [specials.end] * specials.pair_separators,
+        tokenizer.encode("roads"),
+    ]
     pair = theirs("our", "roads")
     assert pair["input_ids"] == sum([*row, [specials.end]], [])
     if family.root == "bert":
@@ -48,7 +61,13 @@ def test_ours_opened_by_theirs(kind, tmp_path):
     for role, name in {"begin": "cls", "end": "sep", "pad": "pad", "unknown": "unk", "mask": "mask"}.items():
         assert getattr(theirs, f"{name}_token_id") == getattr(specials, role)
     masked = theirs(f"our {theirs.mask_token} roads")["input_ids"]
-    assert masked == [specials.begin, *tokenizer.encode("our"), specials.mask, *tokenizer.encode(" roads"), specials.end]
+    assert masked == [
+        specials.begin,
+        *tokenizer.encode("our"),
+        specials.mask,
+        *tokenizer.encode(" roads"),
+        specials.end,
+    ]
     assert theirs.model_max_length == 77
 
 
@@ -75,9 +94,16 @@ def _bert(directory, lowercase=False):
 
 def _bert_with_accents_and_added_tokens(directory):
     _bert(directory)
-    settings = {"do_lower_case": True, "strip_accents": False, "tokenize_chinese_chars": False, "tokenizer_class": "BertTokenizer"}
+    settings = {
+        "do_lower_case": True,
+        "strip_accents": False,
+        "tokenize_chinese_chars": False,
+        "tokenizer_class": "BertTokenizer",
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    words = list(dict.fromkeys([*(directory / "vocab.txt").read_text().splitlines(), "ä", "##pfel", "国", "##家", "家"]))
+    words = list(
+        dict.fromkeys([*(directory / "vocab.txt").read_text().splitlines(), "ä", "##pfel", "国", "##家", "家"])
+    )
     (directory / "vocab.txt").write_text("\n".join(words) + "\n")
     (directory / "added_tokens.json").write_text(json.dumps({"unions": len(words)}))
 

@@ -99,7 +99,13 @@ def test_a_loop_of_unknown_length_is_named():
 
 @pytest.mark.parametrize(
     ("groups", "devices"),
-    [("{{0,2},{1,3}}", 2), ("[4,2]<=[8]", 2), ("mesh['a'=2,'b'=4] {'b'}", 4), ("mesh['a'=2,'b'=4] {'a','b'}", 8), ("{}", 8)],
+    [
+        ("{{0,2},{1,3}}", 2),
+        ("[4,2]<=[8]", 2),
+        ("mesh['a'=2,'b'=4] {'b'}", 4),
+        ("mesh['a'=2,'b'=4] {'a','b'}", 8),
+        ("{}", 8),
+    ],
 )
 def test_groups(groups, devices):
     found = costs.costs(Program(TEXT.replace("{{0,1,2,3}}", groups)), devices=8)

@@ -262,4 +262,6 @@ def test_a_long_compilation_shows_that_it_is_alive(monkeypatch, capsys):
     plan.make_plan(config(), topology.parse("v5e-8"), search_batch=False)
     lines = capsys.readouterr().err.splitlines()
     what = "compiling for v5e:2x4: the config as it is"
-    assert lines[0] == f"{what} ..." and f"{what} ... 0 s" in lines[1:-1] and re.fullmatch(f"{what} took \\d s", lines[-1])
+    assert (
+        lines[0] == f"{what} ..." and f"{what} ... 0 s" in lines[1:-1] and re.fullmatch(f"{what} took \\d s", lines[-1])
+    )

@@ -89,8 +89,12 @@ def test_only_a_machine_without_a_tpu_gets_variables_for_libtpu(has_tpu, tmp_pat
 @needs_libtpu
 def test_libtpu_is_silent_on_a_machine_without_a_tpu():
     script = "from ag_jax.planning import topology; topology.silence_libtpu(); import jax; print(jax.default_backend())"
-    unset = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS" and not name.startswith("TPU_")}
-    done = subprocess.run([sys.executable, "-c", script], env=unset, capture_output=True, text=True, timeout=120, check=True)
+    unset = {
+        name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS" and not name.startswith("TPU_")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=unset, capture_output=True, text=True, timeout=120, check=True
+    )
     if done.stdout.strip() == "tpu":
         pytest.skip("this machine has a TPU")
     assert done.stderr == ""

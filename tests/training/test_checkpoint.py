@@ -263,7 +263,9 @@ OBSTACLES = {
     "network": ConnectionResetError("Connection reset by peer"),
     "device": jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12 bytes"),
     "store": ValueError("UNAVAILABLE: Error reading gs://bucket: the server does not answer"),
-    "system": ValueError("UNKNOWN: Error reading local file: Failed to open [os_error_code='23', source_locations='...']"),
+    "system": ValueError(
+        "UNKNOWN: Error reading local file: Failed to open [os_error_code='23', source_locations='...']"
+    ),
 }
 
 
@@ -283,7 +285,9 @@ def test_what_prevents_reading_is_no_damage(tmp_path, monkeypatch, obstacle):
     assert_same(checkpoints.restore_latest(like(state(0))).state, state(7))
 
 
-@pytest.mark.parametrize(("problems", "expected"), [("-d-", CorruptCheckpointError), ("-do", OSError), ("d-o", OSError)])
+@pytest.mark.parametrize(
+    ("problems", "expected"), [("-d-", CorruptCheckpointError), ("-do", OSError), ("d-o", OSError)]
+)
 def test_all_hosts_come_to_the_same_end(tmp_path, monkeypatch, problems, expected):
     """Of three hosts some find damage (d) or an obstacle (o)."""
     checkpoints = saved(tmp_path / "c", 7)

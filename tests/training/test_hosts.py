@@ -99,7 +99,10 @@ def test_exchange_keeps_the_order(three):
 
 def test_the_first_alone_makes(three):
     made = []
-    assert three.run(lambda host: hosts.from_first("a", lambda: made.append(host) or {"x": [1, None]})) == [{"x": [1, None]}] * 3
+    assert (
+        three.run(lambda host: hosts.from_first("a", lambda: made.append(host) or {"x": [1, None]}))
+        == [{"x": [1, None]}] * 3
+    )
     assert made == [0]
 
 
@@ -115,7 +118,9 @@ def test_an_error_of_the_first_is_everyones(three):
 
     first, *others = three.run(guarded)
     assert isinstance(first, FileNotFoundError)
-    assert all(isinstance(error, ValueError) and "host 0: " in str(error) and "/not/there" in str(error) for error in others)
+    assert all(
+        isinstance(error, ValueError) and "host 0: " in str(error) and "/not/there" in str(error) for error in others
+    )
 
 
 def test_agreement(three):

@@ -75,7 +75,8 @@ def test_rows_hold_coefficients_and_masses(uninterrupted):
 
 
 @pytest.mark.parametrize(
-    ("step", "number"), [(2, signal.SIGTERM), (6, signal.SIGINT), pytest.param(9, signal.SIGTERM, marks=pytest.mark.exhaustive)]
+    ("step", "number"),
+    [(2, signal.SIGTERM), (6, signal.SIGINT), pytest.param(9, signal.SIGTERM, marks=pytest.mark.exhaustive)],
 )
 def test_a_signal_saves_and_the_next_run_ends_as_if_nothing_had_happened(uninterrupted, tmp_path, step, number):
     whole, summary = uninterrupted
@@ -109,7 +110,9 @@ def poisoned_at(step: int):
 
 def test_a_loss_that_is_no_number_stops_the_run_with_the_last_good_checkpoint(tmp_path):
     job = tiny_job(tmp_path, batches=poisoned_at(6), log_every=12)
-    with pytest.raises(NonFiniteError, match=r"mlm_loss is not finite at step 7\. The last good checkpoint: .*/checkpoints/4"):
+    with pytest.raises(
+        NonFiniteError, match=r"mlm_loss is not finite at step 7\. The last good checkpoint: .*/checkpoints/4"
+    ):
         loop.Loop(job).run()
     assert Checkpoints(job.workdir / "checkpoints", read_only=True).steps() == [0, 4]
 

@@ -15,8 +15,12 @@ from ag_jax.training.wandb_run import Labels, WandbRun
 
 
 def test_sums_add_and_divide_once():
-    sums = metrics.add({}, {"loss": (np.float32(6.0), np.float32(2.0)), "mass": (np.array([1.0, 2.0]), np.array([2.0, 0.0]))})
-    sums = metrics.add(sums, {"loss": (np.float32(2.0), np.float32(6.0)), "mass": (np.array([3.0, 0.0]), np.array([2.0, 0.0]))})
+    sums = metrics.add(
+        {}, {"loss": (np.float32(6.0), np.float32(2.0)), "mass": (np.array([1.0, 2.0]), np.array([2.0, 0.0]))}
+    )
+    sums = metrics.add(
+        sums, {"loss": (np.float32(2.0), np.float32(6.0)), "mass": (np.array([3.0, 0.0]), np.array([2.0, 0.0]))}
+    )
     assert metrics.divide(sums) == {"loss": 1.0, "mass": [1.0, None]}
 
 
@@ -38,7 +42,9 @@ def test_rows_after_the_resumed_step_are_dropped(tmp_path):
     assert [row["step"] for row in read_metrics(workdir)] == [1, 2]
 
 
-@pytest.mark.parametrize("line", ["", "[]", "{}", '{"step": 1, "spl', '{"step": "1", "split": "train"}', "[" * 3000, "\0" * 9])
+@pytest.mark.parametrize(
+    "line", ["", "[]", "{}", '{"step": 1, "spl', '{"step": "1", "split": "train"}', "[" * 3000, "\0" * 9]
+)
 def test_a_damaged_row_is_named_unless_a_kill_cut_it_off(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     row = '{"step": 1, "split": "train"}'
@@ -79,7 +85,11 @@ def test_wandb_gets_settings_labels_and_rows_and_resumes_the_same_run(tmp_path, 
         active = wandb.run
         seen.append((active.id, active.project, active.name, active.group, active.tags, active.config.as_dict()))
         newest = active.summary
-        assert (newest["step"], newest["train/loss"], newest["train/mass/next/layer_01"]) == (rows[-1], 1.0 / rows[-1], 0.5)
+        assert (newest["step"], newest["train/loss"], newest["train/mass/next/layer_01"]) == (
+            rows[-1],
+            1.0 / rows[-1],
+            0.5,
+        )
         writer.close()
         assert wandb.run is None
     identity = (tmp_path / "quickstart" / "ag-seed3" / "wandb_id").read_text()
@@ -137,14 +147,18 @@ def test_wandb_is_told_how_the_run_ended(tmp_path, monkeypatch):
     for failed in (True, False):
         stand_in = FailingWandb()
         monkeypatch.setitem(sys.modules, "wandb", stand_in)
-        MetricWriter(epath.Path(tmp_path), 0, tensorboard=False, wandb=WandbRun("p", epath.Path(tmp_path), {})).close(failed)
+        MetricWriter(epath.Path(tmp_path), 0, tensorboard=False, wandb=WandbRun("p", epath.Path(tmp_path), {})).close(
+            failed
+        )
         assert stand_in.ended == [int(failed)]
 
 
 def test_wandb_that_cannot_start_is_an_error_of_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", FailingWandb(starts=False))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    with pytest.raises(ValueError, match=r"did not start \(No API key configured\). Log in with `wandb login`, set WANDB_MODE=off"):
+    with pytest.raises(
+        ValueError, match=r"did not start \(No API key configured\). Log in with `wandb login`, set WANDB_MODE=off"
+    ):
         WandbRun("project", epath.Path(tmp_path), {})
 
 

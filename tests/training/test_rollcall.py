@@ -91,7 +91,10 @@ def test_another_number_of_hosts(port):
 
 
 def test_a_taken_port(port):
-    with socket.create_server(("", port)), pytest.raises(ValueError, match=f"cannot listen on port {port}.*another program"):
+    with (
+        socket.create_server(("", port)),
+        pytest.raises(ValueError, match=f"cannot listen on port {port}.*another program"),
+    ):
         call_the_roll(place(port, 2, 0), 1.0, print)
 
 

@@ -16,6 +16,7 @@ from ag_jax.attention.guidance import Guides
 
 Array = jax.Array
 
+
 @dataclasses.dataclass(frozen=True)
 class Fused:
     """A kernel as an `Attend`: each device of `mesh` runs it on its own rows and heads.
@@ -78,8 +79,10 @@ class Fused:
     def _specs(self, bias: Array | None, guides: Guides | None) -> dict:
         rows, heads = self.rows or None, self.heads
         qkv, row = PartitionSpec(rows, None, heads), PartitionSpec(rows, heads)
-        of_bias = None if bias is None else PartitionSpec(
-            rows if bias.shape[0] > 1 else None, heads if bias.shape[1] > 1 else None
+        of_bias = (
+            None
+            if bias is None
+            else PartitionSpec(rows if bias.shape[0] > 1 else None, heads if bias.shape[1] > 1 else None)
         )
         shifts, weights = (None, None) if guides is None else (PartitionSpec(heads), row)
         statistic = None if guides is None else row

@@ -130,7 +130,9 @@ def sparse_targets(guides: Guides, batch: int, length: int, heads: int) -> tuple
     return shifts_H, jnp.pad(jnp.stack(weights, axis=1), [(0, 0), (0, free), (0, 0)])
 
 
-def guided_statistics(sum_of_squares_BHQ: Array, overlap_BHQ: Array, guides: Guides, sequences_BL: Array) -> AttentionStatistics:
+def guided_statistics(
+    sum_of_squares_BHQ: Array, overlap_BHQ: Array, guides: Guides, sequences_BL: Array
+) -> AttentionStatistics:
     """A kernel's sums over all heads as the statistics of the guided ones.
 
     A boundary row of a `Shift` overlaps with the uniform distribution over its text's n tokens by sum(H)/n = 1/n, a constant.

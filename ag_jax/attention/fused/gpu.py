@@ -30,7 +30,6 @@ from ag_jax.attention.fused.gpu_tiles import Head, Kind, Ref, Tile, power_of_two
 Array = jax.Array
 
 
-
 def _of_block(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[Head, Array, Array, Array]:
     """The program's head, the first row that it holds, and the first and last + 1 block that it streams."""
     block, head, example = (pl.program_id(axis) for axis in range(3))

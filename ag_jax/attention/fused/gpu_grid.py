@@ -79,7 +79,9 @@ def refuses(device: jax.Device, head_width: int) -> str | None:
     """Why the kernels cannot run on a GPU, or None if they can."""
     capability = str(getattr(device, "compute_capability", ""))
     if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < CAPABILITY:
-        return f"the kernels are for NVIDIA GPUs of compute capability {CAPABILITY} and up, not {capability or 'others'}"
+        return (
+            f"the kernels are for NVIDIA GPUs of compute capability {CAPABILITY} and up, not {capability or 'others'}"
+        )
     return f"heads of width {head_width} are wider than the {WIDEST} that fit" if head_width > WIDEST else None
 
 

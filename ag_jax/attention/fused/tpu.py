@@ -86,7 +86,9 @@ def _backward_whole(tile: Tile, results: tuple, _) -> None:
 def _products(tile: Tile, head: int) -> tuple[Array, Array, Array]:
     """dQ, dK and dV of a tile."""
     dS_KQ, thinned_KQ = tile.gradient(head)
-    query, key, g_output = (tile.of(ref, head) for ref in (tile.operands.query, tile.operands.key, tile.operands.g_output))
+    query, key, g_output = (
+        tile.of(ref, head) for ref in (tile.operands.query, tile.operands.key, tile.operands.g_output)
+    )
     dS_KQ, scale = dS_KQ.astype(query.dtype), tile.shape.width**-0.5
     g_value = product(thinned_KQ.astype(g_output.dtype), g_output, 1, 0)
     return product(dS_KQ, key, 0, 0) * scale, product(dS_KQ, query, 1, 0) * scale, g_value
@@ -141,7 +143,9 @@ def _bias_gradient(shared: int, tile: Tile, results: tuple, _) -> None:
         g_bias[0, head if g_bias.shape[1] > 1 else 0] += dS_KQ
 
 
-def _operands(query: Array, key: Array, value: Array, sequences: Array, bias: Array | None, weights: Array | None) -> dict:
+def _operands(
+    query: Array, key: Array, value: Array, sequences: Array, bias: Array | None, weights: Array | None
+) -> dict:
     """What all kernels read, as the grid's specs lay it out."""
     return {
         "query": query,
@@ -236,7 +240,9 @@ def _attention_backward(grid: Grid, residuals: tuple, cotangents: tuple):
     operands |= dict(zip(("g_squares", "g_overlap"), g_rows))
     if kept is not None:
         mixed, operands["log_sums"], rows = kept
-        by_head = (g_output.astype(jnp.float32) * mixed).reshape(grid.examples, grid.length, grid.shape.heads, -1).sum(-1)
+        by_head = (
+            (g_output.astype(jnp.float32) * mixed).reshape(grid.examples, grid.length, grid.shape.heads, -1).sum(-1)
+        )
         operands["delta"] = by_head.transpose(0, 2, 1)[:, :, None, :]
         for factor, statistic, g_row in zip((2.0, 1.0), rows, g_rows):
             operands["delta"] += factor * statistic * g_row

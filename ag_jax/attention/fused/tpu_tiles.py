@@ -59,7 +59,9 @@ class Tile:
     corner: example, first head, first query and first key, in numbers of this device; width: of a head's lanes.
     """
 
-    def __init__(self, shape: Shape, corner: tuple[Array, ...], width: int, shifts: Ref, numbers: Ref, operands: Operands):
+    def __init__(
+        self, shape: Shape, corner: tuple[Array, ...], width: int, shifts: Ref, numbers: Ref, operands: Operands
+    ):
         self.shape, self.width, self.shifts, self.numbers, self.operands = shape, width, shifts, numbers, operands
         self.example, self.first_head, first_query, first_key = corner
         keys, queries = operands.key.shape[1], operands.query.shape[1]

@@ -1,4 +1,4 @@
 """Downstream tasks: from their files to batches of arrays.
 
-    files or TFDS --readers--> examples --encoding--> features --buckets--> batches
+files or TFDS --readers--> examples --encoding--> features --buckets--> batches
 """

@@ -84,7 +84,9 @@ def plan(
     choices = np.asarray([row["tokens"].shape[0] if row["tokens"].ndim == 2 else 0 for row in features.rows], np.int64)
     allowed = np.asarray(lengths or bucket_lengths(sizes, max_length), np.int64)
     if count and sizes.max() > allowed[-1]:
-        raise ValueError(f"a row has {sizes.max()} tokens, the longest batch {allowed[-1]}; encode with a lower max_length")
+        raise ValueError(
+            f"a row has {sizes.max()} tokens, the longest batch {allowed[-1]}; encode with a lower max_length"
+        )
     length_N = allowed[np.searchsorted(allowed, sizes)]
     choice_N = _candidates(choices)
     if shuffle:

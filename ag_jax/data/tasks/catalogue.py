@@ -37,7 +37,9 @@ def _anli(name: str, *rounds: int) -> Task:
         labels=NLI,
         aliases={"e": "entailment", "n": "neutral", "c": "contradiction"},
         layouts=(
-            Layout("jsonl", files("r", **{split: split for split in SPLITS}), ("anli",), {**fields, "first": "premise"}),
+            Layout(
+                "jsonl", files("r", **{split: split for split in SPLITS}), ("anli",), {**fields, "first": "premise"}
+            ),
             Layout("jsonl", files("R", **official), ("anli_v1.0", "anli", "."), fields),
         ),
         prepared=(Layout("tfds", SPLITS, tuple(f"anli/r{number}" for number in rounds), fields),),
@@ -131,7 +133,12 @@ _OTHERS = (
         name="swag",
         form="swag",
         layouts=(
-            Layout("quoted", {"train": "train.csv", "validation": "val.csv", "test": "test.csv"}, ("swag", "SWAG"), {"id": ""}),
+            Layout(
+                "quoted",
+                {"train": "train.csv", "validation": "val.csv", "test": "test.csv"},
+                ("swag", "SWAG"),
+                {"id": ""},
+            ),
         ),
         **_CHOICE,
     ),

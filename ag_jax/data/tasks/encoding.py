@@ -37,7 +37,9 @@ def encode(
 
 
 def _texts(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
-    ids = ids_of(tokenizer, [text for example in examples for text in (example.first, example.second) if text is not None])
+    ids = ids_of(
+        tokenizer, [text for example in examples for text in (example.first, example.second) if text is not None]
+    )
     rows, truncated = [], 0
     low, high = task.span
     for example in examples:

@@ -114,7 +114,9 @@ GLUE = (
         tables("AX", _PAIR, {"diagnostic": "AX.tsv"}),
         splits=_MATCHED,
         also_prepared=(
-            Layout("tfds", {"diagnostic": "test"}, ("glue/ax",), {"first": "premise", "second": "hypothesis", "id": "idx"}),
+            Layout(
+                "tfds", {"diagnostic": "test"}, ("glue/ax",), {"first": "premise", "second": "hypothesis", "id": "idx"}
+            ),
         ),
     ),
     _glue(

@@ -52,7 +52,9 @@ def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
     used = {name for choices in made for name in choices.names}
     left_out = sum(example.id not in used for example in examples)
     if not made:
-        raise ValueError(f"{examples.source}: no text of task {task.name} has both a right and a wrong candidate to rank")
+        raise ValueError(
+            f"{examples.source}: no text of task {task.name} has both a right and a wrong candidate to rank"
+        )
     return dataclasses.replace(examples, items=tuple(made)), left_out
 
 

@@ -1,7 +1,7 @@
 """Rows of token ids with their labels, not yet of equal length.
 
-    <s> first </s>                     one text
-    <s> first </s></s> second </s>     a pair, with RoBERTa's two separators; [CLS] first [SEP] second [SEP] with BERT's one
+<s> first </s>                     one text
+<s> first </s></s> second </s>     a pair, with RoBERTa's two separators; [CLS] first [SEP] second [SEP] with BERT's one
 """
 
 import dataclasses
@@ -50,7 +50,9 @@ class Shape:
 
     def __post_init__(self):
         if self.max_length < SHORTEST:
-            raise ValueError(f"max_length must be at least {SHORTEST}, got {self.max_length}: a pair of texts needs room")
+            raise ValueError(
+                f"max_length must be at least {SHORTEST}, got {self.max_length}: a pair of texts needs room"
+            )
 
     def room(self, pair: bool) -> int:
         """Tokens of text that fit into a row."""

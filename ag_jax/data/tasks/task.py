@@ -1,9 +1,9 @@
 """What a task is, and the kinds of examples; nothing here knows of files or of tokens.
 
-    classification, regression   `Texts`      a text or a pair with a class or a number
-    choice, ranking              `Choices`    pairs of texts of which one is right; ranking: always two
-    tagging                      `Words`      words with BIO tags
-    span                         `Question`   a question, and a text that holds its answer
+classification, regression   `Texts`      a text or a pair with a class or a number
+choice, ranking              `Choices`    pairs of texts of which one is right; ranking: always two
+tagging                      `Words`      words with BIO tags
+span                         `Question`   a question, and a text that holds its answer
 """
 
 import dataclasses
@@ -122,7 +122,9 @@ class Task:
         if self.kind not in KINDS:
             raise ValueError(f"task {self.name}: kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.metric not in self.metrics:
-            raise ValueError(f"task {self.name}: metric {self.metric!r} is not among its metrics {', '.join(self.metrics)}")
+            raise ValueError(
+                f"task {self.name}: metric {self.metric!r} is not among its metrics {', '.join(self.metrics)}"
+            )
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -95,7 +95,12 @@ def _windows(
             starts, ends = (offset + token - begin for token in answer)
         # Where every question has an answer, a window without it says nothing.
         known = example.answers is not None and (starts > 0 or not task.answerable)
-        row |= {"starts": np.int32(starts), "ends": np.int32(ends), "span_weights": weights, "weights": np.float32(known)}
+        row |= {
+            "starts": np.int32(starts),
+            "ends": np.int32(ends),
+            "span_weights": weights,
+            "weights": np.float32(known),
+        }
         found.append((row, places))
     return found
 

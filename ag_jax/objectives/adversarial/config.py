@@ -84,7 +84,9 @@ class AsaConfig:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"adversarial.asa.{name} must be at least 0, got {getattr(self, name)}")
         if self.weight_decay != -1 and not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"adversarial.asa.weight_decay must be at least 0, or -1 for the model's, got {self.weight_decay}")
+            raise ValueError(
+                f"adversarial.asa.weight_decay must be at least 0, or -1 for the model's, got {self.weight_decay}"
+            )
 
     @property
     def penalty(self) -> float:
@@ -214,7 +216,9 @@ class SiftConfig:
 
 def _check_steps(section: str, config) -> None:
     if config.steps < 1:
-        raise ValueError(f"{section}.steps must be at least 1, got {config.steps}; adversarial.method=none is without an attack")
+        raise ValueError(
+            f"{section}.steps must be at least 1, got {config.steps}; adversarial.method=none is without an attack"
+        )
 
 
 def _check_strength(section: str, config) -> None:

@@ -77,7 +77,9 @@ class FreeLB:
         for number in range(self.config.passes):
             if number:
                 delta_BLE = jnp.where(begun, self.ascend(delta_BLE, slope_BLE, sequences_BL), delta_BLE)
-            of_pass = ports.replace(factors=factors, embedding_delta=perturbation.plus(ports.embedding_delta, delta_BLE))
+            of_pass = ports.replace(
+                factors=factors, embedding_delta=perturbation.plus(ports.embedding_delta, delta_BLE)
+            )
             gradient, slope_BLE, outcome = self._pass(params, batch, self._rngs(rngs, number), step, of_pass)
             adds = (outcome.totals, outcome.metrics, gradient)
             sums = adds if sums is None else jax.tree.map(jnp.add, sums, adds)
@@ -101,7 +103,9 @@ class FreeLB:
             return moved_BLE
         moved_BL1 = perturbation.norms(moved_BLE, sequences_BL)
         is_outside_BL1 = moved_BL1 > self.config.max_norm
-        return moved_BLE * jnp.where(is_outside_BL1, self.config.max_norm / jnp.where(is_outside_BL1, moved_BL1, 1.0), 1.0)
+        return moved_BLE * jnp.where(
+            is_outside_BL1, self.config.max_norm / jnp.where(is_outside_BL1, moved_BL1, 1.0), 1.0
+        )
 
     def _pass(
         self, params: Params, batch: Batch, rngs: dict[str, Array], step: Array, ports: Ports

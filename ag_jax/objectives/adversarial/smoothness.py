@@ -113,7 +113,13 @@ class Smooth:
         return outcome.replace(totals=totals, metrics=metrics)
 
     def _worst(
-        self, params: Params, outcome: Outcome, counts: dict[str, Counts], rngs: dict[str, Array], step: Array, ports: Ports
+        self,
+        params: Params,
+        outcome: Outcome,
+        counts: dict[str, Counts],
+        rngs: dict[str, Array],
+        step: Array,
+        ports: Ports,
     ) -> Array:
         """The perturbation `BLE` after all its steps, without gradient."""
         params, clean = jax.lax.stop_gradient((params, outcome.predictions.said))

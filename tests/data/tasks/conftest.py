@@ -12,7 +12,9 @@ KINDS = {"byte_bpe": 320, "wordpiece": 120, "sentencepiece_unigram": 90, "senten
 @pytest.fixture(scope="session")
 def family() -> dict[str, tokenizers.Tokenizer]:
     return {
-        kind: tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=size), [text(0, 200), "Grüße, naïve “Überall”!"])
+        kind: tokenizers.train(
+            TokenizerConfig(kind=kind, vocabulary_size=size), [text(0, 200), "Grüße, naïve “Überall”!"]
+        )
         for kind, size in KINDS.items()
     }
 

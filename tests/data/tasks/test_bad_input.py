@@ -26,7 +26,10 @@ def dream(**question):
 LINE = {"premise": "P", "hypothesis": "H", "label": 2, "idx": 1}
 STS = ("index", "sentence1", "sentence2", "score")
 RACE = {"id": "x", "article": "A", "questions": ["Q"], "options": [["a", "b"]], "answers": ["A"]}
-RECORD = {"passage": {"text": "Anna", "entities": [{"start": 0, "end": 3}]}, "qas": [{"query": "@placeholder", "answers": [{"text": "Anna"}]}]}
+RECORD = {
+    "passage": {"text": "Anna", "entities": [{"start": 0, "end": 3}]},
+    "qas": [{"query": "@placeholder", "answers": [{"text": "Anna"}]}],
+}
 SWAG = ",sent1,sent2,ending0,ending1,ending2,ending3,label\n0,a,b,c,d,e,f,1\n"
 # task, split, file, content (with one good row at least), what the error says, malformed rows
 BAD = {
@@ -81,7 +84,9 @@ def test_malformed_rows_are_named_counted_and_left_out_on_demand(tmp_path, name)
         write(tmp_path, {"RACE/train/high/0.txt": json.dumps(RACE)})
     with pytest.raises(ValueError, match=message) as raised:
         load(TASKS[task], root, split)
-    assert f"task {task}, split {split}: {count} malformed rows; mend them, or set skip_malformed=True" in str(raised.value)
+    assert f"task {task}, split {split}: {count} malformed rows; mend them, or set skip_malformed=True" in str(
+        raised.value
+    )
     examples = load(TASKS[task], root, split, skip_malformed=True)
     assert examples.skipped == count and len(examples) == 1
 
@@ -90,7 +95,10 @@ def test_malformed_rows_are_named_counted_and_left_out_on_demand(tmp_path, name)
 def test_a_table_whose_rest_cannot_be_read_is_refused_whatever_is_left_out(tmp_path, row):
     root = write(tmp_path, {"swag/train.csv": f"{SWAG}{row}\n" + "2,a,b,c,d,e,f,1\n" * 3})
     for skip in (False, True):
-        with pytest.raises(ValueError, match=r"swag/train.csv, line 3: not a row of a table .*nothing behind it can be read.*mend its quotes"):
+        with pytest.raises(
+            ValueError,
+            match=r"swag/train.csv, line 3: not a row of a table .*nothing behind it can be read.*mend its quotes",
+        ):
             load(TASKS["swag"], root, "train", skip_malformed=skip)
 
 
@@ -112,7 +120,9 @@ def test_many_problems_are_counted_but_not_all_shown(tmp_path):
     root = write(tmp_path, {"glue/mnli/train.jsonl": "\n".join(lines)})
     with pytest.raises(ValueError, match=r"9 malformed rows(.*\n)+.*line 5.*\n  and 4 more"):
         load(TASKS["mnli"], root, "train")
-    with pytest.raises(ValueError, match=r"holds no example of task mnli.*all of 9 rows are malformed, the first: .*line 1: unknown"):
+    with pytest.raises(
+        ValueError, match=r"holds no example of task mnli.*all of 9 rows are malformed, the first: .*line 1: unknown"
+    ):
         load(TASKS["mnli"], root, "train", skip_malformed=True)
 
 
@@ -123,7 +133,11 @@ def test_many_problems_are_counted_but_not_all_shown(tmp_path):
         ("squad1/train-v1.1.json", "{", r"train-v1.1.json: not JSON"),
         ("squad1/train-v1.1.json", '{"data": 3}', r'expected \{"data": \[...\]\} as in SQuAD'),
         ("squad1/train-v1.1.json", '{"data": []}', r"holds no example of task squad1, split train"),
-        ("squad1/train-v1.1.json", '{"data": [{"title": "x"}, 3]}', r"2 malformed rows(.*\n)+.*article 2, paragraph 1, question 1: expected an object in the list"),
+        (
+            "squad1/train-v1.1.json",
+            '{"data": [{"title": "x"}, 3]}',
+            r"2 malformed rows(.*\n)+.*article 2, paragraph 1, question 1: expected an object in the list",
+        ),
     ],
 )
 def test_files_that_are_something_else(tmp_path, name, content, message):
@@ -144,14 +158,20 @@ def test_text_that_is_not_utf_8(tmp_path):
 def test_a_missing_split_says_what_was_looked_for(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"task squad1 has no split 'test': expected one of train, validation$"):
         load(TASKS["squad1"], str(tmp_path), "test")
-    with pytest.raises(FileNotFoundError, match=r"task rte: no split 'test' below .*: expected one of glue/rte/test.jsonl, .*RTE/test.tsv"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"task rte: no split 'test' below .*: expected one of glue/rte/test.jsonl, .*RTE/test.tsv",
+    ):
         load(TASKS["rte"], str(tmp_path), "test")
     with pytest.raises(FileNotFoundError, match="paws_qqp/train.tsv beside dev_and_test.tsv"):
         load(TASKS["paws_qqp"], str(tmp_path), "train")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"no TensorFlow data set 'glue/rte' is prepared"):
         load(TASKS["rte"], "", "train")
-    with pytest.raises(FileNotFoundError, match=r"task dream: TFDS has no split 'train' of it; give the directory of its files, which may lie in dream, dream/data"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"task dream: TFDS has no split 'train' of it; give the directory of its files, which may lie in dream, dream/data",
+    ):
         load(TASKS["dream"], "", "train")
 
 

@@ -68,14 +68,18 @@ def test_a_pair_with_an_empty_text_keeps_its_separators(family):
     """QQP has such questions."""
     for tokenizer in family.values():
         special = tokenizer.specials
-        features = encode(TASKS["qqp"], examples(Texts("0", "the cat", "", 1), Texts("1", "", "the cat", 0)), tokenizer, 32, 1)
+        features = encode(
+            TASKS["qqp"], examples(Texts("0", "the cat", "", 1), Texts("1", "", "the cat", 0)), tokenizer, 32, 1
+        )
         cat, between = tokenizer.encode("the cat"), [special.end] * special.pair_separators
         assert features.rows[0]["tokens"].tolist() == [special.begin, *cat, *between, special.end]
         assert features.rows[1]["tokens"].tolist() == [special.begin, *between, *cat, special.end]
 
 
 def test_regression_is_scaled_to_one(bpe):
-    features = encode(TASKS["stsb"], examples(*[Texts("0", "a", "b", number) for number in (0.0, 2.5, 5.0)]), bpe, 32, 1)
+    features = encode(
+        TASKS["stsb"], examples(*[Texts("0", "a", "b", number) for number in (0.0, 2.5, 5.0)]), bpe, 32, 1
+    )
     assert [float(row["labels"]) for row in features.rows] == [0, 0.5, 1]
     assert features.rows[0]["labels"].dtype == np.float32
 
@@ -116,7 +120,11 @@ def test_several_right_candidates_share_the_label(bpe):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(words=st.lists(st.text("catdogGüß’😀1.\u00a0\u200b\u0301", min_size=1, max_size=6).filter(str.strip), min_size=1, max_size=7))
+@given(
+    words=st.lists(
+        st.text("catdogGüß’😀1.\u00a0\u200b\u0301", min_size=1, max_size=6).filter(str.strip), min_size=1, max_size=7
+    )
+)
 @settings(max_examples=60, deadline=None)
 def test_every_word_has_pieces_and_together_they_are_the_text(family, kind, words):
     tokenizer = family[kind]
@@ -157,7 +165,9 @@ def test_tags_stand_at_the_first_piece_of_their_word(family, kind):
 
 def test_words_that_are_cut_are_counted(bpe):
     words = ("cat",) * 40
-    features = encode(TASKS["wnut17"], examples(Words("0", words, ("O",) * 40), Words("1", ("cat",), ("O",))), bpe, 12, 1)
+    features = encode(
+        TASKS["wnut17"], examples(Words("0", words, ("O",) * 40), Words("1", ("cat",), ("O",))), bpe, 12, 1
+    )
     row = features.rows[0]
     kept = int(row["label_weights"].sum())
     assert len(row["tokens"]) == 12 and row["tokens"][-1] == bpe.specials.end and row["label_weights"][-1] == 0

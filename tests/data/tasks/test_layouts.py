@@ -22,14 +22,24 @@ def rows(*lines: tuple) -> str:
     return "".join("\t".join(map(str, line)) + "\n" for line in lines)
 
 
-MNLI = ("index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse", "sentence1_parse", "sentence2_parse")
+MNLI = (
+    "index",
+    "promptID",
+    "pairID",
+    "genre",
+    "sentence1_binary_parse",
+    "sentence2_binary_parse",
+    "sentence1_parse",
+    "sentence2_parse",
+)
 PARSES = ("31193", "31193n", "government", "( a )", "( b )", "(ROOT a)", "(ROOT b)")
 GLUE = {
     "CoLA/train.tsv": rows(("gj04", 1, "", "It's \"so."), ("gj04", 0, "*", "Them so.")),
     "CoLA/test.tsv": rows(("index", "sentence"), (0, "Bill is.")),
     "SST-2/train.tsv": rows(("sentence", "label"), ('"a gem ', 1), ("dull ", 0)),
     "SST-2/test.tsv": rows(("index", "sentence"), (7, "so so")),
-    "MRPC/train.tsv": "\ufeff" + rows(("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"), (1, 702, 703, 'He "said', "Said")),
+    "MRPC/train.tsv": "\ufeff"
+    + rows(("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"), (1, 702, 703, 'He "said', "Said")),
     "MRPC/dev.tsv": "\ufeff" + rows(("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"), (0, 1, 2, "A", "B")),
     "MRPC/test.tsv": "\ufeff" + rows(("index", "#1 ID", "#2 ID", "#1 String", "#2 String"), (3, 5, 6, "C", "D")),
     "STS-B/dev.tsv": rows(
@@ -40,19 +50,27 @@ GLUE = {
         ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2"),
         (0, "main", "MSRvid", "2012", "0001", "none", "none", "A girl.", "A boy."),
     ),
-    "QQP/train.tsv": rows(("id", "qid1", "qid2", "question1", "question2", "is_duplicate"), (133273, 1, 2, "How?", "Why?", 0)),
+    "QQP/train.tsv": rows(
+        ("id", "qid1", "qid2", "question1", "question2", "is_duplicate"), (133273, 1, 2, "How?", "Why?", 0)
+    ),
     "QQP/test.tsv": rows(("id", "question1", "question2"), (9, "Who?", "Where?")),
-    "MNLI/train.tsv": rows((*MNLI, "sentence1", "sentence2", "label1", "gold_label"), (0, *PARSES, "P", "H", "neutral", "neutral")),
+    "MNLI/train.tsv": rows(
+        (*MNLI, "sentence1", "sentence2", "label1", "gold_label"), (0, *PARSES, "P", "H", "neutral", "neutral")
+    ),
     "MNLI/dev_matched.tsv": rows(
         (*MNLI, "sentence1", "sentence2", *[f"label{n}" for n in range(1, 6)], "gold_label"),
         (0, *PARSES, "P", "H", "neutral", "neutral", "entailment", "neutral", "neutral", "contradiction"),
     ),
-    "MNLI/dev_mismatched.tsv": rows((*MNLI, "sentence1", "sentence2", "label1", "gold_label"), (5, *PARSES, "M", "N", "x", "entailment")),
+    "MNLI/dev_mismatched.tsv": rows(
+        (*MNLI, "sentence1", "sentence2", "label1", "gold_label"), (5, *PARSES, "M", "N", "x", "entailment")
+    ),
     "MNLI/test_mismatched.tsv": rows((*MNLI, "sentence1", "sentence2"), (6, *PARSES, "Q", "R")),
     "diagnostic/diagnostic.tsv": rows(("index", "sentence1", "sentence2"), (0, "The cat sat.", "The cat did not.")),
     "QNLI/train.tsv": rows(("index", "question", "sentence", "label"), (2, "When?", "Then.", "not_entailment")),
     "RTE/dev.tsv": rows(("index", "sentence1", "sentence2", "label"), (0, "T", "H", "entailment")),
-    "WNLI/train.tsv": rows(("index", "sentence1", "sentence2", "label"), (0, "I stuck a pin. It had a hole.", "The carrot had a hole.", 1)),
+    "WNLI/train.tsv": rows(
+        ("index", "sentence1", "sentence2", "label"), (0, "I stuck a pin. It had a hole.", "The carrot had a hole.", 1)
+    ),
 }
 GLUE_EXAMPLES = [
     ("cola", "train", Texts("0", "It's \"so.", None, 1)),
@@ -78,7 +96,9 @@ GLUE_EXAMPLES = [
 
 
 @pytest.mark.parametrize("parent", ["", "glue_data"])
-@pytest.mark.parametrize(("name", "split", "first"), GLUE_EXAMPLES, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "split", "first"), GLUE_EXAMPLES, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_the_tables_of_glue(tmp_path, parent, name, split, first):
     write(tmp_path / parent, GLUE)
     examples = load(TASKS[name], str(tmp_path), split)
@@ -89,13 +109,17 @@ def test_the_tables_of_glue(tmp_path, parent, name, split, first):
 def test_windows_line_ends_and_packed_files_read_the_same(tmp_path):
     write(tmp_path / "plain", {"RTE/train.tsv": GLUE["RTE/dev.tsv"]})
     (tmp_path / "other" / "RTE").mkdir(parents=True)
-    (tmp_path / "other" / "RTE" / "train.tsv.gz").write_bytes(gzip.compress(GLUE["RTE/dev.tsv"].replace("\n", "\r\n").encode()))
+    (tmp_path / "other" / "RTE" / "train.tsv.gz").write_bytes(
+        gzip.compress(GLUE["RTE/dev.tsv"].replace("\n", "\r\n").encode())
+    )
     found = [load(TASKS["rte"], str(tmp_path / name), "train").items for name in ("plain", "other")]
     assert found[0] == found[1] == (Texts("0", "T", "H", 0),)
 
 
 def test_anli(tmp_path):
-    lines = [{"uid": f"u{label}", "context": "C", "hypothesis": "H", "label": label, "model_label": "e"} for label in "enc"]
+    lines = [
+        {"uid": f"u{label}", "context": "C", "hypothesis": "H", "label": label, "model_label": "e"} for label in "enc"
+    ]
     root = write(tmp_path, {"anli_v1.0/R2/dev.jsonl": "".join(json.dumps(line) + "\n" for line in lines)})
     assert load(TASKS["anli_r2"], root, "validation").items == (
         Texts("ue", "C", "H", 0),
@@ -105,7 +129,9 @@ def test_anli(tmp_path):
     assert TASKS["anli_r2"].legacy_validation == "test"
 
 
-@pytest.mark.parametrize("layout", ["anli_v1.0/R{}/dev.jsonl", "anli/R{}/dev.jsonl", "R{}/dev.jsonl", "anli/r{}/validation.jsonl"])
+@pytest.mark.parametrize(
+    "layout", ["anli_v1.0/R{}/dev.jsonl", "anli/R{}/dev.jsonl", "R{}/dev.jsonl", "anli/r{}/validation.jsonl"]
+)
 def test_all_rounds_of_anli(tmp_path, layout):
     for number in (1, 2, 3):
         line = {"uid": f"u{number}", "context": "C", "premise": "C", "hypothesis": "H", "label": "enc"[number - 1]}
@@ -119,7 +145,9 @@ def test_all_rounds_of_anli(tmp_path, layout):
 
 
 def test_paws_holds_a_tenth_of_train_out_and_never_tests_on_it(tmp_path):
-    table = rows(("id", "sentence1", "sentence2", "label"), *((number, f"a {number}", "b", number % 2) for number in range(300)))
+    table = rows(
+        ("id", "sentence1", "sentence2", "label"), *((number, f"a {number}", "b", number % 2) for number in range(300))
+    )
     test = rows(("id", "sentence1", "sentence2", "label"), (1, "x", "y", 1))
     root = write(tmp_path, {"paws_qqp/train.tsv": table, "paws_qqp/dev_and_test.tsv": test})
     train, validation, tested = (load(TASKS["paws_qqp"], root, split) for split in ("train", "validation", "test"))
@@ -136,7 +164,9 @@ def test_paws_holds_a_tenth_of_train_out_and_never_tests_on_it(tmp_path):
 def test_malformed_rows_of_a_file_that_is_two_splits_count_once(tmp_path):
     header = ("id", "sentence1", "sentence2", "label")
     table = rows(header, *((number, "a", "b", 0) for number in range(60)), (60, "a", "b"), (61, "a"))
-    root = write(tmp_path, {"paws_qqp/train.tsv": table, "paws_qqp/dev_and_test.tsv": rows(header, (1, "x", "y", 1), (2, "x"))})
+    root = write(
+        tmp_path, {"paws_qqp/train.tsv": table, "paws_qqp/dev_and_test.tsv": rows(header, (1, "x", "y", 1), (2, "x"))}
+    )
     found = [load(TASKS["paws_qqp"], root, split, skip_malformed=True) for split in ("train", "validation", "test")]
     assert [examples.skipped for examples in found] == [2, 0, 1]
 
@@ -160,7 +190,14 @@ def test_questions_of_qqp_without_a_word_are_examples_and_broken_lines_are_not(t
 
 
 def test_hellaswag_and_swag(tmp_path):
-    line = {"ind": 4, "activity_label": "x", "ctx_a": "A man sits.", "ctx_b": "he", "ctx": "A man sits. he", "split": "val"}
+    line = {
+        "ind": 4,
+        "activity_label": "x",
+        "ctx_a": "A man sits.",
+        "ctx_b": "he",
+        "ctx": "A man sits. he",
+        "split": "val",
+    }
     endings = ["sings.", "falls.", "eats.", "runs."]
     table = (
         ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
@@ -178,22 +215,40 @@ def test_hellaswag_and_swag(tmp_path):
     assert load(TASKS["hellaswag"], root, "validation").items == (Choices("4", pairs, (3,)),)
     assert load(TASKS["hellaswag"], root, "test").items == (Choices("4", pairs, None),)
     (example,) = load(TASKS["swag"], root, "validation")
-    assert example.pairs[0] == ("Students look.", "She pats, then saunters.") and example.right == (2,) and example.id == "0"
+    assert (
+        example.pairs[0] == ("Students look.", "She pats, then saunters.")
+        and example.right == (2,)
+        and example.id == "0"
+    )
 
 
 def test_race_by_level(tmp_path):
     def article(id, answers):
         questions = ["What is _ ?", "Who?"]
-        return json.dumps({"id": id, "article": "Text.", "questions": questions, "options": [list("wxyz"), list("pqrs")], "answers": answers})
+        return json.dumps(
+            {
+                "id": id,
+                "article": "Text.",
+                "questions": questions,
+                "options": [list("wxyz"), list("pqrs")],
+                "answers": answers,
+            }
+        )
 
     root = write(
         tmp_path,
-        {"RACE/train/middle/9.txt": article("middle9.txt", ["A", "D"]), "RACE/train/high/1.txt": article("high1.txt", ["B", "C"])},
+        {
+            "RACE/train/middle/9.txt": article("middle9.txt", ["A", "D"]),
+            "RACE/train/high/1.txt": article("high1.txt", ["B", "C"]),
+        },
     )
     both = load(TASKS["race"], root, "train")
     assert [example.id for example in both] == ["middle9.txt-0", "middle9.txt-1", "high1.txt-0", "high1.txt-1"]
     assert both[0] == Choices("middle9.txt-0", tuple(("Text.", f"What is {x} ?") for x in "wxyz"), (0,))
-    gaps = json.dumps(json.loads(article("gaps", ["A", "A"])) | {"questions": ["____ or _ ?", r"Is ___"], "options": [[r"\1", "b"], ["c", "d"]]})
+    gaps = json.dumps(
+        json.loads(article("gaps", ["A", "A"]))
+        | {"questions": ["____ or _ ?", r"Is ___"], "options": [[r"\1", "b"], ["c", "d"]]}
+    )
     filled = load(TASKS["race_high"], write(tmp_path / "gaps", {"RACE/test/high/1.txt": gaps}), "test")
     assert [second for example in filled for _, second in example.pairs] == [r"\1 or \1 ?", "b or b ?", "Is c", "Is d"]
     assert both[1].pairs[3] == ("Text.", "Who? s") and both[1].right == (3,)
@@ -216,10 +271,22 @@ def test_dream_and_its_legacy(tmp_path):
 
 def test_squad_with_and_without_answers(tmp_path):
     def articles(*questions):
-        return json.dumps({"version": "v2.0", "data": [{"title": "T", "paragraphs": [{"context": "Anna met Bo.", "qas": questions}]}]})
+        return json.dumps(
+            {"version": "v2.0", "data": [{"title": "T", "paragraphs": [{"context": "Anna met Bo.", "qas": questions}]}]}
+        )
 
-    good = {"id": "a", "question": " Who? ", "answers": [{"text": "Anna", "answer_start": 0}, {"text": "Anna", "answer_start": 0}]}
-    none = {"id": "b", "question": "Why?", "is_impossible": True, "answers": [], "plausible_answers": [{"text": "Bo", "answer_start": 9}]}
+    good = {
+        "id": "a",
+        "question": " Who? ",
+        "answers": [{"text": "Anna", "answer_start": 0}, {"text": "Anna", "answer_start": 0}],
+    }
+    none = {
+        "id": "b",
+        "question": "Why?",
+        "is_impossible": True,
+        "answers": [],
+        "plausible_answers": [{"text": "Bo", "answer_start": 9}],
+    }
     root = write(tmp_path, {"squad1/dev-v1.1.json": articles(good), "squad2/dev-v2.0.json": articles(good, none)})
     first = Question("a", "Who?", "Anna met Bo.", (("Anna", 0),))
     assert load(TASKS["squad1"], root, "validation").items == (first,)

@@ -19,7 +19,8 @@ class Small(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [
-        tfds.core.BuilderConfig(name=name) for name in ("mnli", "ax", "stsb", "v1.1", "v2.0", "high", "middle", "r3", "record", "plain")
+        tfds.core.BuilderConfig(name=name)
+        for name in ("mnli", "ax", "stsb", "v1.1", "v2.0", "high", "middle", "r3", "record", "plain")
     ]
     features: dict
     splits: dict
@@ -42,7 +43,13 @@ SQUAD = {
     "question": F.Text(),
     "answers": F.Sequence({"text": F.Text(), "answer_start": np.int32}),
 }
-ANNA = {"id": "a", "title": "T", "context": "Anna met Bo.", "question": "Who?", "answers": {"text": ["Anna", "Bo"], "answer_start": [0, 9]}}
+ANNA = {
+    "id": "a",
+    "title": "T",
+    "context": "Anna met Bo.",
+    "question": "Who?",
+    "answers": {"text": ["Anna", "Bo"], "answer_start": [0, 9]},
+}
 
 
 class Glue(Small):
@@ -75,6 +82,8 @@ class Squad(Small):
         "v1.1": {"train": [ANNA, moved, ANNA | {"answers": {"text": ["Cleo"], "answer_start": [3]}}]},
         "v2.0": {"validation": [ANNA | {"is_impossible": True, "answers": {"text": [], "answer_start": []}}]},
     }
+
+
 ARTICLE = {"article": "A", "questions": ["Q?", "R?"], "answers": ["A", "B"]}
 REAL_RACE = {
     "article": F.Text(),
@@ -88,7 +97,9 @@ REAL_RACE = {
 class Race(Small):
     """RACE. Lists of lists are written by TensorFlow alone, but they are stored as these two, so `root` can pretend."""
 
-    stored = REAL_RACE | {"options": {"ragged_flat_values": F.Sequence(F.Text()), "ragged_row_lengths_0": F.Sequence(np.int64)}}
+    stored = REAL_RACE | {
+        "options": {"ragged_flat_values": F.Sequence(F.Text()), "ragged_row_lengths_0": F.Sequence(np.int64)}
+    }
     options = {"ragged_flat_values": ["x", "y", "z", "w", "v"], "ragged_row_lengths_0": [2, 3]}
     features = {"high": stored, "middle": stored}
     splits = {
@@ -116,7 +127,19 @@ class SuperGlue(Small):
             "idx": {"passage": np.int32, "query": np.int32},
         }
     }
-    splits = {"record": {"train": [{"passage": "P", "query": "@placeholder ran", "entities": ["A", "B"], "answers": ["B"], "idx": {"passage": 0, "query": 1}}]}}
+    splits = {
+        "record": {
+            "train": [
+                {
+                    "passage": "P",
+                    "query": "@placeholder ran",
+                    "entities": ["A", "B"],
+                    "answers": ["B"],
+                    "idx": {"passage": 0, "query": 1},
+                }
+            ]
+        }
+    }
 
 
 class Hellaswag(Small):
@@ -181,11 +204,18 @@ def test_examples_of_prepared_sets(name, split, expected):
 
 
 def test_both_levels_of_race():
-    assert [example.id for example in load(TASKS["race"], "", "validation")] == ["middle-0", "middle-1", "high-0", "high-1"]
+    assert [example.id for example in load(TASKS["race"], "", "validation")] == [
+        "middle-0",
+        "middle-1",
+        "high-0",
+        "high-1",
+    ]
 
 
 def test_answers_that_white_space_moved_are_found_and_others_refused():
-    with pytest.raises(ValueError, match=r"record 2: the answer 'Cleo' is not in the context at character 3 \(nor anywhere else\)"):
+    with pytest.raises(
+        ValueError, match=r"record 2: the answer 'Cleo' is not in the context at character 3 \(nor anywhere else\)"
+    ):
         load(TASKS["squad1"], "", "train")
     examples = load(TASKS["squad1"], "", "train", skip_malformed=True)
     assert examples.skipped == 1

@@ -35,7 +35,14 @@ def examples(*rows) -> Examples:
 
 def test_qnli_is_ranked_by_question():
     task = TASKS["qnli"]
-    given = examples(("q", "right", 0), ("q", "wrong", 1), ("q", "wrong too", 1), ("r", "right", 0), ("s", "wrong", 1), ("q", "also right", 0))
+    given = examples(
+        ("q", "right", 0),
+        ("q", "wrong", 1),
+        ("q", "wrong too", 1),
+        ("r", "right", 0),
+        ("s", "wrong", 1),
+        ("q", "also right", 0),
+    )
     made, left_out = rank(task, given)
     assert ranked(task).kind == "ranking" and ranked(task).metric == "accuracy"
     assert left_out == 2 and len(made) == 2

@@ -94,7 +94,9 @@ def test_answers_of_xquad_come_back_from_their_tokens(data, tokenizer, language)
     assert len(found) == len(examples) and missed < 0.03 * len(examples)
 
 
-@pytest.mark.parametrize(("name", "longest"), [("sst2", 64), ("rte", 128), ("wnut17", 64), ("dream", 256), ("hellaswag", 128)])
+@pytest.mark.parametrize(
+    ("name", "longest"), [("sst2", 64), ("rte", 128), ("wnut17", 64), ("dream", 256), ("hellaswag", 128)]
+)
 def test_real_rows_make_full_batches(data, tokenizer, name, longest):
     examples = load(TASKS[name], data, "validation").take(slice(400))
     features = encode(TASKS[name], examples, tokenizer, longest, 1)

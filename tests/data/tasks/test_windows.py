@@ -27,7 +27,9 @@ def question(*answers, context=CONTEXT, text="where did the cat sit?"):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("answer", ["The cat", "a mat", "old dog", "Grüße", "by the river", "sat.", "😀", "It rained all day (by"])
+@pytest.mark.parametrize(
+    "answer", ["The cat", "a mat", "old dog", "Grüße", "by the river", "sat.", "😀", "It rained all day (by"]
+)
 def test_an_answer_is_found_again_in_every_window_that_holds_it(family, kind, answer):
     features = encoded(family[kind], question(answer), length=48, stride=3)
     held = 0
@@ -52,7 +54,10 @@ def test_windows_hold_every_token_and_each_is_best_off_in_one_of_them(length, ro
     widest = _widest(length, begins, room)
     assert inside[widest, np.arange(length)].all()
     context = [
-        [min(token - begin, min(begin + room, length) - 1 - token) if inside[number, token] else -1 for token in range(length)]
+        [
+            min(token - begin, min(begin + room, length) - 1 - token) if inside[number, token] else -1
+            for token in range(length)
+        ]
         for number, begin in enumerate(begins)
     ]
     assert (np.max(context, axis=0) == np.array(context)[widest, np.arange(length)]).all()
@@ -61,7 +66,9 @@ def test_windows_hold_every_token_and_each_is_best_off_in_one_of_them(length, ro
 @pytest.mark.parametrize("length", [24, 48])
 def test_windows_of_short_rows_overlap_by_half(bpe, length):
     """Every answer that fits into half a window is in one, however long the stride."""
-    context = "the cat sat on a mat and ran to the red house by the river where it rained all day " * 4  # a letter is no two pieces
+    context = (
+        "the cat sat on a mat and ran to the red house by the river where it rained all day " * 4
+    )  # a letter is no two pieces
     ids, places = bpe.locate_batch([context])[0]
     room = length - 4 - min(len(bpe.encode("where?")), length // 2)
     asked = []
