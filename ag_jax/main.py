@@ -62,23 +62,26 @@ def main(argv: list[str]) -> int:
     if any(argument in ("--help", "-h", "help") for argument in argv[1:]) or len(argv) == 1:
         print(USAGE)
         return 0 if len(argv) > 1 else 2
-    from ag_jax import configuration, verbs  # not at the top: --help need not wait for JAX
+    from ag_jax import (
+        cli,  # not at the top: --help need not wait for JAX
+        config_reader,
+    )
 
     try:
-        configuration.check_flags(argv[1:])
+        config_reader.check_flags(argv[1:])
         positional = flags.FLAGS(argv)[1:]
         if len(positional) != 1 or positional[0] not in VERBS:
             raise ValueError(
                 f"expected one verb of {', '.join(VERBS)}, got {' '.join(positional) or 'none'}; see --help"
             )
     except (flags.Error, ValueError, OSError) as error:
-        print(verbs.shortened(f"ag-jax: {error}"), file=sys.stderr)
+        print(cli.shortened(f"ag-jax: {error}"), file=sys.stderr)
         return 2
 
     source = config_flags.get_config_filename(flags.FLAGS["config"]) if _CONFIG.value else None
     overrides = config_flags.get_override_values(flags.FLAGS["config"]) if _CONFIG.value else {}
     values = (flag.value for flag in _FLAGS)
-    return verbs.run_safely(positional[0], verbs.Request(source, overrides, *values))
+    return cli.run_safely(positional[0], cli.Request(source, overrides, *values))
 
 
 def console() -> None:

@@ -22,17 +22,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ag_jax import finetuned, learner, run
 from ag_jax.data.tasks import buckets, catalogue, encoding
 from ag_jax.data.tasks.rows import Features, Row, Shape
 from ag_jax.data.tasks.task import Choices, Example, Examples, Question, Task, Texts, Words
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.evaluation import predictions
-from ag_jax.finetuned import FineTuned
-from ag_jax.finetuning import predicting, weights
-from ag_jax.interop import importing
+from ag_jax.finetuning import predicting
+from ag_jax.interop import opening
+from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.encoder import Encoder
-from ag_jax.training import storage
 
 BATCH = 16  # rows that are computed together
 POOLINGS = ("mean", "first")
@@ -57,7 +55,7 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
         fill = pipelines.fill_mask("runs/quickstart/ag-seed0")
         fill("The state of our <mask> is strong.", top=3)
     """
-    model, params, tokenizer = _pretraining(directory, step)
+    model, params, tokenizer = opening.open_masked_lm(directory, step)
     mask = tokenizer.specials.mask
     shape = Shape(tokenizer.specials, model.config.max_length, model.config.segments)
     apply = jax.jit(lambda batch: model.apply({"params": params}, batch, deterministic=True).words_BMV)
@@ -98,7 +96,7 @@ def classify(directory: str) -> Callable[..., Any]:
     classify = pipelines.classify("runs/glue/mnli/lr2e-05-bs32-seed0")
     classify([("It rains.", "The street is wet."), ("It rains.", "It is dry.")])
     """
-    predict = _Predict(_tuned(directory, ("classification", "regression")))
+    predict = _Predict(opening.open_finetuned(directory, ("classification", "regression")))
 
     def say(texts: str | Pair | Sequence[str | Pair]) -> Any:
         single = _is_single(texts)
@@ -121,7 +119,7 @@ def choose(directory: str) -> Callable[[str, Sequence[str]], Guess]:
     choose = pipelines.choose("runs/choice/hellaswag/lr2e-05-bs32-seed0")
     choose("He opened the door and", ["went in.", "is a door."])
     """
-    predict = _Predict(_tuned(directory, ("choice", "ranking")))
+    predict = _Predict(opening.open_finetuned(directory, ("choice", "ranking")))
 
     def say(text: str, candidates: Sequence[str]) -> Guess:
         if len(candidates) < 2:
@@ -142,7 +140,7 @@ def tag(directory: str) -> Callable[..., Any]:
         tag("Ana flew from Lisbon to Oslo")
         tag([["Ana", "flew", "from", "Lisbon", "to", "Oslo", "."], "He stayed"])
     """
-    predict = _Predict(_tuned(directory, ("tagging",)))
+    predict = _Predict(opening.open_finetuned(directory, ("tagging",)))
 
     def say(texts: str | Sequence[str | Sequence[str]]) -> Any:
         single = isinstance(texts, str)
@@ -167,7 +165,7 @@ def answer(directory: str, refuses: bool | None = None) -> Callable[..., Any]:
         answer("Where does the king live?", context)
         answer(["Where does the king live?", "Since when?"], context)
     """
-    tuned = _tuned(directory, ("span",))
+    tuned = opening.open_finetuned(directory, ("span",))
     if refuses is not None:
         tuned = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, answerable=not refuses))
     predict = _Predict(tuned)
@@ -198,7 +196,7 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
     """
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
-    opened = weights.open_encoder(directory, step)
+    opened = opening.open_encoder(directory, step)
     model, params = Encoder(opened.config), opened.params["encoder"]
     shape = Shape(opened.tokenizer.specials, opened.config.max_length, opened.config.segments)
 
@@ -241,54 +239,6 @@ class _Predict:
         features = encoding.encode(self.task, examples, tokenizer, self.length, self.tuned.config.segments)
         logits = predicting.logits_of(self._apply, features, min(BATCH, max(len(features), 1)), self.length)
         return predictions.predict(self.task, examples, features, logits), logits
-
-
-def _tuned(directory: str, kinds: Sequence[str]) -> FineTuned:
-    """The fine-tuned model of a directory. Raises ValueError if it has no head of these kinds, FileNotFoundError if none at all."""
-    place = storage.directory(directory)
-    wanted = " or ".join(kinds)
-    if finetuned.locate(place) is not None:
-        tuned = finetuned.load(place)
-    elif weights.is_huggingface(place):
-        tuned, _ = importing.open_finetuned(str(place))
-    elif (place / "config.json").exists():
-        raise ValueError(
-            f"{directory} is a run of pre-training, which has no head for {wanted}: fine-tune it with `ag-jax evaluate "
-            "--config.keep=best` and give the directory of a trial"
-        )
-    else:
-        raise FileNotFoundError(
-            f"{directory} is no model: expected a trial that kept its weights (--config.keep=best), or a Hugging Face model"
-        )
-    if tuned.head.kind not in kinds:
-        raise ValueError(f"{directory} has a head for {tuned.head.kind}, but {wanted} is asked for")
-    return tuned
-
-
-def _pretraining(directory: str, step: int | None) -> tuple[Any, Any, Tokenizer]:
-    """Model, parameters and tokenizer with a head for masked words."""
-    place = storage.directory(directory)
-    if finetuned.locate(place) is not None:
-        raise ValueError(
-            f"{directory} is fine-tuned and has no head for masked words: give the run that it started from"
-        )
-    if weights.is_huggingface(place):
-        opened = importing.open_model(str(place))
-        untrained, architectures = opened.new, opened.source.architectures
-        model, params, tokenizer = learner.make_model(opened.config, opened.tokenizer), opened.params, opened.tokenizer
-    else:
-        opened = run.open_run(place, step)
-        untrained, architectures = opened.untrained, opened.origin.architectures
-        model, params, tokenizer = opened.model, opened.params, opened.tokenizer
-    if "word_head" in untrained:
-        classes = ", ".join(architectures) or "not stated"
-        raise ValueError(f"{directory} has no head for masked words: its classes are {classes}")
-    if "word_head" not in params:
-        raise ValueError(
-            f"{directory} detects replaced tokens and has no head for masked words; `ag-jax convert --to=hf --part=generator` takes "
-            "its generator out, if it has one"
-        )
-    return model, params, tokenizer
 
 
 def _split_at_masks(text: str, tokenizer: Tokenizer) -> list[str]:

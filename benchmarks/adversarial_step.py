@@ -21,11 +21,12 @@ import turns
 from etils import epath
 from pretraining_throughput import SHARED, Runner, Variant
 
-from ag_jax import configuration, experiment
-from ag_jax.analysis import attacks
-from ag_jax.data import pipeline
+from ag_jax import config_reader
+from ag_jax.analysis.figures import attacks as attack_figures
+from ag_jax.data.text import pipeline
 from ag_jax.planning import costs
 from ag_jax.planning.hlo import Program
+from ag_jax.pretraining import config as pretraining_config
 
 CONFIG = "configs/asa/figure4_speed.py"
 ON_CPU = {"model.layers": 2, "model.vocabulary_size": 0, "training.batch_size": 4}
@@ -43,7 +44,7 @@ def of_length(length: int, options: argparse.Namespace, overrides: dict[str, Any
     running = []
     for arm in options.arms.split(","):
         source = f"{CONFIG}:length={length},arm={arm}"
-        config = experiment.parse(configuration.load(source, overrides))
+        config = pretraining_config.parse(config_reader.load(source, overrides))
         running.append(Runner(Variant(arm, arm), config, pipeline.prepare(config.data), epath.Path("never_written")))
         print(f"{length} tokens, {arm}: compiled in {running[-1].compile_seconds:.1f} s", flush=True)
     turns.take(running, options.rounds, options.steps)
@@ -76,7 +77,7 @@ def main() -> None:
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax"
     )
     options = parser.parse_args()
-    configuration.check_overrides(f"{CONFIG}:length=128,arm=plain", options.set)
+    config_reader.check_overrides(f"{CONFIG}:length=128,arm=plain", options.set)
     overrides = (ON_CPU if on_cpu else {}) | SHARED | {"data.cache_dir": ""}
     for item in options.set:
         name, _, text = item.partition("=")
@@ -94,7 +95,7 @@ def main() -> None:
         ratios = {
             arm: {length: of_arm[arm]["ratios"]["step_time"] for length, of_arm in figures.items()} for arm in arms
         }
-        print(f"drawn in {attacks.step_time_figure(ratios, options.figure)}")
+        print(f"drawn in {attack_figures.step_time_figure(ratios, options.figure)}")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,11 @@ import jax.numpy as jnp
 import record
 
 from ag_jax.attention import patterns
-from ag_jax.attention.fused import gpu, reference, tpu
-from ag_jax.attention.fused.choice import Fused
 from ag_jax.attention.guidance import Guides
+from ag_jax.attention.kernels import reference
+from ag_jax.attention.kernels.dispatch import Fused
+from ag_jax.attention.kernels.gpu import attention as gpu
+from ag_jax.attention.kernels.tpu import attention as tpu
 from ag_jax.attention.patterns import Shift
 
 HEADS, WIDTH, RATE = 12, 64, 0.1

@@ -4,9 +4,10 @@ from typing import Any
 
 import jax
 
-from ag_jax import experiment, learner
-from ag_jax.data import batching
+from ag_jax.data.text import batching
 from ag_jax.planning.compilation import PlannedVocabulary
+from ag_jax.pretraining import build
+from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training import sharding
 from ag_jax.training.state import abstract_state, state_shardings
 from ag_jax.training.step import compile_train_step
@@ -16,13 +17,13 @@ def training_step(
     *, layers: int, heads: int, length: int, rows: int, mode: str, remat: str = "dots"
 ) -> tuple[Any, tuple]:
     """The jitted step of a RoBERTa of width 768 with 52,000 words, and shapes of its arguments."""
-    settings = experiment.default_config()
+    settings = pretraining_config.default_config()
     settings.data.sequence_length = length
     settings.model.update(layers=layers, heads=heads, max_length=length, remat=remat)
     settings.guidance.mode = mode
     settings.training.batch_size = rows
-    config, mesh = experiment.parse(settings), sharding.make_mesh(sharding.MeshConfig())
-    made = learner.make_learner(config, PlannedVocabulary(52_000), mesh)
+    config, mesh = pretraining_config.parse(settings), sharding.make_mesh(sharding.MeshConfig())
+    made = build.make_learner(config, PlannedVocabulary(52_000), mesh)
     shardings = state_shardings(made.init, made.optimizer, mesh)
     batch = {
         name: jax.ShapeDtypeStruct(field.shape, field.dtype)

@@ -20,9 +20,10 @@ from importlib.metadata import version
 import numpy as np
 import record
 
-from ag_jax.data import pipeline, sources, tokenizers
+from ag_jax.data import tokenizers
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
-from ag_jax.data.sentences import split_sentences
+from ag_jax.data.text import pipeline, sources
+from ag_jax.data.text.sentences import split_sentences
 
 REPETITIONS = 3
 BATCH_TOKENS = 2**14

@@ -29,7 +29,7 @@ from ag_jax.finetuning import program, splits, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.encoded import TaskData, encode
 from ag_jax.finetuning.trial import Trial
-from ag_jax.finetuning.weights import Pretrained
+from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.training import sharding
 

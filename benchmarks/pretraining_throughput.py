@@ -30,11 +30,13 @@ import record
 import turns
 from etils import epath
 
-from ag_jax import configuration, experiment, learner, run
+from ag_jax import config_reader
 from ag_jax.attention import dropout
-from ag_jax.data import pipeline
-from ag_jax.models import encoder
-from ag_jax.planning import chips, flops, plan
+from ag_jax.data.text import pipeline
+from ag_jax.models import encoder, flops
+from ag_jax.planning import chips, plan
+from ag_jax.pretraining import build, run
+from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training import loop, sharding
 from ag_jax.training.state import create_state
 from ag_jax.training.step import compile_train_step
@@ -87,7 +89,11 @@ class Runner:
     """A compiled variant with its state: `steps` runs some more steps and keeps their times."""
 
     def __init__(
-        self, variant: Variant, config: experiment.ExperimentConfig, corpus: pipeline.Corpus, workdir: epath.Path
+        self,
+        variant: Variant,
+        config: pretraining_config.ExperimentConfig,
+        corpus: pipeline.Corpus,
+        workdir: epath.Path,
     ):
         self.name, self.config = variant.name, config
         self.job = run.make_job(config, workdir, corpus)
@@ -206,22 +212,22 @@ class HuggingFace:
 
 def runners(options: argparse.Namespace, overrides: dict[str, Any]) -> Iterator[Runner | HuggingFace]:
     """Everything that takes turns, compiled."""
-    first = experiment.parse(configuration.load(options.config, overrides))
+    first = pretraining_config.parse(config_reader.load(options.config, overrides))
     corpus = pipeline.prepare(first.data)
     known = choices(first.model.layers)
     variants = [Variant(arm, arm) for arm in options.arms.split(",")]
     variants += [variant for choice in filter(None, options.choices.split(",")) for variant in known[choice]]
     like = None
     for variant in variants:
-        source = configuration.with_argument(options.config, "arm", variant.arm)
-        config = experiment.parse(configuration.load(source, overrides | variant.settings))
+        source = config_reader.with_argument(options.config, "arm", variant.arm)
+        config = pretraining_config.parse(config_reader.load(source, overrides | variant.settings))
         directory = epath.Path(tempfile.gettempdir()) / "pretraining_throughput"  # never written to
         like = Runner(variant, config, corpus, directory)
         print(f"{variant.name}: compiled in {like.compile_seconds:.1f} s", flush=True)
         yield like
     peer = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
     if peer and not like.config.detects_replaced_tokens:
-        yield HuggingFace(like, learner.model_config(like.config, corpus.tokenizer).vocabulary_size)
+        yield HuggingFace(like, build.model_config(like.config, corpus.tokenizer).vocabulary_size)
 
 
 def main() -> None:
@@ -237,7 +243,7 @@ def main() -> None:
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax"
     )
     options = parser.parse_args()
-    configuration.check_overrides(options.config, options.set)
+    config_reader.check_overrides(options.config, options.set)
     overrides = {} if on_cpu else {"model.vocabulary_size": 52_000}
     overrides |= SHARED | {"data.cache_dir": ""}
     for item in options.set:

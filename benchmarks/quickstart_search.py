@@ -17,10 +17,12 @@ import pathlib
 import record
 from etils import epath
 
-from ag_jax import configuration, experiment, run
-from ag_jax.analysis.plateau import unigram_loss
-from ag_jax.analysis.report import first_step_below
-from ag_jax.data import pipeline
+from ag_jax import config_reader
+from ag_jax.data.text import pipeline
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import run
+from ag_jax.pretraining.plateau import unigram_loss
+from ag_jax.pretraining.report import first_step_below
 from ag_jax.training.metrics import read_metrics
 
 CONFIG = str(pathlib.Path(__file__).parent.parent / "configs" / "quickstart.py")
@@ -54,7 +56,7 @@ def main() -> None:
     rows, plateau = [], None
     for number, (arm, settings) in enumerate(grid(options.steps)):
         name = f"{number:02d}-{arm}"
-        config = experiment.parse(configuration.load(f"{CONFIG}:arm={arm}", settings))
+        config = pretraining_config.parse(config_reader.load(f"{CONFIG}:arm={arm}", settings))
         plateau = plateau or unigram_loss(pipeline.prepare(config.data).train)
         workdir = epath.Path(options.workdir).resolve() / name
         summary = run.train(config, workdir)

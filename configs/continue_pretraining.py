@@ -17,14 +17,16 @@ Deviations: 12,500 steps of 256 rows where Gururangan et al. have 2,048. alpha_0
 for shorter rows, as the guidance loss is a mean over n x n that shrinks as 1/n.
 """
 
-from ag_jax import configuration, experiment, presets
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
 
 
 def get_config(argument: str = ""):
     """`run`: the directory of a run; `arm`: mlm or ag (of a run that detects replaced tokens, mlm is that alone)."""
-    chosen = configuration.arguments(argument, run=str, arm=("ag", "mlm"))
-    config = experiment.default_config()
-    presets.continue_from(config, chosen.run)
+    chosen = config_reader.arguments(argument, run=str, arm=("ag", "mlm"))
+    config = pretraining_config.default_config()
+    pretraining.continue_from(config, chosen.run)
     config.title = "Going on with a model, with and without attention guidance"
     config.training.update(steps=12_500, batch_size=256, evaluate_every=2_500)
     config.optimizer.update(learning_rate=1e-4, warmup_steps=750, weight_decay=0.01, beta2=0.98, epsilon=1e-6)

@@ -14,13 +14,14 @@ Deviations: everything is about a tenth of the paper's size. alpha_0 = 1 at 64 t
 guidance loss is a mean over n x n that shrinks as 1/n.
 """
 
-from ag_jax import configuration, experiment
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
 
 
 def get_config(argument: str = ""):
     """`arm`: mlm or ag."""
-    chosen = configuration.arguments(argument, arm=("ag", "mlm"))
-    config = experiment.default_config()
+    chosen = config_reader.arguments(argument, arm=("ag", "mlm"))
+    config = pretraining_config.default_config()
     config.title = "Masked language modelling with and without attention guidance: quickstart"
     config.data.source = "sotu"
     config.data.format = "fixed_blocks"

@@ -91,10 +91,10 @@ LONG = (
     "tests/finetuning/test_suite.py",
     "tests/test_configs.py",
     "tests/finetuning/test_configs.py",
-    "tests/test_rival_runs.py",
-    "tests/test_adversarial_runs.py",
+    "tests/pretraining/test_rival_runs.py",
+    "tests/pretraining/test_adversarial_runs.py",
     "tests/objectives/test_attacks_compose.py",
-    "tests/attention/test_fused.py",
+    "tests/attention/test_kernels.py",
     "tests/test_interruption.py",
 )
 

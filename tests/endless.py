@@ -8,8 +8,9 @@ import signal
 import sys
 import time
 
-from ag_jax import verbs
-from ag_jax.data import formats, pipeline, sources, tokenizers
+from ag_jax import cli
+from ag_jax.data import tokenizers
+from ag_jax.data.text import formats, pipeline, sources
 
 SENTENCES = [f"The {word} sat on the mat of house {number}." for number in range(50) for word in ("cat", "dog", "bird")]
 
@@ -49,4 +50,4 @@ def after_a_lost_exception() -> None:
         print("the exception is lost", file=sys.stderr)
         time.sleep(3600)
 
-    verbs.run_verb = command
+    cli.run_verb = command

@@ -104,7 +104,7 @@ def names_a_column(name, tokens_L, sequences_L, row):
 def guidance_loss(attention_NBHQK, assignment, tokens_BL, sequences_BL, reduction, boundary, absent):
     """L_AG summed over the texts: squared errors to the dense P, one row after the other."""
     total, guided = 0.0, sum(count for _, count in assignment)
-    for b, (tokens_L, sequences_L) in enumerate(zip(tokens_BL, sequences_BL)):
+    for b, (tokens_L, sequences_L) in enumerate(zip(tokens_BL, sequences_BL, strict=True)):
         head = 0
         for name, count in assignment:
             P_QK = dense_pattern(name, tokens_L, sequences_L, boundary)
@@ -133,7 +133,7 @@ def masses(attention_NBHQK, assignment, tokens_BL, sequences_BL):
     results, head = [], 0
     for name, count in assignment:
         total_N, rows = np.zeros(len(attention_NBHQK)), 0
-        for b, (tokens_L, sequences_L) in enumerate(zip(tokens_BL, sequences_BL)):
+        for b, (tokens_L, sequences_L) in enumerate(zip(tokens_BL, sequences_BL, strict=True)):
             P_QK = dense_pattern(name, tokens_L, sequences_L)
             for row in np.flatnonzero(sequences_L):
                 if names_a_column(name, tokens_L, sequences_L, row):
@@ -297,7 +297,7 @@ def take_layer(tree, index):
 def predict(params, batch, config, **ports):
     """Word logits `BMV`, next-sentence logits `B2` and `attention_NBHQK` of the pre-training model."""
     x, decoded, weights = encode_and_decode(params["encoder"], batch, config, **ports)
-    at_masks = np.stack([row[places] for row, places in zip(decoded, batch["masked_positions"])])
+    at_masks = np.stack([row[places] for row, places in zip(decoded, batch["masked_positions"], strict=True)])
     head = params["word_head"]
     at_masks = layer_norm(gelu(linear(at_masks, head["dense"])), head["norm"], config.layer_norm_epsilon)
     words = at_masks @ params["encoder"]["embeddings"]["word"]["embedding"].T + head["bias"]

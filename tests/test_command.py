@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import run as run_room
-from ag_jax.data import pipeline
+from ag_jax.data.text import pipeline
+from ag_jax.pretraining import run as run_room
 from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics

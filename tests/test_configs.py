@@ -10,8 +10,11 @@ import jax
 import pytest
 from etils import epath
 
-from ag_jax import comparison, configuration, experiment, learner, presets, run
-from ag_jax.data import pipeline
+from ag_jax import config_reader
+from ag_jax.data.text import pipeline
+from ag_jax.pretraining import build, comparison, run
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
 from ag_jax.training import loop
 from ag_jax.training import step as step_room
 from tests.finetuning import test_configs as finetuning
@@ -77,12 +80,12 @@ def variants(name):
         yield ",".join(f"{key}={value}" for key, value in zip(choices, values, strict=True))
 
 
-def parsed(name: str, argument: str = "", **overrides) -> experiment.ExperimentConfig:
-    return experiment.parse(configuration.load(f"{CONFIGS / name}:{argument}", overrides))
+def parsed(name: str, argument: str = "", **overrides) -> pretraining_config.ExperimentConfig:
+    return pretraining_config.parse(config_reader.load(f"{CONFIGS / name}:{argument}", overrides))
 
 
 def test_no_config_is_forgotten():
-    assert FILES == sorted(ARGUMENTS)
+    assert set(ARGUMENTS) == set(FILES)
     assert set(finetuning.TRIED) == set(finetuning.ARGUMENTS) <= set(ALL)
 
 
@@ -107,7 +110,7 @@ def test_every_variant_parses(name):
 @pytest.mark.parametrize("name", FILES)
 def test_arms_differ(name):
     arms = ARGUMENTS[name]["arm"]
-    configs = [json.dumps(configuration.to_dict(parsed(name, f"arm={arm}"))) for arm in arms]
+    configs = [json.dumps(config_reader.to_dict(parsed(name, f"arm={arm}"))) for arm in arms]
     assert len(set(configs)) == len(arms)
 
 
@@ -155,7 +158,7 @@ def test_every_arm_can_be_traced(name, arm, source, tmp_path, one_device):
     assert state.step.shape == () and job.objective.headline.metric in metrics
 
 
-# Typed from the paper once more, so that a slip in `presets.TABLE_11` shows: language, model, learning rate, warm-up steps,
+# Typed from the paper once more, so that a slip in `recipes.pretraining.TABLE_11` shows: language, model, learning rate, warm-up steps,
 # alpha_0/lambda, batch size (Deshpande & Narasimhan 2020, table 11).
 PAPERS_TABLE_11 = """
 English  RoBERTa-8-MLM  1e-4 10000 -       120
@@ -193,7 +196,7 @@ def test_table_11(row):
     if arm == "AG":
         alpha, fraction = map(float, alpha_and_fraction.split("/"))
         assert (config.guidance.alpha, config.guidance.fraction) == (alpha, fraction)
-        assert learner.assignment(config) == (("next", 1), ("prev", 1), ("first", heads // 2 - 2))
+        assert build.assignment(config) == (("next", 1), ("prev", 1), ("first", heads // 2 - 2))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +212,7 @@ def test_the_corpora_of_table_2_and_the_epochs_of_section_4(language, tokens, ep
 @pytest.mark.parametrize("arm", ["mlm", "ag"])
 def test_the_tpu_and_the_gpu_run_differ_in_batch_epochs_and_title_alone(arm):
     tpu, gpu = (parsed("ag/table9_tpu_gpu.py", f"hardware={hardware},arm={arm}") for hardware in ("tpu", "gpu"))
-    theirs, ours = (configuration.flat(configuration.to_dict(config)) for config in (tpu, gpu))
+    theirs, ours = (config_reader.flat(config_reader.to_dict(config)) for config in (tpu, gpu))
     assert theirs.keys() == ours.keys()
     different = {key for key in ours if theirs[key] != ours[key]}
     assert different == {"title", "training.batch_size", "training.steps"}
@@ -241,10 +244,10 @@ def test_table9_fits_the_meshes_that_its_docstring_names(hardware, devices, tens
 
 
 def test_roberta_table_9():
-    config = experiment.default_config()
-    presets.roberta_table_9(config)
+    config = pretraining_config.default_config()
+    pretraining.roberta_table_9(config)
     model, optimizer, training = (
-        getattr(experiment.parse(config), section) for section in ("model", "optimizer", "training")
+        getattr(pretraining_config.parse(config), section) for section in ("model", "optimizer", "training")
     )
     assert (model.layers, model.width, model.heads, model.feedforward or 4 * model.width) == (12, 768, 12, 3072)
     assert (model.dropout, model.attention_dropout, optimizer.decay) == (0.1, 0.1, "linear")
@@ -290,12 +293,12 @@ def test_arms_of_the_deberta_ablation_lack_what_their_name_says(arm, scale):
         assert (config.training.steps, config.training.batch_size) == (1_000_000, 256)
 
 
-@pytest.mark.parametrize("name", presets.ENCODERS)
+@pytest.mark.parametrize("name", pretraining.ENCODERS)
 def test_published_encoders(name):
     """What distinguishes them; every setting is one that exists."""
-    config = experiment.default_config()
-    presets.encoder(config, name)
-    model = experiment.parse(config).model
+    config = pretraining_config.default_config()
+    pretraining.encoder(config, name)
+    model = pretraining_config.parse(config).model
     deberta = name.startswith("deberta")
     assert (
         (model.decoder_passes == 2)

@@ -3,11 +3,13 @@
 import pytest
 from etils import epath
 
-from ag_jax import finetuned, presets, run, run_corpus
 from ag_jax.data.tasks.task import Examples, Texts
-from ag_jax.experiment import ExperimentConfig, default_config
 from ag_jax.finetuning import results, suite, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.interop import finetuned
+from ag_jax.pretraining import corpus, run
+from ag_jax.pretraining.config import ExperimentConfig, default_config
+from ag_jax.recipes import pretraining
 
 DAMAGED = {
     "empty": b"",
@@ -30,10 +32,10 @@ READERS = {
     ),
     "config.json of a run to continue from": (
         "config.json",
-        lambda folder: presets.continue_from(default_config(), str(folder)),
+        lambda folder: pretraining.continue_from(default_config(), str(folder)),
     ),
     "config.json of a suite": ("config.json", lambda folder: suite.check_directory(SUITE, folder)),
-    "corpus.json": ("corpus.json", run_corpus.read_summary),
+    "corpus.json": ("corpus.json", corpus.read_summary),
     "summary.json": ("summary.json", run.read_summary),
     "result.json": ("result.json", trial.read_result),
     "task.json": ("task.json", finetuned.load),

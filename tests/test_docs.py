@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ag_jax import configuration, finetuned, learner, run
+from ag_jax import config_reader
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.experiment import ExperimentConfig
-from ag_jax.finetuned import FineTuned
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.finetuning.trial import make_head
+from ag_jax.interop import finetuned
+from ag_jax.interop.finetuned import FineTuned
 from ag_jax.objectives.supervised import Supervised
+from ag_jax.pretraining import build, run
+from ag_jax.pretraining.config import ExperimentConfig
 from tests import tiny
 from tests.finetuning import tasks
 
@@ -60,7 +62,7 @@ def readers_place(tmp_path_factory):
     tasks.TOKENIZER.save(place / "tokenizer")
     data = DataConfig(sequence_length=64, tokenizer=TokenizerConfig(path=str(place / "tokenizer")))
     config = ExperimentConfig(data=data, model=encoder)
-    params = tiny.params(learner.make_model(config, tasks.TOKENIZER), tiny.batch())
+    params = tiny.params(build.make_model(config, tasks.TOKENIZER), tiny.batch())
     run.write(config, place / "runs" / "quickstart" / "ag-seed0", tasks.TOKENIZER, params)
     head = make_head(tasks.task("classification"), "roberta", 64)
     tuned = FineTuned(
@@ -90,7 +92,7 @@ def test_examples_run_where_a_reader_runs_them(page, number, readers_place, monk
         names |= {"model": model, "batch": batch, "params": tiny.params(model, batch)}
     exec(compile(code, f"{page}, example {number}", "exec"), names)
     if "get_config" in names:
-        assert configuration.parse(FinetuningConfig, names["get_config"]()).ordered_tasks
+        assert config_reader.parse(FinetuningConfig, names["get_config"]()).ordered_tasks
     if "open_run" in code:
         assert names["attention"].weights_NHQK.shape[:2] == (2, 2)
 

@@ -6,7 +6,7 @@ import shutil
 import jax
 import pytest
 
-from ag_jax import run
+from ag_jax.pretraining import run
 from ag_jax.training.damage import CorruptCheckpointError
 from tests.goldens import inputs, make, reading
 

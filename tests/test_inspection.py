@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import configuration, finetuned, inspection, learner, origin, run, verbs
+from ag_jax import cli, config_reader
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.experiment import ExperimentConfig
-from ag_jax.finetuned import FineTuned
+from ag_jax.distributed import storage
+from ag_jax.finetuning import best
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.trial import make_head
-from ag_jax.interop import exporting
-from ag_jax.training import storage
+from ag_jax.interop import exporting, finetuned
+from ag_jax.interop.finetuned import FineTuned
+from ag_jax.pretraining import build, origin, run
+from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.config import TrainingConfig
 from tests import tiny
 from tests.finetuning import tasks
@@ -42,7 +44,7 @@ def save_suite(directory, *names):
     """A suite without trials."""
     directory.mkdir(parents=True)
     config = FinetuningConfig(checkpoint="x", tasks=dict.fromkeys(names, Recipe()))
-    (directory / "config.json").write_text(json.dumps(configuration.to_dict(config)))
+    (directory / "config.json").write_text(json.dumps(config_reader.to_dict(config)))
     return directory
 
 
@@ -54,10 +56,10 @@ def places(tmp_path_factory):
     config = ExperimentConfig(
         data=DataConfig(sequence_length=16, tokenizer=TokenizerConfig(path=str(directory / "tokenizer"))),
         model=CONFIG,
-        guidance=learner.guidance.GuidanceConfig("loss", heads="next:1"),
+        guidance=build.guidance.GuidanceConfig("loss", heads="next:1"),
         training=TrainingConfig(batch_size=8),
     )
-    model = learner.make_model(config, TOKENIZER)
+    model = build.make_model(config, TOKENIZER)
     batch = {
         name: np.ones((1, 6), np.int32) for name in ("tokens", "original", "sequences", "segments", "masked_positions")
     }
@@ -82,7 +84,7 @@ def places(tmp_path_factory):
 def inspect(place, capsys):
     """What the command prints, and the figures that it wrote; they are as many as the lines say."""
     empty = dict.fromkeys(("config", "overrides", "print_config"))
-    status = verbs.run_safely("inspect", verbs.Request(**empty, workdir=str(place), step=None, text=TEXT))
+    status = cli.run_safely("inspect", cli.Request(**empty, workdir=str(place), step=None, text=TEXT))
     said, warned = capsys.readouterr()
     assert status == 0, warned
     drawn = [epath.Path(line.removeprefix("drawn: ")) for line in said.splitlines() if line.startswith("drawn: ")]
@@ -115,7 +117,7 @@ def inspect(place, capsys):
     ],
 )
 def test_every_directory_is_opened_at_its_own_length(places, place, found, said, length):
-    opened = inspection.open_any(places / place)
+    opened = best.open_for_inspection(places / place)
     assert (opened.directory, opened.length) == (places / found, length)
     assert opened.description == said.format(places / found)
     is_run = place in ("run", "imported", "compared")
@@ -125,7 +127,7 @@ def test_every_directory_is_opened_at_its_own_length(places, place, found, said,
 @pytest.mark.parametrize("place", ["run", "arms/asa/sst2/seed1", "hf"])
 def test_the_parameters_are_those_of_the_encoder(places, place):
     source = finetuned.load(places / place) if place.startswith("arms") else run.open_run(places / "run")
-    ours, theirs = (of.params["encoder"]["layers"] for of in (inspection.open_any(places / place), source))
+    ours, theirs = (of.params["encoder"]["layers"] for of in (best.open_for_inspection(places / place), source))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
@@ -153,17 +155,17 @@ def test_figures_of_a_hugging_face_model_are_beside_the_user(places, tmp_path, m
 
 def test_a_model_without_steps_and_directories_without_a_model(places, tmp_path):
     with pytest.raises(ValueError, match="step=3 is that of a run's checkpoint"):
-        inspection.open_any(places / "hf", 3)
+        best.open_for_inspection(places / "hf", 3)
     for directory in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=f"{directory} is no model: expected the directory of a run"):
-            inspection.open_any(directory)
+            best.open_for_inspection(directory)
     with pytest.raises(
         FileNotFoundError, match="no finished trial of .*suite has kept its weights.*--config.keep=best"
     ):
-        inspection.open_any(save_suite(tmp_path / "suite", "sst2"))
+        best.open_for_inspection(save_suite(tmp_path / "suite", "sst2"))
     (tmp_path / "report.json").write_text("[]")
     with pytest.raises(ValueError, match="report.json: expected a JSON object"):
-        inspection.open_any(tmp_path)
+        best.open_for_inspection(tmp_path)
 
 
 @pytest.fixture
@@ -189,7 +191,7 @@ def evaluate(place, monkeypatch, capsys):
     """The status of the command, what it prints and what it warns of; the numbers themselves are made up."""
     monkeypatch.setattr(run, "evaluate", lambda workdir, step: {"step": 0, "mlm_loss": 2.5})
     empty = dict.fromkeys(("config", "overrides", "print_config", "step", "text"))
-    return verbs.run_safely("evaluate", verbs.Request(**empty, workdir=str(place))), *capsys.readouterr()
+    return cli.run_safely("evaluate", cli.Request(**empty, workdir=str(place))), *capsys.readouterr()
 
 
 def test_a_read_only_run_is_inspected_and_evaluated(places, tmp_path, monkeypatch, capsys, read_only):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ag_jax import interruption, verbs
+from ag_jax import cli, interruption
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from tests import commands, endless
@@ -62,7 +62,7 @@ def fails_beside_a_thread() -> None:
         threading.Thread(target=time.sleep, args=(3600,)).start()
         raise OSError("no space")
 
-    verbs.run_verb = fail
+    cli.run_verb = fail
 
 
 def test_a_command_that_fails_does_not_wait_for_its_threads():
@@ -96,10 +96,10 @@ def test_a_signal_on_one_of_several_hosts_ends_all(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     abandoned = []
-    monkeypatch.setattr(verbs, "run_verb", interrupted)
-    monkeypatch.setattr(verbs.hosts, "count", lambda: 2)
-    monkeypatch.setattr(verbs.hosts, "abandon", lambda *note: abandoned.append(note))
+    monkeypatch.setattr(cli, "run_verb", interrupted)
+    monkeypatch.setattr(cli.hosts, "count", lambda: 2)
+    monkeypatch.setattr(cli.hosts, "abandon", lambda *note: abandoned.append(note))
     monkeypatch.setattr(interruption, "_state", SimpleNamespace(received=TERM))
-    assert verbs.run_safely("train", None) == 143
+    assert cli.run_safely("train", None) == 143
     assert abandoned == [(143, "ag-jax train: stopped by SIGTERM")]
     assert capsys.readouterr().err == "host 0: ag-jax train: stopped by SIGTERM\n"

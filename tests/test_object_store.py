@@ -7,10 +7,12 @@ import jax
 import pytest
 from etils import epath
 
-from ag_jax import run, verbs
+from ag_jax import cli
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
-from ag_jax.training import lock, loop
+from ag_jax.distributed import lock
+from ag_jax.pretraining import run
+from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import read_metrics
 from tests import object_store
@@ -57,29 +59,29 @@ def store(monkeypatch, tmp_path):
 
 
 def request(workdir, config=None, overrides=None, **more):
-    return verbs.Request(config, overrides or {}, workdir, None, None, False, **more)
+    return cli.Request(config, overrides or {}, workdir, None, None, False, **more)
 
 
 def test_compare_evaluate_and_inspect(store, overrides, capsys):
-    verbs.run_verb("compare", request("gs://bucket/runs", CONFIG, overrides))
+    cli.run_verb("compare", request("gs://bucket/runs", CONFIG, overrides))
     assert capsys.readouterr().out == "the report is gs://bucket/runs/report.md\n"
     report = epath.Path("gs://bucket/runs/report.md")
     assert "| Validation |" in report.read_text() and json.loads((report.parent / "report.json").read_text())
-    figures = [path for path in (report.parent / "figures").iterdir()]
+    figures = list((report.parent / "figures").iterdir())
     assert len(figures) >= 5 and all(path.read_bytes().startswith(b"\x89PNG") for path in figures)
     workdir = report.parent / "ag-seed0"
     assert [row["step"] for row in read_metrics(workdir)] == [1, 2, 3, 4, 4]
     assert list((workdir / "tensorboard").iterdir())
 
-    verbs.run_verb("evaluate", request(str(workdir)))
+    cli.run_verb("evaluate", request(str(workdir)))
     found = json.loads((workdir / "evaluation.json").read_text())
     assert found["mlm_loss"] == pytest.approx(
         json.loads((workdir / "summary.json").read_text())["validation_loss"], rel=1e-6
     )
-    verbs.run_verb("inspect", request(str(workdir)))
+    cli.run_verb("inspect", request(str(workdir)))
     assert "drawn: gs://bucket/runs/ag-seed0/figures/attention_overview_step4.png" in capsys.readouterr().out
     with pytest.raises(ValueError, match="model.layers: there 1, now 2"):
-        verbs.run_verb("train", request(str(workdir), CONFIG, overrides | {"model.layers": 2}))
+        cli.run_verb("train", request(str(workdir), CONFIG, overrides | {"model.layers": 2}))
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "sentencepiece_bpe"])

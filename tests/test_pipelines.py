@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import finetuned, learner, pipelines, run
+from ag_jax import pipelines
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.experiment import ExperimentConfig
-from ag_jax.finetuned import FineTuned
-from ag_jax.finetuning import weights
 from ag_jax.finetuning.trial import make_head
-from ag_jax.interop import exporting
+from ag_jax.interop import exporting, finetuned, opening
+from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.encoder import Encoder
+from ag_jax.pretraining import build, run
+from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.damage import CorruptCheckpointError
 from tests import tiny
@@ -40,7 +40,7 @@ def places(tmp_path_factory):
         model=CONFIG,
         training=TrainingConfig(batch_size=8),
     )
-    model = learner.make_model(config, TOKENIZER)
+    model = build.make_model(config, TOKENIZER)
     batch = {
         name: np.ones((1, 6), np.int32) for name in ("tokens", "original", "sequences", "segments", "masked_positions")
     }
@@ -299,7 +299,7 @@ def test_every_way_to_open_damaged_weights_is_refused(places, tmp_path):
         "open_run": run.open_run,
         "fill_mask": pipelines.fill_mask,
         "embed": pipelines.embed,
-        "fine-tuning": weights.open_encoder,
+        "fine-tuning": opening.open_encoder,
         "export": lambda place: exporting.convert(place, None, str(tmp_path / "out")),
     }
     for read in run_reads.values():
@@ -310,7 +310,7 @@ def test_every_way_to_open_damaged_weights_is_refused(places, tmp_path):
     tuned_reads = {
         "classify": pipelines.classify,
         "embed": pipelines.embed,
-        "fine-tuning": weights.open_encoder,
+        "fine-tuning": opening.open_encoder,
         "export": lambda place: exporting.convert(place, None, str(tmp_path / "out")),
     }
     for read in tuned_reads.values():

@@ -11,10 +11,10 @@ from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.attention.patterns import PATTERNS, SpecialTokens
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Ports
-from ag_jax.models.pretraining import PretrainingModel
-from ag_jax.models.tasks import TaskModel
+from ag_jax.models.heads import TaskModel
+from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.guided import Guided
-from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.objectives.masked_lm import Pretraining
 from tests import reference
 
 LENGTHS = (11, 7, 3, 0)
@@ -100,7 +100,7 @@ def batch(lengths=LENGTHS, length=LENGTH, masked=MASKED, vocabulary=VOCABULARY, 
 
 
 def task_batch(kind, rows=8, candidates=3, seed=0) -> dict[str, np.ndarray]:
-    """A batch of a kind of task (`models.tasks.KINDS`): uneven rows, the last one only there to fill it up."""
+    """A batch of a kind of task (`models.heads.KINDS`): uneven rows, the last one only there to fill it up."""
     rng = np.random.default_rng(seed)
     several = {"choice": candidates, "ranking": 2}.get(kind)
     lengths = rng.integers(4, LENGTH + 1, rows * (several or 1))

@@ -25,9 +25,9 @@ from ag_jax.attention import patterns
 from ag_jax.attention.patterns import PATTERNS, SpecialTokens
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.encoder import Ports
-from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.heads import TaskModel
+from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
-from ag_jax.models.tasks import TaskModel
 from ag_jax.objectives.adversarial.self_attention import Attacker
 
 Model = PretrainingModel | ReplacedTokensModel | TaskModel

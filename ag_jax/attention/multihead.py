@@ -16,8 +16,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from ag_jax.attention import adversary, disentangled, guidance
 from ag_jax.attention.disentangled import DisentangledConfig
-from ag_jax.attention.fused import reference
-from ag_jax.attention.fused.contract import KEPT, Attend
+from ag_jax.attention.kernels import reference
+from ag_jax.attention.kernels.interface import KEPT, Attend
 
 Array = jax.Array
 

@@ -160,7 +160,7 @@ def load(path: str | os.PathLike) -> Tokenizer:
     named = epath.Path(path)
     if not named.exists():
         raise FileNotFoundError(
-            f"no tokenizer at {named}; give a directory or file that exists, or leave tokenizer.path empty to train one."
+            f"no tokenizer at {named}; give a directory or file that exists, or set data.tokenizer.path=none to train one."
         )
     if named.is_dir():
         _compare_checksum(named)

@@ -6,18 +6,21 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import finetuned, learner
-from ag_jax.analysis import attacks, maps, plots
+from ag_jax.analysis import attacks, maps
 from ag_jax.analysis.attacks import MaskedShare, Temperatures
+from ag_jax.analysis.figures import attacks as attack_figures
+from ag_jax.analysis.figures import plots
 from ag_jax.data.tasks.task import Choices, Example, Question, Texts
-from ag_jax.finetuned import FineTuned
 from ag_jax.finetuning import suite
 from ag_jax.finetuning.results import Chosen
 from ag_jax.finetuning.suite import Suite
 from ag_jax.finetuning.trial import Trial
+from ag_jax.interop import finetuned
+from ag_jax.interop.finetuned import FineTuned
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import Attacker
+from ag_jax.pretraining import build
 from ag_jax.training.metrics import read_metrics
 
 WORDS = range(6, 21)  # how many a sentence has whose attention maps are easy to read
@@ -91,10 +94,10 @@ def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath
     if shares:
         for (task, arm), share in shares.items():
             numbers["tasks"][task]["arms"][arm]["masked"] = share.numbers()
-        path = attacks.masked_figure(_groups(shares), workdir / "figures" / "masked_share.png")
+        path = attack_figures.masked_figure(_groups(shares), workdir / "figures" / "masked_share.png")
         lines += attacks.masked_table(["Task", "Arm"], shares) + _shown("Masked share", path)
     if by_task:
-        path = attacks.temperature_figure(by_task, workdir / "figures" / "temperature.png")
+        path = attack_figures.temperature_figure(by_task, workdir / "figures" / "temperature.png")
         lines += attacks.temperature_table(by_task) + _shown("Scores against the temperature", path)
     return lines + _maps(arms, workdir)
 
@@ -127,9 +130,7 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
         columns = {}
         for name, tuned in opened.items():
             columns[name] = [(task, attention(tuned, text))]
-            attacker = adversarial.learnt(
-                arms[name].attack(task), tuned.config, learner.special_tokens(tuned.tokenizer)
-            )
+            attacker = adversarial.learnt(arms[name].attack(task), tuned.config, build.special_tokens(tuned.tokenizer))
             if attacker is not None and tuned.beside:
                 columns[f"{name}, attacked"] = [(task, attention(tuned, text, attacker))]
         config = next(iter(opened.values())).config

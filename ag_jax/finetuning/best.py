@@ -5,12 +5,15 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from ag_jax import configuration, finetuned, run
+from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tasks import catalogue
-from ag_jax.experiment import ExperimentConfig
 from ag_jax.finetuning import splits, suite, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.interop import finetuned, opening
+from ag_jax.interop.opening import Inspected
+from ag_jax.pretraining import run
+from ag_jax.pretraining.config import ExperimentConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,18 @@ def find(directory: epath.Path) -> Best | None:
     return _of_runs(directory, [directory / f"{arm}-seed{seed}" for arm in report["arms"] for seed in report["seeds"]])
 
 
+def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspected:
+    """Open the model of a directory, or the best of several, to look at its attention.
+
+    step: of a run's checkpoint, the newest by default. Raises FileNotFoundError or ValueError with what was expected.
+    """
+    best = find(directory)
+    if best is None:
+        return opening.open_for_inspection(directory, step)
+    opened = opening.open_for_inspection(best.directory, step)
+    return dataclasses.replace(opened, description=f"{opened.description} ({best.reason})")
+
+
 def _is_suite(directory: epath.Path) -> bool:
     path = directory / "config.json"
     if not path.exists():
@@ -49,7 +64,7 @@ def _is_suite(directory: epath.Path) -> bool:
     values = read_json(path)
     return (
         "model_type" not in values
-        and configuration.kind_of(values, (ExperimentConfig, FinetuningConfig)) is FinetuningConfig
+        and config_reader.kind_of(values, (ExperimentConfig, FinetuningConfig)) is FinetuningConfig
     )
 
 
@@ -70,7 +85,7 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
         for name, recipe in suite.read_settings(path)["tasks"].items():
             if task in (None, name) and (kept := _kept(directory / name)):
                 try:
-                    metrics[name] = splits.find_task(name, configuration.parse(Recipe, recipe)).metric
+                    metrics[name] = splits.find_task(name, config_reader.parse(Recipe, recipe)).metric
                 except ValueError as error:
                     raise ValueError(f"{path}: {error}") from error
                 for one in kept:

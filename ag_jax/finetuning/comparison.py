@@ -8,12 +8,13 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import arms, configuration
+from ag_jax import config_reader
+from ag_jax.distributed import lock, storage
 from ag_jax.finetuning import attacked, report, results, submission, suite
 from ag_jax.finetuning.attacked import Arm
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.finetuning.suite import Suite
-from ag_jax.training import lock, storage
+from ag_jax.pretraining import arms
 
 ALONE = "score"  # the column of a suite without arms
 # Settings of a recipe that say on which examples and how a model is judged.
@@ -34,13 +35,13 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
 
     Raises ValueError if there are no arms, if two are the same, or if they cannot be compared seed by seed and task by task.
     """
-    config = configuration.parse(FinetuningConfig, configuration.load(source, overrides))
+    config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
     if not config.arms:
         raise ValueError(
             f"{source} names no arms to compare; set config.arms, or use `ag-jax evaluate` for one checkpoint"
         )
     configs = {
-        arm: configuration.parse(FinetuningConfig, arms.load(source, arm, overrides)) for arm in arms.names(config.arms)
+        arm: config_reader.parse(FinetuningConfig, arms.load(source, arm, overrides)) for arm in arms.names(config.arms)
     }
     arms.check_distinct(source, {arm: of_arm.in_effect for arm, of_arm in configs.items()}, overrides)
     for what in ("seeds", "data"):
@@ -59,7 +60,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
 
 def evaluate(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
     """The suite of one checkpoint, and its report; returns the report."""
-    config = configuration.parse(FinetuningConfig, configuration.load(source, overrides))
+    config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
     workdir = storage.directory(workdir)
     with lock.hold(workdir):
         prepared = suite.prepare(config, workdir)
@@ -121,7 +122,7 @@ def _report(
         "tasks": tasks,
     }
     sections = attacked.sections(done, numbers, workdir)
-    flat = {arm: configuration.flat(configuration.to_dict(config)) for arm, config in configs.items()}
+    flat = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in configs.items()}
     storage.write_whole(workdir / "report.json", json.dumps(numbers, indent=2) + "\n")
     storage.write_whole(workdir / "report.md", report.markdown(numbers, flat, sections) + "\n")
     return workdir / "report.md"

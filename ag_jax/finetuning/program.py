@@ -15,21 +15,21 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ag_jax import learner
 from ag_jax.attention import guidance
 from ag_jax.attention.adversary import ADVERSARY
-from ag_jax.attention.fused import choice
 from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.kernels import dispatch
 from ag_jax.attention.patterns import SpecialTokens
-from ag_jax.finetuned import Head
-from ag_jax.models import tasks
+from ag_jax.interop.finetuned import Head
+from ag_jax.models import heads
 from ag_jax.models.config import EncoderConfig
-from ag_jax.models.tasks import TaskModel
+from ag_jax.models.heads import TaskModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.losses import Objective
 from ag_jax.objectives.supervised import Supervised
+from ag_jax.pretraining import build, mask_trace
 from ag_jax.training import sharding
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.sharding import MeshConfig
@@ -77,7 +77,7 @@ def scale_by_peak(apart: tuple[str, ...] = ()) -> optax.GradientTransformation:
 
 def make_trial_optimizer(plan: Plan) -> optax.GradientTransformation:
     """That of the plan, with the learning rate as a part of its state; an adversary may have one of its own."""
-    adversary = learner.adversary_optimizer(plan.adversarial, plan.optimizer)
+    adversary = build.adversary_optimizer(plan.adversarial, plan.optimizer)
     apart = (ADVERSARY,) if adversary is not None and plan.adversarial.asa.learning_rate else ()
     return optax.chain(make_optimizer(plan.optimizer, plan.steps, adversary), scale_by_peak(apart))
 
@@ -111,7 +111,7 @@ def make_objective(plan: Plan, model: TaskModel) -> Objective:
             special=plan.special,
             alpha=guidance.coefficient_schedule(plan.guidance, plan.steps),
         )
-    trace = learner.read_trace(plan.adversarial, plan.config.layers)
+    trace = mask_trace.read(plan.adversarial, plan.config.layers)
     return adversarial.wrap(
         objective, plan.adversarial, adversarial.Setting(plan.config, plan.special, plan.steps, trace)
     )
@@ -130,7 +130,7 @@ def compiled(plan: Plan) -> Program:
             f"a batch of {plan.batch_size} cannot be split in microbatches={plan.microbatches} over mesh.data * mesh.fsdp = {parts} "
             "devices: choose a batch size that is a multiple of their product, or a mesh with fewer devices along data"
         )
-    attend = choice.choose(
+    attend = dispatch.choose(
         plan.config.attention,
         mesh,
         head_width=plan.config.width // plan.config.heads,
@@ -143,7 +143,7 @@ def compiled(plan: Plan) -> Program:
     objective = make_objective(plan, model)
     optimizer = make_trial_optimizer(plan)
     # The reference has the same parameters, and no demands on the shape of the example.
-    fresh, row = plan.head.model(plan.config), tasks.example(plan.head.kind)
+    fresh, row = plan.head.model(plan.config), heads.example(plan.head.kind)
 
     def init(key: jax.Array) -> Any:
         beside = adversarial.init(plan.adversarial, plan.config, jax.random.fold_in(key, 1))

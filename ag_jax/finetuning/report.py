@@ -6,8 +6,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ag_jax.analysis.report import overridden_flags, settings_table
 from ag_jax.evaluation.significance import SIGNIFICANT
+from ag_jax.pretraining.report import overridden_flags, settings_table
 
 Numbers = dict[str, Any]
 

@@ -7,8 +7,8 @@ from etils import epath
 
 from ag_jax.data.tasks import catalogue, ranking
 from ag_jax.data.tasks.task import Task
+from ag_jax.distributed import storage
 from ag_jax.finetuning.results import Chosen, Predictions
-from ag_jax.training import storage
 
 # (task, split) to the file; AX are the diagnostics, which MNLI's model answers.
 FILES = {

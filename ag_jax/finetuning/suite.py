@@ -11,12 +11,11 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import configuration, finetuned
-from ag_jax import run as pretraining
+from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tasks import catalogue
-from ag_jax.experiment import ExperimentConfig
-from ag_jax.finetuning import choosing, encoded, report, results, traces, trial, weights
+from ag_jax.distributed import storage
+from ag_jax.finetuning import choosing, encoded, report, results, traces, trial
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.choosing import Result
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
@@ -24,8 +23,10 @@ from ag_jax.finetuning.encoded import TaskData
 from ag_jax.finetuning.results import Chosen
 from ag_jax.finetuning.splits import Splits
 from ag_jax.finetuning.trial import Trial
-from ag_jax.finetuning.weights import Pretrained
-from ag_jax.training import storage
+from ag_jax.interop import finetuned, opening
+from ag_jax.interop.opening import Pretrained
+from ag_jax.pretraining import run as pretraining
+from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.loop import NonFiniteError
 
 # Settings that change no trial that is done: a suite may go on with others, more tasks and a larger sweep included.
@@ -59,7 +60,7 @@ def read_settings(path: epath.Path) -> dict[str, Any]:
 
 
 def _is_pretraining(settings: dict[str, Any]) -> bool:
-    return configuration.kind_of(settings, (FinetuningConfig, ExperimentConfig)) is ExperimentConfig
+    return config_reader.kind_of(settings, (FinetuningConfig, ExperimentConfig)) is ExperimentConfig
 
 
 def _check_tasks(path: epath.Path, settings: dict[str, Any]) -> None:
@@ -75,7 +76,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
         if not pretraining.is_begun(workdir):
             return
         raise ValueError(f"--workdir={workdir} holds a run of pre-training ({path}): choose another directory")
-    ours = configuration.to_dict(config)
+    ours = config_reader.to_dict(config)
     if strange := sorted(theirs.keys() - ours.keys()):
         raise ValueError(
             f"{path} is of another program, with the keys {', '.join(strange[:3])}: choose another directory"
@@ -103,7 +104,7 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
     Raises ValueError as `check_directory` does, or if the directory cannot be written.
     """
     check_directory(config, workdir)
-    ours, path = configuration.to_dict(config), workdir / "config.json"
+    ours, path = config_reader.to_dict(config), workdir / "config.json"
     if path.exists():
         ours["tasks"] = _begun_tasks(read_json(path), workdir) | ours["tasks"]
     try:
@@ -126,9 +127,9 @@ def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any
 
 def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
     """Flat settings, of those tasks alone; one that did not exist yet when they were written counts as its default."""
-    of_tasks = {name: _comparable_recipe(configuration.flat(values["tasks"][name])) for name in tasks}
-    return configuration.flat(
-        json.loads(configuration.default(FinetuningConfig).to_json()) | values | {"tasks": of_tasks}
+    of_tasks = {name: _comparable_recipe(config_reader.flat(values["tasks"][name])) for name in tasks}
+    return config_reader.flat(
+        json.loads(config_reader.default(FinetuningConfig).to_json()) | values | {"tasks": of_tasks}
     )
 
 
@@ -137,7 +138,7 @@ def _comparable_recipe(written: dict[str, Any]) -> dict[str, Any]:
 
     Missing ones are at their defaults, but for how a subset was taken; `epochs` are all epochs.
     """
-    settings = configuration.flat(configuration.to_dict(Recipe())) | written
+    settings = config_reader.flat(config_reader.to_dict(Recipe())) | written
     if "subset_seed" not in written and (settings["train_examples"] or settings["validation_examples"]):
         settings["subset_seed"] = FIRST_EXAMPLES
     return settings | {"epochs": settings["epochs"] * settings["epochs_factor"], "epochs_factor": 1}
@@ -171,7 +172,7 @@ def prepare(config: FinetuningConfig, workdir: epath.Path, earlier: Sequence[Sui
     planned = {name: list(trials(config, name)) for name in config.ordered_tasks}
     opened = None
     if any(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task):
-        opened = weights.open_encoder(config.checkpoint, None if config.step < 0 else config.step, fresh=config.fresh)
+        opened = opening.open_encoder(config.checkpoint, None if config.step < 0 else config.step, fresh=config.fresh)
         _check_lengths(config, opened.config.max_length)
         promised = {directory for of_arm in earlier for directory in _traced(of_arm)}
         for one in (one for of_task in planned.values() for one in of_task):
@@ -335,7 +336,7 @@ def _initial(suite: Suite, one: Trial) -> Pretrained:
     if not first:
         return opened
     best = _best(suite.config, suite.workdir, first, suite.material[first].task.metric, one.seed)
-    start = weights.open_encoder(str(best))
+    start = opening.open_encoder(str(best))
     for other in suite.planned[one.task]:
         if other.seed == one.seed:
             _check_start(directory_of(suite.workdir, other), start.description)

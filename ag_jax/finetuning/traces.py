@@ -10,8 +10,8 @@ from collections.abc import Set
 
 from etils import epath
 
-from ag_jax import learner
 from ag_jax.finetuning.trial import Trial
+from ag_jax.pretraining import mask_trace
 
 
 def resolved(one: Trial, workdir: epath.Path) -> Trial:
@@ -30,5 +30,5 @@ def resolved(one: Trial, workdir: epath.Path) -> Trial:
 def check(one: Trial, workdir: epath.Path, layers: int, promised: Set[epath.Path]) -> None:
     """Raise ValueError unless the trace of a trial is there and of so many layers, or is promised by its directory."""
     adversarial = resolved(one, workdir).recipe.adversarial
-    if adversarial.method == "scheduled" and learner.trace_directory(adversarial) not in promised:
-        learner.read_trace(adversarial, layers)
+    if adversarial.method == "scheduled" and mask_trace.directory_of(adversarial) not in promised:
+        mask_trace.read(adversarial, layers)

@@ -14,20 +14,22 @@ import jax
 import numpy as np
 from etils import epath
 
-from ag_jax import finetuned, learner
 from ag_jax.attention.adversary import separated
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Task
-from ag_jax.finetuned import FineTuned, Head
+from ag_jax.distributed import hosts, storage
 from ag_jax.finetuning import predicting, program
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.encoded import Encoded, TaskData
 from ag_jax.finetuning.predicting import Predicted
-from ag_jax.finetuning.weights import Pretrained
+from ag_jax.interop import finetuned
+from ag_jax.interop.finetuned import FineTuned, Head
+from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
-from ag_jax.training import hosts, sharding, storage
+from ag_jax.pretraining import build
 from ag_jax.training import metrics as metric_sums
+from ag_jax.training import sharding
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.metrics import MetricWriter, Sums
@@ -93,7 +95,7 @@ def make_plan(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: 
         microbatches=recipe.microbatches,
         guidance=config.guidance,
         adversarial=recipe.adversarial,
-        special=learner.special_tokens(opened.tokenizer),
+        special=build.special_tokens(opened.tokenizer),
         mesh=config.mesh,
     )
 
@@ -109,7 +111,7 @@ def run_trial(
     """Train, or go on with, a trial; returns what it writes to `result.json` last of all, whose presence means done.
 
     Beside it: metrics.jsonl, predictions_SPLIT.jsonl for every split with the best epoch's weights, and with `keep` these
-    weights (`ag_jax.finetuned`). Raises NonFiniteError; or Interrupted after a signal, with all whole epochs saved.
+    weights (`ag_jax.interop.finetuned`). Raises NonFiniteError; or Interrupted after a signal, with all whole epochs saved.
     """
     directory = storage.directory(directory)
     if (directory / RESULT).exists():

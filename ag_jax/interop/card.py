@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ag_jax import configuration
-from ag_jax.finetuned import FineTuned
+from ag_jax import config_reader
+from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.config import EncoderConfig
-from ag_jax.origin import Origin
-from ag_jax.run import OpenRun
+from ag_jax.pretraining.origin import Origin
+from ag_jax.pretraining.run import OpenRun
 from ag_jax.training.metrics import read_metrics
 
 _POSITION = ("step", "split", "tokens_seen")
@@ -77,7 +77,7 @@ def text(
     lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated}.", ""]
     lines += _citation(opened.origin)
     lines += ["## What does not carry over", "", *(f"- {item}" for item in not_carried or ["Nothing is lost."]), ""]
-    settings = json.dumps(_without_places(configuration.to_dict(config)), indent=2)
+    settings = json.dumps(_without_places(config_reader.to_dict(config)), indent=2)
     return "\n".join([*lines, "## Config", "", "```json", settings, "```", ""])
 
 

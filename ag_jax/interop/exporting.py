@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from ag_jax import finetuned, run
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.interop import card, catalogue, directories, names, task_heads, tensors, tokenizer_files
+from ag_jax.distributed import storage
+from ag_jax.interop import card, catalogue, directories, finetuned, names, task_heads, tensors, tokenizer_files
 from ag_jax.interop.families import Family
 from ag_jax.interop.importing import POSITIONS
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.replaced_tokens import generator_parameters
-from ag_jax.training import storage
+from ag_jax.pretraining import run
 
 
 @dataclasses.dataclass(frozen=True)

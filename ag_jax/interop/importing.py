@@ -9,18 +9,18 @@ import jax
 import numpy as np
 from etils import epath
 
-from ag_jax import finetuned, learner, run
-from ag_jax import origin as origins
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.experiment import ExperimentConfig
-from ag_jax.finetuned import FineTuned
-from ag_jax.interop import directories, names, task_heads, tokenizer_files
+from ag_jax.interop import directories, finetuned, names, task_heads, tokenizer_files
 from ag_jax.interop import source as sources
+from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.source import Source
-from ag_jax.models.tasks import task_encoder
+from ag_jax.models.heads import task_encoder
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
-from ag_jax.origin import Origin, Pooler
+from ag_jax.pretraining import build, run
+from ag_jax.pretraining import origin as origins
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.origin import Origin, Pooler
 from ag_jax.training import sharding
 from ag_jax.training.config import TrainingConfig
 
@@ -183,8 +183,8 @@ def parameters(
     Raises ValueError that lists every missing, extra and misshapen tensor.
     """
     mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
-    init = learner.make_learner(config, tokenizer, mesh).init
-    fresh = names.flat(learner.unboxed(jax.eval_shape(init)))
+    init = build.make_learner(config, tokenizer, mesh).init
+    fresh = names.flat(build.unboxed(jax.eval_shape(init)))
     found = sources.untie(source)
     shapes = {path: leaf.shape for path, leaf in fresh.items()} | _pooler_shapes(source, found, expected)
     new = sorted({path.partition("/")[0] for path in fresh} - {"encoder", *source.heads})
@@ -199,7 +199,7 @@ def parameters(
     )
     arrays = names.load(wanted, source.tensors, shapes)
     if new:
-        values = names.flat(learner.unboxed(jax.jit(init)()))
+        values = names.flat(build.unboxed(jax.jit(init)()))
         arrays |= {path: np.asarray(values[path]) for path in fresh if path.partition("/")[0] in new}
     return names.nested(arrays), new, left_out
 

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ag_jax.finetuned import Head
 from ag_jax.interop import catalogue
 from ag_jax.interop.families import Family, dense
+from ag_jax.interop.finetuned import Head
 from ag_jax.interop.names import Name
 from ag_jax.models.config import EncoderConfig
-from ag_jax.models.tasks import CANDIDATES, OF_TEXTS, STYLES
+from ag_jax.models.heads import CANDIDATES, OF_TEXTS, STYLES
 
 # The ending of the class for each kind; a pairwise ranking is a choice between two.
 CLASSES = {

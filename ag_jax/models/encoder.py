@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from ag_jax.attention import guidance
 from ag_jax.attention.adversary import Attack
-from ag_jax.attention.fused import reference
-from ag_jax.attention.fused.contract import KEPT, Attend
+from ag_jax.attention.kernels import reference
+from ag_jax.attention.kernels.interface import KEPT, Attend
 from ag_jax.attention.multihead import Asking
 from ag_jax.models import embeddings, layers
 from ag_jax.models.config import EncoderConfig

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from ag_jax.attention import adversary, guidance, multihead
 from ag_jax.attention.dropout import Dropout
-from ag_jax.attention.fused import reference
-from ag_jax.attention.fused.contract import Attend
+from ag_jax.attention.kernels import reference
+from ag_jax.attention.kernels.interface import Attend
 from ag_jax.models.config import EncoderConfig
 
 Array = jax.Array

@@ -10,12 +10,12 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention.fused import reference
-from ag_jax.attention.fused.contract import Attend
+from ag_jax.attention.kernels import reference
+from ag_jax.attention.kernels.interface import Attend
 from ag_jax.models import encoder, layers
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
-from ag_jax.models.pretraining import MaskedLanguageHead, Predictions
+from ag_jax.models.masked_lm import MaskedLanguageHead, Predictions
 
 Array = jax.Array
 

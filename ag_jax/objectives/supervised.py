@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ag_jax.models.encoder import Batch, Ports
-from ag_jax.models.tasks import CANDIDATES, TaskModel
+from ag_jax.models.heads import CANDIDATES, TaskModel
 from ag_jax.objectives.losses import Array, Headline, Outcome, Params, cross_entropy, sown, wanted
 from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Predictions
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ag_jax.attention import dropout
-from ag_jax.models.pretraining import Predictions, word_scores
+from ag_jax.models.masked_lm import Predictions, word_scores
 from ag_jax.objectives.word_loss import in_chunks
 
 Array = jax.Array

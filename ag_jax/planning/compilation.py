@@ -7,12 +7,13 @@ from typing import Any
 
 import jax
 
-from ag_jax import learner
-from ag_jax.data import batching, tokenizers
-from ag_jax.experiment import ExperimentConfig
+from ag_jax.data import tokenizers
+from ag_jax.data.text import batching
 from ag_jax.planning import costs
 from ag_jax.planning.hlo import Program
 from ag_jax.planning.topology import Topology
+from ag_jax.pretraining import build
+from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training import sharding
 from ag_jax.training.state import abstract_state, state_shardings
 from ag_jax.training.step import compile_train_step
@@ -35,7 +36,7 @@ class PlannedVocabulary:
     period_ids: tuple[int, ...] = (5, 6)
 
 
-def vocabulary(config: ExperimentConfig) -> learner.Vocabulary:
+def vocabulary(config: ExperimentConfig) -> build.Vocabulary:
     """The tokenizer at `data.tokenizer.path`, or what the one that a run trains will be like; no text is read."""
     tokenizer = config.data.tokenizer
     return tokenizers.load(tokenizer.path) if tokenizer.path else PlannedVocabulary(tokenizer.vocabulary_size)
@@ -80,7 +81,7 @@ def compile_step(config: ExperimentConfig, topology: Topology, devices: list[jax
     Raises ValueError if mesh or batch do not go with the number of devices.
     """
     mesh = sharding.make_mesh(config.mesh, devices)
-    made = learner.make_learner(config, vocabulary(config), mesh)
+    made = build.make_learner(config, vocabulary(config), mesh)
     shardings = state_shardings(made.init, made.optimizer, mesh)
     state = abstract_state(made.init, made.optimizer, shardings)
     batch = {

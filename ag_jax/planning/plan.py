@@ -13,13 +13,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ag_jax import learner
-from ag_jax.data.corruption import max_masked
-from ag_jax.experiment import ExperimentConfig
-from ag_jax.planning import flops, search
+from ag_jax.data.text.corruption import max_masked
+from ag_jax.models import flops
+from ag_jax.planning import search
 from ag_jax.planning.compilation import Compiled, TooLarge, compile_step, vocabulary
 from ag_jax.planning.roofline import Roofline, roofline
 from ag_jax.planning.topology import Topology, versions
+from ag_jax.pretraining import build
+from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training import sharding
 from ag_jax.training.state import abstract_state, state_shardings
 
@@ -116,14 +117,14 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
     )
 
 
-def objective_flops(config: ExperimentConfig, words: learner.Vocabulary, predicted: float) -> flops.Flops:
+def objective_flops(config: ExperimentConfig, words: build.Vocabulary, predicted: float) -> flops.Flops:
     """FLOPs of a step of whichever objective the config has; `predicted` as `flops.step_flops` has it."""
     model, size = (
-        learner.model_config(config, words),
+        build.model_config(config, words),
         {"rows": config.training.batch_size, "length": config.data.sequence_length},
     )
     if config.detects_replaced_tokens:
-        return flops.replaced_tokens_flops(model, learner.generator_config(config, words), predicted=predicted, **size)
+        return flops.replaced_tokens_flops(model, build.generator_config(config, words), predicted=predicted, **size)
     return flops.step_flops(model, predicted=predicted, next_sentence=config.next_sentence, **size)
 
 
@@ -218,7 +219,7 @@ class _Planner:
 
 
 def _state_bytes(config: ExperimentConfig, mesh: Mesh) -> float:
-    made = learner.make_learner(config, vocabulary(config), mesh)
+    made = build.make_learner(config, vocabulary(config), mesh)
     shardings = state_shardings(made.init, made.optimizer, mesh)
     leaves = jax.tree.leaves(abstract_state(made.init, made.optimizer, shardings))
     return float(sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves))

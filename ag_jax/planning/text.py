@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from ag_jax import configuration
+from ag_jax import config_reader
 from ag_jax.planning.compilation import Compiled
 from ag_jax.planning.plan import Bounds, Plan, Trial, bounds
 from ag_jax.planning.search import needed
@@ -47,7 +47,7 @@ def as_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
         "price_per_chip_hour": price,
         "cost": found and price and found.chip_hours * price,
         "chip": dataclasses.asdict(plan.topology.chip),
-        "config": configuration.to_dict(plan.own.config),
+        "config": config_reader.to_dict(plan.own.config),
     }
 
 

@@ -15,7 +15,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
-from ag_jax.training import damage, hosts, storage
+from ag_jax.distributed import hosts, storage
+from ag_jax.training import damage
 from ag_jax.training.damage import CorruptCheckpointError
 from ag_jax.training.fingerprint import Written, changed, fingerprint, of_json, paths
 from ag_jax.training.state import TrainState

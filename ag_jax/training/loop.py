@@ -16,9 +16,11 @@ import optax
 from etils import epath
 from jax.sharding import Mesh
 
+from ag_jax.distributed import hosts
+from ag_jax.distributed.watchdog import Watchdog
 from ag_jax.objectives.losses import Objective
-from ag_jax.training import hosts, sharding
 from ag_jax.training import metrics as metric_sums
+from ag_jax.training import sharding
 from ag_jax.training import state as train_state
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.config import TrainingConfig
@@ -27,7 +29,6 @@ from ag_jax.training.progress import ProgressLine, Silence
 from ag_jax.training.state import TrainState, create_state, state_shardings, with_params
 from ag_jax.training.step import compile_evaluation_step, compile_train_step
 from ag_jax.training.stopping import Interrupted, StopSignal
-from ag_jax.training.watchdog import Watchdog
 from ag_jax.training.wandb_run import WandbRun
 
 Batch = dict[str, np.ndarray]

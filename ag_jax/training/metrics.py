@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from ag_jax.training import storage
+from ag_jax.distributed import storage
 from ag_jax.training.wandb_run import WandbRun
 
 Sums = dict[str, tuple[Any, Any]]  # name -> (total, weight), numbers or lists of numbers, one for each layer

@@ -12,7 +12,7 @@ import threading
 from typing import Self
 
 from ag_jax import interruption
-from ag_jax.training import hosts
+from ag_jax.distributed import hosts
 
 LOOK_EVERY = 0.5  # seconds
 _numbers = itertools.count()  # of the contexts of this process: the same on all hosts

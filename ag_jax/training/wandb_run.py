@@ -9,7 +9,7 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax.training import storage
+from ag_jax.distributed import storage
 
 # Seconds to wait at the end of a run for the upload of its last rows. wandb's own default is to wait for ever; what was not uploaded
 # stays on the disk, for `wandb sync`.

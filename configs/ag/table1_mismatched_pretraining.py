@@ -17,7 +17,8 @@ Deviations: the paper takes the random model's numbers from Kovaleva et al. and 
 code's README (32 rows of 128 tokens, 2e-5, 3 epochs).
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("sst2", "mrpc", "qnli")
 ARMS = ("random", "chinese", "french", "english")
@@ -25,7 +26,7 @@ ARMS = ("random", "chinese", "french", "english")
 
 def get_config(argument: str = ""):
     """`english`, `french`, `chinese`: checkpoints; `tasks`; `seeds`; `data`; `arm`: random or one of these; `scale`."""
-    chosen = configuration.arguments(
+    chosen = config_reader.arguments(
         argument,
         english=str,
         french="",
@@ -34,13 +35,13 @@ def get_config(argument: str = ""):
         seeds=5,
         data="",
         arm=ARMS,
-        scale=protocols.SCALES,
+        scale=finetuning.SCALES,
     )
-    config = protocols.suite("English tasks after mismatched pre-training", chosen)
+    config = finetuning.suite("English tasks after mismatched pre-training", chosen)
     config.fresh = chosen.arm == "random"
     config.checkpoint = chosen.english if config.fresh else getattr(chosen, chosen.arm)
-    protocols.attention_guidance(config, protocols.names(chosen.tasks, TASKS))
+    finetuning.attention_guidance(config, finetuning.names(chosen.tasks, TASKS))
     if chosen.scale == "small":
-        protocols.small(config)
+        finetuning.small(config)
     config.arms = ",".join(arm for arm in ARMS if arm == "random" or getattr(chosen, arm))
     return config

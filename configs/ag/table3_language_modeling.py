@@ -16,7 +16,9 @@ Wikipedia of June 2023 from TensorFlow Datasets; for Filipino (WikiText-TL-39) a
 files with --config.data.source=PATH. Filipino models are BERT-like with next-sentence prediction, as in section 4.3.
 """
 
-from ag_jax import configuration, experiment, presets
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
 
 # Tokens of the training text (table 2), passes over it (section 4.5), share held out (table 2).
 CORPORA = {"english": (2116e6, 10, 0.01), "filipino": (36e6, 40, 0.10), "oromo": (4.6e6, 40, 0.03)}
@@ -24,14 +26,14 @@ CORPORA = {"english": (2116e6, 10, 0.01), "filipino": (36e6, 40, 0.10), "oromo":
 
 def get_config(argument: str = ""):
     """`language`: english, filipino or oromo; `layers`: 12, 8 or 16; `arm`: ag or mlm; `scale`: paper or small."""
-    chosen = configuration.arguments(
+    chosen = config_reader.arguments(
         argument, language=tuple(CORPORA), layers=(12, 8, 16), arm=("ag", "mlm"), scale=("paper", "small")
     )
     tokens, passes, held_out = CORPORA[chosen.language]
-    config = experiment.default_config()
+    config = pretraining_config.default_config()
     config.title = f"Language modelling ({chosen.language}, RoBERTa-{chosen.layers})"
-    presets.attention_guidance_code(config)
-    presets.table_11(config, chosen.language, chosen.layers, chosen.arm)
+    pretraining.attention_guidance_code(config)
+    pretraining.table_11(config, chosen.language, chosen.layers, chosen.arm)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=held_out)
     if chosen.language != "english":
         config.data.source = f"data/{chosen.language}/*.txt"
@@ -40,8 +42,8 @@ def get_config(argument: str = ""):
         config.data.tokenizer.update(kind="wordpiece", vocabulary_size=30_101)
         config.model.update(segments=2, position_offset=0, layer_norm_epsilon=1e-12)
     config.model.dtype = "bfloat16"
-    presets.epochs(config, tokens, passes)
+    pretraining.epochs(config, tokens, passes)
     if chosen.scale == "small":
-        presets.small(config)
+        pretraining.small(config)
     config.comparison.arms = "mlm,ag"
     return config

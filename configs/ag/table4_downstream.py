@@ -26,14 +26,15 @@ names no settings of fine-tuning: these are those of the released code's README 
 broken lines are left out and counted.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 LANGUAGES = {"english": ("mnli", "qnli", "qqp"), "filipino": ("filipino_hatespeech",), "oromo": ("oromo_ner",)}
 
 
 def get_config(argument: str = ""):
     """`mlm`, `ag`: checkpoints; `language`; `tasks`: others instead, with `+`; `seeds`; `data`; `arm`: mlm or ag; `scale`."""
-    chosen = configuration.arguments(
+    chosen = config_reader.arguments(
         argument,
         mlm=str,
         ag=str,
@@ -42,16 +43,16 @@ def get_config(argument: str = ""):
         seeds=5,
         data="",
         arm=("ag", "mlm"),
-        scale=protocols.SCALES,
+        scale=finetuning.SCALES,
     )
-    config = protocols.suite("Downstream of masked language modelling, with and without attention guidance", chosen)
+    config = finetuning.suite("Downstream of masked language modelling, with and without attention guidance", chosen)
     config.checkpoint = getattr(chosen, chosen.arm)
     tasks = tuple(chosen.tasks.split("+")) if chosen.tasks else LANGUAGES[chosen.language]
     if chosen.language == "oromo":
-        protocols.oromo(config, tasks)
+        finetuning.oromo(config, tasks)
     else:
-        protocols.attention_guidance(config, tasks)
+        finetuning.attention_guidance(config, tasks)
     if chosen.scale == "small":
-        protocols.small(config)
+        finetuning.small(config)
     config.arms = "mlm,ag"
     return config

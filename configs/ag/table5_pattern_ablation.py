@@ -15,7 +15,9 @@ are guided: one Next, one Prev, and the other four shared by First, Period and D
 left out stay free.
 """
 
-from ag_jax import configuration, experiment, presets
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
 
 HEADS = {"next": 1, "prev": 1, "first": 2, "period": 1, "delim": 1}
 OMITTED = {
@@ -29,17 +31,17 @@ OMITTED = {
 
 def get_config(argument: str = ""):
     """`arm`: all, no_next_prev, no_first, no_period or no_delim; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, arm=tuple(OMITTED), scale=("paper", "small"))
-    config = experiment.default_config()
+    chosen = config_reader.arguments(argument, arm=tuple(OMITTED), scale=("paper", "small"))
+    config = pretraining_config.default_config()
     config.title = "Ablation of attention patterns (RoBERTa-12)"
-    presets.attention_guidance_code(config)
-    presets.table_11(config, "english", 12, "ag")
+    pretraining.attention_guidance_code(config)
+    pretraining.table_11(config, "english", 12, "ag")
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
     config.training.steps = 100_000
     kept = {name: count for name, count in HEADS.items() if name not in OMITTED[chosen.arm]}
     config.guidance.heads = ",".join(f"{name}:{count}" for name, count in kept.items())
     if chosen.scale == "small":
-        presets.small(config)
+        pretraining.small(config)
     config.comparison.arms = ",".join(OMITTED)
     return config

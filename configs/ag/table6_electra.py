@@ -26,20 +26,22 @@ heads followed their patterns: 6 layers and 1,024 words, 1,200 steps; 2 layers a
 of 0.02, 900 steps.
 """
 
-from ag_jax import configuration, experiment, presets
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
 
 BOOKS_CORPUS = 985e6  # words (Zhu et al. 2015, table 2)
 
 
 def get_config(argument: str = ""):
     """`arm`: ag or electra; `generator`: unigram or mlm; `scale`: paper or small."""
-    chosen = configuration.arguments(
+    chosen = config_reader.arguments(
         argument, arm=("ag", "electra"), generator=("unigram", "mlm"), scale=("paper", "small")
     )
-    config = experiment.default_config()
+    config = pretraining_config.default_config()
     config.title = "Replaced-token detection (ELECTRA-12)"
-    presets.attention_guidance_code(config)
-    presets.table_11(config, "english", 12, "ag" if chosen.arm == "ag" else "mlm")
+    pretraining.attention_guidance_code(config)
+    pretraining.table_11(config, "english", 12, "ag" if chosen.arm == "ag" else "mlm")
     config.data.source = "data/books/*.txt"
     config.data.tokenizer.update(kind="wordpiece", vocabulary_size=30_522, lowercase=True)
     config.data.masking.count = "fixed"
@@ -49,10 +51,10 @@ def get_config(argument: str = ""):
         config.data.masking.replacement = "unigram"
     else:
         config.data.masking.update(mask_fraction=0.85, random_fraction=0.0)
-    presets.epochs(config, BOOKS_CORPUS, 2)
+    pretraining.epochs(config, BOOKS_CORPUS, 2)
     if chosen.scale == "small":
         config.data.tokenizer.lowercase = False
-        presets.small(config, steps=3000)
+        pretraining.small(config, steps=3000)
         config.title = "Replaced-token detection (a small ELECTRA)"
         config.data.tokenizer.vocabulary_size = 300
         # 1 / sqrt(width): a narrow model of small weights is nearly linear, and what tells a replaced token is a product, of the

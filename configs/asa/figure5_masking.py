@@ -18,14 +18,15 @@ Deviations: tau is 0.3 for all tasks, as in the figure, where table 5 has 0.5 fo
 was measured is not said; the report's table is of the end of training. The rest is as in table1_generalization.py.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("sst2", "mnli", "qnli", "qqp", "stsb", "wnut17", "dream")
 
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: others of table 5, with `+`; `seeds`; `data`; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, checkpoint=str, tasks="", seeds=5, data="", scale=protocols.SCALES)
-    config = protocols.asa_suite("What adversarial self-attention masks", chosen, TASKS)
-    protocols.attack(config, "asa", tau=0.3)
+    chosen = config_reader.arguments(argument, checkpoint=str, tasks="", seeds=5, data="", scale=finetuning.SCALES)
+    config = finetuning.asa_suite("What adversarial self-attention masks", chosen, TASKS)
+    finetuning.attack(config, "asa", tau=0.3)
     return config

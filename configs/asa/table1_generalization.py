@@ -29,7 +29,8 @@ way). WNUT-17's F1 is that of whole entities. STS-B is attacked by squared diffe
 counted, and the adversary's gradient alone is clipped, at norm 1 (docs/adversarial.md); tau is squared, as in the released code.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("sst2", "mnli", "qnli", "qqp", "stsb", "wnut17", "dream")
 CONTINUED = ("longer", "pretrained")
@@ -38,12 +39,20 @@ ARMS = ("plain", "asa", *CONTINUED)
 
 def get_config(argument: str = ""):
     """`checkpoint`; `longer`, `pretrained`: two more; `tasks`: others, with `+`; `seeds`; `data`; `arm`; `scale`."""
-    chosen = configuration.arguments(
-        argument, checkpoint=str, longer="", pretrained="", tasks="", seeds=5, data="", arm=ARMS, scale=protocols.SCALES
+    chosen = config_reader.arguments(
+        argument,
+        checkpoint=str,
+        longer="",
+        pretrained="",
+        tasks="",
+        seeds=5,
+        data="",
+        arm=ARMS,
+        scale=finetuning.SCALES,
     )
-    config = protocols.asa_suite("Adversarial self-attention: generalization", chosen, TASKS)
+    config = finetuning.asa_suite("Adversarial self-attention: generalization", chosen, TASKS)
     if chosen.arm == "asa":
-        protocols.attack(config, "asa")
+        finetuning.attack(config, "asa")
     if chosen.arm in CONTINUED:
         config.checkpoint = getattr(chosen, chosen.arm)
         if not config.checkpoint:

@@ -23,7 +23,8 @@ here on PAWS's train set alone, less a tenth that chooses the epoch. Of BERT and
 attention; the rest is as in table1_generalization.py.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("anli", "paws_qqp", "hellaswag")
 ARMS = ("plain", "asa")
@@ -31,11 +32,11 @@ ARMS = ("plain", "asa")
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: others of table 5, with `+`; `seeds`; `data`; `arm`: plain or asa; `scale`: paper or small."""
-    chosen = configuration.arguments(
-        argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=protocols.SCALES
+    chosen = config_reader.arguments(
+        argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=finetuning.SCALES
     )
-    config = protocols.asa_suite("Adversarial self-attention: robustness", chosen, TASKS)
+    config = finetuning.asa_suite("Adversarial self-attention: robustness", chosen, TASKS)
     if chosen.arm == "asa":
-        protocols.attack(config, "asa")
+        finetuning.attack(config, "asa")
     config.arms = ",".join(ARMS)
     return config

@@ -24,7 +24,8 @@ magnitude masks (here a tenth of each row, by the mean of the heads). The baseli
 table1_generalization.py and table2_robustness.py for the rest.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("paws_qqp", "hellaswag", "wnut17")
 SHARES = {"bernoulli_0.05": 0.05, "bernoulli_0.1": 0.1}
@@ -33,17 +34,17 @@ ARMS = ("plain", "asa", *SHARES, "scheduled", "magnitude")
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: others of table 5, with `+`; `seeds`; `data`; `arm`; `scale`: paper or small."""
-    chosen = configuration.arguments(
-        argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=protocols.SCALES
+    chosen = config_reader.arguments(
+        argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=finetuning.SCALES
     )
-    config = protocols.asa_suite("Adversarial self-attention and naive masking", chosen, TASKS)
+    config = finetuning.asa_suite("Adversarial self-attention and naive masking", chosen, TASKS)
     if chosen.arm == "asa":
-        protocols.attack(config, "asa")
+        finetuning.attack(config, "asa")
     elif chosen.arm == "magnitude":
-        protocols.attack(config, "magnitude", share=0.1)
+        finetuning.attack(config, "magnitude", share=0.1)
     elif chosen.arm == "scheduled":
-        protocols.attack(config, "scheduled", trace="{arms}/asa/{task}/{trial}")
+        finetuning.attack(config, "scheduled", trace="{arms}/asa/{task}/{trial}")
     elif chosen.arm in SHARES:
-        protocols.attack(config, "bernoulli", share=SHARES[chosen.arm])
+        finetuning.attack(config, "bernoulli", share=SHARES[chosen.arm])
     config.arms = ",".join(ARMS)
     return config

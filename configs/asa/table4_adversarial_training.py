@@ -31,7 +31,8 @@ one step, and without the proximal term (ag_jax/objectives/adversarial/smart.py)
 server's. See table1_generalization.py and table2_robustness.py for the rest.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("mnli", "qnli", "paws_qqp", "hellaswag")
 ARMS = ("plain", "longer", "freelb", "smart", "asa")
@@ -39,15 +40,15 @@ ARMS = ("plain", "longer", "freelb", "smart", "asa")
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: others of table 5, with `+`; `seeds`; `data`; `arm`: one of the table, or sift; `scale`."""
-    chosen = configuration.arguments(
-        argument, checkpoint=str, tasks="", seeds=5, data="", arm=(*ARMS, "sift"), scale=protocols.SCALES
+    chosen = config_reader.arguments(
+        argument, checkpoint=str, tasks="", seeds=5, data="", arm=(*ARMS, "sift"), scale=finetuning.SCALES
     )
-    config = protocols.asa_suite("Adversarial self-attention and adversarial training", chosen, TASKS)
+    config = finetuning.asa_suite("Adversarial self-attention and adversarial training", chosen, TASKS)
     if chosen.arm == "longer":
-        protocols.longer(config)
+        finetuning.longer(config)
     elif chosen.arm == "freelb":
-        protocols.freelb(config)
+        finetuning.freelb(config)
     elif chosen.arm != "plain":
-        protocols.attack(config, chosen.arm)
+        finetuning.attack(config, chosen.arm)
     config.arms = ",".join(ARMS)
     return config

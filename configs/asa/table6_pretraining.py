@@ -23,14 +23,16 @@ float16. The sentence-level term compares what the model's head predicts at the 
 its divergence is. Wikipedia is that of TensorFlow Datasets, 1 % of it held out.
 """
 
-from ag_jax import configuration, experiment, presets
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
 
 
 def get_config(argument: str = ""):
     """`run`: the directory of a run; `arm`: plain or asa; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, run=str, arm=("plain", "asa"), scale=("paper", "small"))
-    config = experiment.default_config()
-    presets.continue_from(config, chosen.run)
+    chosen = config_reader.arguments(argument, run=str, arm=("plain", "asa"), scale=("paper", "small"))
+    config = pretraining_config.default_config()
+    pretraining.continue_from(config, chosen.run)
     config.title = "Pre-training that goes on, with and without adversarial self-attention"
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.data.sequence_length = min(256, config.model.max_length)

@@ -27,7 +27,9 @@ say. Terms of distances have projections of their own, as released base models h
 and the steps with which the quickstart's model leaves its plateau; nothing was tuned for one of the arms.
 """
 
-from ag_jax import configuration, experiment, presets
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
 
 # The parts that an arm has.
 ARMS = {
@@ -42,14 +44,14 @@ ARMS = {
 
 def get_config(argument: str = ""):
     """`arm`: deberta, no_emd, no_c2p, no_p2c, no_emd_c2p or no_emd_p2c; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, arm=tuple(ARMS), scale=("paper", "small"))
-    config = experiment.default_config()
+    chosen = config_reader.arguments(argument, arm=tuple(ARMS), scale=("paper", "small"))
+    config = pretraining_config.default_config()
     config.title = "Parts of DeBERTa"
-    presets.deberta_base(config)
+    pretraining.deberta_base(config)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
     if chosen.scale == "small":
-        presets.small(config, steps=900)
+        pretraining.small(config, steps=900)
         config.optimizer.update(learning_rate=2e-3, warmup_steps=100)
         config.model.layers = 4
         config.model.relative.span = config.data.sequence_length  # as 512 is in the paper

@@ -21,18 +21,19 @@ each. PAWS-QQP was trained there on `train_+qqp.tsv`, PAWS's pairs with those of
 that chooses the epoch.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("anli", "anli_r1", "anli_r2", "anli_r3", "paws_qqp")
 
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: names with `+`, or `all`; `seeds`; `data`: a folder, TFDS without it (ANLI); `scale`."""
-    chosen = configuration.arguments(
-        argument, checkpoint=str, tasks="anli+paws_qqp", seeds=5, data="", scale=protocols.SCALES
+    chosen = config_reader.arguments(
+        argument, checkpoint=str, tasks="anli+paws_qqp", seeds=5, data="", scale=finetuning.SCALES
     )
-    config = protocols.suite("Robustness", chosen)
-    protocols.asa(config, protocols.names(chosen.tasks, TASKS))
+    config = finetuning.suite("Robustness", chosen)
+    finetuning.asa(config, finetuning.names(chosen.tasks, TASKS))
     if chosen.scale == "small":
-        protocols.small(config)
+        finetuning.small(config)
     return config

@@ -18,23 +18,24 @@ SWAG and ReCoRD, which that table lacks, have the settings of HellaSWAG; ReCoRD'
 school together.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("hellaswag", "swag", "dream", "record", "race", "race_middle", "race_high")
 
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: names with `+`, or `all`; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
-    chosen = configuration.arguments(
-        argument, checkpoint=str, tasks="hellaswag+dream", seeds=5, data="", scale=protocols.SCALES
+    chosen = config_reader.arguments(
+        argument, checkpoint=str, tasks="hellaswag+dream", seeds=5, data="", scale=finetuning.SCALES
     )
-    config = protocols.suite("Multiple choice", chosen)
-    tasks = protocols.names(chosen.tasks, TASKS)
+    config = finetuning.suite("Multiple choice", chosen)
+    tasks = finetuning.names(chosen.tasks, TASKS)
     of_race = [task for task in tasks if task.startswith("race")]
-    protocols.asa(config, [task for task in tasks if task not in of_race], like="hellaswag")
-    protocols.roberta_race(config, of_race)
+    finetuning.asa(config, [task for task in tasks if task not in of_race], like="hellaswag")
+    finetuning.roberta_race(config, of_race)
     if "record" in tasks:
         config.tasks.record.max_length = 512
     if chosen.scale == "small":
-        protocols.small(config, examples=320)
+        finetuning.small(config, examples=320)
     return config

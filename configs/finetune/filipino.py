@@ -16,21 +16,22 @@ Deviations: the paper names no settings; these are those of its released code, w
 Cheng. The marks [LINK], [MENTION] and [HASHTAG] of the tweets are text, not tokens of their own.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("filipino_hatespeech", "filipino_sentiment")
 
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: names with `+`; `seeds`; `data`: the folder with the sets; `scale`: paper or small."""
-    chosen = configuration.arguments(
-        argument, checkpoint=str, tasks="filipino_hatespeech", seeds=5, data="", scale=protocols.SCALES
+    chosen = config_reader.arguments(
+        argument, checkpoint=str, tasks="filipino_hatespeech", seeds=5, data="", scale=finetuning.SCALES
     )
-    config = protocols.suite("Filipino", chosen)
-    tasks = protocols.names(chosen.tasks, TASKS)
-    protocols.attention_guidance(config, tasks)
+    config = finetuning.suite("Filipino", chosen)
+    tasks = finetuning.names(chosen.tasks, TASKS)
+    finetuning.attention_guidance(config, tasks)
     for task in tasks:
         config.tasks[task].warmup_fraction = 0.1
     if chosen.scale == "small":
-        protocols.small(config)
+        finetuning.small(config)
     return config

@@ -23,26 +23,27 @@ row of SST-2. QQP's train.tsv has broken lines, which are left out and counted (
 epochs for QQP by a file that is not GLUE's, so there is no legacy_eval of it.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: `all` or names with `+`; `protocol`: roberta, asa, ag; `seeds`; `data`; `mnli_first`; `scale`."""
-    chosen = configuration.arguments(
+    chosen = config_reader.arguments(
         argument,
         checkpoint=str,
         tasks="all",
-        protocol=tuple(protocols.PROTOCOLS),
+        protocol=tuple(finetuning.PROTOCOLS),
         seeds=5,
         data="",
         mnli_first=(False, True),
-        scale=protocols.SCALES,
+        scale=finetuning.SCALES,
     )
-    config = protocols.suite("GLUE", chosen)
-    tasks = protocols.names(chosen.tasks, protocols.GLUE)
-    protocols.PROTOCOLS[chosen.protocol](config, tasks)
+    config = finetuning.suite("GLUE", chosen)
+    tasks = finetuning.names(chosen.tasks, finetuning.GLUE)
+    finetuning.PROTOCOLS[chosen.protocol](config, tasks)
     if chosen.mnli_first:
-        protocols.start_from_mnli(config)
+        finetuning.start_from_mnli(config)
     if chosen.scale == "small":
-        protocols.small(config)
+        finetuning.small(config)
     return config

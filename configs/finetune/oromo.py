@@ -17,18 +17,19 @@ next one chooses the epoch, and F1 is that of all folds' entities together (the 
 epochs of 16 sentences at 5e-5.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("oromo_ner", "oromo_news")
 
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: names with `+`; `seeds`; `data`: the folder with the sets; `scale`: paper or small."""
-    chosen = configuration.arguments(
-        argument, checkpoint=str, tasks="oromo_ner", seeds=5, data="", scale=protocols.SCALES
+    chosen = config_reader.arguments(
+        argument, checkpoint=str, tasks="oromo_ner", seeds=5, data="", scale=finetuning.SCALES
     )
-    config = protocols.suite("Oromo", chosen)
-    protocols.oromo(config, protocols.names(chosen.tasks, TASKS))
+    config = finetuning.suite("Oromo", chosen)
+    finetuning.oromo(config, finetuning.names(chosen.tasks, TASKS))
     if chosen.scale == "small":
-        protocols.small(config)
+        finetuning.small(config)
     return config

@@ -19,18 +19,19 @@ of its own. The rows of a context begin every 128 tokens (with short rows, every
 longer ones, so that 3.5 points of its exact match are out of reach with RoBERTa's (2 of 86 with BERT's).
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("squad1", "squad2", "xquad_en", "xquad_de")
 
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: squad1+squad2 or others; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
-    chosen = configuration.arguments(
-        argument, checkpoint=str, tasks="squad1+squad2", seeds=5, data="", scale=protocols.SCALES
+    chosen = config_reader.arguments(
+        argument, checkpoint=str, tasks="squad1+squad2", seeds=5, data="", scale=finetuning.SCALES
     )
-    config = protocols.suite("SQuAD", chosen)
-    protocols.roberta_squad(config, protocols.names(chosen.tasks, TASKS))
+    config = finetuning.suite("SQuAD", chosen)
+    finetuning.roberta_squad(config, finetuning.names(chosen.tasks, TASKS))
     if chosen.scale == "small":
-        protocols.small(config)
+        finetuning.small(config)
     return config

@@ -14,18 +14,19 @@ Deviations: F1 is that of whole entities; ASA's released code has the F1 of toke
 chooses by (both are in the report). CoNLL-2003, which that table lacks, has the settings of WNUT-17, with rows of 128 tokens.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("wnut17", "conll2003")
 
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: `all` or names with `+`; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=protocols.SCALES)
-    config = protocols.suite("Named entities", chosen)
-    for task in protocols.names(chosen.tasks, TASKS):
-        protocols.asa(config, [task], like="wnut17")
+    chosen = config_reader.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=finetuning.SCALES)
+    config = finetuning.suite("Named entities", chosen)
+    for task in finetuning.names(chosen.tasks, TASKS):
+        finetuning.asa(config, [task], like="wnut17")
         config.tasks[task].max_length = {"wnut17": 64, "conll2003": 128}[task]
     if chosen.scale == "small":
-        protocols.small(config)
+        finetuning.small(config)
     return config

@@ -15,19 +15,21 @@ Deviations: BookCorpus is not to be had, so the text is Wikipedia alone; 12 laye
 next-sentence prediction, so that masking is the only difference. Static masking has 10 masks of each row, used in turn.
 """
 
-from ag_jax import configuration, experiment, presets
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
 
 
 def get_config(argument: str = ""):
     """`arm`: static or dynamic; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, arm=("static", "dynamic"), scale=("paper", "small"))
-    config = experiment.default_config()
+    chosen = config_reader.arguments(argument, arm=("static", "dynamic"), scale=("paper", "small"))
+    config = pretraining_config.default_config()
     config.title = "Static and dynamic masking"
-    presets.bert_base(config)
+    pretraining.bert_base(config)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
     if chosen.scale == "small":
-        presets.small(config)
+        pretraining.small(config)
         config.model.layers = 4
     config.data.masking.static_copies = 10 if chosen.arm == "static" else 0
     config.comparison.arms = "static,dynamic"

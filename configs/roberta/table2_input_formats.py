@@ -15,22 +15,24 @@ batches so that a step sees about as many tokens, by how much it does not say: h
 times for document sentences at scale=paper.
 """
 
-from ag_jax import configuration, experiment, presets
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
 
 BATCH_FACTORS = {"segment_pair_nsp": 1.0, "sentence_pair_nsp": 4.0, "full_sentences": 1.0, "doc_sentences": 1.25}
 
 
 def get_config(argument: str = ""):
     """`arm`: segment_pair_nsp, sentence_pair_nsp, full_sentences or doc_sentences; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, arm=tuple(BATCH_FACTORS), scale=("paper", "small"))
-    config = experiment.default_config()
+    chosen = config_reader.arguments(argument, arm=tuple(BATCH_FACTORS), scale=("paper", "small"))
+    config = pretraining_config.default_config()
     config.title = "Input formats and next-sentence prediction"
-    presets.bert_base(config)
+    pretraining.bert_base(config)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
     config.training.batch_size = round(config.training.batch_size * BATCH_FACTORS[chosen.arm])
     if chosen.scale == "small":
-        presets.small(config)
+        pretraining.small(config)
         config.model.layers = 4
     config.data.format = chosen.arm
     if chosen.arm.endswith("_nsp"):

@@ -14,7 +14,9 @@ Deviations: Wikipedia alone, without BookCorpus. At scale=small the batches are 
 3e-4, 6e-4 and 1.2e-3, which were not tuned.
 """
 
-from ag_jax import configuration, experiment, presets
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
 
 # Rows a step, steps, peak learning rate, warm-up steps; and parts of a step.
 PAPER = {
@@ -27,15 +29,15 @@ SMALL = {"256": (8, 2400, 3e-4, 144, 1), "2k": (32, 600, 6e-4, 36, 1), "8k": (12
 
 def get_config(argument: str = ""):
     """`arm`: 256, 2k or 8k; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, arm=tuple(PAPER), scale=("paper", "small"))
-    config = experiment.default_config()
+    chosen = config_reader.arguments(argument, arm=tuple(PAPER), scale=("paper", "small"))
+    config = pretraining_config.default_config()
     config.title = "Batch size at equal passes over the text"
-    presets.bert_base(config)
+    pretraining.bert_base(config)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
     sizes = PAPER
     if chosen.scale == "small":
-        presets.small(config)
+        pretraining.small(config)
         config.model.layers = 4
         sizes = SMALL
     batch_size, steps, learning_rate, warmup_steps, microbatches = sizes[chosen.arm]

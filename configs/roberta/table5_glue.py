@@ -20,18 +20,19 @@ of reach. STS-B's epochs are chosen by Pearson's correlation, fairseq's by the l
 6 % like the others', where fairseq's command has 25 %. QQP's broken lines are left out and counted.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: `all` or names with `+`; `mnli_first`; `seeds`; `data`: a folder, TFDS without it; `scale`."""
-    chosen = configuration.arguments(
-        argument, checkpoint=str, tasks="all", mnli_first=(False, True), seeds=5, data="", scale=protocols.SCALES
+    chosen = config_reader.arguments(
+        argument, checkpoint=str, tasks="all", mnli_first=(False, True), seeds=5, data="", scale=finetuning.SCALES
     )
-    config = protocols.suite("GLUE by RoBERTa's protocol", chosen)
-    protocols.roberta_glue(config, protocols.names(chosen.tasks, protocols.GLUE))
+    config = finetuning.suite("GLUE by RoBERTa's protocol", chosen)
+    finetuning.roberta_glue(config, finetuning.names(chosen.tasks, finetuning.GLUE))
     if chosen.mnli_first:
-        protocols.start_from_mnli(config)
+        finetuning.start_from_mnli(config)
     if chosen.scale == "small":
-        protocols.small(config)
+        finetuning.small(config)
     return config

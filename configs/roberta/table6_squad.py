@@ -13,16 +13,17 @@ Expected (roberta-large, dev, EM/F1): 88.9/94.6 on SQuAD 1.1, 86.5/89.4 on 2.0. 
 Deviations: whether a question has no answer is the span at the first token; RoBERTa adds a classifier of its own and its loss.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("squad1", "squad2")
 
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: `all`, squad1 or squad2; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=protocols.SCALES)
-    config = protocols.suite("SQuAD by RoBERTa's protocol", chosen)
-    protocols.roberta_squad(config, protocols.names(chosen.tasks, TASKS))
+    chosen = config_reader.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=finetuning.SCALES)
+    config = finetuning.suite("SQuAD by RoBERTa's protocol", chosen)
+    finetuning.roberta_squad(config, finetuning.names(chosen.tasks, TASKS))
     if chosen.scale == "small":
-        protocols.small(config)
+        finetuning.small(config)
     return config

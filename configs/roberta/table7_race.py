@@ -16,16 +16,17 @@ Deviations: the table's middle and high are parts of one model's score; here `ta
 each. Weight decay is 0.1 as in table 10, where fairseq's README has 0.01.
 """
 
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 
 TASKS = ("race", "race_middle", "race_high")
 
 
 def get_config(argument: str = ""):
     """`checkpoint`; `tasks`: race or others with `+`; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
-    chosen = configuration.arguments(argument, checkpoint=str, tasks="race", seeds=5, data="", scale=protocols.SCALES)
-    config = protocols.suite("RACE by RoBERTa's protocol", chosen)
-    protocols.roberta_race(config, protocols.names(chosen.tasks, TASKS))
+    chosen = config_reader.arguments(argument, checkpoint=str, tasks="race", seeds=5, data="", scale=finetuning.SCALES)
+    config = finetuning.suite("RACE by RoBERTa's protocol", chosen)
+    finetuning.roberta_race(config, finetuning.names(chosen.tasks, TASKS))
     if chosen.scale == "small":
-        protocols.small(config, examples=160)
+        finetuning.small(config, examples=160)
     return config

@@ -5,6 +5,7 @@ import pytest
 
 from ag_jax.analysis import attacks
 from ag_jax.analysis.attacks import MaskedShare, Temperatures
+from ag_jax.analysis.figures import attacks as attack_figures
 from tests.analysis.test_plots import picture
 
 
@@ -83,7 +84,7 @@ def of(axes):
 def test_the_picture_of_masks(tmp_path):
     short = MaskedShare(np.array([0, 5]), np.array([5, 10]), np.array([0.5, 0.25]), np.array([[0.5], [0.25]]))
     one = attacks.masked_share([ONE])
-    figure = attacks.draw_masked({"asa": {"sst2": one, "rte": short}, "magnitude": {"rte": short}})
+    figure = attack_figures.draw_masked({"asa": {"sst2": one, "rte": short}, "magnitude": {"rte": short}})
     first, layers, second, _ = figure.axes
     (sst2, rte), (alone,) = of(first), of(second)
     assert sst2[:2] == ("sst2", [0.1, 0.2, 0.9, 1.0]) and sst2[2] == pytest.approx([0.4, 0.3, 0.15, 0.05])
@@ -93,10 +94,10 @@ def test_the_picture_of_masks(tmp_path):
     assert of(layers)[0][1] == [1, 2] and of(layers)[0][2] == pytest.approx([0.1, 0.0])
     assert layers.get_xlabel() == "layer (last 50% of training)", "of rte, whose last row is half of it"
     assert [panel.get_title(loc="left") for panel in (first, second)] == ["asa", "magnitude"]
-    path = attacks.masked_figure({"": {"a $5_$ arm": one}}, tmp_path / "figures" / "masked.png")
+    path = attack_figures.masked_figure({"": {"a $5_$ arm": one}}, tmp_path / "figures" / "masked.png")
     picture(path)
     with pytest.raises(ValueError, match="no masked share to draw"):
-        attacks.draw_masked({"asa": {}})
+        attack_figures.draw_masked({"asa": {}})
 
 
 DREAM = Temperatures("accuracy", (0.3, 0.6, 1.0), (0.6, 0.62, 0.64), (0.01, 0.02, 0.03), plain=0.61)
@@ -111,26 +112,26 @@ def test_the_table_of_temperatures():
 
 
 def test_the_picture_of_temperatures(tmp_path):
-    left, right = attacks.draw_temperatures({"dream": DREAM, "hellaswag": HELLASWAG}).axes
+    left, right = attack_figures.draw_temperatures({"dream": DREAM, "hellaswag": HELLASWAG}).axes
     assert left.containers[0].lines[0].get_xydata().tolist() == [[0.3, 60.0], [0.6, 62.0], [1.0, 64.0]]
     bars = left.containers[0].lines[2][0].get_segments()
     np.testing.assert_allclose([bar[:, 1] for bar in bars], [[59, 61], [60, 64], [61, 67]])
     assert [line.get_ydata() for line in left.lines if line.get_linestyle() == "--"] == [[61.0, 61.0]]
     assert not right.containers[0].lines[2], "one seed has no deviation"
     assert not [line for line in right.lines if line.get_linestyle() == "--"]
-    picture(attacks.temperature_figure({"dream": DREAM}, tmp_path / "t.png"))
+    picture(attack_figures.temperature_figure({"dream": DREAM}, tmp_path / "t.png"))
     with pytest.raises(ValueError, match="no scores to draw"):
-        attacks.draw_temperatures({})
+        attack_figures.draw_temperatures({})
 
 
 def test_the_picture_of_step_times(tmp_path):
-    figure = attacks.draw_step_times({"plain": {512: 1.0, 128: 1.0}, "asa": {128: 2.1, 512: 2.0, 256: 2.05}})
+    figure = attack_figures.draw_step_times({"plain": {512: 1.0, 128: 1.0}, "asa": {128: 2.1, 512: 2.0, 256: 2.05}})
     (panel,) = figure.axes
     assert [(line[0], line[1], line[2]) for line in of(panel)] == [
         ("plain", [128, 512], [1.0, 1.0]),
         ("asa", [128, 256, 512], [2.1, 2.05, 2.0]),
     ]
     assert [text.get_text() for text in panel.get_xticklabels()] == ["128", "256", "512"]
-    picture(attacks.step_time_figure({"asa": {128: 2.1}}, tmp_path / "speed.png"))
+    picture(attack_figures.step_time_figure({"asa": {128: 2.1}}, tmp_path / "speed.png"))
     with pytest.raises(ValueError, match="no times to draw"):
-        attacks.draw_step_times({"asa": {}})
+        attack_figures.draw_step_times({"asa": {}})

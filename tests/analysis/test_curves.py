@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from ag_jax.analysis import plots
+from ag_jax.analysis.figures import plots
 from tests.analysis.test_plots import picture
 
 

@@ -8,7 +8,8 @@ import nbformat
 import pytest
 from etils import epath
 
-from ag_jax import experiment, run
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import run
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOK = REPOSITORY / "notebooks" / "attention_maps.ipynb"
@@ -24,13 +25,13 @@ def source(tmp_path_factory):
 
 
 def tiny_run(source, workdir, **guidance):
-    config = experiment.default_config()
+    config = pretraining_config.default_config()
     config.data.update(source=str(source), sequence_length=32)
     config.data.tokenizer.vocabulary_size = 300
     config.model.update(layers=3, heads=5, width=20, max_length=32)
     config.training.update(steps=3, batch_size=8, log_every=1, evaluate_every=0, tensorboard=False)
     config.guidance.update(**guidance)
-    run.train(experiment.parse(config), epath.Path(workdir))
+    run.train(pretraining_config.parse(config), epath.Path(workdir))
 
 
 @pytest.fixture

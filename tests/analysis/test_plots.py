@@ -4,7 +4,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from ag_jax.analysis import canvas, maps, plots
+from ag_jax.analysis import maps
+from ag_jax.analysis.figures import canvas, plots
 from ag_jax.attention.patterns import PATTERNS
 from tests import tiny
 from tests.analysis import examples
@@ -198,7 +199,7 @@ def test_a_long_sentence_keeps_its_size_and_thins_its_labels(tmp_path):
     labels = [label.get_text() for label in first.get_yticklabels()]
     assert 5 < len(labels) < 40
     assert labels[0] == "<s>  1" and all(
-        int(label.split()[-1]) == 1 + at for label, at in zip(labels, first.get_yticks())
+        int(label.split()[-1]) == 1 + at for label, at in zip(labels, first.get_yticks(), strict=True)
     )
     image = first.images[0]
     assert image.get_array().shape[0] < 300 and image.get_extent()[1] >= 510.5

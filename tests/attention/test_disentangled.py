@@ -60,7 +60,7 @@ def test_scores_equal_pair_by_pair(terms, settings, index):
     rng = np.random.default_rng(1)
     B, L, H, W = 2, 11, 3, 5
     query, key = rng.standard_normal((2, B, L, H, W))
-    tables = dict(zip(("c2p", "p2c"), rng.standard_normal((2, 2 * config.half, H, W))))
+    tables = dict(zip(("c2p", "p2c"), rng.standard_normal((2, 2 * config.half, H, W)), strict=True))
     projected = {}
     for term in config.names:
         needed, places_S = disentangled.layout(config, term, L)

@@ -15,9 +15,10 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
-from ag_jax.attention.fused import gpu, gpu_grid
-from ag_jax.attention.fused.contract import Shape
-from tests.attention.test_fused import SMALL_PLAN
+from ag_jax.attention.kernels.gpu import attention as gpu
+from ag_jax.attention.kernels.gpu import grid
+from ag_jax.attention.kernels.interface import Shape
+from tests.attention.test_kernels import SMALL_PLAN
 
 # Said by JAX 0.12, in which Triton works and Mosaic is to follow it.
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
@@ -88,11 +89,11 @@ def test_writes_no_matrix():
 
 def test_visits_all_that_meet_and_few_others():
     """Whatever has a number in common is visited; of documents in order, no more than those."""
-    rng, blocks = np.random.default_rng(0), gpu_grid.Blocks(16, 8, 1, 1)
+    rng, blocks = np.random.default_rng(0), grid.Blocks(16, 8, 1, 1)
     in_order, in_disorder = np.sort(rng.integers(1, 9, (3, 75)), axis=1), rng.integers(0, 3, (3, 75))
     in_order[1, 50:] = 0
     for sequences_BL, is_exact in ((in_order, True), (in_disorder, False)):
-        visits_BTC = np.asarray(gpu_grid.visits(jnp.asarray(sequences_BL, jnp.int32), blocks))
+        visits_BTC = np.asarray(grid.visits(jnp.asarray(sequences_BL, jnp.int32), blocks))
         assert visits_BTC.shape == (3, 5, 2)
         for example, block in np.ndindex(3, 5):
             held = set(sequences_BL[example, 16 * block : 16 * block + 16])
@@ -103,9 +104,9 @@ def test_visits_all_that_meet_and_few_others():
 
 
 def test_blocks_fit_short_rows():
-    assert gpu_grid.Blocks(128, 64, 8, 3).fit(512) == gpu_grid.Blocks(128, 64, 8, 3)
-    assert gpu_grid.Blocks(128, 64, 8, 3).fit(37) == gpu_grid.Blocks(64, 64, 4, 3)
-    assert gpu_grid.Blocks(128, 64, 8, 3).fit(3) == gpu_grid.Blocks(16, 16, 1, 3)
+    assert grid.Blocks(128, 64, 8, 3).fit(512) == grid.Blocks(128, 64, 8, 3)
+    assert grid.Blocks(128, 64, 8, 3).fit(37) == grid.Blocks(64, 64, 4, 3)
+    assert grid.Blocks(128, 64, 8, 3).fit(3) == grid.Blocks(16, 16, 1, 3)
 
 
 @pytest.fixture(scope="module")

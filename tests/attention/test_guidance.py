@@ -82,7 +82,7 @@ def test_gradient_through_statistics_equals_that_of_the_dense_loss(example, redu
     def dense(logits):
         weights_NBHQK, total, head = jax.nn.softmax(logits + mask_BQK), 0.0, 0
         n_BQ = jnp.array([[max((row == number).sum(), 1) for number in row] for row in example[1]])
-        for target, (name, count) in zip(guides.targets, ASSIGNMENT):
+        for target, (name, count) in zip(guides.targets, ASSIGNMENT, strict=True):
             P_BQK = patterns.dense(target, sequences_BL, boundary=boundary)
             errors = (weights_NBHQK[:, :, head : head + count] - P_BQK[None, :, None]) ** 2
             head += count
@@ -158,7 +158,9 @@ def test_uniform_and_zero_boundary_have_the_same_gradient():
         found = stacked_statistics(weights, guides, sequences_BL)
         return guidance.guidance_loss(found, guides, sequences_BL, GuidanceConfig("loss", boundary=boundary))[0]
 
-    values, gradients = zip(*(jax.value_and_grad(loss)(logits, boundary) for boundary in guidance.BOUNDARIES))
+    values, gradients = zip(
+        *(jax.value_and_grad(loss)(logits, boundary) for boundary in guidance.BOUNDARIES), strict=True
+    )
     np.testing.assert_allclose(gradients[0], gradients[1], atol=1e-8)
     # They differ by ||1/n||^2 = 1/n in each of two rows of every example, over n^2.
     np.testing.assert_allclose(values[1] - values[0], 2 / 7**3 + 2 / 4**3, rtol=1e-5)
@@ -214,7 +216,7 @@ def test_bias_is_the_target_times_its_scale(example):
     tokens_BL, sequences_BL = example
     found = guidance.bias(make_guides(tokens_BL, sequences_BL), jnp.asarray(sequences_BL), HEADS, jnp.float32(3))
     expected = np.zeros((5, HEADS, 7, 7))
-    for b, (tokens_L, sequences_L) in enumerate(zip(tokens_BL, sequences_BL)):
+    for b, (tokens_L, sequences_L) in enumerate(zip(tokens_BL, sequences_BL, strict=True)):
         names = [name for name, count in ASSIGNMENT for _ in range(count)]
         for head, name in enumerate(names):
             P_QK = reference.dense_pattern(name, tokens_L, sequences_L, "zero")

@@ -113,10 +113,10 @@ def test_dense_equals_the_appendix_cell_by_cell(name, side, boundary):
     tokens_BL, sequences_BL = reference.packed([[13], [5], [2], [1], [5, 1, 4], [2, 11], [3, 3, 2, 3]], 13, seed=1)
     if side == "left":
         tokens_BL, sequences_BL = (
-            np.stack([np.roll(row, -n) for row, n in zip(field, (sequences_BL > 0).sum(-1))])
+            np.stack([np.roll(row, -n) for row, n in zip(field, (sequences_BL > 0).sum(-1), strict=True)])
             for field in (tokens_BL, sequences_BL)
         )
-    expected = [reference.dense_pattern(name, *row, boundary) for row in zip(tokens_BL, sequences_BL)]
+    expected = [reference.dense_pattern(name, *row, boundary) for row in zip(tokens_BL, sequences_BL, strict=True)]
     target = targets(name, tokens_BL, sequences_BL)
     np.testing.assert_allclose(
         patterns.dense(target, jnp.asarray(sequences_BL), boundary=boundary), expected, atol=1e-7
@@ -124,7 +124,7 @@ def test_dense_equals_the_appendix_cell_by_cell(name, side, boundary):
     if isinstance(target, Columns):
         named = [
             [number > 0 and reference.names_a_column(name, *row, place) for place, number in enumerate(row[1])]
-            for row in zip(tokens_BL, sequences_BL)
+            for row in zip(tokens_BL, sequences_BL, strict=True)
         ]
         np.testing.assert_array_equal(target.present_BQ, named)
 

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from ag_jax.attention.fused import tpu, tpu_grid
-from ag_jax.attention.fused.choice import Fused
 from ag_jax.attention.guidance import Guides
+from ag_jax.attention.kernels.dispatch import Fused
+from ag_jax.attention.kernels.tpu import attention as tpu
+from ag_jax.attention.kernels.tpu import grid
 from ag_jax.attention.patterns import Columns, Shift
 from ag_jax.planning import topology
 
@@ -77,14 +78,14 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
     [(12, 64, 2), (16, 48, 8), (12, 48, 12), (3, 64, 3), (8, 128, 1), (4, 96, 4), (1, 64, 1)],
 )
 def test_groups_of_heads_fill_lanes_or_take_all(heads, width, group):
-    assert tpu_grid.head_group(heads, width) == group
+    assert grid.head_group(heads, width) == group
 
 
 @pytest.mark.parametrize(
     ("length", "block"), [(1, 1), (37, 37), (512, 512), (513, 384), (600, 384), (1024, 512), (1025, 384), (8192, 512)]
 )
 def test_blocks_pad_little(length, block):
-    assert tpu_grid.block_length(length) == block
+    assert grid.block_length(length) == block
     padded = -(-length // block) * block
-    assert tpu_grid.block_length(padded) == block, "a padded row is cut the same"
-    assert padded - length < 128 * -(-length // tpu_grid.BLOCK)
+    assert grid.block_length(padded) == block, "a padded row is cut the same"
+    assert padded - length < 128 * -(-length // grid.BLOCK)

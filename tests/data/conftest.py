@@ -6,7 +6,7 @@ import pytest
 
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
-from ag_jax.data.store import TextStore, TextStoreWriter
+from ag_jax.data.text.store import TextStore, TextStoreWriter
 
 WORDS = "the cat sat on a mat and dog ran to old house of red brick by river where it rained all day".split()
 

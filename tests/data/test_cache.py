@@ -124,7 +124,7 @@ def test_what_is_damaged_stays_until_it_can_be_made_anew(tmp_path):
     cache.build_once(tmp_path / "y", lambda directory: (directory / "a").write_text("whole"))
     (tmp_path / "y" / "a").write_text("other")
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        cache.build_once(tmp_path / "y", lambda directory: open(tmp_path.parent / "nowhere.txt"))
+        cache.build_once(tmp_path / "y", lambda directory: (tmp_path.parent / "nowhere.txt").read_text())
     assert (tmp_path / "y" / "a").read_text() == "other"
 
 
@@ -174,4 +174,4 @@ def test_a_full_disk_is_named_and_nothing_stays(tmp_path):
 
 def test_a_missing_source_is_not_blamed_on_the_cache(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        cache.build_once(tmp_path / "cache" / "y", lambda directory: open(tmp_path / "nowhere.txt"))
+        cache.build_once(tmp_path / "cache" / "y", lambda directory: (tmp_path / "nowhere.txt").read_text())

@@ -12,8 +12,7 @@ import tokenizers as huggingface
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tokenizers import SpecialTokens
-
-from .conftest import text
+from tests.data.conftest import text
 
 CORPUS = [text(0, 150), text(150, 300)]
 SIZES = {"byte_bpe": 320, "wordpiece": 120, "sentencepiece_bpe": 90, "sentencepiece_unigram": 90}

@@ -6,7 +6,7 @@ from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tasks.task import Choices, Examples, Question, Task, Texts, Words
 from ag_jax.finetuning.splits import Splits
-from ag_jax.finetuning.weights import Pretrained
+from ag_jax.interop.opening import Pretrained
 from tests import tiny
 
 WORDS = ("good", "bad", "roads", "union", "state", "strong", "we", "build")

@@ -7,34 +7,37 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import finetuned, learner
-from ag_jax.analysis import maps, plots
+from ag_jax.analysis import maps
+from ag_jax.analysis.figures import plots
 from ag_jax.data.tasks.task import Choices, Question, Texts, Words
-from ag_jax.finetuned import FineTuned, Head
 from ag_jax.finetuning import attacked, comparison, suite
+from ag_jax.interop import finetuned
+from ag_jax.interop.finetuned import FineTuned, Head
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
+from ag_jax.pretraining import build
 from tests import tiny
 from tests.analysis.examples import SENTENCE, WordTokenizer
 from tests.finetuning import tiny_tasks
 from tests.finetuning.tasks import TOKENIZER
 
 FILE = """
-from ag_jax import configuration, protocols
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
 from ag_jax.finetuning.config import FinetuningConfig
 
 def get_config(argument=""):
     arms = ("plain", "asa", "strong", "scheduled")
-    chosen = configuration.arguments(argument, model=str, data=str, arm=arms, tasks="sst2", arms="plain-asa-scheduled")
-    config = configuration.default(FinetuningConfig)
+    chosen = config_reader.arguments(argument, model=str, data=str, arm=arms, tasks="sst2", arms="plain-asa-scheduled")
+    config = config_reader.default(FinetuningConfig)
     config.update(title="A title", checkpoint=chosen.model, data=chosen.data, seeds=(0, 1), arms=chosen.arms.replace("-", ","))
     for task in chosen.tasks.split("+"):
-        protocols.add(config, task, learning_rates=(1e-4, 2e-4), max_length=32, epochs=2)
+        finetuning.add(config, task, learning_rates=(1e-4, 2e-4), max_length=32, epochs=2)
     if chosen.arm == "scheduled":
-        protocols.attack(config, "scheduled", trace="{arms}/asa/{task}/{trial}")
+        finetuning.attack(config, "scheduled", trace="{arms}/asa/{task}/{trial}")
     elif chosen.arm != "plain":
-        protocols.attack(config, "asa", tau=0.6 if chosen.arm == "asa" else 0.3)
+        finetuning.attack(config, "asa", tau=0.6 if chosen.arm == "asa" else 0.3)
     return config
 """
 LAYERS = EncoderConfig().layers
@@ -218,7 +221,7 @@ def test_attention_under_attack_is_what_the_kept_adversary_leaves(tmp_path, scor
     finetuned.save(FineTuned(head, model.config, TOKENIZER, params, {}, _adversary(model.config, score)), tmp_path)
     tuned = finetuned.load(tmp_path)
     assert set(tuned.params) == {"encoder", "task_head"} and set(tuned.beside) == {"adversary"}
-    attacker = adversarial.learnt(AdversarialConfig("asa"), tuned.config, learner.special_tokens(TOKENIZER))
+    attacker = adversarial.learnt(AdversarialConfig("asa"), tuned.config, build.special_tokens(TOKENIZER))
     text = "good roads we build"
     plain, under = attacked.attention(tuned, text), attacked.attention(tuned, text, attacker)
     expected = plain.weights_NHQK if score > 0 else np.full_like(plain.weights_NHQK, 1 / len(plain.tokens))

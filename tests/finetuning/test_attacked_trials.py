@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from ag_jax import finetuned
 from ag_jax.finetuning import encoded, program, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.trial import Trial, run_trial
+from ag_jax.interop import finetuned
 from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, MaskingConfig
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.stopping import Interrupted, StopSignal

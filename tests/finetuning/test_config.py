@@ -2,23 +2,23 @@
 
 import pytest
 
-from ag_jax import configuration
+from ag_jax import config_reader
 from ag_jax.data.tasks import rows
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 
 
 def suite(**settings):
-    values = configuration.default(FinetuningConfig)
+    values = config_reader.default(FinetuningConfig)
     values.checkpoint = "runs/x"
     for name in ("sst2", "rte", "mnli"):
-        values.tasks[name] = configuration.default(Recipe)
+        values.tasks[name] = config_reader.default(Recipe)
     values.update_from_flattened_dict(settings)
-    return configuration.parse(FinetuningConfig, values)
+    return config_reader.parse(FinetuningConfig, values)
 
 
 def test_a_suite_survives():
     config = suite(**{"tasks.rte.learning_rates": (1e-5, 3e-5), "tasks.rte.epochs": 10})
-    assert configuration.parse(FinetuningConfig, configuration.to_dict(config)) == config
+    assert config_reader.parse(FinetuningConfig, config_reader.to_dict(config)) == config
     assert config.tasks["rte"].epochs == 10 and config.tasks["sst2"] == Recipe()
 
 
@@ -70,9 +70,9 @@ def test_folds_choose_by_whole_folds():
 
 
 def test_a_suite_without_tasks_is_refused():
-    values = configuration.default(FinetuningConfig)
+    values = config_reader.default(FinetuningConfig)
     with pytest.raises(ValueError, match="tasks must name at least one task"):
-        configuration.parse(FinetuningConfig, values)
+        config_reader.parse(FinetuningConfig, values)
 
 
 def test_tasks_that_others_start_from_come_first_and_are_kept():
@@ -122,16 +122,16 @@ def test_points_of_a_sweep():
 def test_impossible_attacks_are_refused_by_their_task(key, value, message):
     """Settings in a section of a section."""
     with pytest.raises(ValueError, match=message):
-        values = configuration.to_dict(suite())
+        values = config_reader.to_dict(suite())
         of = values["tasks"]["rte"]
         *sections, last = key.split(".")
         for section in sections:
             of = of[section]
         of[last] = value
-        configuration.parse(FinetuningConfig, values)
+        config_reader.parse(FinetuningConfig, values)
 
 
 def test_tasks_are_attacked_apart():
     config = suite(**{"tasks.rte.adversarial.method": "asa", "tasks.rte.adversarial.asa.tau": 0.5})
     assert config.tasks["rte"].adversarial.asa.penalty == 0.25 and config.tasks["sst2"].adversarial.method == "none"
-    assert configuration.parse(FinetuningConfig, configuration.to_dict(config)) == config
+    assert config_reader.parse(FinetuningConfig, config_reader.to_dict(config)) == config

@@ -9,10 +9,12 @@ import re
 import pytest
 from etils import epath
 
-from ag_jax import arms, configuration, protocols
+from ag_jax import config_reader
 from ag_jax.data.tasks import catalogue
 from ag_jax.finetuning import comparison, splits
 from ag_jax.finetuning.config import FinetuningConfig
+from ag_jax.pretraining import arms
+from ag_jax.recipes import finetuning
 from tests.finetuning import tiny_tasks
 
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
@@ -58,7 +60,7 @@ def variants(name):
 
 
 def parsed(name: str, argument: str) -> FinetuningConfig:
-    return configuration.parse(FinetuningConfig, configuration.load(f"{CONFIGS / name}:{argument}"))
+    return config_reader.parse(FinetuningConfig, config_reader.load(f"{CONFIGS / name}:{argument}"))
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -153,7 +155,7 @@ def test_only_what_should_start_from_mnli_does():
     assert not any(recipe.initial_task for recipe in parsed("roberta/table5_glue.py", "checkpoint=C").tasks.values())
 
 
-# Typed from the paper once more, so that a slip in `protocols.ASA_TABLE_5` shows: task, learning rate, batch size, epochs, warm-up
+# Typed from the paper once more, so that a slip in `recipes.finetuning.ASA_TABLE_5` shows: task, learning rate, batch size, epochs, warm-up
 # proportion, longest row, temperature (Wu et al. 2022, table 5). Rounds of ANLI have ANLI's row.
 PAPERS_TABLE_5 = """
 sst2      2e-5 32 3 0.06 128 0.3
@@ -173,7 +175,7 @@ ROUNDS = "".join(f"anli_r{number} 3e-5 32 3 0.06 128 0.3\n" for number in (1, 2,
 @pytest.mark.parametrize("row", (PAPERS_TABLE_5 + ROUNDS).strip().splitlines(), ids=lambda row: row.split()[0])
 def test_table_5_of_asa(row):
     task, *numbers = row.split()
-    name = "finetune/glue.py" if task in protocols.GLUE else "finetune/anli.py"
+    name = "finetune/glue.py" if task in finetuning.GLUE else "finetune/anli.py"
     name = {"wnut17": "finetune/tagging.py", "dream": "finetune/choice.py", "hellaswag": "finetune/choice.py"}.get(
         task, name
     )
@@ -245,9 +247,9 @@ def test_the_rivals_of_asas_table_4():
     }
     # Their `--adv-steps` are ascents, after each of which there is a pass: one more than K.
     assert {task: one.passes for task, one in freelb.items()} == {task: one.steps + 1 for task, one in freelb.items()}
-    others = configuration.default(FinetuningConfig)
-    protocols.roberta_glue(others, ("cola", "mrpc", "rte"))
-    protocols.freelb(others)
+    others = config_reader.default(FinetuningConfig)
+    finetuning.roberta_glue(others, ("cola", "mrpc", "rte"))
+    finetuning.freelb(others)
     names = ("step_size", "init_magnitude", "max_norm", "steps", "count")
     assert {task: [recipe.adversarial.freelb[name] for name in names] for task, recipe in others.tasks.items()} == {
         "cola": [0.025, 0.4, 0.3, 3, "fairseq"],

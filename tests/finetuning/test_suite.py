@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 from etils import epath
 
-from ag_jax import configuration
+from ag_jax import config_reader
 from ag_jax.finetuning import comparison, report, suite
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
@@ -49,13 +49,13 @@ def calls(monkeypatch, tmp_path):
 
 
 def config(tmp_path, data, tasks=("sst2",), seeds=(0, 1, 2), **settings) -> FinetuningConfig:
-    values = configuration.default(FinetuningConfig)
+    values = config_reader.default(FinetuningConfig)
     values.update(checkpoint=str(tmp_path / "model"), data=data, seeds=seeds)
     for task in tasks:
-        values.tasks[task] = configuration.default(Recipe)
+        values.tasks[task] = config_reader.default(Recipe)
         values.tasks[task].update(SMALL)
     values.update_from_flattened_dict(settings)
-    return configuration.parse(FinetuningConfig, values)
+    return config_reader.parse(FinetuningConfig, values)
 
 
 def train(config, workdir):
@@ -63,18 +63,18 @@ def train(config, workdir):
 
 
 FILE = """
-from ag_jax import configuration
+from ag_jax import config_reader
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 
 def get_config(argument=""):
-    chosen = configuration.arguments(argument, model=str, data=str, tasks="sst2", seeds=3, arm=("ag", "mlm"))
-    config = configuration.default(FinetuningConfig)
+    chosen = config_reader.arguments(argument, model=str, data=str, tasks="sst2", seeds=3, arm=("ag", "mlm"))
+    config = config_reader.default(FinetuningConfig)
     config.title = "A title"
     config.checkpoint = chosen.model
     config.data = chosen.data
     config.seeds = tuple(range(chosen.seeds))
     for task in chosen.tasks.split("+"):
-        config.tasks[task] = configuration.default(Recipe)
+        config.tasks[task] = config_reader.default(Recipe)
         config.tasks[task].update(max_length=32, epochs=2, learning_rates=(1e-4, 2e-4) if chosen.arm == "ag" else (3e-4, 1e-4))
         if task == "oromo_ner":
             config.tasks[task].folds = 4
@@ -467,7 +467,7 @@ def test_what_is_wrong_is_found_before_anything_is_trained(tmp_path, data, calls
 
 
 def test_arms_that_cannot_be_paired_are_refused(source, tmp_path):
-    path, _, argument = source.partition(":")
+    argument = source.partition(":")[2]
     text = (tmp_path / "c.py").read_text()
     for change, message in (
         ("config.seeds = (0,) if chosen.arm == 'ag' else (1,)", "different seeds"),

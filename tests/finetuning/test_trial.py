@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from ag_jax import finetuned
+from ag_jax.distributed import storage
 from ag_jax.finetuning import encoded, program, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.trial import RESULT, Trial, run_trial
-from ag_jax.training import storage
+from ag_jax.interop import finetuned
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests.finetuning import tasks

@@ -8,13 +8,15 @@ import jax
 import numpy as np
 from etils import epath
 
-from ag_jax import configuration, experiment, learner, run
-from ag_jax.data import pipeline
+from ag_jax import config_reader
 from ag_jax.data.tasks import catalogue
 from ag_jax.data.tasks.task import Texts, Words
+from ag_jax.data.text import pipeline
 from ag_jax.evaluation import metrics
-from ag_jax.finetuning.weights import Pretrained
+from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
+from ag_jax.pretraining import build, run
+from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training import sharding
 
 GOOD = ("a warm and funny film", "truly good", "one of the best", "charming work", "i liked it")
@@ -123,12 +125,12 @@ def checkpoint(folder: pathlib.Path) -> pathlib.Path:
         "model.heads": 3,
         "model.max_length": 32,
     }
-    values = experiment.default_config()
+    values = pretraining_config.default_config()
     values.update_from_flattened_dict(settings)
-    config = configuration.parse(experiment.ExperimentConfig, values)
+    config = config_reader.parse(pretraining_config.ExperimentConfig, values)
     tokenizer = pipeline.prepare_tokenizer(config.data)
     mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-    params = learner.unboxed(learner.make_learner(config, tokenizer, mesh).init())
+    params = build.unboxed(build.make_learner(config, tokenizer, mesh).init())
     run.write(config, epath.Path(folder / "run"), tokenizer, params)
     return folder / "run"
 
@@ -187,7 +189,7 @@ def run_trial(one, config, start, splits, directory, keep) -> dict:
 
 
 def open_encoder(checkpoint, step=None, *, fresh=False):
-    """In the place of `weights.open_encoder`; the description of a run ends with its length in files."""
+    """In the place of `opening.open_encoder`; the description of a run ends with its length in files."""
     if (pathlib.Path(checkpoint) / "weights").exists():
         return Pretrained(EncoderConfig(max_length=64), None, {}, "roberta", f"trial {checkpoint}")
     if not pathlib.Path(checkpoint).is_dir():

@@ -12,8 +12,8 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
-from ag_jax import configuration
-from ag_jax.training import hosts
+from ag_jax import config_reader
+from ag_jax.distributed import hosts
 from tests import commands
 from tests.fuzz import cases
 from tests.fuzz.cases import Finding
@@ -234,7 +234,7 @@ class Commands:
 def _settings(flags: Sequence[str]) -> list[str]:
     named = next((flag for flag in flags if flag.startswith("--config=configs/")), "")
     try:
-        return sorted(configuration.flat(configuration.load(named.removeprefix("--config=")).to_dict()))
+        return sorted(config_reader.flat(config_reader.load(named.removeprefix("--config=")).to_dict()))
     except Exception:
         return []
 

@@ -14,12 +14,15 @@ import jax
 import numpy as np
 from etils import epath
 
-from ag_jax import comparison, configuration, finetuned, learner, run, run_corpus
-from ag_jax.data import pipeline, sources, tokenizers
+from ag_jax import config_reader
+from ag_jax.data import tokenizers
+from ag_jax.data.text import pipeline, sources
 from ag_jax.finetuning import comparison as finetuning
-from ag_jax.finetuning import splits, weights
+from ag_jax.finetuning import splits
 from ag_jax.finetuning.config import Recipe
-from ag_jax.interop import catalogue, importing, tokenizer_files
+from ag_jax.interop import catalogue, finetuned, importing, opening, tokenizer_files
+from ag_jax.pretraining import build, comparison, run
+from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import MetricWriter, read_metrics
@@ -77,7 +80,7 @@ def _check_shapes(model: Any, params: Any, file: str) -> None:
         made = jax.eval_shape(lambda: model.init(jax.random.key(0), example, deterministic=True)["params"])
     except Exception as error:
         raise Accepted(f"settings of {file} that no model can have ({type(error).__name__})") from error
-    if jax.tree.map(np.shape, learner.unboxed(made)) != jax.tree.map(np.shape, params):
+    if jax.tree.map(np.shape, build.unboxed(made)) != jax.tree.map(np.shape, params):
         raise Accepted(f"parameters that do not fit the model of {file}")
 
 
@@ -85,7 +88,7 @@ def _open_run(name: str) -> Result:
     opened = run.open_run(epath.Path(os.path.abspath(name)))
     _check_shapes(opened.model, opened.params, "config.json")
     return {
-        "config": configuration.to_dict(opened.config),
+        "config": config_reader.to_dict(opened.config),
         "tokenizer": opened.tokenizer.fingerprint(),
         "params": _finite(opened.params | opened.beside),
         "step": opened.step,
@@ -103,14 +106,14 @@ def _untrained(*summaries: str) -> Iterator[None]:
     def begin(*_, **__):
         raise _Begun
 
-    before, run_corpus.prepare = run_corpus.prepare, begin
+    before, pretraining_corpus.prepare = pretraining_corpus.prepare, begin
     try:
         yield
     except _Begun as begun:
         if all(pathlib.Path(path).exists() for path in summaries):
             raise Accepted("a finished run as one to be trained") from begun
     finally:
-        run_corpus.prepare = before
+        pretraining_corpus.prepare = before
 
 
 def _train_finished() -> Result:
@@ -169,7 +172,7 @@ def _whole_lines(path: pathlib.Path) -> int:
 
 def _trial() -> Result:
     tuned = finetuned.load(epath.Path(os.path.abspath("trial_kept")) / TRIAL)
-    weights.open_encoder(os.path.abspath(f"trial_kept/{TRIAL}"))
+    opening.open_encoder(os.path.abspath(f"trial_kept/{TRIAL}"))
     _check_shapes(tuned.model, tuned.params, "task.json")
     return {
         "head": dataclasses.asdict(tuned.head),

@@ -13,10 +13,13 @@ import tarfile
 import tokenizers as huggingface
 from etils import epath
 
-from ag_jax import configuration, experiment, finetuned, run
-from ag_jax.data import pipeline, tokenizers
+from ag_jax import config_reader
+from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
-from ag_jax.interop import exporting
+from ag_jax.data.text import pipeline
+from ag_jax.interop import exporting, finetuned
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import run
 from tests.finetuning import tiny_tasks
 from tests.goldens import inputs, make
 
@@ -52,7 +55,9 @@ def build(here: pathlib.Path) -> None:
     (here / "all_tasks").mkdir()
     tiny_tasks.write(here / "all_tasks")
     # What earlier versions saved lacks what newer ones check: a run and a trial are saved by this one.
-    run.train(experiment.parse(configuration.load("configs/pretraining.py:arm=ag")), epath.Path(here / "current"))
+    run.train(
+        pretraining_config.parse(config_reader.load("configs/pretraining.py:arm=ag")), epath.Path(here / "current")
+    )
     trial = next((here / "trial_kept" / "sst2").iterdir())
     finetuned.save(finetuned.load(trial), epath.Path(trial / "weights"))
     exporting.convert(trial, None, str(here / "huggingface" / "classifier"))

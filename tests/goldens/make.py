@@ -20,9 +20,10 @@ from unittest import mock
 
 from etils import epath
 
-from ag_jax import comparison, configuration, experiment, run
+from ag_jax import config_reader
 from ag_jax.finetuning import comparison as finetuning
 from ag_jax.interop import exporting, importing
+from ag_jax.pretraining import comparison, config, run
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests.goldens import inputs, reading
 
@@ -62,8 +63,8 @@ def make(here: epath.Path, kinds: Collection[str] = KINDS) -> None:
     finetuning.evaluate("configs/finetuning.py:points=2", {}, here / "suite")
 
 
-def _experiment(arm: str) -> experiment.ExperimentConfig:
-    return experiment.parse(configuration.load(f"configs/pretraining.py:arm={arm}"))
+def _experiment(arm: str) -> config.ExperimentConfig:
+    return config.parse(config_reader.load(f"configs/pretraining.py:arm={arm}"))
 
 
 @contextlib.contextmanager

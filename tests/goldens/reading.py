@@ -11,11 +11,12 @@ import numpy as np
 from etils import epath
 from flax import traverse_util
 
-from ag_jax import comparison, configuration, finetuned, run
+from ag_jax import config_reader
 from ag_jax.finetuning import comparison as finetuning
 from ag_jax.finetuning import results, suite
 from ag_jax.finetuning.config import FinetuningConfig
-from ag_jax.interop import importing
+from ag_jax.interop import finetuned, importing
+from ag_jax.pretraining import comparison, run
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 
 RUNS = ("interrupted", "finished", "adversarial", "imported", "comparison/mlm-seed3", "comparison/ag-seed3")
@@ -55,7 +56,7 @@ def trained(here: pathlib.Path) -> dict[str, Any]:
     workdir = epath.Path(here / "interrupted")
     summary = run.train(run.read_config(workdir), workdir)
     suite_of_trial = epath.Path(here / "trial_interrupted")
-    config = configuration.parse(FinetuningConfig, _json(suite_of_trial / "config.json"))
+    config = config_reader.parse(FinetuningConfig, _json(suite_of_trial / "config.json"))
     suite.run(suite.prepare(config, suite_of_trial))
     directory = suite_of_trial / TRIAL
     return {

@@ -13,11 +13,12 @@ import safetensors
 from etils import epath
 from safetensors.numpy import load_file, save_file
 
-from ag_jax import run, verbs
+from ag_jax import cli
 from ag_jax.analysis import maps
 from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.interop import catalogue, directories, exporting, importing, tensors
 from ag_jax.models.config import EncoderConfig
+from ag_jax.pretraining import run
 from tests.interop.test_goldens import GOLDENS, with_tensors
 from tests.interop.test_verb import request
 
@@ -390,7 +391,7 @@ def test_exports_that_cannot_be(workdir, tmp_path, monkeypatch):
 def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(file, workdir, tmp_path, capsys, full_disk):
     full_disk(file)
     flags = request(target="hf", workdir=str(workdir), path=str(tmp_path / "out"))
-    assert verbs.run_safely("convert", flags) == 1
+    assert cli.run_safely("convert", flags) == 1
     said = capsys.readouterr().err
     assert (
         said.startswith(f"ag-jax convert: cannot write {tmp_path / 'out'}: No space left on device.")
@@ -403,7 +404,7 @@ def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(file, workdir, 
 def test_an_import_to_a_full_disk_is_one_line_and_leaves_nothing(file, tmp_path, capsys, full_disk):
     full_disk(file)
     flags = request(source="hf", path=str(GOLDENS / "bert"), workdir=str(tmp_path / "run"))
-    assert verbs.run_safely("convert", flags) == 1
+    assert cli.run_safely("convert", flags) == 1
     said = capsys.readouterr().err
     assert (
         said.startswith(f"ag-jax convert: cannot write {tmp_path / 'run'}: No space left on device.")
@@ -470,7 +471,10 @@ def test_models_that_no_family_computes(changed, reason):
 
 def test_the_family_of_a_run():
     config = EncoderConfig(vocabulary_size=9)
-    of = lambda heads, pad, wish="": catalogue.fitting(config, heads, pad, wish).model_type
+
+    def of(heads, pad, wish=""):
+        return catalogue.fitting(config, heads, pad, wish).model_type
+
     assert of(["word_head"], 1) == "roberta"
     assert of(["word_head"], 1, "camembert") == "camembert"
     assert of(["word_head"], 0) == "bert"  # positions from 2 on, but padding 0

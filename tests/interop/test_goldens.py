@@ -12,12 +12,12 @@ import tokenizers as huggingface
 from etils import epath
 from safetensors.numpy import load_file, save_file
 
-from ag_jax import learner, run
-from ag_jax.data import batching
+from ag_jax.data.text import batching
 from ag_jax.interop import catalogue, exporting, importing, names
 from ag_jax.models.encoder import Encoder
 from ag_jax.models.replaced_tokens import generator_parameters
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
+from ag_jax.pretraining import build, run
 
 GOLDENS = pathlib.Path(__file__).parent / "goldens"
 NAMES = sorted(path.name for path in GOLDENS.iterdir())
@@ -114,7 +114,9 @@ def same(ours, theirs, tolerance=0.0):
 
 
 def test_bfloat16(plain, tmp_path):
-    round16 = lambda tensors: {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}
+    def round16(tensors):
+        return {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}
+
     same(converted(with_tensors("bert", tmp_path / "hf", round16), tmp_path / "run"), plain, tolerance=1e-2)
 
 
@@ -257,8 +259,8 @@ def test_the_generator_of_replaced_tokens_is_a_model_of_its_own(tmp_path):
         replaced_tokens=replaced,
         model=dataclasses.replace(opened.model.config, heads=2, width=8, layers=1),
     )
-    model = learner.make_model(config, opened.tokenizer)
-    params = learner.unboxed(
+    model = build.make_model(config, opened.tokenizer)
+    params = build.unboxed(
         model.init(jax.random.key(1), batching.empty_batch(config.data, 1), deterministic=True)["params"]
     )
     workdir = epath.Path(tmp_path / "pair")

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import configuration, experiment, run
+from ag_jax import config_reader
 from ag_jax.interop import exporting, importing, names
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import run
 from ag_jax.training.checkpoint import Checkpoints
 from tests.interop.test_goldens import GOLDENS
 
@@ -51,7 +53,7 @@ def imported(tmp_path_factory):
 
 def config(start, text, arm="mlm", **overrides):
     source = f"{CONFIGS / 'continue_pretraining.py'}:run={start},arm={arm}"
-    return experiment.parse(configuration.load(source, FEW | {"data.source": text} | overrides))
+    return pretraining_config.parse(config_reader.load(source, FEW | {"data.source": text} | overrides))
 
 
 def parameters(workdir, step=None):
@@ -131,4 +133,4 @@ def test_no_run_to_start_from(text, tmp_path):
     with pytest.raises(ValueError, match="is no run directory"):
         config(tmp_path, text)
     with pytest.raises(ValueError, match="needs the argument run"):
-        configuration.load(f"{CONFIGS / 'continue_pretraining.py'}:arm=mlm")
+        config_reader.load(f"{CONFIGS / 'continue_pretraining.py'}:arm=mlm")

@@ -10,11 +10,11 @@ import pytest
 from etils import epath
 from safetensors.numpy import load_file
 
-from ag_jax import finetuned, learner, origin, pipelines, run, verbs
-from ag_jax.data import pipeline
-from ag_jax.finetuned import FineTuned, Head
-from ag_jax.finetuning import weights
-from ag_jax.interop import exporting, importing, names
+from ag_jax import cli, pipelines
+from ag_jax.data.text import pipeline
+from ag_jax.interop import exporting, finetuned, importing, names, opening
+from ag_jax.interop.finetuned import FineTuned, Head
+from ag_jax.pretraining import build, origin, run
 from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.state import TrainState
@@ -44,7 +44,7 @@ def start(wanted, workdir, step=0):
     workdir.mkdir()
     job = run.make_job(wanted, workdir, corpus := pipeline.prepare(wanted.data, quiet=True))
     given = names.flat(job.given())
-    shapes = names.flat(learner.unboxed(jax.eval_shape(job.init)))
+    shapes = names.flat(build.unboxed(jax.eval_shape(job.init)))
     params = names.nested({path: given.get(path, np.zeros(leaf.shape, leaf.dtype)) for path, leaf in shapes.items()})
     run.write(wanted, workdir, corpus.tokenizer, params)
     if step:
@@ -91,7 +91,7 @@ def test_the_origin_follows_initial_weights(camembert, text, tmp_path, one_devic
     assert (settings["model_type"], settings["architectures"]) == ("camembert", ["CamembertForMaskedLM"])
     check_card(card)
 
-    opened = weights.open_encoder(str(second))
+    opened = opening.open_encoder(str(second))
     assert opened.origin.model_type == "camembert" and opened.style == "roberta"
     head = Head("", "tagging", ("O", "B-X"), opened.style)
     shapes = finetuned.shapes(head, opened.config)
@@ -111,7 +111,7 @@ def test_the_origin_follows_initial_weights(camembert, text, tmp_path, one_devic
 def test_a_continued_bert_stays_one(text, tmp_path, one_device):  # noqa: F811
     importing.convert(str(GOLDENS / "bert"), epath.Path(tmp_path / "imported"))
     on = start(config(tmp_path / "imported", text), tmp_path / "on", step=3)
-    assert weights.open_encoder(str(on)).style == "bert"
+    assert opening.open_encoder(str(on)).style == "bert"
 
 
 def test_a_run_of_an_earlier_version(camembert, text, tmp_path, one_device, capsys):  # noqa: F811
@@ -165,7 +165,7 @@ def test_what_was_never_trained_is_not_exported(bare, tmp_path, capsys):
     """A `BertModel` comes back as one, pooler and all; and nothing fills masks with random numbers."""
     theirs, workdir = bare
     flags = request(target="hf", path=str(tmp_path / "out"), workdir=str(workdir))
-    assert verbs.run_safely("convert", flags) == 0
+    assert cli.run_safely("convert", flags) == 0
     lost = "word_head: it was randomly initialised, because `theirs` has none"
     assert f"not carried: {lost}" in capsys.readouterr().out and lost in (tmp_path / "out" / "README.md").read_text()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["BertModel"]
@@ -200,7 +200,7 @@ def test_the_pooler_of_a_bert_begins_a_head(bare, text, tmp_path, one_device):  
     pairs = start(config(workdir, text, **{"data.format": "segment_pair_nsp"}), tmp_path / "pairs", step=3)
     back = start(config(pairs, text, **{"data.format": "full_sentences"}), tmp_path / "back", step=3)
     for directory in (theirs, workdir, on, pairs, back):
-        opened = weights.open_encoder(str(directory))
+        opened = opening.open_encoder(str(directory))
         np.testing.assert_array_equal(opened.params["task_head"]["dense"]["kernel"], pooler, str(directory))
     assert exported(pairs, tmp_path / "out")[0]["architectures"] == ["BertForPreTraining"]
     np.testing.assert_array_equal(run.open_run(pairs).params["next_head"]["pooler"]["kernel"], pooler)

@@ -10,7 +10,7 @@ import pytest
 
 from ag_jax.attention.multihead import MultiHeadAttention
 from ag_jax.models.encoder import Encoder, Ports
-from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.masked_lm import PretrainingModel
 from tests import reference, tiny
 
 
@@ -141,7 +141,7 @@ def test_embedding_delta_is_added_to_the_word_vectors(apply, params, batch):
 def test_attention_bias_is_added_to_the_scores_of_every_layer(apply, params, batch, shape):
     bias = 2 * np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     predictions, sown = apply(params, batch, Ports(attention_bias=jnp.asarray(bias)))
-    words, following, weights = reference.predict(tiny.float64(params), batch, tiny.CONFIG, bias_BHQK=bias)
+    words, _, weights = reference.predict(tiny.float64(params), batch, tiny.CONFIG, bias_BHQK=bias)
     # The empty row is left out: what its keys get there is nobody's business.
     np.testing.assert_allclose(weights_of(sown)[:, :3], weights[:, :3], atol=2e-6)
     np.testing.assert_allclose(predictions.words_BMV[:3], words[:3], rtol=1e-5, atol=2e-5)

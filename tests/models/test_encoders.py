@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ag_jax.attention import guidance
-from ag_jax.attention.fused import reference as fused_reference
-from ag_jax.attention.fused import tpu
-from ag_jax.attention.fused.choice import Fused
+from ag_jax.attention.kernels import reference as fused_reference
+from ag_jax.attention.kernels.dispatch import Fused
+from ag_jax.attention.kernels.tpu import attention as tpu
 from ag_jax.models.encoder import Encoder, Ports
-from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.masked_lm import PretrainingModel
 from tests import reference, tiny
 
 ALL = tiny.ENCODERS | tiny.ABLATIONS

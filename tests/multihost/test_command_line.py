@@ -6,15 +6,17 @@ import pathlib
 import pytest
 from etils import epath
 
-from ag_jax import configuration, experiment, run, verbs
+from ag_jax import cli, config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import run
+from tests.distributed.fake_hosts import FakeHosts
 from tests.multihost.launch import REPOSITORY, free_port
-from tests.training.fake_hosts import FakeHosts
 
 CONFIG = str(REPOSITORY / "configs" / "quickstart.py")
 
 
-def request(tmp_path, **more) -> verbs.Request:
-    return verbs.Request(CONFIG, {}, str(tmp_path / "run"), None, None, False, **more)
+def request(tmp_path, **more) -> cli.Request:
+    return cli.Request(CONFIG, {}, str(tmp_path / "run"), None, None, False, **more)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,7 @@ def request(tmp_path, **more) -> verbs.Request:
     ],
 )
 def test_nonsense_is_refused_in_one_line(tmp_path, capsys, verb, flags, message):
-    assert verbs.run_safely(verb, request(tmp_path, **flags)) == 1
+    assert cli.run_safely(verb, request(tmp_path, **flags)) == 1
     said = capsys.readouterr().err
     assert message in said and len(said.splitlines()) == 1
     assert not (tmp_path / "run").exists()
@@ -37,20 +39,20 @@ def test_nonsense_is_refused_in_one_line(tmp_path, capsys, verb, flags, message)
 
 def test_a_wrong_config_is_refused_before_anyone_is_waited_for(tmp_path, capsys):
     flags = {"coordinator": f"localhost:{free_port()}", "hosts": "2", "host": 0, "join_timeout": 600}
-    wrong = verbs.Request(CONFIG, {"model.heads": 5}, str(tmp_path), None, None, False, **flags)
-    assert verbs.run_safely("train", wrong) == 1
+    wrong = cli.Request(CONFIG, {"model.heads": 5}, str(tmp_path), None, None, False, **flags)
+    assert cli.run_safely("train", wrong) == 1
     assert "model.heads must divide" in capsys.readouterr().err
 
 
-def small() -> experiment.ExperimentConfig:
-    return experiment.parse(configuration.load(CONFIG))
+def small() -> pretraining_config.ExperimentConfig:
+    return pretraining_config.parse(config_reader.load(CONFIG))
 
 
 def test_hosts_that_share_the_directory(tmp_path, monkeypatch):
     fakes = FakeHosts(monkeypatch, 3)
     assert fakes.run(lambda host: run.claim_workdir(small(), epath.Path(tmp_path / "run"))) == [None] * 3
     assert json.loads((tmp_path / "run" / "hosts.json").read_text())["hosts"] == 3
-    assert experiment.parse(json.loads((tmp_path / "run" / "config.json").read_text())) == small()
+    assert pretraining_config.parse(json.loads((tmp_path / "run" / "config.json").read_text())) == small()
 
 
 def test_hosts_that_do_not_share_the_directory_are_refused_even_if_an_old_run_lies_there(tmp_path, monkeypatch):
@@ -67,19 +69,23 @@ def test_a_directory_of_another_config_is_refused_by_all(tmp_path, monkeypatch):
     workdir = epath.Path(tmp_path / "run")
     run.claim_workdir(small(), workdir)
     (workdir / "checkpoints" / "0").mkdir(parents=True)
-    changed = experiment.parse(configuration.load(CONFIG, {"model.layers": 3}))
+    changed = pretraining_config.parse(config_reader.load(CONFIG, {"model.layers": 3}))
     errors = FakeHosts(monkeypatch, 2).run(lambda host: run.claim_workdir(changed, workdir))
     assert all("model.layers: there 8, now 3" in str(error) for error in errors) and "host 0: " in str(errors[1])
 
 
 def test_the_cache_may_lie_elsewhere_on_each_host_and_the_program_is_known_by_its_content(tmp_path, monkeypatch):
     def task(host):
-        config = experiment.parse(configuration.load(CONFIG, {"data.cache_dir": str(tmp_path / str(host))}))
+        config = pretraining_config.parse(config_reader.load(CONFIG, {"data.cache_dir": str(tmp_path / str(host))}))
         return run.claim_workdir(config, epath.Path(tmp_path / "run"))
 
     assert FakeHosts(monkeypatch, 2).run(task) == [None, None]
     before = run.versions()
     assert before == run.versions()
     read = pathlib.Path.read_bytes
-    monkeypatch.setattr(pathlib.Path, "read_bytes", lambda self: read(self) + (b" " if self.name == "run.py" else b""))
-    assert run.versions() != before
+    for changed in ("run.py", "multihead.py"):  # of this package, and of another one
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                pathlib.Path, "read_bytes", lambda self, name=changed: read(self) + b" " * (self.name == name)
+            )
+            assert run.versions() != before

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from etils import epath
 
+from ag_jax.distributed.hosts import AGAIN
 from ag_jax.training.checkpoint import Checkpoints
-from ag_jax.training.hosts import AGAIN
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests.multihost.launch import STEPS, Host, command, finish, start
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ag_jax.models.encoder import Ports
-from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.heads import KINDS
+from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
-from ag_jax.models.tasks import KINDS
 from ag_jax.objectives.losses import Headline, Outcome
+from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Predictions
-from ag_jax.objectives.pretraining import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.training.step import loss_and_gradient

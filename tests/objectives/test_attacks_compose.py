@@ -9,15 +9,15 @@ import optax
 import pytest
 
 from ag_jax.attention.adversary import Rules
-from ag_jax.attention.fused import reference as plain
-from ag_jax.attention.fused import tpu
-from ag_jax.attention.fused.choice import Fused
-from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.attention.kernels import reference as plain
+from ag_jax.attention.kernels.dispatch import Fused
+from ag_jax.attention.kernels.tpu import attention as tpu
+from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.adversarial.masking import LargestMasks, RandomMasks, Trace
-from ag_jax.objectives.divergence import DivergenceConfig
-from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.objectives.consistency import DivergenceConfig
+from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.training import sharding
@@ -111,8 +111,8 @@ def test_texts_that_share_rows_are_attacked_as_alone(name):
     packed, _ = packed_rows.pack(alone)
     objective, of_packed = of_rows(name, 4)
     params = params_of(objective, alone)
-    (found, (terms, metrics)), gradient = of_packed(params, packed)
-    (expected, (expected_terms, expected_metrics)), expected_gradient = of_rows("reference", 1)[1](params, alone)
+    (_, (terms, metrics)), gradient = of_packed(params, packed)
+    (_, (expected_terms, expected_metrics)), expected_gradient = of_rows("reference", 1)[1](params, alone)
     assert set(terms) == {"asa", "asa_sentence", "ag", "mlm", "penalty"} and terms["asa_sentence"] > 1e-3
     for one in terms:
         np.testing.assert_allclose(terms[one], expected_terms[one], rtol=2e-4, err_msg=one)

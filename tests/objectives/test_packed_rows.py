@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ag_jax.attention.fused import reference as plain
-from ag_jax.attention.fused import tpu
-from ag_jax.attention.fused.choice import Fused
+from ag_jax.attention.kernels import reference as plain
+from ag_jax.attention.kernels.dispatch import Fused
+from ag_jax.attention.kernels.tpu import attention as tpu
 from ag_jax.models.encoder import Encoder
-from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.masked_lm import PretrainingModel
 from tests import tiny
 
 LENGTHS = (11, 7, 3, 9, 1, 5, 8, 2)

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.heads import KINDS
+from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
-from ag_jax.models.tasks import KINDS
-from ag_jax.objectives.divergence import DivergenceConfig, weight
-from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.objectives.consistency import DivergenceConfig, weight
+from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import SENTENCES, Sentences
 from ag_jax.objectives.supervised import Supervised

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel, generator_parameters
 from ag_jax.objectives import word_loss
-from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens, ReplacedTokensConfig, detection_loss, with_samples
 from ag_jax.objectives.word_samples import gumbel, sample_words
 from ag_jax.training import sharding
@@ -203,7 +203,7 @@ def test_samples_follow_the_softmax(monkeypatch, together):
     rng = np.random.default_rng(0)
     hidden_BMD = np.broadcast_to(rng.standard_normal((1, 5, 3)), (6000, 5, 3)).astype(np.float32)
     embedding_VD, bias_V = rng.standard_normal((7, 3)).astype(np.float32), rng.standard_normal(7).astype(np.float32)
-    from ag_jax.models.pretraining import Predictions
+    from ag_jax.models.masked_lm import Predictions
 
     predictions = Predictions(jnp.asarray(hidden_BMD), jnp.asarray(embedding_VD), jnp.asarray(bias_V), None)
     drawn_BM = np.asarray(jax.jit(sample_words)(predictions, jax.random.key(3)))

@@ -10,11 +10,11 @@ import pytest
 from ag_jax.attention import adversary, guidance
 from ag_jax.attention.adversary import Units
 from ag_jax.models.encoder import Ports
-from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.heads import KINDS, OF_TEXTS
+from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
-from ag_jax.models.tasks import KINDS, OF_TEXTS
 from ag_jax.objectives.adversarial.self_attention import masked
-from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.supervised import Supervised

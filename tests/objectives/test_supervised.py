@@ -12,7 +12,7 @@ from scipy import special as functions
 
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Ports
-from ag_jax.models.tasks import CANDIDATES, KINDS, NEVER, OF_TEXTS, STYLES, TaskModel, task_encoder
+from ag_jax.models.heads import CANDIDATES, KINDS, NEVER, OF_TEXTS, STYLES, TaskModel, task_encoder
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.training.step import loss_and_gradient
 from tests import reference, tiny
@@ -63,7 +63,10 @@ def numpy_loss(kind, logits, batch):
             there = [c for c in range(several) if batch["choice_weights"][row, c]]
             scores = logits.reshape(-1, several)[row, there]
             logs = scores - functions.logsumexp(scores)
-            total, weight = total - sum(batch["labels"][row, c] * log for c, log in zip(there, logs)), weight + 1
+            total, weight = (
+                total - sum(batch["labels"][row, c] * log for c, log in zip(there, logs, strict=True)),
+                weight + 1,
+            )
             right += batch["labels"][row, there[int(np.argmax(scores))]] > 0
             continue
         elif kind == "tagging":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ag_jax.models.pretraining import word_scores
+from ag_jax.models.masked_lm import word_scores
 from ag_jax.objectives import word_loss as module
 from ag_jax.objectives.losses import cross_entropy
 from ag_jax.objectives.word_loss import word_loss

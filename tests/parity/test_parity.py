@@ -13,14 +13,14 @@ transformers = pytest.importorskip("transformers", reason="needs the extra: pip 
 
 from etils import epath
 
-from ag_jax import run
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.interop import exporting, importing, names
 from ag_jax.interop import source as sources
 from ag_jax.models.encoder import Encoder
-from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import detection_loss
+from ag_jax.pretraining import run
 from tests.parity import examples
 
 LENGTHS = (23, 17, 5, 1)

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="needs the extra: pip install 'ag_ja
 from etils import epath
 from safetensors.numpy import load_file
 
-from ag_jax import run
 from ag_jax.interop import importing, names, tensors
+from ag_jax.pretraining import run
 from tests.interop.test_goldens import GOLDENS
 
 

@@ -8,11 +8,9 @@ transformers = pytest.importorskip("transformers", reason="needs the extra: pip 
 
 from etils import epath
 
-from ag_jax import finetuned
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
-from ag_jax.finetuning import weights
-from ag_jax.interop import exporting, importing, names
+from ag_jax.interop import exporting, finetuned, importing, names, opening
 from tests.parity import examples
 
 TEXTS = [
@@ -120,18 +118,18 @@ def test_there_and_back(family, kind, tmp_path):
 def test_fine_tuning_starts_from_the_encoder_alone(tmp_path):
     """Another task's head is left behind; BERT's pooler is the first half of a head, as in transformers, where it was trained."""
     theirs, _ = make("roberta", "classification", tmp_path / "head")
-    opened = weights.open_encoder(str(tmp_path / "head"))
+    opened = opening.open_encoder(str(tmp_path / "head"))
     assert set(opened.params) == {"encoder"} and opened.style == "roberta" and opened.origin.model_type == "roberta"
     word = theirs.roberta.embeddings.word_embeddings.weight.detach().numpy()
     np.testing.assert_array_equal(opened.params["encoder"]["embeddings"]["word"]["embedding"], word)
-    fresh = weights.open_encoder(str(tmp_path / "head"), fresh=True)
+    fresh = opening.open_encoder(str(tmp_path / "head"), fresh=True)
     assert fresh.params == {} and fresh.config == opened.config
 
     tokenizer = tokenizers.train(TokenizerConfig(kind="wordpiece", vocabulary_size=300), TEXTS)
     pairs = examples.FAMILIES["bert_pairs"].make(tokenizer.vocabulary_size, tokenizer.specials.pad, 0)
     pairs.save_pretrained(tmp_path / "pairs")
     tokenizer.save(tmp_path / "pairs")
-    opened = weights.open_encoder(str(tmp_path / "pairs"))
+    opened = opening.open_encoder(str(tmp_path / "pairs"))
     kernel = opened.params["task_head"]["dense"]["kernel"]
     np.testing.assert_array_equal(kernel, pairs.bert.pooler.dense.weight.detach().numpy().T)
     assert opened.style == "bert"
@@ -154,7 +152,7 @@ def test_the_pooler_of_a_bert_model(tmp_path):
     }
     batch = make_batch("classification", tokenizer)
     for directory in (tmp_path / "theirs", tmp_path / "run"):
-        opened = weights.open_encoder(str(directory))
+        opened = opening.open_encoder(str(directory))
         head = finetuned.Head("", "classification", ("no", "yes"), opened.style)
         params = opened.params | {"task_head": opened.params["task_head"] | {"classifier": classifier}}
         said = head.model(opened.config).apply({"params": params}, batch, deterministic=True)
@@ -181,4 +179,4 @@ def test_a_head_that_is_expected_to_be_left_out_leaves_a_run(tmp_path):
     found = importing.convert(str(tmp_path / "head"), epath.Path(tmp_path / "run"), ["classifier"])
     assert found.new == ("word_head",) and finetuned.locate(tmp_path / "run") is None
     assert "classifier.dense.weight" in found.left_out
-    assert "encoder/layers/attention/query/kernel" in names.flat(weights.open_encoder(str(tmp_path / "run")).params)
+    assert "encoder/layers/attention/query/kernel" in names.flat(opening.open_encoder(str(tmp_path / "run")).params)

@@ -7,6 +7,8 @@ import pytest
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'ag_jax[parity]'")
 
+import itertools
+
 import sentencepiece
 import tokenizers as huggingface
 
@@ -55,7 +57,7 @@ def test_ours_opened_by_theirs(kind, tmp_path):
         tokenizer.encode("roads"),
     ]
     pair = theirs("our", "roads")
-    assert pair["input_ids"] == sum([*row, [specials.end]], [])
+    assert pair["input_ids"] == [*itertools.chain(*row), specials.end]
     if family.root == "bert":
         assert pair["token_type_ids"] == [0] * (2 + len(row[1])) + [1] * (1 + len(row[3]))
     for role, name in {"begin": "cls", "end": "sep", "pad": "pad", "unknown": "unk", "mask": "mask"}.items():

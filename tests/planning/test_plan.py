@@ -10,12 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from ag_jax import experiment, verbs
-from ag_jax.data import batching
+from ag_jax import cli
+from ag_jax.data.text import batching
 from ag_jax.planning import chips, plan, search, text, topology
 from ag_jax.planning.compilation import Compiled, Memory, TooLarge, too_large, vocabulary
 from ag_jax.planning.costs import Collective, Costs
 from ag_jax.planning.roofline import roofline
+from ag_jax.pretraining import config as pretraining_config
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'ag_jax[tpu]'"
@@ -32,10 +33,10 @@ SETTINGS = {
 }
 
 
-def config(**more) -> experiment.ExperimentConfig:
-    flat = experiment.default_config()
+def config(**more) -> pretraining_config.ExperimentConfig:
+    flat = pretraining_config.default_config()
     flat.update_from_flattened_dict(SETTINGS | more)
-    return experiment.parse(flat)
+    return pretraining_config.parse(flat)
 
 
 def compiled(gibibytes: float, **costs) -> Compiled:
@@ -107,7 +108,7 @@ def test_bounds_by_hand():
 
 
 def test_an_empty_batch_is_like_a_real_one(tmp_path):
-    from ag_jax.data import pipeline
+    from ag_jax.data.text import pipeline
 
     (tmp_path / "text.txt").write_text("The house is strong. We will build roads, and they said no. " * 200)
     for settings in ({"format": "fixed_blocks"}, {"format": "sentence_pair_nsp"}):
@@ -134,12 +135,12 @@ def test_settings_are_checked_again():
         plan.with_settings(config(), {"training.microbatches": 3})
 
 
-def request(**flags) -> verbs.Request:
-    needed = [field.name for field in dataclasses.fields(verbs.Request) if field.default is dataclasses.MISSING]
+def request(**flags) -> cli.Request:
+    needed = [field.name for field in dataclasses.fields(cli.Request) if field.default is dataclasses.MISSING]
     given = dict.fromkeys(needed)
     source = "configs/ag/table9_tpu_gpu.py:scale=small"
     overrides = flags.pop("overrides", {})
-    return verbs.Request(**(given | {"config": source, "overrides": overrides, "search_batch": False} | flags))
+    return cli.Request(**(given | {"config": source, "overrides": overrides, "search_batch": False} | flags))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def request(**flags) -> verbs.Request:
     ],
 )
 def test_refusals(flags, message, capsys, request_libtpu):
-    assert verbs.run_safely("plan", request(**flags)) == 1
+    assert cli.run_safely("plan", request(**flags)) == 1
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
 

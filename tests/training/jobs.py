@@ -7,9 +7,9 @@ from etils import epath
 from ag_jax.attention import guidance
 from ag_jax.attention.patterns import SpecialTokens
 from ag_jax.models.config import EncoderConfig
-from ag_jax.models.pretraining import PretrainingModel
+from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.guided import Guided
-from ag_jax.objectives.pretraining import Pretraining
+from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.training import loop, sharding
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
@@ -43,7 +43,14 @@ def tiny_job(
     **training,
 ) -> loop.Job:
     """A guided two-layer model with dropout; `training` changes fields of its `TrainingConfig`."""
-    settings = dict(steps=12, batch_size=ROWS, log_every=5, evaluate_every=6, checkpoint_every=4, tensorboard=False)
+    settings = {
+        "steps": 12,
+        "batch_size": ROWS,
+        "log_every": 5,
+        "evaluate_every": 6,
+        "checkpoint_every": 4,
+        "tensorboard": False,
+    }
     config = TrainingConfig(**(settings | training))
     model = PretrainingModel(EncoderConfig(vocabulary_size=WORDS, layers=2, heads=3, width=width, max_length=LENGTH))
     guided = guidance.GuidanceConfig(mode="loss", fraction=1.0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import pathlib
@@ -21,7 +22,7 @@ from etils import epath
 from ag_jax.training.checkpoint import Checkpoints, CorruptCheckpointError
 from ag_jax.training.fingerprint import changed, fingerprint
 from ag_jax.training.state import TrainState
-from tests.training.fake_hosts import FakeHosts
+from tests.distributed.fake_hosts import FakeHosts
 
 
 def state(step: int, width: int = 3) -> TrainState:
@@ -318,7 +319,7 @@ def test_a_wrong_path_or_step_is_no_damage(tmp_path, monkeypatch):
     assert_same(Checkpoints(epath.Path("runs/a"), read_only=True).restore_params(3), state(3).params)
     for place, has in (("runs/a", "3"), ("runs", "none"), ("nowhere", "none")):
         checkpoints = Checkpoints(epath.Path(place), read_only=True)
-        for read in (checkpoints.restore_params, lambda step: checkpoints.restore(step, like(state(0)))):
+        for read in (checkpoints.restore_params, functools.partial(checkpoints.restore, like=like(state(0)))):
             with pytest.raises(OSError, match=f"{tmp_path / place} has no checkpoint of step 9; it has: {has}"):
                 read(9)
     assert not (tmp_path / "nowhere").exists()

@@ -50,8 +50,8 @@ def numpy_adamw(config, total_steps, gradients):
     """Loshchilov & Hutter 2019, algorithm 2, leaf by leaf, after clipping by the global norm."""
     params = jax.tree.map(np.copy, PARAMS)
     names = [("one", "kernel"), ("one", "bias"), ("norm", "scale")]
-    first = {name: 0.0 for name in names}
-    second = {name: 0.0 for name in names}
+    first = dict.fromkeys(names, 0.0)
+    second = dict.fromkeys(names, 0.0)
     for index, gradient in enumerate(gradients):
         norm = np.sqrt(sum((gradient[a][b] ** 2).sum() for a, b in names))
         factor = min(1.0, config.clip_norm / norm) if config.clip_norm else 1.0

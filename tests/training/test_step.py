@@ -72,8 +72,7 @@ def test_accumulation_is_exact(by_parts, microbatches):
         np.testing.assert_array_equal(weight, whole_metrics[name][1], err_msg=name)
 
 
-def test_loss_is_the_sum_of_coefficient_times_total_over_weight(still, batch, by_parts):
-    objective, params = still
+def test_loss_is_the_sum_of_coefficient_times_total_over_weight(batch, by_parts):
     loss, metrics, _ = by_parts[1]
     mean = {name: total / weight for name, (total, weight) in metrics.items() if np.ndim(total) == 0}
     alpha = 3 * 5 / 8  # at step 5 of 10, of which 2 are held

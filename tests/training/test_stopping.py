@@ -10,7 +10,7 @@ import pytest
 
 from ag_jax.training import stopping
 from ag_jax.training.stopping import StopSignal
-from tests.training.fake_hosts import FakeHosts
+from tests.distributed.fake_hosts import FakeHosts
 
 
 def test_one_host_stops_at_once_and_the_handlers_come_back():

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from ag_jax.attention.adversary import EMPTY_ROWS
-from ag_jax.objectives.divergence import FORMS, STOPPED, DivergenceConfig
+from ag_jax.objectives.consistency import FORMS, STOPPED, DivergenceConfig
 from ag_jax.objectives.sentences import SENTENCES
 
 NAIVE = ("bernoulli", "scheduled", "magnitude")

@@ -16,9 +16,9 @@ from ag_jax.attention.patterns import SpecialTokens
 from ag_jax.models import encoder
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
-from ag_jax.objectives import divergence
+from ag_jax.objectives import consistency
 from ag_jax.objectives.adversarial.config import AsaConfig
-from ag_jax.objectives.divergence import DivergenceConfig
+from ag_jax.objectives.consistency import DivergenceConfig
 from ag_jax.objectives.losses import Array, Headline, LossTerm, Objective, Outcome, Params
 from ag_jax.objectives.predictions import Counts, Predictions
 
@@ -128,7 +128,7 @@ class AttackedAttention:
     def normalizers(self, batch: Batch) -> dict[str, Array]:
         """Those of the inner objective, and what predictions and texts count."""
         weights, counts = self.inner.normalizers(batch), self.counts(batch)
-        weights |= {self._term(said): divergence.weight(counts[said], self.divergence) for said in self.says}
+        weights |= {self._term(said): consistency.weight(counts[said], self.divergence) for said in self.says}
         if self.penalty is not None:
             weights["penalty"] = self.penalty.weight(encoder.rows(batch)["sequences"])
         return weights
@@ -158,11 +158,11 @@ class AttackedAttention:
                 "must hand `ports.attack` on to every layer, and its predictions must have the `units` that these sow"
             )
         counts = self.counts(batch)
-        apart = divergence.divergences(outcome.predictions, attacked, counts, self.divergence)
+        apart = consistency.divergences(outcome.predictions, attacked, counts, self.divergence)
         totals = {self._term(said): total for said, total in apart.items()}
         metrics = masked(attacked.units, step >= self.delay_steps)
         for said, total in apart.items():
-            metrics[f"{self._term(said)}_loss"] = (total, divergence.weight(counts[said], self.divergence))
+            metrics[f"{self._term(said)}_loss"] = (total, consistency.weight(counts[said], self.divergence))
         if self.penalty is not None:
             totals["penalty"] = self.penalty.total(attacked.units)
             metrics["kept_units"] = (attacked.units.kept_B.sum(), _texts(encoder.rows(batch)["sequences"]))

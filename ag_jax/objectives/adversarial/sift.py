@@ -13,7 +13,7 @@ from ag_jax.models.encoder import Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.config import SiftConfig
 from ag_jax.objectives.adversarial.smoothness import Smooth
-from ag_jax.objectives.divergence import DivergenceConfig, divergence
+from ag_jax.objectives.consistency import DivergenceConfig, divergence
 from ag_jax.objectives.losses import Array, Objective
 from ag_jax.objectives.predictions import Counts, Prediction
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.objectives.adversarial import perturbation
-from ag_jax.objectives.divergence import DivergenceConfig, divergence, weight
+from ag_jax.objectives.consistency import DivergenceConfig, divergence, weight
 from ag_jax.objectives.losses import Array, Headline, Objective, Outcome, Params
 from ag_jax.objectives.predictions import Counts, Numbers, Prediction, Predictions
 

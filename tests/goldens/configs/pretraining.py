@@ -1,12 +1,13 @@
 """The pre-training runs of the goldens: one layer, width 12, 300 tokenizer pieces, a few steps."""
 
-from ag_jax import configuration, experiment
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
 
 
 def get_config(argument: str = ""):
     """`arm`: mlm, ag (guided) or asa (with an adversary)."""
-    chosen = configuration.arguments(argument, arm=("ag", "mlm", "asa"))
-    config = experiment.default_config()
+    chosen = config_reader.arguments(argument, arm=("ag", "mlm", "asa"))
+    config = pretraining_config.default_config()
     config.title = "Goldens"
     config.seed = 3
     # Held-out text of its own: the rows do not depend on how documents are held out.

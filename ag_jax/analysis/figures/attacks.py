@@ -1,0 +1,122 @@
+"""Figures of attacks: the masked share of attention, scores against the temperature, times of steps."""
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+from etils import epath
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from ag_jax.analysis.attacks import MaskedShare, Temperatures
+from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, colours, label, save, tidy
+
+
+def masked_figure(groups: Mapping[str, Mapping[str, MaskedShare]], path: str | os.PathLike) -> epath.Path:
+    """Write `draw_masked` as a PNG; returns its path."""
+    return save(draw_masked(groups), path)
+
+
+def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
+    """The masked share over training, and by layer at its end (Wu et al. 2022, figure 5): a row of panels for each group.
+
+    In a group is a line for each name, of the same colour in all. Training is in steps where all lines of a group have as many,
+    in per cent of it where they do not.
+    """
+    if not any(groups.values()):
+        raise ValueError("there is no masked share to draw: give at least one run with an attack on attention")
+    figure = Figure((9.6, 2.6 * len(groups) + 0.6), layout="constrained")
+    axes = figure.subplots(len(groups), 2, squeeze=False, width_ratios=(3, 2))
+    chosen = colours(name for shares in groups.values() for name in shares)
+    for (left, right), (group, shares) in zip(axes, groups.items(), strict=True):
+        same = len({share.steps_S[-1] for share in shares.values()}) == 1
+        for name, share in shares.items():
+            x_S = share.steps_S if same else share.steps_S / share.steps_S[-1]
+            share_N = share.at_end[1]
+            shown = label(name, 24)
+            style = {"color": chosen[name], "markersize": 3.5, "label": shown}
+            left.plot(x_S, share.share_S, "-" if len(x_S) > 1 else "o", linewidth=1.6, **style)
+            right.plot(np.arange(1, len(share_N) + 1), share_N, "o-", linewidth=1.2, **style)
+        left.set_xlabel("step" if same else "part of training", fontsize=MEDIUM)
+        left.set_xlim(left=0)
+        left.xaxis.set_major_locator(MaxNLocator("auto", integer=same))
+        left.xaxis.set_major_formatter(
+            (lambda value, _: f"{value:,.0f}") if same else PercentFormatter(1.0, decimals=0)
+        )
+        left.set_title(label(group, 40), fontsize=LARGE, loc="left", parse_math=False)
+        left.set_ylabel("masked share", fontsize=MEDIUM)
+        measured = max(1 - (share.late_steps[0] - 1) / share.late_steps[1] for share in shares.values())
+        right.set_xlabel(f"layer (last {measured:.0%} of training)", fontsize=MEDIUM)
+        most = max(share.share_SN.shape[1] for share in shares.values())
+        right.set_xticks(range(1, most + 1, 1 if most <= 12 else 3))
+        highest = max(max(share.share_S.max(), share.at_end[1].max()) for share in shares.values())
+        for panel in (left, right):
+            tidy(panel)
+            panel.set_ylim(0, min(1.02, max(1.08 * highest, 0.01)))
+            panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if highest > 0.05 else 1))
+        _legend(right)
+    return figure
+
+
+def temperature_figure(by_task: Mapping[str, Temperatures], path: str | os.PathLike) -> epath.Path:
+    """Write `draw_temperatures` as a PNG; returns its path."""
+    return save(draw_temperatures(by_task), path)
+
+
+def draw_temperatures(by_task: Mapping[str, Temperatures]) -> Figure:
+    """Scores against tau, a panel for each task (Wu et al. 2022, figure 4 b); dashed is the score without an attack."""
+    if not by_task:
+        raise ValueError("there are no scores to draw: give at least one task")
+    figure = Figure((max(4.4, 3.4 * len(by_task)), 3.2), layout="constrained")
+    chosen = colours(by_task)
+    for panel, (task, of_task) in zip(figure.subplots(1, len(by_task), squeeze=False)[0], by_task.items(), strict=True):
+        means, deviations = (100 * np.array(values) for values in (of_task.means, of_task.deviations))
+        spread = deviations if of_task.several else None
+        panel.errorbar(
+            of_task.taus, means, yerr=spread, fmt="o-", color=chosen[task], markersize=4, capsize=3, label="attacked"
+        )
+        if of_task.plain is not None:
+            panel.axhline(100 * of_task.plain, color="0.4", linestyle="--", linewidth=1.2, label="without an attack")
+            _legend(panel)
+        panel.set_title(label(task, 24), fontsize=LARGE, parse_math=False)
+        panel.set_xticks(of_task.taus, [f"{tau:g}" for tau in of_task.taus])
+        panel.set_xlabel("tau (lower attacks more)", fontsize=MEDIUM)
+        panel.set_ylabel(f"{of_task.metric.replace('_', ' ')} × 100", fontsize=MEDIUM)
+        tidy(panel)
+    return figure
+
+
+def step_time_figure(ratios: Mapping[str, Mapping[int, float]], path: str | os.PathLike) -> epath.Path:
+    """Write `draw_step_times` as a PNG; returns its path."""
+    return save(draw_step_times(ratios), path)
+
+
+def draw_step_times(ratios: Mapping[str, Mapping[int, float]]) -> Figure:
+    """A step's time over that of plain training, against the tokens of a row (Wu et al. 2022, figure 4 a), a line a method.
+
+    `ratios[method][tokens]`. Raises ValueError without any.
+    """
+    if not any(ratios.values()):
+        raise ValueError("there are no times to draw: give at least one method and length")
+    figure = Figure((5.2, 3.4), layout="constrained")
+    panel = figure.subplots()
+    chosen = colours(ratios)
+    for method, of_method in ratios.items():
+        lengths = sorted(of_method)
+        times = [of_method[length] for length in lengths]
+        panel.plot(lengths, times, "o-", color=chosen[method], markersize=4, linewidth=1.6, label=label(method, 24))
+    lengths = sorted({length for of_method in ratios.values() for length in of_method})
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(lengths, [f"{length}" for length in lengths])
+    panel.set_xlabel("tokens of a row", fontsize=MEDIUM)
+    panel.set_ylabel("step time over the first method's", fontsize=MEDIUM)
+    panel.set_ylim(bottom=0)
+    tidy(panel)
+    _legend(panel)
+    return figure
+
+
+def _legend(axes: Axes) -> None:
+    for text in axes.legend(fontsize=MEDIUM, frameon=False, loc="best").get_texts():
+        text.set_parse_math(False)

@@ -1,0 +1,127 @@
+"""What all pictures share: colours, readable labels, files.
+
+Pictures are `matplotlib.figure.Figure`s made without pyplot, so drawing needs no display and leaves no state behind.
+
+Shape letters: N layers, H heads, Q query position, K key position.
+"""
+
+import functools
+import io
+import math
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from etils import epath
+from matplotlib import font_manager, ft2font, rcParams
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+# The palette of Okabe & Ito (2008), which readers with any kind of colour vision can tell apart.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A600")
+SMALL, MEDIUM, LARGE = 7.0, 8.5, 10.0  # points
+DPI = 150
+WIDTH = 10.6  # inches that a picture may take, unless its panels would become illegible
+LONGEST_LABEL = 14
+NO_GLYPH = "□"
+WEIGHTS = "BuPu"  # the colour map of weights and masses: white is none, dark is all
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each different name, in their order; with more names than colours they repeat."""
+    unique = list(dict.fromkeys(names))
+    return {name: PALETTE[at % len(PALETTE)] for at, name in enumerate(unique)}
+
+
+@functools.lru_cache(maxsize=4)
+def _glyphs(families: tuple[str, ...]) -> frozenset[int]:
+    """Code points that the fonts of these families can show."""
+    files = {font_manager.findfont(font_manager.FontProperties(family=[family])) for family in families}
+    return frozenset(point for file in files for point in ft2font.FT2Font(file).get_charmap())
+
+
+def label(text: str, longest: int = LONGEST_LABEL) -> str:
+    """`text` as it can be drawn: nothing that the font lacks or that moves the pen, and not too long.
+
+    For scripts that matplotlib's own font lacks, add one that is installed to `matplotlib.rcParams["font.family"]`.
+    """
+    glyphs = _glyphs(tuple(rcParams["font.family"]))
+    shown = "".join(
+        char if (ord(char) in glyphs and unicodedata.category(char)[0] not in "CZ") or char == " " else NO_GLYPH
+        for char in text
+    )
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def token_ticks(axes: Axes, tokens: Sequence[str], inches: float, *, rows: bool, columns: bool) -> None:
+    """Label the rows (left) and columns (below) of a map `inches` wide with the tokens, as many as are legible.
+
+    Where some are left out, a label bears the token's place in the sentence, counted from 1.
+    """
+    height = len(tokens) * SMALL / (inches * 72)  # of all labels, as a share of the side
+    step = 1 if height <= 0.96 else math.ceil(1.5 * height)
+    places = range(0, len(tokens), step)
+    names = [label(tokens[at]) if step == 1 else f"{label(tokens[at])}  {at + 1}" for at in places]
+    # Tokens are text: a dollar sign in one does not begin a formula.
+    axes.set_xticks(places if columns else [], names if columns else [], rotation=90, fontsize=SMALL, parse_math=False)
+    axes.set_yticks(places if rows else [], names if rows else [], fontsize=SMALL, parse_math=False)
+    axes.tick_params(length=2 if step > 1 else 0, pad=2)
+
+
+def weight_scale() -> PowerNorm:
+    """Colours follow the square root of the weight, so that faint attention is visible too; 0 to 1 in every picture."""
+    return PowerNorm(0.5, 0.0, 1.0)
+
+
+def block_size(length: int, inches: float, pixels: int = 3) -> int:
+    """How many tokens a cell of a map stands for, so that it has at least so many pixels."""
+    return math.ceil(length * pixels / (inches * DPI))
+
+
+def largest(weights_QK: np.ndarray, block: int) -> np.ndarray:
+    """The maximum over squares of `block` by `block` tokens (the last may be smaller), for maps `...QK`.
+
+    Thin lines survive it, unlike a mean or picking every so manieth token.
+    """
+    starts = np.arange(0, weights_QK.shape[-1], block)
+    return np.maximum.reduceat(np.maximum.reduceat(weights_QK, starts, axis=-2), starts, axis=-1)
+
+
+def draw_map(axes: Axes, weights_QK: np.ndarray, inches: float) -> AxesImage:
+    """One map, or target, `inches` wide; see `largest` for those of long sentences."""
+    length, block = len(weights_QK), block_size(len(weights_QK), inches)
+    cells_QK = largest(weights_QK, block)
+    end = len(cells_QK) * block - 0.5
+    image = axes.imshow(cells_QK, cmap=WEIGHTS, norm=weight_scale(), extent=(-0.5, end, end, -0.5))
+    axes.set(xlim=(-0.5, length - 0.5), ylim=(length - 0.5, -0.5), xticks=[], yticks=[])
+    for spine in axes.spines.values():
+        spine.set(linewidth=0.6, color="0.5")
+    return image
+
+
+def weight_bar(figure: Figure, image: AxesImage, axes: Sequence[Axes], block: int) -> None:
+    """The scale of the colours, with a note if a cell stands for several tokens."""
+    bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015, ticks=[0, 0.05, 0.2, 0.5, 1])
+    bar.ax.tick_params(labelsize=SMALL)
+    bar.set_label("weight" if block == 1 else f"largest weight of {block} × {block} tokens", fontsize=MEDIUM)
+
+
+def tidy(axes: Axes) -> None:
+    """A faint grid behind the curves of a panel, and no frame above and at the right."""
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=SMALL)
+
+
+def save(figure: Figure, path: str | os.PathLike) -> epath.Path:
+    """Write a PNG, locally or to `gs://`; returns its path."""
+    path = epath.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1)
+    path.write_bytes(buffer.getvalue())
+    return path

@@ -1,0 +1,173 @@
+"""Curves of training, from the rows of `metrics.jsonl`.
+
+Shape letters: N layers, S logged steps.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
+
+from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, colours, label, save, tidy
+from ag_jax.analysis.maps import title
+from ag_jax.objectives.losses import Headline
+from ag_jax.objectives.masked_lm import MLM
+
+Rows = Sequence[Mapping[str, Any]]  # of one run
+AXES = {"step": "step", "tokens_seen": "training tokens seen"}
+
+
+def loss_curves(
+    series: Mapping[str, Sequence[Rows]], path: str | os.PathLike, x: str = "step", headline: Headline = MLM
+) -> epath.Path:
+    """Write `draw_losses` as a PNG; returns its path."""
+    return save(draw_losses(series, x, headline), path)
+
+
+def mass_curves(rows_by_arm: Mapping[str, Rows], path: str | os.PathLike) -> epath.Path:
+    """Write `draw_masses` as a PNG; returns its path."""
+    return save(draw_masses(rows_by_arm), path)
+
+
+def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step", headline: Headline = MLM) -> Figure:
+    """The headline loss over `x`, below it the guidance loss if there is one; `series` maps an arm to the rows of its seeds.
+
+    A thick line is the mean over the seeds, thin ones are the seeds, dots are validation (Deshpande & Narasimhan 2020,
+    figures 3, 5 and 6). Raises ValueError if no row holds a loss.
+    """
+    if x not in AXES:
+        raise ValueError(f"loss curves run over {' or '.join(AXES)}, got {x!r}")
+    loss = headline.metric
+    if not any(_points(rows, "train", x, loss) for seeds in series.values() for rows in seeds):
+        raise ValueError(f"no train row with the metric {loss} is given: there is no curve to draw")
+    has_guidance = any(_points(rows, "train", x, "ag_loss") for seeds in series.values() for rows in seeds)
+    figure = Figure((8.0, 5.8 if has_guidance else 4.0), layout="constrained")
+    panels = figure.subplots(1 + has_guidance, 1, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_guidance])[
+        :, 0
+    ]
+    chosen = colours(series)
+    for arm, seeds in series.items():
+        for panel, key in zip(panels, (loss, "ag_loss"), strict=False):
+            _draw_seeds(panel, [_points(rows, "train", x, key) for rows in seeds], chosen[arm])
+        for at, value in _mean([_points(rows, "validation", x, loss) for rows in seeds]):
+            panels[0].plot(
+                at, value, "o", markersize=4, color=chosen[arm], markeredgecolor="white", markeredgewidth=0.6
+            )
+    for panel, name in zip(panels, (f"{headline.label} ({headline.unit})", "guidance loss"), strict=False):
+        panel.set_ylabel(name, fontsize=MEDIUM)
+        tidy(panel)
+    panels[-1].set_ylim(bottom=0) if has_guidance else None
+    panels[-1].set_xlabel(AXES[x], fontsize=MEDIUM)
+    panels[-1].xaxis.set_major_formatter(
+        EngFormatter(sep="") if x == "tokens_seen" else lambda value, _: f"{value:,.0f}"
+    )
+    validated = any(_points(rows, "validation", x, loss) for seeds in series.values() for rows in seeds)
+    _legend(panels[0], series, chosen, validated)
+    return figure
+
+
+def _points(rows: Rows, split: str, x: str, key: str) -> dict[int, tuple[float, float]]:
+    """step -> (x, value) for the rows of a split that hold a value."""
+    own = (row for row in rows if row.get("split", "train") == split)
+    return {row["step"]: (row[x], row[key]) for row in own if row.get(key) is not None}
+
+
+def _mean(seeds: Sequence[dict[int, tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The mean point at each step that all seeds have."""
+    steps = sorted(set.intersection(*(set(points) for points in seeds))) if seeds else []
+    return [tuple(np.mean([points[step] for points in seeds], axis=0).tolist()) for step in steps]
+
+
+def _draw_seeds(axes: Axes, seeds: Sequence[dict[int, tuple[float, float]]], colour: str) -> None:
+    for points in seeds if len(seeds) > 1 else ():
+        axes.plot(*_lines(sorted(points.values())), color=colour, linewidth=0.7, alpha=0.4)
+    axes.plot(*_lines(_mean(seeds)), color=colour, linewidth=1.8)
+
+
+def _lines(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [at for at, _ in points], [value for _, value in points]
+
+
+def _legend(axes: Axes, series: Mapping[str, Sequence[Rows]], chosen: Mapping[str, str], validated: bool) -> None:
+    handles = [Line2D([], [], color=chosen[arm], linewidth=1.8) for arm in series]
+    names = [
+        label(arm, 40) + (f" (mean of {len(seeds)} seeds)" if len(seeds) > 1 else "") for arm, seeds in series.items()
+    ]
+    if validated:
+        handles.append(Line2D([], [], marker="o", linestyle="", markersize=4, color="0.4"))
+        names.append("validation")
+    for text in axes.legend(handles, names, fontsize=MEDIUM, frameon=False).get_texts():
+        text.set_parse_math(False)
+
+
+def draw_masses(rows_by_arm: Mapping[str, Rows]) -> Figure:
+    """When each layer's guided heads came to follow their pattern: mass over layer and step, a panel for each pattern.
+
+    A cell covers the steps that its row of metrics is the mean of; steps are on a logarithmic axis, as guidance works
+    early. Arms without guidance are left out. Raises ValueError if no row holds a `mass/PATTERN`.
+    """
+    panels = {
+        (arm, name): _mass_over_steps(rows, name)
+        for arm, rows in rows_by_arm.items()
+        for name in _guided_patterns(rows)
+    }
+    if not panels:
+        raise ValueError("no train row with a mass/PATTERN is given: mass curves are of guided runs")
+    arms = list(dict.fromkeys(arm for arm, _ in panels))
+    names = list(dict.fromkeys(name for _, name in panels))
+    layers = max(mass_NS.shape[0] for _, mass_NS in panels.values())
+    height = max(1.5, min(3.2, 0.22 * layers + 0.6))
+    wide = max(2.2, min(5.0, 9.0 / len(names)))
+    figure = Figure((len(names) * wide + 1.4, len(arms) * (height + 0.4) + 0.5), layout="constrained")
+    axes = figure.subplots(len(arms), len(names), squeeze=False, sharex=True)
+    for row, arm in enumerate(arms):
+        for column, name in enumerate(names):
+            panel = axes[row, column]
+            if (arm, name) not in panels:
+                panel.set_axis_off()
+                continue
+            edges_S, mass_NS = panels[arm, name]
+            image = _draw_mass(panel, edges_S, mass_NS)
+            above = f"{label(arm, 24)}: {label(title(name))}" if len(arms) > 1 else label(title(name))
+            panel.set_title(above, fontsize=LARGE, parse_math=False)
+            panel.set_ylabel("layer" if column == 0 else "", fontsize=MEDIUM)
+            panel.set_xlabel("step" if row == len(arms) - 1 else "", fontsize=MEDIUM)
+    bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=25, pad=0.015)
+    bar.set_label("attention mass on the target", fontsize=MEDIUM)
+    bar.ax.tick_params(labelsize=SMALL)
+    return figure
+
+
+def _guided_patterns(rows: Rows) -> list[str]:
+    keys = (key for row in rows if row.get("split", "train") == "train" for key in row)
+    return list(dict.fromkeys(key.removeprefix("mass/") for key in keys if key.startswith("mass/")))
+
+
+def _mass_over_steps(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Edges of the cells in steps (S + 1), and the mass `NS`, NaN where no token was pointed at."""
+    kept = [row for row in rows if row.get("split", "train") == "train" and row.get(f"mass/{name}") is not None]
+    steps_S = np.array([row["step"] for row in kept], float)
+    mass_NS = np.array([row[f"mass/{name}"] for row in kept], float).T
+    # The first cell begins at step 0, which a logarithmic axis cannot show: it is drawn from halfway on.
+    return np.concatenate([steps_S[:1] / 2, steps_S]), mass_NS
+
+
+def _draw_mass(axes: Axes, edges_S: np.ndarray, mass_NS: np.ndarray) -> Any:
+    layers = mass_NS.shape[0]
+    image = axes.pcolormesh(
+        edges_S, np.arange(layers + 1) + 0.5, np.ma.masked_invalid(mass_NS), cmap=WEIGHTS, vmin=0, vmax=1
+    )
+    axes.set_facecolor("0.85")
+    axes.set_xscale("log")
+    axes.set_ylim(layers + 0.5, 0.5)
+    places = range(1, layers + 1, 1 if layers <= 8 else 3)
+    axes.set_yticks(places, places)
+    axes.tick_params(labelsize=SMALL, which="both")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    return image

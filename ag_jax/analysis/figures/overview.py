@@ -1,0 +1,143 @@
+"""All heads of a model in one picture: their maps, and where the mass of their attention goes.
+
+Shape letters: N layers, H heads, L length, Q query position, K key position.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Patch, Rectangle
+
+from ag_jax.analysis.figures import canvas
+from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, WIDTH, label
+from ag_jax.analysis.maps import Assignment, AttentionMaps, attention_mass, head_patterns, strongest_pattern, title
+from ag_jax.attention.patterns import PATTERNS, SpecialTokens
+
+MOST_NUMBERS = 12  # heads, for which there is room to write the mass of each
+
+
+def _pattern_colours(assignment: Assignment) -> dict[str, str]:
+    return canvas.colours([*PATTERNS, *(name for name, _ in assignment)])
+
+
+def _outline(axes: Axes, column: float, row: float, width: float, height: float, colour: str) -> None:
+    axes.add_patch(Rectangle((column, row), width, height, fill=False, edgecolor=colour, linewidth=1.8, clip_on=False))
+
+
+def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
+    """All maps, a row for each layer and a column for each head, the guided ones framed in their pattern's colour.
+
+    They are one image: tiles with white gaps between them. Of a long sentence, a pixel shows the largest weight of the
+    square of tokens that it stands for.
+    """
+    layers, heads, length = maps.weights_NHQK.shape[:3]
+    inches = max(0.55, min(1.5, WIDTH / max(heads, layers)))
+    block = canvas.block_size(length, inches, 2)
+    tiles_NHQK = canvas.largest(maps.weights_NHQK, block)
+    side = tiles_NHQK.shape[-1]
+    gap = max(2, side // 8)
+    inside = side + gap / 2  # of a frame
+    pitch = side + gap
+    mosaic = np.full((layers * pitch - gap, heads * pitch - gap), np.nan, np.float32)
+    for layer in range(layers):
+        for head in range(heads):
+            top, left = layer * pitch, head * pitch
+            mosaic[top : top + side, left : left + side] = tiles_NHQK[layer, head]
+
+    figure = Figure((heads * inches + 1.6, layers * inches + 1.2), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(mosaic, cmap=WEIGHTS, norm=canvas.weight_scale())
+    owners, colours = head_patterns(assignment, heads), _pattern_colours(assignment)
+    for layer in range(layers):
+        for head, owner in enumerate(owners):
+            frame = colours[owner] if owner else "0.75"
+            left, top = head * pitch - 0.5 - gap / 4, layer * pitch - 0.5 - gap / 4
+            _outline(axes, left, top, inside, inside, frame)
+    rim = 0.5 + gap / 2
+    axes.set(xlim=(-rim, mosaic.shape[1] - 1 + rim), ylim=(mosaic.shape[0] - 1 + rim, -rim))
+    axes.set_frame_on(False)
+    centre = (side - 1) / 2
+    names = [f"{head + 1}\n{label(title(owner)) if owner else 'free'}" for head, owner in enumerate(owners)]
+    steep = 90 if inches < 0.75 else 0
+    axes.set_xticks([head * pitch + centre for head in range(heads)], names, fontsize=SMALL, rotation=steep)
+    axes.set_yticks([layer * pitch + centre for layer in range(layers)], range(1, layers + 1), fontsize=SMALL)
+    axes.tick_params(length=0, top=True, bottom=False, labeltop=True, labelbottom=False)
+    for tick, owner in zip(axes.get_xticklabels(), owners, strict=True):
+        tick.set_color(colours[owner] if owner else "0.35")
+    axes.xaxis.set_label_position("top")
+    axes.set_xlabel("head", fontsize=MEDIUM)
+    axes.set_ylabel("layer", fontsize=MEDIUM)
+    canvas.weight_bar(figure, image, [axes], block)
+    return figure
+
+
+def draw_mass(maps: AttentionMaps, assignment: Assignment, special: SpecialTokens) -> Figure:
+    """For each pattern the mass of every layer and head on it, guided heads framed; then which pattern is strongest."""
+    masses, colours = attention_mass(maps, special, assignment), _pattern_colours(assignment)
+    layers, heads = maps.weights_NHQK.shape[:2]
+    owners = head_patterns(assignment, heads)
+    columns = 4
+    rows = math.ceil((len(masses) + 2) / columns)  # with the strongest pattern and a legend
+    height = max(1.6, min(3.4, 2.3 * layers / heads))
+    figure = Figure((columns * 2.5 + 0.8, rows * (height + 0.6) + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for panel in axes.flat:
+        panel.set_axis_off()
+    for panel, (name, mass_NH) in zip(axes.flat, masses.items(), strict=False):
+        image = _draw_mass(panel, name, mass_NH, colours[name])
+        members = [head for head, owner in enumerate(owners) if owner == name]
+        if members:
+            _outline(panel, members[0] - 0.5, -0.5, len(members), layers, colours[name])
+    strongest, legend = axes.flat[len(masses) : len(masses) + 2]
+    _draw_strongest(strongest, legend, *strongest_pattern(maps, special, assignment), colours)
+    for panel in axes[:, 0]:
+        panel.set_ylabel("layer", fontsize=MEDIUM)
+    for panel in axes[-1]:
+        panel.set_xlabel("head", fontsize=MEDIUM)
+    bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015)
+    unit = ", numbers in %" if heads <= MOST_NUMBERS else ""
+    bar.set_label(f"attention mass on the pattern's target{unit}", fontsize=MEDIUM)
+    bar.ax.tick_params(labelsize=SMALL)
+    return figure
+
+
+def _layer_head_axes(axes: Axes, layers: int, heads: int) -> None:
+    def places(count: int) -> range:
+        return range(0, count, math.ceil(count / 8))
+
+    axes.set_axis_on()
+    axes.set_xticks(places(heads), [at + 1 for at in places(heads)], fontsize=SMALL)
+    axes.set_yticks(places(layers), [at + 1 for at in places(layers)], fontsize=SMALL)
+    axes.tick_params(length=0)
+
+
+def _draw_mass(axes: Axes, name: str, mass_NH: np.ndarray, colour: str) -> AxesImage:
+    """The mass of every layer and head on one pattern; in per cent too, if there is room for it."""
+    image = axes.imshow(mass_NH, cmap=WEIGHTS, vmin=0, vmax=1, aspect="auto")
+    _layer_head_axes(axes, *mass_NH.shape)
+    axes.set_title(label(title(name)), fontsize=LARGE, color=colour)
+    if np.isnan(mass_NH).all():
+        axes.text(0.5, 0.5, "points at nothing\nin this text", ha="center", va="center", transform=axes.transAxes)
+    elif mass_NH.shape[1] <= MOST_NUMBERS:
+        for (layer, head), mass in np.ndenumerate(mass_NH):
+            ink = "white" if mass > 0.5 else "black"
+            axes.text(head, layer, f"{100 * mass:.0f}", ha="center", va="center", fontsize=SMALL - 1, color=ink)
+    return image
+
+
+def _draw_strongest(
+    axes: Axes, legend: Axes, best_NH: np.ndarray, mass_NH: np.ndarray, colours: Mapping[str, str]
+) -> None:
+    """Each head in the colour of the pattern that explains it best, the paler the less mass is on it."""
+    full = np.array([[to_rgb(colours[name]) for name in names] for names in best_NH])
+    axes.imshow(1 - np.clip(mass_NH, 0, 1)[:, :, None] * (1 - full), aspect="auto")
+    _layer_head_axes(axes, *mass_NH.shape)
+    axes.set_title("strongest pattern", fontsize=LARGE)
+    names = [name for name in colours if (best_NH == name).any()]
+    handles = [Patch(color=colours[name], label=label(title(name))) for name in names]
+    legend.legend(handles=handles, fontsize=MEDIUM, loc="center left", frameon=False)

@@ -1,0 +1,200 @@
+"""Pictures of attention maps: of one model, of several arms during training, and of the patterns themselves.
+
+Every `draw_...` returns a matplotlib `Figure` to look at or change; the other functions write a PNG and return its path.
+Layers and heads are counted from 0 in arguments, as in the arrays, and from 1 in the pictures.
+
+Shape letters: N layers, H heads, L length, Q query position, K key position.
+"""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from etils import epath
+from matplotlib.figure import Figure
+
+from ag_jax.analysis.figures import canvas
+from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, WIDTH, label, save
+from ag_jax.analysis.figures.curves import draw_losses, draw_masses, loss_curves, mass_curves
+from ag_jax.analysis.figures.overview import draw_mass, draw_overview
+from ag_jax.analysis.maps import (
+    Assignment,
+    AttentionMaps,
+    attention_mass,
+    head_patterns,
+    strongest_pattern,
+    targets,
+    title,
+)
+from ag_jax.attention.patterns import SpecialTokens
+
+__all__ = [
+    "attack_figure",
+    "draw_attack",
+    "draw_heads",
+    "draw_losses",
+    "draw_maps",
+    "draw_mass",
+    "draw_masses",
+    "draw_overview",
+    "draw_patterns",
+    "loss_curves",
+    "map_figure",
+    "mass_curves",
+    "pattern_figure",
+    "save",
+    "save_inspection",
+]
+
+
+def save_inspection(
+    maps: AttentionMaps, assignment: Assignment, special: SpecialTokens, directory: str | os.PathLike, step: int | None
+) -> list[epath.Path]:
+    """Draw the maps of a model: all heads at a glance, some beside their targets, and where the mass goes.
+
+    step: of a run, to be part of the names of the files; None for a model without steps.
+    """
+    directory = epath.Path(directory)
+    figures = {
+        "overview": draw_overview(maps, assignment),
+        "heads": draw_heads(maps, assignment, special),
+        "mass": draw_mass(maps, assignment, special),
+    }
+    at = "" if step is None else f"_step{step}"
+    return [save(figure, directory / f"attention_{name}{at}.png") for name, figure in figures.items()]
+
+
+def pattern_figure(
+    tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray], path: str | os.PathLike
+) -> epath.Path:
+    """Write `draw_patterns`."""
+    return save(draw_patterns(tokens, target_by_name), path)
+
+
+def map_figure(
+    columns: Mapping[str, Sequence[tuple[str, AttentionMaps]]],
+    layer: int | Sequence[int],
+    head: int | Sequence[int],
+    path: str | os.PathLike,
+) -> epath.Path:
+    """Write `draw_maps`."""
+    return save(draw_maps(columns, layer, head), path)
+
+
+def attack_figure(
+    plain: AttentionMaps, attacked: AttentionMaps, assignment: Assignment, path: str | os.PathLike
+) -> epath.Path:
+    """Write `draw_attack`."""
+    return save(draw_attack(plain, attacked, assignment), path)
+
+
+def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assignment) -> Figure:
+    """A sentence's maps without and with the attack of an adversary, in three layers (Wu et al. 2022, figure 1).
+
+    The first, the middle and the last layer, the first head that is not guided in each.
+    """
+    layers, heads = plain.weights_NHQK.shape[:2]
+    chosen = sorted({0, layers // 2, layers - 1})
+    guided = sum(count for _, count in assignment)
+    return draw_maps({"plain": [("", plain)], "attacked": [("", attacked)]}, chosen, [guided % heads] * len(chosen))
+
+
+def draw_heads(
+    maps: AttentionMaps, assignment: Assignment, special: SpecialTokens, layers: Sequence[int] | None = None
+) -> Figure:
+    """The first head of each guided pattern in some layers beside its target, then two free heads; a row each.
+
+    Without `layers` they are the first, the middle and the last. Above a guided map stands the mass on its target, above
+    a free one the pattern that explains it best, with the mass on it.
+    """
+    count, heads = maps.weights_NHQK.shape[:2]
+    layers = sorted({0, count // 2, count - 1}) if layers is None else list(layers)
+    owners = head_patterns(assignment, heads)
+    free = [head for head, owner in enumerate(owners) if owner is None]
+    shown = [owners.index(name) for name, _ in assignment] + free[:2]
+    masses = attention_mass(maps, special, assignment)
+    best_NH, best_mass_NH = strongest_pattern(maps, special, assignment)
+    wanted = targets(maps, special, [name for name, _ in assignment])
+
+    columns = len(layers) + bool(assignment)  # the targets come last; a run without guidance has none
+    inches = max(1.5, min(3.4, WIDTH / columns, 2 * WIDTH / len(shown)))
+    figure = Figure((columns * inches + 1.8, len(shown) * (inches + 0.25) + 1.1), layout="compressed")
+    axes = figure.subplots(len(shown), columns, squeeze=False)
+    for row, head in enumerate(shown):
+        owner = owners[head]
+        for column, layer in enumerate(layers):
+            name = owner or best_NH[layer, head]
+            mass = masses[owner][layer, head] if owner else best_mass_NH[layer, head]
+            image = canvas.draw_map(axes[row, column], maps.weights_NHQK[layer, head], inches)
+            found = "–" if np.isnan(mass) else f"{mass:.2f}"
+            axes[row, column].set_title(f"layer {layer + 1}: {found} on {label(title(name))}", fontsize=MEDIUM)
+        if owner:
+            canvas.draw_map(axes[row, -1], wanted[owner], inches)
+            axes[row, -1].set_title(f"target {label(title(owner))}", fontsize=MEDIUM)
+        elif assignment:
+            axes[row, -1].set_axis_off()
+        axes[row, 0].set_ylabel(f"head {head + 1}" + ("" if owner else " (free)"), fontsize=LARGE)
+        for column, panel in enumerate(axes[row]):
+            canvas.token_ticks(panel, maps.tokens, inches, rows=column == 0, columns=row == len(shown) - 1)
+    canvas.weight_bar(figure, image, axes, canvas.block_size(len(maps.tokens), inches))
+    return figure
+
+
+def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray]) -> Figure:
+    """The target matrix of each pattern for a sentence (Deshpande & Narasimhan 2020, figures 2 and 4)."""
+    if not target_by_name:
+        raise ValueError("there is no pattern to draw: give at least one target matrix")
+    inches = max(1.9, min(3.4, len(tokens) * 0.105))  # room for every token, if that is possible
+    columns = min(int(WIDTH / inches), len(target_by_name))
+    rows = math.ceil(len(target_by_name) / columns)
+    figure = Figure((columns * inches + 1.8, rows * (inches + 0.25) + 1.0), layout="compressed")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for at, (panel, (name, target_QK)) in enumerate(zip(axes, target_by_name.items(), strict=False)):
+        image = canvas.draw_map(panel, target_QK, inches)
+        panel.set_title(label(title(name)), fontsize=LARGE)
+        bottom = at + columns >= len(target_by_name)
+        canvas.token_ticks(panel, tokens, inches, rows=at % columns == 0, columns=bottom)
+    for panel in axes[len(target_by_name) :]:
+        panel.set_axis_off()
+    canvas.weight_bar(figure, image, axes, canvas.block_size(len(tokens), inches))
+    return figure
+
+
+def draw_maps(
+    columns: Mapping[str, Sequence[tuple[str, AttentionMaps]]], layer: int | Sequence[int], head: int | Sequence[int]
+) -> Figure:
+    """One head of several arms during training: `columns` maps an arm to its (label, maps), from the start to the end.
+
+    With equally long sequences of layers and heads, the first arm's and the others' first head stand side by side, then
+    their second, and so on (Deshpande & Narasimhan 2020, figure 1). Raises ValueError for a head that no arm has.
+    """
+    chosen = list(zip(np.atleast_1d(layer).tolist(), np.atleast_1d(head).tolist(), strict=True))
+    rows = max((len(series) for series in columns.values()), default=0)
+    if not rows:
+        raise ValueError("there is no attention map to draw: give at least one arm with one map")
+    wide = len(chosen) * len(columns)
+    inches = max(1.6, min(3.4, WIDTH / wide))
+    figure = Figure((wide * inches + 1.8, rows * (inches + 0.15) + 1.4), layout="compressed")
+    axes = figure.subplots(rows, wide, squeeze=False)
+    for panel in axes.ravel():
+        panel.set_axis_off()
+    drawn = None
+    for at, (place, arm) in enumerate((place, arm) for place in chosen for arm in columns):
+        for row, (name, maps) in enumerate(columns[arm]):
+            if not all(0 <= index < size for index, size in zip(place, maps.weights_NHQK.shape, strict=False)):
+                continue
+            panel = axes[row, at]
+            panel.set_axis_on()
+            drawn = canvas.draw_map(panel, maps.weights_NHQK[place], inches)
+            if at == 0:
+                panel.set_ylabel(label(name, 30), fontsize=MEDIUM, parse_math=False)
+            if row == 0:
+                where = f"layer {place[0] + 1}, head {place[1] + 1}"
+                panel.set_title(f"{label(arm, 24)}\n{where}", fontsize=MEDIUM, parse_math=False)
+            canvas.token_ticks(panel, maps.tokens, inches, rows=at == 0, columns=row == len(columns[arm]) - 1)
+    if drawn is None:
+        raise ValueError(f"no arm has the heads {chosen} (layer, head, counted from 0)")
+    longest = max(len(maps.tokens) for series in columns.values() for _, maps in series)
+    canvas.weight_bar(figure, drawn, axes, canvas.block_size(longest, inches))
+    return figure

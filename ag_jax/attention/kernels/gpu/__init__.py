@@ -1,0 +1,1 @@
+"""Attention for NVIDIA GPUs, in Pallas."""

@@ -1,0 +1,1 @@
+"""Attention for TPUs, in Pallas."""

@@ -1,0 +1,300 @@
+"""What each verb of the command does, and what becomes of its errors."""
+
+import dataclasses
+import json
+import math
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from etils import epath
+
+from ag_jax import config_reader, interruption
+from ag_jax.data.text import pipeline
+from ag_jax.distributed import hosts, storage
+from ag_jax.finetuning.config import FinetuningConfig
+from ag_jax.interop import exporting, importing
+from ag_jax.planning import plan, text, topology
+from ag_jax.pretraining import build, run
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.training.checkpoint import CorruptCheckpointError
+from ag_jax.training.loop import Interrupted, NonFiniteError
+
+ON_MANY_HOSTS = ("train", "compare", "evaluate")  # if they do not fine-tune
+_LONGEST_LINE = 2000  # characters of an error message that are printed
+_TUNING_ON_MANY_HOSTS = "fine-tuning runs on one machine: leave --coordinator, --hosts and --host out"
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The command line: config file with its arguments, settings on top of it, and the other flags.
+
+    price: dollars per chip-hour.
+    coordinator, hosts, host: where this host stands among several, see `hosts.find_place`; join_timeout: in seconds.
+    source, target: the other library to convert from or to; path: its model; expect, dtype, license, part: see `--help`.
+    """
+
+    config: str | None
+    overrides: dict[str, Any]
+    workdir: str | None
+    step: int | None
+    text: str | None
+    print_config: bool
+    topology: str | None = None
+    search_batch: bool = True
+    price: float | None = None
+    coordinator: str | None = None
+    hosts: str | None = None
+    host: int | None = None
+    join_timeout: int = 1800
+    source: str | None = None
+    target: str | None = None
+    path: str | None = None
+    expect: Sequence[str] = ()
+    dtype: str = "float32"
+    license: str = ""
+    part: str = "model"
+
+    def checked(self) -> ExperimentConfig | FinetuningConfig:
+        """The checked config, of whichever kind it is."""
+        if self.config is None:
+            raise ValueError("this verb needs --config=FILE, such as --config=configs/quickstart.py")
+        values = config_reader.load(self.config, self.overrides)
+        try:
+            return config_reader.parse(config_reader.kind_of(values, (ExperimentConfig, FinetuningConfig)), values)
+        except ValueError as error:
+            raise ValueError(f"--config={self.config}: {error}") from error
+
+    def experiment(self) -> ExperimentConfig:
+        """The checked config of pre-training. Raises ValueError if it is one of fine-tuning."""
+        config = self.checked()
+        if isinstance(config, FinetuningConfig):
+            raise ValueError(
+                f"{self.config} is a config of fine-tuning: use `ag-jax evaluate` for one checkpoint, `ag-jax compare` for arms"
+            )
+        return config
+
+    def directory(self) -> epath.Path:
+        """The run directory."""
+        if not self.workdir:
+            raise ValueError("this verb needs --workdir=DIR, such as --workdir=runs/first")
+        return storage.directory(self.workdir)
+
+    def join(self, verb: str) -> None:
+        """Find the other hosts and start JAX with them, if there are any, and see that all were started alike."""
+        if self.join_timeout < 1:
+            raise ValueError(f"--join_timeout must be at least 1 second, got {self.join_timeout}")
+        if verb not in ON_MANY_HOSTS:
+            if (self.coordinator, self.hosts, self.host) != (None, None, None):
+                raise ValueError(f"this verb runs on one machine: leave --coordinator, --hosts and --host out ({verb})")
+            return
+        place = hosts.find_place(self.coordinator, self.hosts, self.host, self.join_timeout)
+        if place is None:
+            return
+        if self.config and isinstance(self.checked(), FinetuningConfig):
+            raise ValueError(_TUNING_ON_MANY_HOSTS)
+        command = {"the verb": verb, "--workdir": str(self.directory()), "--step": self.step}
+        if self.config:
+            self.checked()  # a wrong config need not wait for the other hosts to be refused
+        hosts.join(place, self.join_timeout)
+        hosts.agree("their commands", command | run.versions())
+
+
+def run_verb(verb: str, request: Request) -> None:
+    """Do it. Raises ValueError or OSError for what the user can mend."""
+    if request.print_config:
+        print(json.dumps(config_reader.to_dict(_checked(verb, request)), indent=2))
+        return
+    topology.silence_libtpu()
+    request.join(verb)
+    VERBS[verb](request)
+
+
+def _checked(verb: str, request: Request) -> ExperimentConfig | FinetuningConfig:
+    """The config, checked as the verb itself checks it."""
+    if verb in ("train", "tokenizer", "plan"):
+        return request.experiment()
+    config = _suite(request) if verb == "evaluate" else request.checked()
+    if verb == "compare":
+        _comparison(config).arm_configs(request.config, request.overrides)
+    if isinstance(config, FinetuningConfig) and request.hosts not in (None, "1"):
+        raise ValueError(_TUNING_ON_MANY_HOSTS)
+    return config
+
+
+def _comparison(config: ExperimentConfig | FinetuningConfig) -> Any:
+    """The module that compares configs of this kind."""
+    if isinstance(config, FinetuningConfig):
+        from ag_jax.finetuning import comparison  # with scipy and scikit-learn, for which training need not wait
+    else:
+        from ag_jax.pretraining import comparison  # with matplotlib and scipy
+    return comparison
+
+
+def _suite(request: Request) -> FinetuningConfig:
+    """The checked config of fine-tuning for `evaluate`. Raises ValueError if it is one of pre-training."""
+    config = request.checked()
+    if not isinstance(config, FinetuningConfig):
+        raise ValueError(
+            f"{request.config} is a config of pre-training: without --config, `ag-jax evaluate --workdir=RUN` gives a run's loss on "
+            "held-out text; with --config it needs one of fine-tuning, such as --config=configs/finetune/glue.py:checkpoint=RUN"
+        )
+    if request.step is not None:
+        raise ValueError(f"with --config, the step of the checkpoint is a setting: --config.step={request.step}")
+    return config
+
+
+def _tell(message: str) -> None:
+    if hosts.is_first():
+        print(message)
+
+
+def _train(request: Request) -> None:
+    config, workdir = request.experiment(), request.directory()
+    summary = run.train(config, workdir)
+    _tell(
+        f"{workdir.name}: {build.headline(config).label} {summary['train_loss']:.3f} train, {summary['validation_loss']:.3f} validation, "
+        f"{summary['average_train_loss']:.3f} average over training; everything is in {workdir}"
+    )
+
+
+def _compare(request: Request) -> None:
+    report = _comparison(request.checked()).compare(request.config, request.overrides, request.directory())
+    _tell(f"the report is {report}")
+
+
+def _evaluate(request: Request) -> None:
+    if request.config is not None:
+        _evaluate_suite(request)
+        return
+    workdir = request.directory()
+    text = json.dumps(run.evaluate(workdir, request.step), indent=2)
+    _tell(text)
+    if hosts.is_first():
+        storage.write_where_possible(lambda place: storage.write_whole(place / "evaluation.json", text + "\n"), workdir)
+
+
+def _evaluate_suite(request: Request) -> None:
+    config = _suite(request)
+    print(f"the report is {_comparison(config).evaluate(request.config, request.overrides, request.directory())}")
+
+
+def _inspect(request: Request) -> None:
+    from ag_jax import inspection  # with matplotlib
+    from ag_jax.finetuning import best
+
+    inspection.inspect(best.open_for_inspection(request.directory(), request.step), request.text)
+
+
+def _tokenizer(request: Request) -> None:
+    config, workdir = request.experiment(), request.directory()
+    tokenizer = pipeline.prepare_tokenizer(config.data)
+    tokenizer.save(workdir)
+    text = config.inspection.sentence if request.text is None else request.text
+    print(f"{tokenizer.vocabulary_size} tokens, saved in {workdir}; use it with --config.data.tokenizer.path={workdir}")
+    print(" ".join(tokenizer.tokens(tokenizer.encode(text))))
+
+
+def _plan(request: Request) -> None:
+    config = request.experiment()
+    if not request.topology:
+        raise ValueError("this verb needs --topology=SLICE, such as --topology=v5e:4x4 or --topology=v4-8")
+    if request.price is not None and not 0 <= request.price < math.inf:
+        raise ValueError(f"--price is dollars per chip-hour, such as --price=1.20; got {request.price}")
+    directory = request.directory() if request.workdir else None
+    found = plan.make_plan(config, topology.parse(request.topology), request.search_batch)
+    print(text.report(found, request.price))
+    if directory:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "plan.json").write_text(json.dumps(text.as_json(found, request.price), indent=2) + "\n")
+
+
+def _convert(request: Request) -> None:
+    if (request.source is None) == (request.target is None):
+        raise ValueError("this verb needs one of --from=hf and --to=hf")
+    if not request.path:
+        raise ValueError("this verb needs --path=MODEL, the directory of the other library's model")
+    workdir = request.directory()
+    if request.target:
+        options = (request.dtype, request.license, request.part)
+        written = exporting.convert(workdir, request.step, request.path, *options)
+        print(f"{written.parameters:,} parameters as {written.architecture}, in {request.path}")
+        for item in written.not_carried:
+            print(f"not carried: {item}")
+        return
+    if storage.is_remote(workdir):
+        raise ValueError(f"--workdir={workdir}: convert writes to a disk; copy the run to the store when it is there")
+    found = importing.convert(request.path, workdir, request.expect)
+    print(f"{found.parameters:,} parameters of {found.family}, in {workdir}")
+    for head in found.new:
+        print(f"new: {head}, which the files lack; its values are fresh, so train before you use them")
+    for name in found.left_out:
+        print(f"left out: {name}")
+
+
+VERBS = {
+    "train": _train,
+    "compare": _compare,
+    "evaluate": _evaluate,
+    "inspect": _inspect,
+    "tokenizer": _tokenizer,
+    "plan": _plan,
+    "convert": _convert,
+}
+
+
+def run_safely(verb: str, request: Request) -> int:
+    """`run_verb` with its errors as one message; the exit status of the program.
+
+    0: done, or stopped by a signal with everything saved; 1: an error; hosts.AGAIN: another host was lost, start again.
+    """
+    try:
+        run_verb(verb, request)
+    except Interrupted as stop:
+        if hosts.is_first():
+            print(f"{stop}. To go on, run the same command again", file=sys.stderr)
+        return 0
+    except (ValueError, OSError, NonFiniteError, CorruptCheckpointError) as error:
+        return _failed(1, f"ag-jax {verb}: {error}")
+    except jax.errors.JaxRuntimeError as error:
+        if hosts.count() == 1:
+            raise
+        return _failed(
+            hosts.AGAIN,
+            f"ag-jax {verb}: the hosts lost each other, most likely because one of them died: see the others' messages. "
+            f"Start the command on all hosts again, it goes on from the last checkpoint.\n{error}",
+        )
+    except KeyboardInterrupt:
+        if hosts.count() > 1:  # the others would wait for this one
+            return _failed(interruption.status(), f"ag-jax {verb}: stopped by {interruption.requested()}")
+        raise
+    except BaseException as error:
+        if hosts.count() > 1:  # the usual end would wait for the other hosts
+            traceback.print_exc()
+            hosts.abandon(1, f"{type(error).__name__}: {error}")
+        raise
+    return 0
+
+
+def shortened(message: str) -> str:
+    """Return an error message without the middle of lines that are longer than a screen.
+
+    Messages quote what they refuse, which in a damaged file may be a text of megabytes.
+    """
+    half = _LONGEST_LINE // 2
+    return "\n".join(
+        f"{line[:half]} ... {len(line) - 2 * half:,} characters left out ... {line[-half:]}"
+        if len(line) > _LONGEST_LINE
+        else line
+        for line in message.split("\n")
+    )
+
+
+def _failed(status: int, message: str) -> int:
+    message = shortened(message)
+    where = f"host {hosts.index()}: " if hosts.count() > 1 else ""
+    print(f"{where}{message}", file=sys.stderr, flush=True)
+    hosts.abandon(status, message)
+    return status

@@ -1,0 +1,233 @@
+"""From a config file to checked, frozen dataclasses: the one place that reads a `ConfigDict`.
+
+The dataclasses of the rooms hold every default. `default(kind)` lays one out as a `ConfigDict` for config files and flags
+to change, `parse(kind, values)` takes it back, refusing what is unknown, of a wrong type or impossible before anything runs.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import importlib.util
+import itertools
+import json
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from ml_collections import ConfigDict, FrozenConfigDict
+
+Kind = TypeVar("Kind")
+LARGEST = 2**31 - 1  # of whole numbers: steps, rows and ids are counted in 32 bits on the devices
+
+
+def default(kind: type) -> ConfigDict:
+    """Every setting of a dataclass at its default, for a config file to change."""
+    values = {
+        field.name: field.default for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING
+    }
+    values |= {field.name: field.default_factory() for field in dataclasses.fields(kind) if field.name not in values}
+    sections = {name: dataclasses.asdict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
+    return ConfigDict(values | sections)  # not `kind()`: what must be given may be missing yet
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The settings as JSON holds them; `parse` takes them back."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def parse(kind: type[Kind], values: ConfigDict | dict[str, Any]) -> Kind:
+    """The checked dataclass. Raises ValueError that names the key and what it may be."""
+    return kind(**_fields(kind, values.to_dict() if isinstance(values, ConfigDict) else values, ""))
+
+
+def kind_of(values: ConfigDict | dict[str, Any], kinds: Sequence[type]) -> type:
+    """Which of several dataclasses a config was made for: the one that most of its keys belong to, of equals the first."""
+    return max(kinds, key=lambda kind: len(set(values) & {field.name for field in dataclasses.fields(kind)}))
+
+
+def _fields(kind: type, values: dict[str, Any], path: str) -> dict[str, Any]:
+    types = get_type_hints(kind)
+    for key in values:
+        if key not in types:
+            raise ValueError(unknown_key(path + key, [path + name for name in types]))
+    return {key: _to_type(types[key], value, path + key) for key, value in values.items()}
+
+
+def _to_type(kind: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(kind) or get_origin(kind) is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"{path} is a section of settings, got {value!r}")
+        if dataclasses.is_dataclass(kind):
+            return kind(**_fields(kind, value, path + "."))
+        return {name: _entry(get_args(kind)[1], item, f"{path}.{name}") for name, item in value.items()}
+    if get_origin(kind) is tuple:
+        if not isinstance(value, (tuple, list)):
+            raise ValueError(f"{path} must be a list, such as (1, 2), got {value!r}")
+        return tuple(_to_type(get_args(kind)[0], item, path) for item in value)
+    if kind in (int, float) and type(value) is int and abs(value) > LARGEST:
+        raise ValueError(f"{path} must be between {-LARGEST} and {LARGEST}, got {value}")
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{path} must be of type {kind.__name__}, got {value!r}")
+    return value
+
+
+def _entry(kind: type, value: Any, path: str) -> Any:
+    """One of several sections of the same kind, which cannot know the name that its errors are to begin with."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is a section of settings, got {value!r}")
+    try:
+        return kind(**_fields(kind, value, path + "."))
+    except ValueError as error:
+        if path in str(error):  # of what was read, and not of what was made of it
+            raise
+        raise ValueError(f"{path}.{error}") from error
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """A message for a misspelt key, with the nearest one that exists."""
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+    return f"unknown setting {key!r}{hint}"
+
+
+def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested settings as `section.key: value`."""
+    leaves = {}
+    for key, value in config.items():
+        leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
+    return leaves
+
+
+def check_overrides(source: str, items: Iterable[str]) -> None:
+    """Raise ValueError if one of `section.key=value` names a setting that the config of `source` does not have."""
+    known = [*flat(load(source).to_dict())]
+    for item in items:
+        key = item.partition("=")[0]
+        if key not in known:
+            raise ValueError(unknown_key(key, known))
+
+
+def check_flags(arguments: Sequence[str]) -> None:
+    """Check the config file of a command line, and the settings that its flags `--config.section.key=value` change.
+
+    Raises ValueError if the file is broken, has no such setting, or is not given although settings are; and for any argument that
+    is not text in UTF-8.
+    """
+    for argument in arguments:
+        if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise ValueError(f"the argument {argument!r} is not text in UTF-8: set the terminal's encoding to UTF-8")
+    given = [argument.lstrip("-") for argument in arguments if argument.startswith("-")]
+    items = [argument.removeprefix("config.") for argument in given if argument.startswith("config.")]
+    sources = [argument.removeprefix("config=") for argument in given if argument.startswith("config=")]
+    sources += [value for flag, value in itertools.pairwise(arguments) if flag in ("--config", "-config")]
+    if items and not sources:
+        raise ValueError(f"--config.{items[0]} changes a setting of a config file: give one with --config=FILE")
+    if sources:
+        check_overrides(sources[-1], items)
+
+
+def arguments(text: str, **choices: Any) -> SimpleNamespace:
+    """The argument of a config file, `name=value,...`, as attributes; every name says what it may be.
+
+    A tuple holds the choices, the default first; `str` takes any text, and must be given; a text or a whole number is a default
+    that any other may take the place of. `arguments("arm=mlm", layers=(12, 8), arm=("ag", "mlm"), seeds=5)` is `layers=12,
+    arm="mlm", seeds=5`. Raises ValueError otherwise.
+    """
+    values = {
+        name: options[0] if isinstance(options, tuple) else options
+        for name, options in choices.items()
+        if options is not str
+    }
+    for item in filter(None, (text or "").split(",")):
+        name, _, value = item.partition("=")
+        if name not in choices:
+            raise ValueError("in the argument of the config file: " + unknown_key(name, list(choices)))
+        values[name] = _argument(name, value, choices[name])
+    if missing := [name for name in choices if name not in values]:
+        raise ValueError(f"the config file needs the argument {missing[0]}, as in FILE.py:{missing[0]}=VALUE")
+    return SimpleNamespace(**values)
+
+
+def _argument(name: str, value: str, options: Any) -> Any:
+    if options is str or isinstance(options, str):
+        return value
+    if isinstance(options, tuple):
+        matches = [option for option in options if str(option) == value]
+        expected = f"one of {', '.join(map(str, options))}"
+    else:
+        matches, expected = [int(value)] if value.isascii() and value.isdigit() else [], "a whole number"
+    if not matches:
+        raise ValueError(f"in the argument of the config file: {name} must be {expected}, got {value!r}")
+    return matches[0]
+
+
+def load(path_and_argument: str, overrides: dict[str, Any] | None = None) -> ConfigDict:
+    """The config of `path.py:argument`, with settings of the command line on top."""
+    config = _get_config(path_and_argument)
+    try:
+        config.update_from_flattened_dict(overrides or {})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"a setting of the command line does not fit the config of {path_and_argument}: {error}"
+        ) from error
+    return config
+
+
+def _get_config(path_and_argument: str) -> ConfigDict:
+    """What `get_config` of a config file returns. Raises ValueError with file and line for whatever goes wrong in it."""
+    path, colon, argument = path_and_argument.partition(":")
+    if not Path(path).exists():
+        raise ValueError(f"--config={path} does not exist: give a config file, such as configs/quickstart.py")
+    if not Path(path).is_file() or Path(path).suffix != ".py":
+        raise ValueError(f"--config={path} is no Python file: give a config file, such as configs/quickstart.py")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    module = importlib.util.module_from_spec(spec)
+    with _errors_named(path, spec.origin):
+        spec.loader.exec_module(module)
+    if not callable(getattr(module, "get_config", None)):
+        raise ValueError(f"{path} has no function get_config, which returns the config: see configs/quickstart.py")
+    with _errors_named(path, spec.origin):
+        config = module.get_config(argument) if colon else module.get_config()  # as ml_collections does
+    if not isinstance(config, ConfigDict) or isinstance(config, FrozenConfigDict):
+        found = type(config).__name__
+        raise ValueError(
+            f"{path}: get_config must return a ConfigDict, such as experiment.default_config(), got {found}"
+        )
+    return config
+
+
+@contextlib.contextmanager
+def _errors_named(path: str, origin: str) -> Iterator[None]:
+    """Turn whatever the code of the config file `path` raises into a ValueError with its name and line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == origin]
+        message = _message(error)
+        if isinstance(error, SyntaxError):  # of this file, or of one that it imports
+            path, lines, message = (
+                error.filename if error.filename not in (None, origin) else path,
+                [error.lineno],
+                error.msg,
+            )
+        place = f"{path}, line {lines[-1]}" if lines and lines[-1] else path
+        kind = "" if type(error) is ValueError and message else f"{type(error).__name__}: "
+        raise ValueError(f"{place}: {kind}{message}") from error
+
+
+def _message(error: BaseException) -> str:
+    """The message of an error: of a KeyError without the quotes that `str` puts around it."""
+    while len(error.args) == 1 and isinstance(error.args[0], BaseException):
+        error = error.args[0]  # ml_collections wraps a KeyError in an AttributeError
+    return " ".join(str(error.args[0]).split()) if isinstance(error, KeyError) and error.args else str(error)
+
+
+def with_argument(path_and_argument: str, name: str, value: str) -> str:
+    """`path.py:a=1,name=old` as `path.py:a=1,name=value`."""
+    path, _, argument = path_and_argument.partition(":")
+    kept = [item for item in filter(None, argument.split(",")) if item.partition("=")[0] != name]
+    return f"{path}:{','.join([*kept, f'{name}={value}'])}"

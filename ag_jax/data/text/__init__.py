@@ -1,0 +1,1 @@
+"""Text for pre-training: from files to batches."""

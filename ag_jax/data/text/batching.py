@@ -1,0 +1,79 @@
+"""Rows to batches; the one place where the fields of a batch are listed.
+
+    tokens            int32 [B, L]    the encoder's input: corrupted, padded on the right
+    original          int32 [B, L]    the same before corruption
+    sequences         int32 [B, L]    1, 2, ... on the tokens of the row's texts, which are attended to apart; 0 on padding
+    segments          int32 [B, L]    1 from the second segment of a pair on, else 0
+    masked_positions  int32 [B, M]    ascending; unused slots are 0
+    masked_labels     int32 [B, M]    the original tokens there; unused slots are 0
+    masked_weights    float32 [B, M]  1 for a used slot, 0 for an unused one
+    next_labels       int32 [B]       1 if the second segment is a random one; NSP formats only
+
+Shape letters: B batch, L length, M masked positions.
+"""
+
+import numpy as np
+
+from ag_jax.data.config import PAIR_FORMATS, DataConfig
+from ag_jax.data.text import corruption
+from ag_jax.data.text.store import Rows
+from ag_jax.data.text.unigram import Unigram
+from ag_jax.data.tokenizers import Tokenizer
+
+Batch = dict[str, np.ndarray]
+
+
+def empty_batch(config: DataConfig, rows: int) -> Batch:
+    """Zeros with the fields, shapes and types of a batch; they take no memory, for every field is one zero broadcast."""
+    row, slots = (rows, config.sequence_length), (rows, corruption.max_masked(config.masking, config.sequence_length))
+    fields = {
+        "tokens": (row, np.int32),
+        "original": (row, np.int32),
+        "sequences": (row, np.int32),
+        "segments": (row, np.int32),
+        "masked_positions": (slots, np.int32),
+        "masked_labels": (slots, np.int32),
+        "masked_weights": (slots, np.float32),
+    }
+    if config.format in PAIR_FORMATS:
+        fields["next_labels"] = ((rows,), np.int32)
+    return {name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in fields.items()}
+
+
+def make_batch(
+    config: DataConfig,
+    rows: Rows,
+    tokenizer: Tokenizer,
+    *,
+    example_B: np.ndarray,
+    epoch_B: np.ndarray,
+    seed: int,
+    unigram: Unigram | None = None,
+) -> Batch:
+    """The masked batch of the given rows; example -1 makes an empty row (all padding, weights 0).
+
+    unigram: of the training text, for `data.masking.replacement="unigram"`.
+    """
+    present_B = example_B >= 0
+    row_B = np.maximum(example_B, 0)
+    tokens_BL, lengths_B = rows.gather(row_B, config.sequence_length, pad=tokenizer.specials.pad)
+    tokens_BL[~present_B] = tokenizer.specials.pad
+    lengths_B = np.where(present_B, lengths_B, 0)
+    sequences_BL = np.where(present_B[:, None], rows.sequences(row_B, config.sequence_length), 0)
+
+    masked = corruption.mask(config.masking, tokens_BL, lengths_B, row_B, epoch_B, seed, tokenizer, unigram)
+    batch = {
+        "tokens": masked.tokens_BL,
+        "original": tokens_BL,
+        "sequences": sequences_BL,
+        "segments": np.zeros_like(tokens_BL),
+        "masked_positions": masked.positions_BM,
+        "masked_labels": masked.labels_BM,
+        "masked_weights": masked.weights_BM,
+    }
+    if rows.has_pairs:
+        second_B = rows.second_start[row_B]
+        is_second_BL = np.arange(config.sequence_length) >= second_B[:, None]
+        batch["segments"] = (is_second_BL & (sequences_BL > 0)).astype(np.int32)
+        batch["next_labels"] = np.where(present_B, rows.is_random_next[row_B], 0).astype(np.int32)
+    return batch

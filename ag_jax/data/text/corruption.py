@@ -1,0 +1,161 @@
+"""Masking of a whole batch as a pure function of (seed, epoch or copy, example): BERT's 80/10/10, or unigram draws.
+
+Every maskable token of a row gets a random key, and the tokens with the smallest keys are chosen. How many decides
+the kind: floor(rate * n + u) gives fairseq's fixed count without replacement, the number of keys below `rate` gives
+independent Bernoulli choices, as in the Attention Guidance code. With spans, a token has the smallest key of those tokens that a
+span begins at which reaches it.
+
+Shape letters: B batch, L length, M masked positions, V vocabulary.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from ag_jax.data import randomness
+from ag_jax.data.config import LARGEST_LENGTH, MaskingConfig
+from ag_jax.data.text.unigram import Unigram
+from ag_jax.data.tokenizers import Tokenizer
+
+# What a random number is for; part of its hash, so that no two uses share numbers.
+_ROW_STREAM, _COUNT_STREAM, _CHOICE_STREAM, _ACTION_STREAM, _TOKEN_STREAM, _UNIGRAM_STREAM, _SPAN_STREAM = range(7)
+
+
+class Corrupted(NamedTuple):
+    """A masked batch; unused slots have position 0, label 0 and weight 0."""
+
+    tokens_BL: np.ndarray
+    positions_BM: np.ndarray
+    labels_BM: np.ndarray
+    weights_BM: np.ndarray
+
+
+def max_masked(config: MaskingConfig, sequence_length: int) -> int:
+    """The number of slots for masked positions: a static bound for rows of `sequence_length` tokens.
+
+    Bernoulli: the mean and four standard deviations; a row with more chosen tokens (3 in 100,000) leaves some of
+    them, picked at random, as they were.
+    """
+    mean = config.rate * sequence_length
+    if config.count == "fixed":
+        return min(math.floor(mean) + 1, sequence_length)
+    return min(math.ceil(mean + 4 * math.sqrt(mean * (1 - config.rate))), sequence_length)
+
+
+def mask(
+    config: MaskingConfig,
+    tokens_BL: np.ndarray,
+    lengths_B: np.ndarray,
+    example_B: np.ndarray,
+    epoch_B: np.ndarray,
+    seed: int,
+    tokenizer: Tokenizer,
+    unigram: Unigram | None = None,
+) -> Corrupted:
+    """Choose and corrupt tokens (Devlin et al. 2019, section 3.1; reference counts in `MaskingConfig`).
+
+    With static copies the mask depends on epoch % copies only. Random tokens are uniform over the vocabulary without
+    specials (fairseq), or with them for Bernoulli (the AG code). A row in which nothing is chosen has weights 0.
+
+    With `config.replacement="unigram"` every chosen token is replaced by a draw from `unigram`, which may be the token itself;
+    labels are the original tokens, as always. Raises ValueError if `unigram` is missing.
+    """
+    copy_B = epoch_B % config.static_copies if config.static_copies else epoch_B
+    row_B1 = randomness.words(seed, _ROW_STREAM, copy_B, example_B)[:, None]
+    positions_BM, chosen_BM = _choose(config, tokens_BL, lengths_B, row_B1, tokenizer)
+
+    labels_BM = np.take_along_axis(tokens_BL, positions_BM, axis=1)
+    if config.replacement == "unigram":
+        if unigram is None:
+            raise ValueError(
+                "data.masking.replacement='unigram' needs the frequencies of the training text: give `unigram`"
+            )
+        inputs_BM = unigram.draw(row_B1, _UNIGRAM_STREAM, positions_BM)
+    else:
+        inputs_BM = _masks(config, labels_BM, row_B1, positions_BM, tokenizer)
+
+    corrupted_BL = tokens_BL.copy()
+    row_N, slot_N = np.nonzero(chosen_BM)
+    corrupted_BL[row_N, positions_BM[row_N, slot_N]] = inputs_BM[row_N, slot_N]
+    return Corrupted(
+        corrupted_BL,
+        np.where(chosen_BM, positions_BM, 0).astype(np.int32),
+        np.where(chosen_BM, labels_BM, 0).astype(np.int32),
+        chosen_BM.astype(np.float32),
+    )
+
+
+def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Positions in ascending order, and which of the slots are used."""
+    length = tokens_BL.shape[1]
+    slots = max_masked(config, length)
+    position_L = np.arange(length)
+    maskable_BL = position_L < lengths_B[:, None]
+    if not config.mask_specials:
+        maskable_BL &= _ordinary_V(tokenizer)[tokens_BL]
+
+    # The low bits of a key are its position: no ties, and the position is read off the smallest keys. Clearing the
+    # highest bit leaves room for keys that are never chosen.
+    low = np.uint64(LARGEST_LENGTH - 1)
+    keys_BL = randomness.words(row_B1, _CHOICE_STREAM, position_L) >> np.uint64(1)
+    if config.longest_span > 1:
+        keys_BL = _spread(config.longest_span, keys_BL, maskable_BL, row_B1)
+    keys_BL = np.where(maskable_BL, keys_BL & ~low, ~low) | position_L.astype(np.uint64)
+    if config.count == "fixed":
+        expected_B = config.rate * maskable_BL.sum(axis=1)
+        count_B = np.floor(expected_B + randomness.units(row_B1, _COUNT_STREAM)[:, 0])
+    else:
+        count_B = (keys_BL < np.uint64(config.rate * 2**63)).sum(axis=1)
+    smallest_BM = np.sort(np.partition(keys_BL, slots - 1, axis=1)[:, :slots], axis=1)
+    chosen_BM = np.arange(slots) < count_B[:, None]
+    positions_BM = np.where(chosen_BM, (smallest_BM & low).astype(np.int64), length)
+    positions_BM.sort(axis=1)
+    return np.minimum(positions_BM, length - 1), positions_BM < length
+
+
+def _spread(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
+    """For every token the smallest key of the spans that cover it.
+
+    A span begins at every token, has n of them with p(n) ~ 1 / n, and ends before one that must not be masked. The tokens of one
+    span have one key and so are chosen together, from the left, unless there are enough chosen already.
+    """
+    shares = 1.0 / np.arange(1, longest + 1)
+    borders = np.cumsum(shares / shares.sum())[:-1]
+    drawn_BL = randomness.units(row_B1, _SPAN_STREAM, np.arange(keys_BL.shape[1]))
+    tokens_BL = 1 + np.searchsorted(borders, drawn_BL, side="right")
+    spread_BL, reached_BL = keys_BL.copy(), maskable_BL
+    for offset in range(1, longest):
+        reached_BL = maskable_BL[:, offset:] & reached_BL[:, :-1]
+        covers_BL = reached_BL & (tokens_BL[:, :-offset] > offset)
+        nearest_BL = np.minimum(spread_BL[:, offset:], keys_BL[:, :-offset])
+        spread_BL[:, offset:] = np.where(covers_BL, nearest_BL, spread_BL[:, offset:])
+    return spread_BL
+
+
+def _masks(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndarray:
+    """The mask, a random token or the label, in the shares that the config says."""
+    action_BM = randomness.units(row_B1, _ACTION_STREAM, positions_BM)
+    random_BM = _random_tokens(config, row_B1, positions_BM, tokenizer)
+    is_mask_BM = action_BM < config.mask_fraction
+    is_random_BM = ~is_mask_BM & (action_BM < config.mask_fraction + config.random_fraction)
+    return np.where(is_mask_BM, tokenizer.specials.mask, np.where(is_random_BM, random_BM, labels_BM))
+
+
+def _random_tokens(config, row_B1, positions_BM, tokenizer) -> np.ndarray:
+    if config.count == "bernoulli":
+        return randomness.below(tokenizer.vocabulary_size, row_B1, _TOKEN_STREAM, positions_BM)
+    ordinary_ids = np.flatnonzero(_ordinary_V(tokenizer))
+    return ordinary_ids[randomness.below(len(ordinary_ids), row_B1, _TOKEN_STREAM, positions_BM)]
+
+
+def _ordinary_V(tokenizer) -> np.ndarray:
+    return _ordinary(tokenizer.vocabulary_size, tokenizer.special_ids)
+
+
+@functools.lru_cache(maxsize=8)
+def _ordinary(vocabulary_size: int, special_ids: tuple[int, ...]) -> np.ndarray:
+    is_ordinary_V = np.ones(vocabulary_size, bool)
+    is_ordinary_V[list(special_ids)] = False
+    return is_ordinary_V

@@ -1,0 +1,159 @@
+"""The documents of one file, in the format that its name announces.
+
+    .txt             one document, whose lines are paragraphs; longer ones than `LARGEST_DOCUMENT` come in parts
+    .jsonl, .ndjson  one JSON object per line; the document is its field `data.text_field`
+    .json            a list of such objects, one such object, or an object with exactly one key that holds such a
+                     list. Parsed as a whole, so at most `text_fields.LARGEST_PARSED` bytes. JSON lines are recognised
+    .csv, .tsv       a table with a header, quoted as Python's csv module does it; the document is a column
+    .parquet         the document is a column; needs pyarrow
+    .tar             an archive of such files
+
+Each may be compressed: .gz, .xz, .bz2 or .zst follows, as in books.jsonl.zst (.zst needs pyarrow). .tgz, .tbz2, .txz
+and .tzst are compressed archives. Upper and lower case are the same. Any other ending is read as text, except for those
+in `NOT_TEXT`, which are rejected with an error.
+"""
+
+import bz2
+import codecs
+import functools
+import gzip
+import io
+import itertools
+import logging
+import lzma
+import os
+import pathlib
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from typing import IO
+
+from ag_jax.data.text import fields
+
+LARGEST_DOCUMENT = 2**22  # bytes of a .txt file
+NOT_TEXT = frozenset(
+    ".7z .arrow .avro .br .db .doc .docx .epub .feather .h5 .hdf5 .htm .html .ipynb .lz4 .lzma .msgpack .npy .npz .odp "
+    ".ods .odt .orc .pdf .pickle .pkl .ppt .pptx .rar .rtf .safetensors .sqlite .svg .tfrecord .toml .xhtml .xls .xlsx "
+    ".xml .yaml .yml .z .zip .zstd".split()
+)
+_SHORT_FORMS = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
+_MARKUP = re.compile(r'\s*(\{\s*"[^"]*"\s*:|\[\s*\{|\{\\rtf|<\?xml|<!doctype|<html)', re.IGNORECASE)
+_PLAIN_TEXT = "expected plain text in UTF-8; convert it or leave it out"
+_DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError)
+
+
+def kind(name: str) -> tuple[str, str]:
+    """The endings of a name that stand for its format and its compression, in lower case; "" where there is none."""
+    path = pathlib.PurePath(name.lower())
+    path = path.with_suffix(_SHORT_FORMS.get(path.suffix, path.suffix))
+    compression = path.suffix if path.suffix in _DECOMPRESSORS else ""
+    return (path.with_suffix("") if compression else path).suffix, compression
+
+
+def is_known(name: str) -> bool:
+    """Whether a file of this name is taken from a directory or an archive."""
+    return kind(name)[0] in _READERS
+
+
+def known_endings() -> str:
+    """The formats and compressions, for messages."""
+    return f"{', '.join(_READERS)}, each also with {', '.join(_DECOMPRESSORS)}"
+
+
+def documents(file: pathlib.Path, text_field: str) -> Iterator[str]:
+    """The documents of a file; `text_field` is the key or column that holds them, for formats that have several.
+
+    Raises ValueError, with the name of the file, if it is damaged or is not what its name says.
+    """
+    with file.open("rb") as opened:
+        yield from _documents(opened, file.name, str(file), text_field)
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Log a warning the first time: every source is read more than once."""
+    logging.getLogger(__name__).warning(message)
+
+
+def _documents(opened: IO[bytes], name: str, place: str, field: str) -> Iterator[str]:
+    """The documents of an open file or member of an archive; `place` is what errors call it."""
+    ending, compression = kind(name)
+    if ending in NOT_TEXT:
+        raise ValueError(
+            f"{place} is not read: expected {known_endings()}, got {ending}; convert it, or name it .txt if you "
+            "want to train on its characters as they are"
+        )
+    try:
+        if compression:
+            opened = _DECOMPRESSORS[compression](opened)
+        yield from _READERS.get(ending, _text)(opened, place, field)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place} is not UTF-8 text ({error.reason}): {_PLAIN_TEXT}") from error
+    except _DAMAGE as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk or the network failed, not the content
+            error.filename = error.filename or place
+            raise
+        raise fields.damaged(place, error) from error
+
+
+def _text(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
+    """The text of a file; a long one in parts, cut at the ends of lines that are not themselves as long."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # a part may end inside a character
+    for number in itertools.count():
+        part = opened.read(LARGEST_DOCUMENT)
+        if not part:
+            break
+        if len(part) == LARGEST_DOCUMENT:
+            part += opened.readline(LARGEST_DOCUMENT)
+        if b"\0" in part:
+            raise ValueError(f"{place} is a binary file: {_PLAIN_TEXT}")
+        text = decoder.decode(part)
+        if number == 0 and _MARKUP.match(text):
+            warn_once(
+                f"{place} begins like JSON or markup, but is read as plain text, with all its braces and tags; if it "
+                "is JSON, rename it to .jsonl or .json, of which only data.text_field is read"
+            )
+        yield text
+    decoder.decode(b"", final=True)
+
+
+def _archive(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
+    left_out = 0
+    with tarfile.open(fileobj=opened, mode="r|*") as archive:  # as a stream: nothing is unpacked on disk
+        for member in archive:
+            name = pathlib.PurePosixPath(member.name).name
+            if member.isfile() and is_known(name) and kind(name)[0] != ".tar" and not name.startswith("."):
+                yield from _documents(archive.extractfile(member), name, f"{member.name} of {place}", field)
+            else:
+                left_out += not member.isdir()
+    while opened.read(2**20):  # a compressed archive has its checksum at the end
+        pass
+    if fields.is_plain(opened):
+        opened.seek(-tarfile.BLOCKSIZE, os.SEEK_END)
+        if any(opened.read()):  # tarfile takes one that was cut off between two members for whole
+            raise tarfile.ReadError("the end is missing")
+    if left_out:
+        warn_once(f"{place}: left out {left_out} members that are links, hidden, or have other endings")
+
+
+def _unzstd(opened: IO[bytes]) -> IO[bytes]:
+    return io.BufferedReader(fields.load_pyarrow("a .zst file").CompressedInputStream(opened, "zstd"))
+
+
+_DECOMPRESSORS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+    ".zst": _unzstd,
+}
+_READERS: dict[str, Callable[[IO[bytes], str, str], Iterator[str]]] = {
+    ".txt": _text,
+    ".jsonl": fields.json_lines,
+    ".ndjson": fields.json_lines,
+    ".json": fields.json_entries,
+    ".csv": functools.partial(fields.table, delimiter=","),
+    ".tsv": functools.partial(fields.table, delimiter="\t"),
+    ".parquet": fields.parquet,
+    ".tar": _archive,
+}

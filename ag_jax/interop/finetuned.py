@@ -1,0 +1,177 @@
+"""A fine-tuned model and the directory that it is kept in.
+
+    task.json             the task, its labels, the encoder's config, and a fingerprint of these and of the weights; written last,
+                          so its presence means that all is there
+    weights.safetensors   the parameters by their paths, float32; beside the model's those of an adversary that it was trained against
+    tokenizer/            as in a run directory
+
+A trial that kept its weights has them in `weights/`, and is opened by its own name, too.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import sys
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+from etils import epath
+from flax import traverse_util
+
+from ag_jax import config_reader
+from ag_jax.attention.adversary import separated
+from ag_jax.attention.kernels import reference
+from ag_jax.attention.kernels.interface import Attend
+from ag_jax.data import tokenizers
+from ag_jax.data.json_files import read_json
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.distributed import storage
+from ag_jax.models.config import EncoderConfig
+from ag_jax.models.heads import TaskModel, example
+from ag_jax.pretraining.origin import Origin
+
+TASK, WEIGHTS, TOKENIZER = "task.json", "weights.safetensors", "tokenizer"
+FOLDER = "weights"  # of a trial
+FINGERPRINT = "fingerprint"  # in task.json: of its other values and of the weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """What a head is for.
+
+    task: its name, empty if it is not one of ours; kind, style: see `TaskModel`; labels: of classes or BIO tags.
+    low, high: what 0 and 1 stand for in a regression; max_length: tokens of a row in training; of an imported one,
+        as many as it has positions.
+    answerable: every question has an answer, so a span is always chosen.
+    """
+
+    task: str
+    kind: str
+    labels: tuple[str, ...] = ()
+    style: str = "roberta"
+    low: float = 0.0
+    high: float = 1.0
+    max_length: int = 128
+    answerable: bool = True
+
+    def model(self, config: EncoderConfig, attend: Attend = reference.attend) -> TaskModel:
+        """The model with this head."""
+        return TaskModel(config, self.kind, len(self.labels) or 1, self.style, attend)
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuned:
+    """A model of a task, ready for use.
+
+    origin: the imported model that its weights began as; beside: the parameters of an adversary that it was
+        trained against, which are none of the model's.
+    """
+
+    head: Head
+    config: EncoderConfig
+    tokenizer: Tokenizer
+    params: Any
+    origin: Origin = Origin()
+    beside: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def model(self) -> TaskModel:
+        """To be applied to `{"params": params}` and a batch."""
+        return self.head.model(self.config)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """The content of `task.json`."""
+
+    head: Head
+    model: EncoderConfig
+    origin: Origin = Origin()
+
+
+def locate(directory: epath.PathLike) -> epath.Path | None:
+    """Where the files of a fine-tuned model are: in the directory or in its `weights/`; None if in neither."""
+    directory = storage.directory(directory)
+    return next((place for place in (directory, directory / FOLDER) if (place / TASK).exists()), None)
+
+
+def save(tuned: FineTuned, directory: epath.Path) -> None:
+    """Write the files to a directory, over those of an earlier model."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / TASK).unlink(missing_ok=True)
+    flat = traverse_util.flatten_dict(jax.device_get(tuned.params | tuned.beside), sep="/")
+    tensors = {path: np.ascontiguousarray(leaf) for path, leaf in flat.items()}
+    weights = safetensors.numpy.save(tensors)
+    (directory / WEIGHTS).write_bytes(weights)
+    tuned.tokenizer.save(directory / TOKENIZER)
+    settings = dataclasses.asdict(_Settings(tuned.head, tuned.config, tuned.origin))
+    settings[FINGERPRINT] = _fingerprint(settings, weights)
+    storage.write_whole(directory / TASK, json.dumps(settings, indent=2) + "\n")
+
+
+def load(directory: epath.PathLike) -> FineTuned:
+    """The model of a directory. Raises FileNotFoundError if there is none, ValueError if it is damaged."""
+    place = locate(directory)
+    if place is None:
+        raise FileNotFoundError(
+            f"{directory} holds no fine-tuned model: expected {TASK}, in it or in its {FOLDER}/. Trials keep their weights with "
+            "--config.keep=best"
+        )
+    values = read_json(place / TASK, dict, {"head": dict, "model": dict, "origin": dict})
+    written = values.pop(FINGERPRINT, None)
+    try:
+        settings = config_reader.parse(_Settings, values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place / TASK} is damaged, or of another version: {error}; copy it anew") from error
+    weights = (place / WEIGHTS).read_bytes()
+    if written is None:
+        print(
+            f"warning: {place} is of an earlier version, which saved no fingerprint of the weights: they could not be "
+            "checked",
+            file=sys.stderr,
+        )
+    elif written != _fingerprint(values, weights):
+        raise ValueError(f"{place} is damaged: {TASK} and {WEIGHTS} are not what was saved, their fingerprint differs")
+    try:
+        flat = safetensors.numpy.load(weights)
+        params, beside = separated(traverse_util.unflatten_dict(flat, sep="/"))
+        _check(settings, traverse_util.flatten_dict(params, sep="/"))
+    except (TypeError, ValueError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{place / WEIGHTS} is damaged, or of another version: {error}; copy it anew") from error
+    tokenizer = tokenizers.load(place / TOKENIZER)
+    return FineTuned(settings.head, settings.model, tokenizer, params, settings.origin, beside)
+
+
+def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:
+    """SHA-256 of the settings in `task.json` and of the file of weights."""
+    found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    found.update(weights)
+    return found.hexdigest()
+
+
+@functools.lru_cache(maxsize=32)
+def shapes(head: Head, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a model's parameters by their paths, without making them."""
+    model = head.model(config)
+    made = jax.eval_shape(lambda: model.init(jax.random.key(0), example(head.kind), deterministic=True)["params"])
+    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(made), sep="/").items()}
+
+
+def _check(settings: _Settings, params: dict[str, np.ndarray]) -> None:
+    """Raise ValueError unless the parameters are finite and have the shapes of the model in the settings."""
+    if settings.model.vocabulary_size < 1:
+        raise ValueError(f"model.vocabulary_size must be at least 1, got {settings.model.vocabulary_size}")
+    expected, found = shapes(settings.head, settings.model), {path: leaf.shape for path, leaf in params.items()}
+    if different := [path for path in sorted(expected | found) if expected.get(path) != found.get(path)]:
+        path = different[0]
+        raise ValueError(
+            f"{len(different)} parameters of {WEIGHTS} do not fit the model of {TASK}, such as {path}: expected "
+            f"{expected.get(path, 'none')}, found {found.get(path, 'none')}"
+        )
+    if bad := [path for path, leaf in params.items() if not np.isfinite(leaf).all()]:
+        raise ValueError(f"{', '.join(bad)} in {WEIGHTS} holds values that are not finite")

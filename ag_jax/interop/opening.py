@@ -1,0 +1,232 @@
+"""Opening a model: a run, a fine-tuning trial that kept its weights, or a Hugging Face directory."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from ag_jax.attention.patterns import SpecialTokens
+from ag_jax.data.json_files import read_json
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.distributed import storage
+from ag_jax.interop import finetuned, importing, task_heads
+from ag_jax.interop.finetuned import FineTuned
+from ag_jax.models.config import EncoderConfig
+from ag_jax.models.heads import task_encoder
+from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.models.replaced_tokens import ReplacedTokensModel
+from ag_jax.objectives.adversarial.self_attention import LearntMasks
+from ag_jax.pretraining import run
+from ag_jax.pretraining.build import make_model, special_tokens
+from ag_jax.pretraining.config import InspectionConfig
+from ag_jax.pretraining.origin import Origin, Pooler
+from ag_jax.pretraining.run import OpenRun
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """An encoder to be fine-tuned.
+
+    params: a part of those of a `TaskModel`: `encoder`, and the first half of a head for texts where pre-training had one
+    (BERT's pooler); nothing if all is to be fresh.
+    style: of the head for texts, see `models.heads.STYLES`; description: where it comes from, for people.
+    origin: the imported model that the weights began as.
+    run: the run that the encoder is of, None for other models.
+    """
+
+    config: EncoderConfig
+    tokenizer: Tokenizer
+    params: dict[str, Any]
+    style: str
+    description: str
+    origin: Origin = Origin()
+    run: OpenRun | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspected:
+    """A model whose attention can be looked at.
+
+    directory: of the run, the trial or the Hugging Face model.
+    description: where the model comes from, for people.
+    model, params: any model with an `encoder`, and all parameters, those of an adversary included.
+    length: the longest text, in tokens, that the encoder was trained on.
+    text: the sentence to look at if the user gives none.
+    step: of a run's checkpoint, None for other models.
+    assignment: patterns with their number of heads; empty where no head was guided.
+    attacker: the adversary that a run was trained against, None where there was none.
+    is_ours: whether figures belong into the directory; that of a Hugging Face model is left as it is.
+    """
+
+    directory: epath.Path
+    description: str
+    model: PretrainingModel | ReplacedTokensModel
+    params: Any
+    tokenizer: Tokenizer
+    length: int
+    text: str = InspectionConfig().sentence
+    step: int | None = None
+    assignment: tuple[tuple[str, int], ...] = ()
+    attacker: LearntMasks | None = None
+    is_ours: bool = True
+
+    @property
+    def special(self) -> SpecialTokens:
+        """The tokens that attention patterns look for, as ids of the tokenizer."""
+        return special_tokens(self.tokenizer)
+
+
+def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspected:
+    """Open a run (at `step`, the newest by default), a trial or a Hugging Face model to look at its attention.
+
+    Raises FileNotFoundError or ValueError with what was expected.
+    """
+    opened = open_encoder(str(directory), step)
+    if opened.run is None:
+        model = PretrainingModel(opened.config, next_sentence=False)
+        length, is_ours = opened.config.max_length, not is_huggingface(directory)
+        return Inspected(directory, opened.description, model, opened.params, opened.tokenizer, length, is_ours=is_ours)
+    opened_run = opened.run
+    imported = bool(opened_run.origin.model_type)  # it was trained on all of its positions, whatever the run's rows are
+    return Inspected(
+        directory=directory,
+        description=opened.description,
+        model=opened_run.model,
+        params=opened_run.params | opened_run.beside,
+        tokenizer=opened_run.tokenizer,
+        length=opened_run.model.config.max_length if imported else opened_run.config.data.sequence_length,
+        text=opened_run.config.inspection.sentence,
+        step=opened_run.step,
+        assignment=opened_run.assignment,
+        attacker=opened_run.attacker,
+    )
+
+
+def is_huggingface(directory: epath.PathLike) -> bool:
+    """Whether a directory's config.json is one of `transformers`. Raises ValueError if it is no JSON object."""
+    path = epath.Path(directory) / "config.json"
+    return path.exists() and "model_type" in read_json(path)
+
+
+def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = False) -> Pretrained:
+    """The encoder of a directory: a run's (at `step`, the newest by default), a trial's, or one of Hugging Face.
+
+    fresh: its architecture and tokenizer alone. Raises FileNotFoundError or ValueError with what was expected, also for the step
+    of a model that has no steps.
+    """
+    directory = storage.directory(checkpoint)
+    if finetuned.locate(directory) is not None:
+        opened = _of_trial(directory)
+    elif is_huggingface(directory):
+        opened = _of_huggingface(str(directory))
+    elif (directory / "config.json").exists():
+        opened = _of_run(directory, step)
+    else:
+        raise FileNotFoundError(
+            f"{checkpoint} is no model: expected the directory of a run (made by `ag-jax train`), of a trial that kept its weights "
+            "(--config.keep=best), or of a Hugging Face model"
+        )
+    if step is not None and opened.run is None:
+        raise ValueError(f"step={step} is that of a run's checkpoint, but {checkpoint} is no run: leave the step out")
+    if fresh:
+        description = f"fresh weights, architecture of {opened.description}"
+        return dataclasses.replace(opened, params={}, description=description, run=None)
+    return opened
+
+
+def open_finetuned(directory: str, kinds: Sequence[str]) -> FineTuned:
+    """Open a fine-tuned model: a trial that kept its weights, or a Hugging Face directory.
+
+    kinds: the kinds of head that are wanted, such as `classification`. Raises ValueError if the model has no such head,
+    FileNotFoundError if there is no model.
+    """
+    place = storage.directory(directory)
+    wanted = " or ".join(kinds)
+    if finetuned.locate(place) is not None:
+        tuned = finetuned.load(place)
+    elif is_huggingface(place):
+        tuned, _ = importing.open_finetuned(str(place))
+    elif (place / "config.json").exists():
+        raise ValueError(
+            f"{directory} is a run of pre-training, which has no head for {wanted}: fine-tune it with `ag-jax evaluate "
+            "--config.keep=best` and give the directory of a trial"
+        )
+    else:
+        raise FileNotFoundError(
+            f"{directory} is no model: expected a trial that kept its weights (--config.keep=best), or a Hugging Face model"
+        )
+    if tuned.head.kind not in kinds:
+        raise ValueError(f"{directory} has a head for {tuned.head.kind}, but {wanted} is asked for")
+    return tuned
+
+
+def open_masked_lm(directory: str, step: int | None = None) -> tuple[PretrainingModel, Any, Tokenizer]:
+    """Return model, parameters and tokenizer of a run or a Hugging Face directory with a head for masked words.
+
+    step: of a run's checkpoint, the newest by default. Raises ValueError if there is no such head.
+    """
+    place = storage.directory(directory)
+    if finetuned.locate(place) is not None:
+        raise ValueError(
+            f"{directory} is fine-tuned and has no head for masked words: give the run that it started from"
+        )
+    if is_huggingface(place):
+        opened = importing.open_model(str(place))
+        untrained, architectures = opened.new, opened.source.architectures
+        model, params, tokenizer = make_model(opened.config, opened.tokenizer), opened.params, opened.tokenizer
+    else:
+        opened = run.open_run(place, step)
+        untrained, architectures = opened.untrained, opened.origin.architectures
+        model, params, tokenizer = opened.model, opened.params, opened.tokenizer
+    if "word_head" in untrained:
+        classes = ", ".join(architectures) or "not stated"
+        raise ValueError(f"{directory} has no head for masked words: its classes are {classes}")
+    if "word_head" not in params:
+        raise ValueError(
+            f"{directory} detects replaced tokens and has no head for masked words; `ag-jax convert --to=hf --part=generator` takes "
+            "its generator out, if it has one"
+        )
+    return model, params, tokenizer
+
+
+def _of_run(directory: epath.Path, step: int | None) -> Pretrained:
+    opened = run.open_run(directory, step)
+    style = task_heads.style_of(opened.model.config, opened.params, opened.origin.model_type)
+    description = f"step {opened.step} of {directory}"
+    config, tokenizer = opened.model.config, opened.tokenizer
+    pretrained = _pretrained(config, tokenizer, opened.params, opened.pooler, style, description, opened.origin)
+    return dataclasses.replace(pretrained, run=opened)
+
+
+def _of_huggingface(path: str) -> Pretrained:
+    opened = importing.open_model(path)
+    style = task_heads.style_of(opened.source.config, opened.params, opened.source.family.model_type)
+    config, tokenizer = opened.source.config, opened.tokenizer
+    return _pretrained(config, tokenizer, opened.params, opened.pooler, style, path, importing.origin_of(opened, path))
+
+
+def _of_trial(directory: epath.Path) -> Pretrained:
+    tuned = finetuned.load(directory)
+    params = {"encoder": tuned.params["encoder"]}
+    return Pretrained(tuned.config, tuned.tokenizer, params, tuned.head.style, str(directory), tuned.origin)
+
+
+def _pretrained(
+    config: EncoderConfig,
+    tokenizer: Tokenizer,
+    params: dict,
+    pooler: Pooler,
+    style: str,
+    description: str,
+    origin: Origin,
+) -> Pretrained:
+    """Without what only the prediction of masked words reads; BERT's pooler becomes the first half of the head."""
+    shorn = task_encoder(config)
+    encoder = dict(params["encoder"])
+    if shorn.absolute_positions == "none":
+        encoder["embeddings"] = {name: leaf for name, leaf in encoder["embeddings"].items() if name != "position"}
+    given = {"encoder": encoder}
+    if style == "bert" and pooler:
+        given["task_head"] = {"dense": pooler}
+    return Pretrained(shorn, tokenizer, given, style, description, origin)

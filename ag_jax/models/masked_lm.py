@@ -1,0 +1,97 @@
+"""The encoder with its pre-training heads.
+
+Shape letters: B batch, L length, M masked positions of a row, D width, V vocabulary.
+"""
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from ag_jax.attention.kernels import reference
+from ag_jax.attention.kernels.interface import Attend
+from ag_jax.models import encoder, layers
+from ag_jax.models.config import EncoderConfig
+from ag_jax.models.encoder import Batch, Ports
+
+Array = jax.Array
+
+
+@flax.struct.dataclass
+class Predictions:
+    """What the heads say of a batch.
+
+    hidden_BMD, embedding_VD, bias_V: of the masked positions; their product is `words_BMV`, which training never needs in
+    one piece (`objectives.word_loss`).
+    next_B2: logits of `is the second segment a random one`, float32, or None.
+    encoded_BLD: the encoder's last hidden states; None of a generator.
+    """
+
+    hidden_BMD: Array
+    embedding_VD: Array
+    bias_V: Array
+    next_B2: Array | None
+    encoded_BLD: Array | None = None
+
+    @property
+    def words_BMV(self) -> Array:
+        """Logits of every word at the masked positions, float32."""
+        return word_scores(self.hidden_BMD, self.embedding_VD, self.bias_V)
+
+
+def word_scores(hidden_BMD: Array, embedding_VD: Array, bias_V: Array) -> Array:
+    """h E^T + b as `BMV`, float32: the output layer that is tied to the input."""
+    scores_BMV = jnp.einsum("bmd,vd->bmv", hidden_BMD, embedding_VD, preferred_element_type=jnp.float32)
+    return scores_BMV + bias_V[None, None, :]
+
+
+class MaskedLanguageHead(nn.Module):
+    """LayerNorm(gelu(W x + b)) and the bias of the words: with the word embeddings they give the logits."""
+
+    config: EncoderConfig
+
+    @nn.compact
+    def __call__(self, hidden_BMD: Array) -> tuple[Array, Array]:
+        config = self.config
+        width = config.embedding_width or config.width
+        hidden_BMD = layers.gelu(layers.dense(config, width, ("embed", "embed_out"), "dense")(hidden_BMD))
+        hidden_BMD = layers.layer_norm(config, "norm")(hidden_BMD)
+        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocabulary",))
+        bias_V = self.param("bias", bias_init, (config.vocabulary_size,))
+        return hidden_BMD, bias_V
+
+
+class NextSentenceHead(nn.Module):
+    """Two logits from tanh(W h + b) of the first token (Devlin et al. 2019)."""
+
+    config: EncoderConfig
+
+    @nn.compact
+    def __call__(self, first_BD: Array) -> Array:
+        pooled_BD = nn.tanh(layers.dense(self.config, self.config.width, ("embed", "embed_out"), "pooler")(first_BD))
+        return layers.dense(self.config, 2, ("embed", "classes"), "classifier")(pooled_BD).astype(jnp.float32)
+
+
+class PretrainingModel(nn.Module):
+    """Encoder, masked-language head at the masked positions alone, and next-sentence head if asked for.
+
+    The head sees `BMD` gathered vectors, so no array of the size B * L * V ever exists.
+    """
+
+    config: EncoderConfig
+    next_sentence: bool = False
+    attend: Attend = reference.attend
+
+    def setup(self):
+        self.encoder = encoder.Encoder(self.config, self.attend)
+        self.word_head = MaskedLanguageHead(self.config)
+        if self.next_sentence:
+            self.next_head = NextSentenceHead(self.config)
+
+    def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Predictions:
+        """Predictions for a batch with the fields of `ag_jax.data.text.batching`."""
+        hidden_BLD, decoded_BMD = self.encoder.with_decoded(batch, ports=ports, deterministic=deterministic)
+        hidden_BMD, bias_V = self.word_head(decoded_BMD)
+        embedding_VD = self.encoder.embeddings.word.embedding.astype(hidden_BMD.dtype)
+        next_B2 = self.next_head(hidden_BLD[:, 0]) if self.next_sentence else None
+        return Predictions(hidden_BMD, embedding_VD, bias_V, next_B2, hidden_BLD)

@@ -1,0 +1,152 @@
+"""How far two passes of a model are apart: D[p(y|x), p(y|x, attack)], as sums with weights.
+
+With p = softmax(a) of the clean pass and q = softmax(b) of the other one,
+
+    one_way     KL(p || q)                              (Wu et al. 2022, equation 6)
+    symmetric   1/2 [KL(p || q) + KL(q || p)]           (its released code)
+
+Shape letters: B batch, C classes, L length, M positions of a row, D width, V vocabulary.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from ag_jax.models.masked_lm import word_scores
+from ag_jax.objectives.losses import Array
+from ag_jax.objectives.predictions import Counts, Numbers, Prediction, Predictions, Words, YesNo
+from ag_jax.objectives.word_loss import in_chunks
+
+FORMS = ("symmetric", "one_way")
+STOPPED = ("none", "clean", "targets")
+
+
+@dataclasses.dataclass(frozen=True)
+class DivergenceConfig:
+    """How two predictions are compared.
+
+    form: `symmetric` or `one_way`, from the clean prediction to the other; squared error of numbers is the same either way.
+    stop_gradient: `none` lets both passes learn; `clean` makes the clean pass a teacher; `targets` keeps the gradient from the
+        first distribution of every KL.
+    legacy: as in the code released with adversarial self-attention: numbers are compared by softmax across the batch, and tags
+        summed over all positions, padding too, of a row.
+    """
+
+    form: str = "symmetric"
+    stop_gradient: str = "none"
+    legacy: bool = False
+
+
+def divergences(
+    clean: Predictions, other: Predictions, counts: dict[str, Counts], config: DivergenceConfig
+) -> dict[str, Array]:
+    """`divergence` of every prediction, by its name."""
+    return {name: divergence(clean.said[name], other.said[name], counts[name], config) for name in counts}
+
+
+def divergence(clean: Prediction, other: Prediction, counts: Counts, config: DivergenceConfig) -> Array:
+    """Sum of w D[clean, other], to be divided by `weight`; at least 0, and 0 if and only if both say the same.
+
+    Squared error for numbers, averaged over the components of a vector. Words must be of one model: embeddings and bias are
+    taken from `other`, and get the gradient of both passes.
+    """
+    if isinstance(clean, Words):
+        arrays = clean.hidden_BMD, other.hidden_BMD, other.embedding_VD, other.bias_V, counts.weights
+        return _words(config, *arrays)
+    if isinstance(clean, YesNo):
+        return _categorical(config, _two_classes(clean.logits), _two_classes(other.logits), counts.weights)
+    if isinstance(clean, Numbers):
+        measure = _across_batch if config.legacy and counts.weights.ndim == 1 else _squares
+        return measure(config, clean.values, other.values, counts.weights)
+    weights = counts.weights
+    if config.legacy and counts.rows_B is not None:
+        weights = jnp.broadcast_to(counts.rows_B[:, None], weights.shape)
+    return _categorical(config, clean.logits, other.logits, weights)
+
+
+def weight(counts: Counts, config: DivergenceConfig) -> Array:
+    """What the sum of `divergence` is to be divided by."""
+    return (counts.weights if counts.rows_B is None or not config.legacy else counts.rows_B).sum()
+
+
+def _two_classes(logits: Array) -> Array:
+    return jnp.stack([logits, jnp.zeros_like(logits)], axis=-1)
+
+
+def _both_ways(config: DivergenceConfig, one_way, clean: Array, other: Array) -> Array:
+    """`one_way(target, judged)` as the config combines it."""
+    if config.stop_gradient == "clean":
+        clean = jax.lax.stop_gradient(clean)
+    target = jax.lax.stop_gradient if config.stop_gradient == "targets" else lambda array: array
+    forth = one_way(target(clean), other)
+    return forth if config.form == "one_way" else (forth + one_way(target(other), clean)) / 2
+
+
+def _categorical(config: DivergenceConfig, clean: Array, other: Array, weights: Array) -> Array:
+    def kl(target: Array, judged: Array) -> Array:
+        log_target = jax.nn.log_softmax(target)
+        return (jnp.exp(log_target) * (log_target - jax.nn.log_softmax(judged))).sum(-1)
+
+    return (weights * _both_ways(config, kl, clean, other)).sum()
+
+
+def _squares(config: DivergenceConfig, clean: Array, other: Array, weights: Array) -> Array:
+    def error(target: Array, judged: Array) -> Array:
+        squares = jnp.square(target - judged)
+        return squares.mean(-1) if squares.ndim > weights.ndim else squares
+
+    return (weights * _both_ways(config, error, clean, other)).sum()
+
+
+def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weights_B: Array) -> Array:
+    """The batch as one distribution over its examples."""
+    clean_1B, other_1B = (jnp.where(weights_B > 0, values, -1e9)[None] for values in (clean_B, other_B))
+    return _categorical(config, clean_1B, other_1B, jnp.ones(1))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _words(
+    config: DivergenceConfig, clean_BMD: Array, other_BMD: Array, embedding_VD: Array, bias_V: Array, weights_BM: Array
+) -> Array:
+    """`_categorical` of the words' scores, a few positions at a time; gradients are made in the forward pass (`word_loss`)."""
+
+    def add(total: Array, chunk: tuple) -> tuple:
+        clean, other, weights = chunk
+        scores = (word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other))
+        return total + _categorical(config, *scores, weights), None
+
+    return jax.lax.scan(add, jnp.float32(0), tuple(map(in_chunks, (clean_BMD, other_BMD, weights_BM))))[0]
+
+
+def _words_forward(config: DivergenceConfig, clean_BMD, other_BMD, embedding_VD, bias_V, weights_BM):
+    def add(sums: tuple, chunk: tuple):
+        (total, d_embedding_VD, d_bias_V), (clean, other, weights) = sums, chunk
+        scores = [word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other)]
+        one, pull_back = jax.vjp(lambda *both: _categorical(config, *both, weights), *scores)
+        d_hiddens = []
+        for d_scores, hidden in zip(pull_back(jnp.float32(1)), (clean, other), strict=True):
+            narrow = d_scores.astype(hidden.dtype)
+            d_embedding_VD += jnp.einsum("bmv,bmd->vd", narrow, hidden, preferred_element_type=jnp.float32)
+            d_bias_V += d_scores.sum((0, 1))
+            d_hidden = jnp.einsum("bmv,vd->bmd", narrow, embedding_VD, preferred_element_type=jnp.float32)
+            d_hiddens.append(d_hidden.astype(hidden.dtype))
+        return (total + one, d_embedding_VD, d_bias_V), tuple(d_hiddens)
+
+    zeros = (jnp.float32(0), jnp.zeros(embedding_VD.shape, jnp.float32), jnp.zeros_like(bias_V))
+    chunks = tuple(map(in_chunks, (clean_BMD, other_BMD, weights_BM)))
+    (total, d_embedding_VD, d_bias_V), d_chunks = jax.lax.scan(add, zeros, chunks)
+    batch, positions, width = clean_BMD.shape
+    d_hiddens = [of.swapaxes(0, 1).reshape(batch, -1, width)[:, :positions] for of in d_chunks]
+    # An array without elements, for its type alone.
+    return total, (*d_hiddens, d_embedding_VD, d_bias_V, embedding_VD[:0])
+
+
+def _words_backward(config: DivergenceConfig, residuals: tuple, factor: Array):
+    *gradients, like = residuals
+    d_clean, d_other, d_embedding_VD, d_bias_V = ((factor * gradient).astype(gradient.dtype) for gradient in gradients)
+    return d_clean, d_other, d_embedding_VD.astype(like.dtype), d_bias_V, None
+
+
+_words.defvjp(_words_forward, _words_backward)

@@ -1,0 +1,1 @@
+"""Pre-training: a run from its config to its report."""

@@ -1,0 +1,52 @@
+"""Arms of a comparison: one config file with each value of its argument `arm`, and the same flags on top of all."""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ag_jax import config_reader
+
+NOT_COMPARED = {"title", "seed"}  # two arms that differ in these settings only are the same
+
+
+def names(text: str) -> list[str]:
+    """The arms of a comma-separated list. Raises ValueError if one is there twice."""
+    found = text.split(",")
+    if len(set(found)) < len(found):
+        raise ValueError(f"arms must be different, got {text}: name each of them once")
+    return found
+
+
+def load(source: str, arm: str, overrides: Mapping[str, Any]) -> config_reader.ConfigDict:
+    """The config of one arm of `source`, with the flags on top."""
+    return config_reader.load(config_reader.with_argument(source, "arm", arm), overrides)
+
+
+def overridden(source: str, compared: Iterable[str], overrides: Mapping[str, Any]) -> list[str]:
+    """A sentence for each flag that replaces a setting in which the arms of the config file differ."""
+    own = {arm: config_reader.flat(load(source, arm, {}).to_dict()) for arm in compared}
+    sentences = []
+    for key, value in overrides.items():
+        lost = {arm: settings.get(key) for arm, settings in own.items()}
+        if len({repr(of_arm) for of_arm in lost.values()}) > 1:
+            listed = ", ".join(f"{of_arm} ({arm})" for arm, of_arm in lost.items())
+            sentences.append(f"--config.{key}={value} overrides what the arms set: {listed}")
+    return sentences
+
+
+def check_distinct(source: str, in_effect: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Raise ValueError if two arms are the same, with the flags that make them so.
+
+    in_effect: the checked config of each arm, with settings that are not read at their defaults.
+    """
+    settings = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in in_effect.items()}
+    for one, other in itertools.combinations(settings, 2):
+        keys = (settings[one].keys() | settings[other].keys()) - NOT_COMPARED
+        if any(settings[one].get(key) != settings[other].get(key) for key in keys):
+            continue
+        flags = overridden(source, (one, other), overrides)
+        reason = ", as " + " and ".join(flags) if flags else ""
+        remedy = "leave that out" if flags else "change the arguments of the config file"
+        raise ValueError(
+            f"the arms {one} and {other} of {source} have the same settings{reason}: {remedy}, or name other arms"
+        )

@@ -1,0 +1,185 @@
+"""`compare`: every arm and every seed of a config, and the report on them."""
+
+import functools
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.analysis import attacks, maps
+from ag_jax.analysis.figures import attacks as attack_figures
+from ag_jax.analysis.figures import plots
+from ag_jax.data.text import pipeline
+from ag_jax.distributed import hosts, lock, storage
+from ag_jax.pretraining import arms, build, plateau, report, run
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.report import ArmResults
+from ag_jax.training.metrics import read_metrics
+from ag_jax.training.wandb_run import Labels
+
+PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # figure 4
+
+
+def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int], ExperimentConfig]:
+    """The checked config of every (arm, seed): `source` with its argument `arm` replaced, settings on top.
+
+    Raises ValueError if there are no arms, if two are the same, or if they are measured by different losses.
+    """
+    config = pretraining_config.parse(config_reader.load(source, overrides))
+    if not config.comparison.arms:
+        raise ValueError(f"{source} names no arms to compare; set comparison.arms, or use `ag-jax train` for one run")
+    configs = {}
+    for seed in config.comparison.seeds:
+        for arm in arms.names(config.comparison.arms):
+            named = arms.load(source, arm, overrides)
+            named.seed = seed
+            configs[arm, seed] = pretraining_config.parse(named)
+    in_effect = {arm: of_arm.in_effect for (arm, seed), of_arm in configs.items() if seed == config.comparison.seeds[0]}
+    arms.check_distinct(source, in_effect, overrides)
+    measured = {build.headline(config).label for config in configs.values()}
+    if len(measured) > 1:
+        raise ValueError(
+            f"the arms of {source} are measured by different losses ({', '.join(sorted(measured))}), which cannot be compared: "
+            "replaced_tokens.generator must be none in all of them or in none"
+        )
+    return configs
+
+
+def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
+    """Train what is not trained yet, arm by arm, then write `report.md`, `report.json` and `figures/`; returns the report.
+
+    Runs lie in `workdir/ARM-seedN`; a comparison that was stopped goes on where it was. Of several hosts the first writes.
+    """
+    configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
+    overridden = arms.overridden(source, list(dict.fromkeys(arm for arm, _ in configs)), overrides)
+    if hosts.is_first():
+        for sentence in overridden:
+            print(sentence, file=sys.stderr, flush=True)
+    with lock.hold(workdir):
+        return _compare(source, overrides, configs, workdir, overridden)
+
+
+def _compare(
+    source: str,
+    overrides: dict[str, Any],
+    configs: dict[tuple[str, int], ExperimentConfig],
+    workdir: epath.Path,
+    overridden: Sequence[str],
+) -> epath.Path:
+    compared = list(dict.fromkeys(arm for arm, _ in configs))
+    directories = {(arm, seed): workdir / f"{arm}-seed{seed}" for arm, seed in configs}
+    for key, config in configs.items():  # before the first is trained: a clash is worth nothing an hour later
+        run.claim_workdir(config, directories[key])
+        hosts.from_first(
+            "the files of the text", functools.partial(pretraining_corpus.check_files, config, directories[key])
+        )
+    summaries = {
+        (arm, seed): run.train(config, directories[arm, seed], Labels(group=workdir.name, tags=(arm,)))
+        for (arm, seed), config in configs.items()
+    }
+
+    path = workdir / "report.md"
+    if not hosts.is_first():
+        return path
+    first_run, first = next(iter(configs.items()))
+    seeds = first.comparison.seeds
+    results = [
+        ArmResults(
+            name=arm,
+            summaries=[summaries[arm, seed] for seed in seeds],
+            metrics=[_rows(directories[arm, seed], build.headline(first).metric) for seed in seeds],
+            settings=_settings(configs[arm, seeds[0]]),
+        )
+        for arm in compared
+    ]
+    corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(first.data, directories[first_run]))
+    headline = build.headline(first)
+    numbers = report.numbers(results, seeds, headline, plateau.plateau_loss(first, corpus))
+    settings = "".join(f" --config.{key}={value}" for key, value in overrides.items())
+    command = f"ag-jax compare --config={source}{settings}"
+    opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in compared}
+    figures = _figures(workdir, opened, results, corpus)
+    content = {
+        "title": first.title,
+        "command": command,
+        **({"overridden": overridden} if overridden else {}),
+        **numbers,
+    }
+    storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
+    text = report.markdown(first.title, headline, results, numbers, figures, command, overridden)
+    storage.write_whole(path, text + "\n")
+    return path
+
+
+def _rows(directory: epath.Path, metric: str) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics. Raises ValueError if one lacks what a report needs of it."""
+    rows = read_metrics(directory)
+    for row in rows:
+        wanted = ("tokens_seen", *((metric, "tokens_per_second") if row["split"] == "train" else ()))
+        if lacking := [key for key in wanted if not isinstance(row.get(key), (int, float))]:
+            raise ValueError(
+                f"{directory / 'metrics.jsonl'}: the row of step {row['step']} has no number as {', '.join(lacking)}: the file was "
+                "changed. Delete the folder of this run to train it again"
+            )
+    return rows
+
+
+def _settings(config: ExperimentConfig) -> dict[str, Any]:
+    flat = config_reader.flat(config_reader.to_dict(config))
+    return {key: value for key, value in flat.items() if key not in ("title", "seed")}
+
+
+def _figures(
+    workdir: epath.Path,
+    runs: dict[str, tuple[epath.Path, ExperimentConfig]],
+    results: list[ArmResults],
+    corpus: pipeline.Corpus,
+) -> list[tuple[str, str]]:
+    """Draw the figures of the paper, with the maps of `runs`; (caption, path relative to the report) of each."""
+    directory = workdir / "figures"
+    directory.mkdir(parents=True, exist_ok=True)
+    series, headline = {arm.name: arm.metrics for arm in results}, build.headline(next(iter(runs.values()))[1])
+    drawn = [
+        (f"Loss over {name}", plots.loss_curves(series, directory / f"loss_over_{name}.png", x=x, headline=headline))
+        for x, name in (("step", "steps"), ("tokens_seen", "tokens"))
+    ]
+    guided = {arm.name: arm.metrics[0] for arm in results if runs[arm.name][1].guidance.mode != "none"}
+    if guided:
+        caption = "Attention mass on each pattern's target, by layer"
+        drawn.append((caption, plots.mass_curves(guided, directory / "attention_mass.png")))
+
+    attacked = {arm.name: share for arm in results if (share := attacks.masked_share(arm.metrics)) is not None}
+    if attacked:
+        drawn.append(("Masked share", attack_figures.masked_figure({"": attacked}, directory / "masked_share.png")))
+
+    columns = {arm: _maps_during_training(directory, config) for arm, (directory, config) in runs.items()}
+    assignment = max((build.assignment(config) for _, config in runs.values()), key=len)
+    special = build.special_tokens(corpus.tokenizer)
+    last = next(iter(columns.values()))[-1][1]
+    shown = dict.fromkeys([*PAPERS_PATTERNS, *(name for name, _ in assignment)])
+    targets = maps.targets(last, special, shown)
+    drawn.append(("Patterns for the sentence", plots.pattern_figure(last.tokens, targets, directory / "patterns.png")))
+    layer, head = last.weights_NHQK.shape[0] // 2, 0
+    for name, count in [*assignment, ("free", 1)]:
+        if head < last.weights_NHQK.shape[1]:
+            caption = f"Layer {layer + 1}, head {head + 1} ({name}) during training"
+            path = directory / f"maps_layer{layer + 1}_head{head + 1}.png"
+            drawn.append((caption, plots.map_figure(columns, layer, head, path)))
+        head += count
+    return [(caption, f"figures/{path.name}") for caption, path in drawn]
+
+
+def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list[tuple[str, maps.AttentionMaps]]:
+    """(label, maps of the config's sentence) at every milestone of a run."""
+    labelled = []
+    for fraction in sorted(config.training.milestones):
+        opened = run.open_run(workdir, round(fraction * config.training.steps))
+        sentence, length = config.inspection.sentence, config.data.sequence_length
+        attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, sentence, length)
+        labelled.append((f"{fraction:.0%} of training", attention))
+    return labelled

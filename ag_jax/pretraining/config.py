@@ -1,0 +1,169 @@
+"""The settings of a pre-training run: one frozen dataclass, with a section for each room, checked as a whole."""
+
+import dataclasses
+from typing import Any
+
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.attention import guidance
+from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.data.config import PAIR_FORMATS, DataConfig
+from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.models.config import EncoderConfig
+from ag_jax.objectives.adversarial.config import AdversarialConfig
+from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
+from ag_jax.training.config import TrainingConfig
+from ag_jax.training.optimizer import OptimizerConfig
+from ag_jax.training.sharding import MeshConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparisonConfig:
+    """What `compare` runs and shows.
+
+    arms: values of the config file's `arm` argument, comma-separated, the baseline first; seeds: one run of every arm each.
+    """
+
+    arms: str = ""
+    seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self):
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"comparison.seeds must be different integers, at least one, got {self.seeds}")
+
+
+@dataclasses.dataclass(frozen=True)
+class InspectionConfig:
+    """The sentence whose attention maps reports show."""
+
+    sentence: str = "The state of our union is strong. We will rebuild our roads, and we will do it together."
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """One run: title of the experiment, seed, and a section for each room of the program."""
+
+    title: str = "Pre-training"
+    seed: int = 0
+    data: DataConfig = DataConfig()
+    model: EncoderConfig = EncoderConfig()
+    replaced_tokens: ReplacedTokensConfig = ReplacedTokensConfig()
+    guidance: GuidanceConfig = GuidanceConfig()
+    adversarial: AdversarialConfig = AdversarialConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    mesh: MeshConfig = MeshConfig()
+    training: TrainingConfig = TrainingConfig()
+    comparison: ComparisonConfig = ComparisonConfig()
+    inspection: InspectionConfig = InspectionConfig()
+
+    def __post_init__(self):
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be in 0..{2**31 - 1}, got {self.seed}")
+        if self.data.sequence_length > self.model.max_length:
+            raise ValueError(
+                f"data.sequence_length={self.data.sequence_length} is longer than the model's "
+                f"model.max_length={self.model.max_length} positions: raise the one or lower the other"
+            )
+        if self.next_sentence and self.model.segments < 2:
+            raise ValueError(
+                f"data.format={self.data.format} marks two segments, but model.segments={self.model.segments}: set it to 2"
+            )
+        self._check_replaced_tokens()
+        if self.optimizer.warmup_steps >= self.training.steps:
+            raise ValueError(
+                f"optimizer.warmup_steps must be below training.steps={self.training.steps}; set it lower: got "
+                f"{self.optimizer.warmup_steps}"
+            )
+        if self.model.heads % self.mesh.tensor:
+            raise ValueError(f"mesh.tensor={self.mesh.tensor} must divide model.heads={self.model.heads}")
+        rows = self.training.batch_size // self.training.microbatches
+        parts = max(self.mesh.data, 1) * self.mesh.fsdp
+        if rows % parts:
+            raise ValueError(
+                f"the {rows} rows of a microbatch (training.batch_size / training.microbatches) must be a multiple of "
+                f"mesh.data * mesh.fsdp = {parts}"
+            )
+        guidance.assign_heads(self.guidance, self.model.heads)
+
+    def _check_replaced_tokens(self) -> None:
+        generator, replacement = self.replaced_tokens.generator, self.data.masking.replacement
+        wanted = "unigram" if generator == "unigram" else "mask"
+        if replacement != wanted:
+            raise ValueError(
+                f"replaced_tokens.generator={generator} goes with data.masking.replacement={wanted}, got {replacement}: set both"
+            )
+        if self.detects_replaced_tokens and self.data.format in PAIR_FORMATS:
+            raise ValueError(
+                f"replaced-token detection has no next-sentence prediction, which data.format={self.data.format} is for: choose "
+                "another format, or replaced_tokens.generator=none"
+            )
+        small = self.generator
+        if small is not None and small.heads % self.mesh.tensor:
+            raise ValueError(
+                f"mesh.tensor={self.mesh.tensor} must divide the generator's {small.heads} heads, too: change it or "
+                "replaced_tokens.generator_fraction"
+            )
+
+    @property
+    def in_effect(self) -> "ExperimentConfig":
+        """The same experiment, with the settings of guidance and attacks that are not read at their defaults."""
+        return dataclasses.replace(self, guidance=self.guidance.in_effect, adversarial=self.adversarial.in_effect)
+
+    @property
+    def detects_replaced_tokens(self) -> bool:
+        """Whether the model is trained to detect replaced tokens, and not to predict masked ones."""
+        return self.replaced_tokens.generator != "none"
+
+    @property
+    def generator(self) -> EncoderConfig | None:
+        """The encoder of the generator that is trained beside the model, if there is one.
+
+        Raises ValueError if its width, heads and features do not come out as whole numbers that go together.
+        """
+        if self.replaced_tokens.generator != "mlm":
+            return None
+        model, fraction = self.model, self.replaced_tokens.generator_fraction
+        width, heads = round(model.width * fraction), max(1, round(model.heads * fraction))
+        if width < 1 or width % heads:
+            raise ValueError(
+                f"replaced_tokens.generator_fraction={fraction} of model.width={model.width} and model.heads={model.heads} is "
+                f"{width} and {heads}: choose one with which the second divides the first, such as 0.25 or 0.5"
+            )
+        features = max(1, round((model.feedforward or 4 * model.width) * fraction))
+        shared = model.embedding_width or model.width
+        return dataclasses.replace(model, width=width, heads=heads, feedforward=features, embedding_width=shared)
+
+    @property
+    def next_sentence(self) -> bool:
+        """Whether the data has sentence pairs, and so the model a next-sentence head."""
+        return self.data.format in PAIR_FORMATS
+
+
+def default_config() -> config_reader.ConfigDict:
+    """Every setting at its default, for a config file to change."""
+    return config_reader.default(ExperimentConfig)
+
+
+def parse(config: config_reader.ConfigDict | dict[str, Any]) -> ExperimentConfig:
+    """The checked experiment. Raises ValueError that names the key and what it may be."""
+    return config_reader.parse(ExperimentConfig, config)
+
+
+def read_settings(path: epath.PathLike) -> dict[str, Any]:
+    """The settings in a run's `config.json`, not checked yet. Raises ValueError, which names the file, if it holds anything else."""
+    found = read_json(path)
+    for key, what in (("tasks", "a suite of fine-tuning"), ("model_type", "a Hugging Face model")):
+        if key in found:
+            raise ValueError(f"{path} is the config of {what}, expected that of a pre-training run")
+    check_fields(path, found, {"data": dict, "model": dict, "training": dict})
+    return found
+
+
+def read(path: epath.PathLike) -> ExperimentConfig:
+    """The checked experiment of a run's `config.json`. Raises ValueError, which names the file, if it holds anything else."""
+    values = read_settings(path)
+    try:
+        return parse(values)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged, or of another version: {error}") from error

@@ -1,0 +1,204 @@
+"""The text of a run: the run's own tokenizer, and `corpus.json`, a summary of the text that the run is trained on.
+
+Both are written into the run directory when the run begins, after its `config.json`. From then on the tokenizer is never trained
+again, and a change of the text is detected, because it would change which rows are held out, and the model may already have been
+trained on some of them.
+"""
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from etils import epath
+
+from ag_jax.data.config import DataConfig
+from ag_jax.data.json_files import read_json
+from ag_jax.data.text import pipeline
+from ag_jax.distributed import hosts, storage
+from ag_jax.pretraining.config import ExperimentConfig
+
+SUMMARY, TOKENIZER = "corpus.json", "tokenizer"
+NAMED = 10  # files or facts of a kind that a message lists
+
+
+def prepare(config: ExperimentConfig, workdir: epath.Path) -> pipeline.Corpus:
+    """Make the tokenizer and the rows of a run, on each host separately; writes nothing to the run directory.
+
+    Raises ValueError, on every host, if hosts made different rows, or if the files of the text changed since the run began and
+    `data.accept_changed_text` is not set.
+    """
+    hosts.from_first("the files of the text", lambda: check_files(config, workdir))
+    return _prepare(config.data, workdir)
+
+
+def record(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> None:
+    """Store the tokenizer and the summary of a new run, or check the rows of a resumed run against its stored summary.
+
+    A resumed run's summary is rewritten if it is missing or if the files changed; if the rows changed, too, the old summary is kept
+    under `earlier`. Raises ValueError, on every host, if the rows changed and `data.accept_changed_text` is not set.
+    """
+    hosts.from_first("the summary of the text", lambda: _record(config, workdir, corpus))
+
+
+def check_files(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Raise ValueError if the files of the text are not those that a run began with, before they are tokenised."""
+    recorded = read_summary(workdir)
+    if recorded is None or config.data.accept_changed_text:  # `record` says what changed
+        return
+    if changes := _changed_files(recorded["files"], pipeline.source_files(config.data)):
+        rows = f"the run was trained on {recorded['train rows']:,} rows, {recorded['validation rows']:,} were held out"
+        _refuse_unless_accepted(config, workdir, [*changes, f"  {rows}"])
+
+
+def prepare_for_evaluation(config: ExperimentConfig, workdir: epath.Path) -> tuple[pipeline.Corpus, dict[str, Any]]:
+    """Tokenizer and rows of a run, and what is to be said about the held-out text; warns if it is not that of the run."""
+    corpus = _prepare(config.data, workdir)
+    held_out = {
+        "source": config.data.validation_source or config.data.source,
+        "documents": corpus.documents["validation"],
+        "rows": len(corpus.validation),
+        "tokens": len(corpus.validation.tokens),
+    }
+    is_the_runs, warning = hosts.from_first("the summary of the text", lambda: _judge(config, workdir, corpus))
+    described = ", ".join(f"{held_out[name]:,} {name}" for name in ("documents", "rows", "tokens"))
+    _say(f"evaluating on the held-out text of {held_out['source']}: {described}")
+    if warning:
+        _say(f"WARNING: {warning}")
+    return corpus, held_out | {"is_the_text_of_the_run": is_the_runs} | ({"warning": warning} if warning else {})
+
+
+def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
+    """What `corpus.json` of a run says; None for a run that has none. Raises ValueError if the file is damaged."""
+    path = workdir / SUMMARY
+    if not path.exists():
+        return None
+    try:
+        summary = read_json(path)
+        if not {"files", "train rows", "validation rows"} <= summary.keys():
+            raise ValueError("some of its entries are missing")
+        _named(summary["files"])
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): put back a copy, or delete it if you are sure that the text is that of the run"
+        ) from error
+    return summary
+
+
+def with_own_tokenizer(config: DataConfig, workdir: epath.Path) -> DataConfig:
+    """The settings with the tokenizer in the run directory, wherever that was taken from, if the run has begun."""
+    if not _has_begun(workdir):
+        return config
+    if not (workdir / TOKENIZER).exists():
+        raise ValueError(
+            f"the run in {workdir} has lost its tokenizer: put back {workdir / TOKENIZER}, without which it is of no use"
+        )
+    return dataclasses.replace(config, tokenizer=dataclasses.replace(config.tokenizer, path=str(workdir / TOKENIZER)))
+
+
+def _has_begun(workdir: epath.Path) -> bool:
+    """Whether the tokenizer in a run directory is the run's: what else is there was written after it."""
+    return any((workdir / name).exists() for name in (SUMMARY, "metrics.jsonl", "checkpoints"))
+
+
+def _prepare(data: DataConfig, workdir: epath.Path) -> pipeline.Corpus:
+    # Asked by all before the first host writes the tokenizer of a new run, which is after all of them agree.
+    corpus = pipeline.prepare(with_own_tokenizer(data, workdir), quiet=not hosts.is_first())
+    hosts.agree("their text (data.source must hold the same everywhere)", corpus.facts())
+    return corpus
+
+
+def _record(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> None:
+    if not _has_begun(workdir):
+        if (workdir / TOKENIZER).exists():  # of an attempt that ended here
+            (workdir / TOKENIZER).rmtree()
+        corpus.tokenizer.save(workdir / TOKENIZER)
+    recorded = read_summary(workdir)
+    summary = {"source": config.data.source, **corpus.facts(), "files": pipeline.source_files(config.data)}
+    if recorded is None:
+        if (workdir / "metrics.jsonl").exists():
+            _say(
+                f"WARNING: the run in {workdir} was begun by a version that kept no summary of its text: {SUMMARY} is written "
+                "from the text as it is now. If the text has changed since the run began, other rows are held out now"
+            )
+    else:
+        files, rows = _changed_files(recorded["files"], summary["files"]), _changed_facts(recorded, corpus)
+        if not files and not rows:
+            return
+        summary["earlier"] = recorded.pop("earlier", [])
+        if rows:
+            _refuse_unless_accepted(config, workdir, files + rows)
+            summary["earlier"].append(recorded)
+    storage.write_whole(workdir / SUMMARY, json.dumps(summary, indent=1) + "\n")
+
+
+def _refuse_unless_accepted(config: ExperimentConfig, workdir: epath.Path, changes: list[str]) -> None:
+    message = f"the text of the run in {workdir} is not what it was when the run began:\n" + "\n".join(changes)
+    if not config.data.accept_changed_text:
+        raise ValueError(
+            f"{message}\nPut the text back as it was, begin another run in another directory, or go on knowingly with "
+            "--config.data.accept_changed_text=True"
+        )
+    _say(f"WARNING: {message}\ngoing on, as data.accept_changed_text says")
+
+
+def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> tuple[bool | None, str | None]:
+    """Whether an evaluation is on the text that the run is trained with, None if that is unknown; and a warning."""
+    recorded = read_summary(workdir)
+    if recorded is None:
+        return None, f"the run has no {SUMMARY}, so nothing says whether this is the text that it was trained with"
+    if changes := _changed_facts(recorded, corpus):
+        changes = _changed_files(recorded["files"], pipeline.source_files(config.data)) + changes
+        warning = "this is NOT the text that the run was trained with, and the model may have been trained on what is held out here:\n"
+        return False, warning + "\n".join(changes)
+    if recorded.get("earlier"):
+        return (
+            True,
+            "the text changed while the run was trained: the model may have been trained on some of what is held out here",
+        )
+    return True, None
+
+
+def _changed_facts(recorded: dict[str, Any], corpus: pipeline.Corpus) -> list[str]:
+    """What of the rows is not as it was; nothing if they are the same, however their tokenizer is written down now."""
+    now = corpus.facts()
+    different = [fact for fact in now if recorded.get(fact) != now[fact]]
+    return (
+        []
+        if different == ["tokenizer"]
+        else [f"  {fact}: then {recorded.get(fact)}, now {now[fact]}" for fact in different]
+    )
+
+
+def _changed_files(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Which files were added, removed or changed; none if the same contents come in the same order."""
+    if _contents(then) == _contents(now):
+        return []
+    before, after = _named(then), _named(now)
+    changed = [name for name in before if name in after and before[name] != after[name]]
+    kinds = {
+        "added": [name for name in after if name not in before],
+        "removed": [name for name in before if name not in after],
+        "changed": changed,
+    }
+    lines = [f"  {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
+    sizes = [f"{len(files):,} files of {sum(size for size, _ in files.values()):,} bytes" for files in (before, after)]
+    return [*(lines or ["  the files come in another order"]), f"  then {sizes[0]}, now {sizes[1]}"]
+
+
+def _contents(files: dict[str, Any]) -> dict[str, list[list[Any]]]:
+    return {setting: [content for _, *content in found] for setting, found in files.items()}
+
+
+def _named(files: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    return {name: (size, content) for found in files.values() for name, size, content in found}
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _say(message: str) -> None:
+    if hosts.is_first():
+        print(f"data: {message}", file=sys.stderr, flush=True)

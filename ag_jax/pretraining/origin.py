@@ -1,0 +1,119 @@
+"""The imported model that a run's weights came from, as stored in the run directory.
+
+origin.json          the `Origin`: written by `ag-jax convert --from=hf` and by runs with initial weights
+pooler.safetensors   BERT's pooler, if the weights came with one that this run's model has no place for
+"""
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import safetensors.numpy
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.data.json_files import read_json
+from ag_jax.distributed import hosts, storage
+
+FILE, POOLER = "origin.json", "pooler.safetensors"
+Pooler = dict[str, np.ndarray]  # `kernel` and `bias`; empty if there is none
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The imported model that weights started from; the fields that describe it are empty if there was none.
+
+    model_type: its family, such as `camembert`.
+    name: its name on the Hugging Face hub, or the name of its directory if it was read from disk.
+    base_model: its name on the hub or, if it was read from disk, `base_model` of its model card.
+    architectures: the classes in its config.json.
+    license, citation: those of its model card.
+    new: parts of the parameters that were randomly initialised at step 0, such as `word_head`.
+    left_out: names of its tensors that have no place here.
+    """
+
+    model_type: str = ""
+    name: str = ""
+    base_model: str = ""
+    architectures: tuple[str, ...] = ()
+    license: str = ""
+    citation: str = ""
+    new: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def untrained(self, step: int) -> tuple[str, ...]:
+        """Return the randomly initialised parts that no step has trained yet."""
+        return self.new if step == 0 else ()
+
+
+def write(directory: epath.Path, origin: Origin, pooler: Pooler) -> None:
+    """Store an origin and its pooler, if it has one, in a run directory."""
+    if pooler:
+        tensors = {name: np.ascontiguousarray(leaf) for name, leaf in pooler.items()}
+        (directory / POOLER).write_bytes(safetensors.numpy.save(tensors))
+    storage.write_whole(directory / FILE, json.dumps(dataclasses.asdict(origin), indent=2) + "\n")
+
+
+def read(directory: epath.Path, width: int) -> tuple[Origin, Pooler]:
+    """Return the origin and the pooler of a run; an empty origin and {} if none is known.
+
+    width: the number of features that the pooler must have.
+
+    Runs of earlier versions stored no origin. For them the origin of the nearest ancestor is returned, found through
+    `training.initial_weights`, with `new` empty; a missing ancestor is a warning.
+
+    Raises ValueError, with the file's name, if a file is damaged or the pooler has other shapes or values that are not
+    finite.
+    """
+    place = _find(directory)
+    if place is None:
+        return Origin(), {}
+    values = read_json(place / FILE)
+    try:
+        origin = config_reader.parse(Origin, values)
+    except ValueError as error:
+        raise ValueError(f"{place / FILE}: {error}; copy it anew, or convert the model again") from error
+    if place != directory:  # which of its parts were new there says nothing about this run
+        origin = dataclasses.replace(origin, new=())
+    return origin, _read_pooler(place / POOLER, width)
+
+
+def _find(directory: epath.Path) -> epath.Path | None:
+    """The directory whose `origin.json` holds for a run: its own, or of the first run it descends from that has one."""
+    seen = []
+    while not (directory / FILE).exists():
+        seen.append(directory)
+        training = read_json(directory / "config.json").get("training")
+        start = training.get("initial_weights") if isinstance(training, dict) else None
+        if not start or not isinstance(start, str):
+            return None
+        source = storage.directory(start)
+        if source in seen:
+            return None
+        if not (source / "config.json").exists():
+            if hosts.is_first():
+                print(
+                    f"warning: {directory} does not store where its weights came from, and {source}, which it started "
+                    "from, is not there: the licence and the family of a model imported there are unknown",
+                    file=sys.stderr,
+                )
+            return None
+        directory = source
+    return directory
+
+
+def _read_pooler(file: epath.Path, width: int) -> Pooler:
+    if not file.exists():
+        return {}
+    try:
+        pooler = safetensors.numpy.load(file.read_bytes())
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{file} is damaged ({error}); copy it anew, or convert the model again") from error
+    shapes = {name: leaf.shape for name, leaf in pooler.items()}
+    expected = {"kernel": (width, width), "bias": (width,)}
+    if shapes != expected or not all(np.isfinite(leaf).all() for leaf in pooler.values()):
+        raise ValueError(
+            f"{file}: expected finite values of the shapes {expected}, got {shapes}; convert the model anew"
+        )
+    return pooler

@@ -1,0 +1,148 @@
+"""The report of a comparison: numbers to JSON and Markdown."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ag_jax.analysis.attacks import masked_share, masked_table
+from ag_jax.evaluation.significance import paired_t_test, spread
+from ag_jax.objectives.losses import Headline
+from ag_jax.objectives.masked_lm import MLM
+
+MEASURES = {
+    "train_loss": "Train",
+    "validation_loss": "Validation",
+    "average_train_loss": "Average train",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmResults:
+    """The runs of one arm, one for each seed, in the order of the seeds.
+
+    summaries: what `run.train` returned; metrics: rows of metrics.jsonl; settings: the flat config without the seed.
+    """
+
+    name: str
+    summaries: Sequence[dict[str, Any]]
+    metrics: Sequence[list[dict[str, Any]]]
+    settings: Mapping[str, Any]
+
+
+def first_step_below(rows: list[dict[str, Any]], loss: float, metric: str = MLM.metric) -> int | None:
+    """The first logged step of a run whose train loss is below `loss`."""
+    return next((row["step"] for row in rows if row["split"] == "train" and row[metric] < loss), None)
+
+
+def numbers(
+    arms: Sequence[ArmResults], seeds: Sequence[int], headline: Headline, plateau_loss: float
+) -> dict[str, Any]:
+    """Every number of the report. Arms are tested against the first one, paired by seed."""
+    baseline, left = arms[0], plateau_loss - headline.margin
+    result = {
+        "seeds": list(seeds),
+        "headline": headline.metric,
+        "plateau_loss": plateau_loss,
+        "baseline": baseline.name,
+        "arms": {},
+    }
+    for arm in arms:
+        values = {key: [summary[key] for summary in arm.summaries] for key in MEASURES}
+        result["arms"][arm.name] = {
+            "values": values,
+            "mean": {key: spread(of_seeds).mean for key, of_seeds in values.items()},
+            "deviation": {key: spread(of_seeds).deviation for key, of_seeds in values.items()},
+            "p_value": {
+                key: None if arm is baseline else paired_t_test([one[key] for one in baseline.summaries], of_seeds)
+                for key, of_seeds in values.items()
+            },
+            "left_plateau_at_step": [first_step_below(rows, left, headline.metric) for rows in arm.metrics],
+            "tokens_per_second": [_speed(rows) for rows in arm.metrics],
+        }
+        if (share := masked_share(arm.metrics)) is not None:
+            result["arms"][arm.name]["masked"] = share.numbers()
+    return result
+
+
+def _speed(rows: list[dict[str, Any]]) -> float | None:
+    """Median over the logged intervals after the first, in which the step is compiled."""
+    speeds = sorted([row["tokens_per_second"] for row in rows if row["split"] == "train"][1:])
+    return speeds[len(speeds) // 2] if speeds else None
+
+
+def markdown(
+    title: str,
+    headline: Headline,
+    arms: Sequence[ArmResults],
+    results: dict[str, Any],
+    figures: Sequence[tuple[str, str]],
+    command: str,
+    overridden: Sequence[str] = (),
+) -> str:
+    """The report as Markdown; `figures` are (caption, path beside the report), `overridden` what `arms.overridden` says."""
+    lines = [f"# {title}", "", f"`{command}`", "", *overridden_flags(overridden)]
+    lines += _loss_table(headline, arms, results)
+    lines += _reading(headline, arms, results)
+    shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
+    lines += masked_table(["Arm"], shares) if shares else []
+    lines += ["## What differs between the arms", "", *settings_table({arm.name: arm.settings for arm in arms}), ""]
+    for caption, path in figures:
+        lines += [f"## {caption}", "", f"![{caption}]({path})", ""]
+    return "\n".join(lines)
+
+
+def _loss_table(headline: Headline, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+    seeds = results["seeds"]
+    lines = [
+        f"## {headline.label[0].upper()}{headline.label[1:]}",
+        "",
+        f"Mean over {len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
+        + (" ± standard deviation;" if len(seeds) > 1 else ";")
+        + f" p: paired t-test against {results['baseline']}"
+        + ("." if len(seeds) > 1 else ', which needs two seeds or more: `--config.comparison.seeds="(0, 1, 2)"`.'),
+        "",
+        f"| Loss ({headline.unit}) | " + " | ".join(arm.name for arm in arms) + " |",
+        "|---" * (len(arms) + 1) + "|",
+    ]
+    for key, label in MEASURES.items():
+        cells = []
+        for arm in arms:
+            of_arm = results["arms"][arm.name]
+            p_value = of_arm["p_value"][key]
+            cell = str(spread(of_arm["values"][key]))
+            cells.append(cell + (f" (p = {p_value:.2g})" if p_value is not None else ""))
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    steps = [results["arms"][arm.name]["left_plateau_at_step"] for arm in arms]
+    shown = [", ".join("never" if step is None else str(step) for step in of_arm) for of_arm in steps]
+    lines.append("| Left the plateau at step | " + " | ".join(shown) + " |")
+    speeds = [results["arms"][arm.name]["tokens_per_second"] for arm in arms]
+    shown = [", ".join("–" if speed is None else f"{speed:,.0f}" for speed in of_arm) for of_arm in speeds]
+    lines.append("| Tokens a second | " + " | ".join(shown) + " |")
+    return [*lines, ""]
+
+
+def _reading(headline: Headline, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+    best = min(arms, key=lambda arm: results["arms"][arm.name]["mean"]["validation_loss"])
+    return [
+        "*Train* is the mean over the last twentieth of training, *validation* is on held-out documents after the last "
+        "step, *average train* is the mean over all of training, which is lower the sooner a model learns.",
+        f"Guessing by frequency, without context, gives {results['plateau_loss']:.3f}; a run has left the plateau when its "
+        f"train loss is {headline.margin:g} below that.",
+        f"The lowest validation loss is that of **{best.name}**.",
+        "",
+    ]
+
+
+def overridden_flags(sentences: Sequence[str]) -> list[str]:
+    """Lines that warn of flags in the place of settings by which arms differ; none without any."""
+    return [*(f"**{sentence}.**" for sentence in sentences), ""] if sentences else []
+
+
+def settings_table(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The settings in which arms differ, as lines of a table; arms are given by name, with their flat settings."""
+    known = dict.fromkeys(key for settings in arms.values() for key in settings)
+    keys = [key for key in known if len({repr(settings.get(key)) for settings in arms.values()}) > 1]
+    if not keys:
+        return ["Nothing."]
+    header = ["| Setting | " + " | ".join(arms) + " |", "|---" * (len(arms) + 1) + "|"]
+    return header + [f"| `{key}` | " + " | ".join(str(arm.get(key)) for arm in arms.values()) + " |" for key in keys]

@@ -1,0 +1,406 @@
+"""Runs and their directories: from a checked config to a `Job` for the loop, and from a directory back to a model.
+
+A run directory holds `config.json`, `corpus.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`, `figures/`
+and, when the run is done, `summary.json`; `hosts.json` if several hosts share it, `lock.json` while it is trained, and
+`origin.json` if its weights began elsewhere.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.attention.adversary import separated
+from ag_jax.data import tokenizers
+from ag_jax.data.json_files import read_json
+from ag_jax.data.text import batching, pipeline
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.distributed import hosts, lock, storage
+from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.models.replaced_tokens import ReplacedTokensModel
+from ag_jax.objectives.adversarial import wrap as adversarial
+from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
+from ag_jax.objectives.adversarial.self_attention import LearntMasks
+from ag_jax.pretraining import build, mask_trace
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining import origin as origins
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.origin import Origin, Pooler
+from ag_jax.training import loop, sharding
+from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
+from ag_jax.training.metrics import read_metrics
+from ag_jax.training.state import TrainState
+from ag_jax.training.wandb_run import Labels, WandbRun, check_installed
+
+# Settings that change neither what is learnt nor the rows of metrics.jsonl: a run may be resumed with others.
+MAY_DIFFER = (
+    "data.accept_changed_text",
+    "data.cache_dir",
+    "data.verify_cache",
+    "mesh.",
+    "model.attention",
+    "model.remat",
+    "title",
+    "training.checkpoint_every",
+    "training.keep_",
+    "training.milestones",
+    "training.step_timeout",
+    "training.tensorboard",
+    "training.wandb",
+    "comparison.",
+    "inspection.",
+)
+# Settings of the encoder with which the same parameters mean the same.
+MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "attention")
+SUMMARY = "summary.json"
+SHARED_WITHIN = 90.0  # seconds after which a file that one host wrote must show on another; NFS may take a minute
+
+
+def make_job(
+    config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus, labels: Labels = Labels()
+) -> loop.Job:
+    """Everything that the loop needs to train `config` in `workdir`; `labels` are for a run at wandb."""
+    made = build.make_learner(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
+    fed = sharding.process_rows(made.mesh, config.training.batch_size)
+    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, config.training.batch_size, config.seed)
+    return loop.Job(
+        name=workdir.name,
+        config=config.training,
+        workdir=workdir,
+        batches=functools.partial(batches.iterate, rows=fed),
+        validation=lambda: pipeline.validation_batches(corpus, config.data, config.training.batch_size, fed),
+        given=lambda: _given(config, workdir, corpus.tokenizer, made.init),
+        wandb=lambda: _wandb_run(config, workdir, labels),
+        **vars(made),
+    )
+
+
+def _wandb_run(config: ExperimentConfig, workdir: epath.Path, labels: Labels) -> WandbRun | None:
+    if not config.training.wandb:
+        return None
+    labels = dataclasses.replace(labels, tags=(*labels.tags, f"seed{config.seed}"))
+    return WandbRun(config.training.wandb, workdir, config_reader.to_dict(config), labels)
+
+
+def versions() -> dict[str, str]:
+    """What of the program and of JAX must be the same on all hosts."""
+    sources = sorted(pathlib.Path(__file__).parents[1].rglob("*.py"))
+    program = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    return {"the program (a hash of ag_jax)": program, "jax": jax.__version__}
+
+
+def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Make the directory this config's: write `config.json`, or check that it is the same run's.
+
+    The config of an attempt that left nothing worth keeping is replaced. Raises ValueError, with the settings that
+    differ, if another config was run there, if the hosts have different ones, or if they do not share the directory.
+    """
+    settings = config_reader.flat(config_reader.to_dict(config))
+    hosts.agree("their settings", {key: value for key, value in settings.items() if key != "data.cache_dir"})
+    hosts.from_first("the run directory", lambda: _claim(config, workdir))
+    if hosts.count() == 1:
+        return
+    mark = workdir / "hosts.json"
+    written = hosts.from_first("a mark in the run directory", lambda: _mark(mark))
+    deadline = time.monotonic() + SHARED_WITHIN
+    while not (found := mark.exists() and mark.read_text() == written) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    if not all(everywhere := hosts.exchange("whether the run directory is shared", found)):
+        blind = ", ".join(str(host) for host, sees in enumerate(everywhere) if not sees)
+        raise ValueError(
+            f"--workdir={workdir} is not the same directory on all hosts: host {blind} does not see what host 0 writes there. "
+            "Give one that they share, such as gs://BUCKET/RUN or a network file system"
+        )
+
+
+def _mark(mark: epath.Path) -> str:
+    text = json.dumps({"hosts": hosts.count(), "started": time.time()}) + "\n"
+    storage.write_whole(mark, text)
+    return text
+
+
+def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
+    path, ours = workdir / "config.json", config_reader.to_dict(config)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            theirs = pretraining_config.read_settings(path)
+            if is_begun(workdir) or not theirs.keys() <= ours.keys():  # the latter: a file that is none of ours
+                _check_same(theirs, ours, workdir)
+                return
+            _remove_attempt(workdir)
+        storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written"
+        ) from error
+
+
+def _check_same(theirs: dict[str, Any], ours: dict[str, Any], workdir: epath.Path) -> None:
+    """Raise ValueError, with the settings that differ, if the configs are not those of one run."""
+    # A setting that did not exist yet when that run began counts as its default.
+    there = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(theirs)
+    here = config_reader.flat(ours)
+    different = [
+        f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
+        for key in sorted(there | here)
+        if there.get(key) != here.get(key) and not key.startswith(MAY_DIFFER)
+    ]
+    if different:
+        raise ValueError(
+            f"--workdir={workdir} holds a run of another config, by its config.json:\n" + "\n".join(different) + "\n"
+            "Go on with that config, or choose another directory"
+        )
+
+
+def is_begun(workdir: epath.Path) -> bool:
+    """Whether a run directory holds something worth keeping: a checkpoint, a row of metrics, or a summary."""
+    if (workdir / "summary.json").exists() or any(steps_in(workdir / name) for name in ("checkpoints", ASIDE)):
+        return True
+    return (workdir / "metrics.jsonl").exists() and bool(read_metrics(workdir))
+
+
+def _remove_attempt(workdir: epath.Path) -> None:
+    """Remove what an attempt that left nothing worth keeping wrote, and the next one would take for its own."""
+    for name in (pretraining_corpus.SUMMARY, "metrics.jsonl"):
+        (workdir / name).unlink(missing_ok=True)
+    if (workdir / "checkpoints").exists():
+        (workdir / "checkpoints").rmtree()
+
+
+def train(config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = Labels()) -> dict[str, Any]:
+    """Run, or go on with, the training of `config` in `workdir`; returns and writes the summary.
+
+    labels: of its run at wandb. Raises ValueError if another process trains there.
+    """
+    check_installed(config.training.wandb)
+    workdir = storage.directory(workdir)
+    if config.training.initial_weights and not is_begun(workdir):
+        check_initial_weights(config)
+    mask_trace.read(config.adversarial, config.model.layers)  # before a directory is claimed by what cannot be trained
+    with lock.hold(workdir):
+        return _train(config, workdir, labels)
+
+
+def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels) -> dict[str, Any]:
+    claim_workdir(config, workdir)
+    done = hosts.from_first("the summary", lambda: read_summary(workdir))
+    if done:
+        return done
+    corpus = pretraining_corpus.prepare(config, workdir)
+    job = make_job(config, workdir, corpus, labels)
+    pretraining_corpus.record(config, workdir, corpus)
+    if hosts.is_first():
+        chosen = build.choose_attention(config, job.mesh)
+        print(f"attention: {chosen.name} ({chosen.reason})", file=sys.stderr, flush=True)
+    summary = loop.Loop(job).run()
+    if hosts.is_first():
+        storage.write_whole(workdir / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def check_initial_weights(config: ExperimentConfig) -> None:
+    """Raise ValueError, with the settings that differ, unless `training.initial_weights` is a run of the same encoder."""
+    source = storage.directory(config.training.initial_weights)
+    theirs, ours = (config_reader.flat(config_reader.to_dict(of)["model"]) for of in (read_config(source), config))
+    if 0 in (theirs["vocabulary_size"], ours["vocabulary_size"]):  # the tokenizer's, which is not loaded yet
+        theirs["vocabulary_size"] = ours["vocabulary_size"]
+    different = [
+        f"  model.{key}: there {theirs[key]!r}, here {ours[key]!r}"
+        for key in ours
+        if theirs[key] != ours[key] and key not in MODEL_MAY_DIFFER
+    ]
+    if different:
+        raise ValueError(
+            f"training.initial_weights={source} is a run of another encoder:\n" + "\n".join(different) + "\n"
+            f"Set them as there; configs/continue_pretraining.py:run={source} does"
+        )
+
+
+def _given(config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, init: Callable[[], Any]) -> Any:
+    """The parameters of `training.initial_weights` that this run has, too; says which heads are not the same.
+
+    Their origin is copied to this run. A new head for sentence pairs takes over the pooler of a BERT.
+
+    Raises ValueError for another tokenizer, and for any other parameter that one of the runs lacks or has in another shape.
+    """
+    if not config.training.initial_weights:
+        return {}
+    opened = open_run(storage.directory(config.training.initial_weights))
+    if opened.tokenizer.fingerprint() != tokenizer.fingerprint():
+        raise ValueError(
+            f"the weights of {opened.workdir} go with another tokenizer: set "
+            f"--config.data.tokenizer.path={opened.workdir}/tokenizer"
+        )
+    expected = build.unboxed(jax.eval_shape(init))
+    kept = [name for name in opened.params if name in expected]
+    theirs, ours = (_shapes({name: tree[name] for name in kept}) for tree in (opened.params, expected))
+    if different := _differences(theirs, ours):
+        raise ValueError(f"the weights of {opened.workdir} do not fit this run:\n" + "\n".join(different))
+    given = {name: jax.device_get(opened.params[name]) for name in kept}
+    new = sorted(expected.keys() - set(kept))
+    if opened.pooler and "next_head" in new:
+        given["next_head"] = {"pooler": jax.device_get(opened.pooler)}
+    if hosts.is_first():
+        untrained = sorted({*new, *opened.untrained} & expected.keys())
+        origin = dataclasses.replace(opened.origin, new=tuple(untrained))
+        origins.write(workdir, origin, {} if "next_head" in kept else opened.pooler)
+        dropped = sorted(opened.params.keys() - set(kept))
+        notes = [f"{what}: {', '.join(which)}" for what, which in (("new", new), ("dropped", dropped)) if which]
+        print("; ".join([f"starting from step {opened.step} of {opened.workdir}", *notes]), file=sys.stderr, flush=True)
+    return given
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
+
+
+def write(config: ExperimentConfig, workdir: epath.PathLike, tokenizer: Tokenizer, params: Any) -> None:
+    """A run directory of `config` at step 0 with the given parameters and a fresh optimizer; `train` would go on from there."""
+    workdir = storage.directory(workdir)
+    claim_workdir(config, workdir)
+    tokenizer.save(workdir / "tokenizer")
+    optimizer = build.optimizer_of(config)
+    params = jax.tree.map(jnp.asarray, params)
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    checkpoints.save(TrainState(jnp.int32(0), params, optimizer.init(params)), loop.no_progress())
+    checkpoints.close()
+
+
+def read_config(workdir: epath.PathLike) -> ExperimentConfig:
+    """The config of a run directory."""
+    path = storage.directory(workdir) / "config.json"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist: --workdir must be the directory of a run, made by `ag-jax train`"
+        )
+    return pretraining_config.read(path)
+
+
+def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
+    """What `train` returned for a run that is done, None for one that is not. Raises ValueError if the file is damaged."""
+    path = workdir / SUMMARY
+    if not path.exists():
+        return None
+    return read_json(path, dict, dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), float))
+
+
+def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]:
+    """Metrics of a run's checkpoint (the newest by default) on its held-out text, and what that text is."""
+    workdir = storage.directory(workdir)
+    config = read_config(workdir)
+    if config.adversarial.method in NAIVE:  # they have no parameters, and an evaluation is without them
+        config = dataclasses.replace(config, adversarial=AdversarialConfig())
+    corpus, evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)
+    job = make_job(config, workdir, corpus)
+    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+    step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
+    shardings = loop.job_shardings(job)
+    state = checkpoints.restore(step, loop.abstract_state(job, shardings)).state
+    checkpoints.close()
+    untrained = origins.read(workdir, config.model.width)[0].untrained(step)
+    if untrained and hosts.is_first():
+        names = ", ".join(untrained)
+        print(f"warning: {names} of {workdir} was never trained, so its loss says nothing", file=sys.stderr)
+    evaluation_step = loop.compile_evaluation_step(job.objective, job.mesh, shardings)
+    metrics = loop.evaluate(job, state.params, step, evaluation_step)
+    return {"step": step, **metrics, "evaluated_on": evaluated_on}
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenRun:
+    """A trained model, ready to be looked at: `model.apply({"params": params}, batch, ...)`.
+
+    beside: the parameters of an adversary that it was trained against, which are none of the model's.
+    origin: the imported model that its weights began as.
+    pooler: BERT's, of the head for sentence pairs, or else of the imported model; empty if there is none.
+    """
+
+    workdir: epath.Path
+    config: ExperimentConfig
+    tokenizer: Tokenizer
+    model: PretrainingModel | ReplacedTokensModel
+    params: Any
+    beside: dict[str, Any]
+    step: int
+    steps: tuple[int, ...]
+    origin: Origin
+    pooler: Pooler
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Parts of the parameters that were randomly initialised beside imported ones and never trained."""
+        return self.origin.untrained(self.step)
+
+    @property
+    def assignment(self) -> tuple[tuple[str, int], ...]:
+        """Patterns with their number of heads, from head 0 on; empty for a run without guidance."""
+        return build.assignment(self.config)
+
+    @property
+    def attacker(self) -> LearntMasks | None:
+        """What makes the attack from all parameters, `params | beside`; None if no adversary was learnt."""
+        special = build.special_tokens(self.tokenizer)
+        return adversarial.learnt(self.config.adversarial, self.model.config, special)
+
+
+def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
+    """The model of a run directory at a checkpoint's step, the newest by default."""
+    workdir = storage.directory(workdir)
+    config = read_config(workdir)
+    tokenizer = tokenizers.load(workdir / "tokenizer")
+    model = build.make_model(config, tokenizer)
+    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+    steps = checkpoints.steps()
+    step = _chosen(step, steps, workdir)
+    params, beside = separated(checkpoints.restore_params(step))
+    checkpoints.close()
+    _check_fits(model, params, config, workdir)
+    origin, pooler = origins.read(workdir, model.config.width)
+    if "next_head" in params and "next_head" not in origin.untrained(step):
+        pooler = params["next_head"]["pooler"]
+    return OpenRun(workdir, config, tokenizer, model, params, beside, step, tuple(steps), origin, pooler)
+
+
+def _check_fits(
+    model: PretrainingModel | ReplacedTokensModel, params: Any, config: ExperimentConfig, workdir: epath.Path
+) -> None:
+    """Raise ValueError if the parameters of a checkpoint are not those of the model that `config.json` describes."""
+    example = batching.empty_batch(config.data, rows=1)
+    made = jax.eval_shape(lambda: model.init(jax.random.key(0), example, deterministic=True)["params"])
+    expected, found = _shapes(build.unboxed(made)), _shapes(params)
+    if different := _differences(found, expected):
+        raise ValueError(
+            f"{workdir / 'config.json'} describes another model than the checkpoints beside it hold, so one of them was changed:\n"
+            + "\n".join(different)
+        )
+
+
+def _differences(there: dict[str, tuple[int, ...]], here: dict[str, tuple[int, ...]]) -> list[str]:
+    """Return a line for each parameter that only one side has, or that has another shape."""
+    return [
+        f"  {path}: in the checkpoint {there.get(path, 'none')}, in the config {here.get(path, 'none')}"
+        for path in sorted(there | here)
+        if there.get(path) != here.get(path)
+    ]
+
+
+def _chosen(step: int | None, steps: list[int], workdir: epath.Path) -> int:
+    if not steps:
+        raise FileNotFoundError(f"{workdir} has no checkpoint yet: wait for the first, or train longer")
+    chosen = steps[-1] if step is None else step
+    if chosen not in steps:
+        raise ValueError(f"{workdir} has no checkpoint of step {chosen}; it has {', '.join(map(str, steps))}")
+    return chosen

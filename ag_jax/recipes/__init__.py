@@ -1,0 +1,1 @@
+"""Settings of papers and released programs, for config files."""

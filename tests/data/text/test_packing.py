@@ -1,0 +1,159 @@
+"""Texts that share rows: nothing is lost or cut, and the batches are those of the texts."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.text import packing, pipeline
+from ag_jax.data.text.formats import Row
+from tests.data.conftest import text
+
+LENGTH = 24
+SIZES = st.lists(st.integers(3, LENGTH), max_size=60)
+
+
+def texts_of(sizes):
+    """Texts of these lengths; every token is there once."""
+    return [Row(tokens) for tokens in np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]) if len(tokens)]
+
+
+def split(row):
+    """The texts of a row, as lists of tokens."""
+    return [one.tolist() for one in np.split(row.tokens, row.text_starts[1:])]
+
+
+def plain_packing(sizes, open_rows):
+    """Rows as lists of lists of text numbers: a search over all open rows for every text."""
+    rows, closed = [], []
+
+    def room(row):
+        return LENGTH - sum(sizes[number] for number in row)
+
+    for number, size in enumerate(sizes):
+        fitting = [row for row in rows if room(row) >= size]
+        if fitting:
+            min(fitting, key=lambda row: (room(row), row[0])).append(number)
+        else:
+            rows.append([number])
+        if len(rows) > open_rows:
+            fullest = min(rows, key=lambda row: (room(row), row[0]))
+            rows.remove(fullest)
+            closed.append(fullest)
+    return closed + sorted(rows, key=lambda row: (room(row), row[0]))
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, open_rows=st.integers(1, 9))
+def test_rows_are_those_of_the_plain_search(sizes, open_rows):
+    texts = [one.tokens.tolist() for one in texts_of(sizes)]
+    made = [split(row) for row in packing.pack(texts_of(sizes), LENGTH, open_rows)]
+    assert made == [[texts[number] for number in row] for row in plain_packing(sizes, open_rows)]
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, open_rows=st.integers(1, 9))
+def test_every_text_is_there_once_and_whole_and_no_row_is_too_long(sizes, open_rows):
+    made = list(packing.pack(texts_of(sizes), LENGTH, open_rows))
+    assert sorted(one for row in made for one in split(row)) == [one.tokens.tolist() for one in texts_of(sizes)]
+    assert all(len(row.tokens) <= LENGTH and row.text_starts[0] == 0 for row in made)
+    assert len(made) <= len(sizes), "fewer rows of the same tokens: the fill rate does not fall"
+    assert -(-sum(sizes) // LENGTH) <= len(made)
+    again = list(packing.pack(iter(texts_of(sizes)), LENGTH, open_rows))
+    assert [split(row) for row in again] == [split(row) for row in made]
+
+
+def test_a_row_is_closed_when_too_many_are_open_and_not_sooner():
+    taken = []
+
+    def endless():
+        for one in texts_of([20, 18, 19] * 9):
+            taken.append(one)
+            yield one
+
+    rows = packing.pack(endless(), LENGTH, open_rows=4)
+    assert len(next(rows).tokens) == 20 and len(taken) == 5
+    for _ in range(9):
+        next(rows)
+    assert len(taken) == 14, "one text in, one row out: what is held does not grow"
+
+
+def test_texts_of_all_kinds_fill_rows_nearly_to_the_brim():
+    sizes = np.random.default_rng(0).integers(3, 513, 5000)
+    made = list(packing.pack(texts_of(sizes.tolist()), 512))
+    assert sizes.mean() / 512 < 0.51
+    assert sizes.sum() / (len(made) * 512) > 0.98
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> DataConfig:
+    """Forty documents of one to four sentences."""
+    library = tmp_path_factory.mktemp("library")
+    for number in range(40):
+        (library / f"{number:02}.txt").write_text(text(10 * number, 10 * number + 1 + number % 4))
+    return DataConfig(
+        source=str(library),
+        validation_fraction=0.2,
+        format="doc_sentences",
+        sequence_length=96,
+        cache_dir=str(tmp_path_factory.mktemp("cache")),
+        tokenizer=TokenizerConfig(vocabulary_size=320),
+        pack=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def corpus(config) -> pipeline.Corpus:
+    return pipeline.prepare(config)
+
+
+def test_packed_rows_hold_the_texts_of_the_plain_ones(config, corpus, capsys):
+    plain = pipeline.prepare(dataclasses.replace(config, pack=False))
+    printed = capsys.readouterr().err
+    assert f"data: train: {len(plain.train):,} rows, " in printed, "packed and plain rows have caches of their own"
+    for name in ("train", "validation"):
+        packed, alone = getattr(corpus, name), getattr(plain, name)
+        assert (packed.is_packed, alone.is_packed) == (True, False)
+        assert packed.texts == alone.texts == len(alone) > len(packed)
+        assert packed.fill_rate(96) > alone.fill_rate(96)
+        ends = [*packed.text_starts[1:], len(packed.tokens)]
+        found = [packed.tokens[start:end].tolist() for start, end in zip(packed.text_starts, ends, strict=True)]
+        assert sorted(found) == sorted(alone.row(number).tolist() for number in range(len(alone)))
+
+
+def test_what_is_said_of_packed_rows(config, corpus, tmp_path, capsys):
+    pipeline.prepare(dataclasses.replace(config, cache_dir=str(tmp_path)))
+    rows = corpus.train
+    expected = (
+        f"data: train: {rows.texts:,} texts in {len(rows):,} rows, {rows.fill_rate(96):.1%} of their positions filled"
+    )
+    assert expected in capsys.readouterr().err.splitlines()
+
+
+def test_batches_number_the_texts_and_mask_no_border(config, corpus):
+    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config, batch_size=4, seed=0)
+    specials, several = corpus.tokenizer.specials, 0
+    for step in range(5):
+        batch = batches.at(step)
+        assert "valid" not in batch and batch["sequences"].dtype == np.int32
+        for original_L, sequences_L in zip(batch["original"], batch["sequences"], strict=True):
+            used = int((sequences_L > 0).sum())
+            assert (original_L[used:] == specials.pad).all() and not sequences_L[used:].any()
+            begins = original_L[:used] == specials.begin
+            np.testing.assert_array_equal(sequences_L[:used], np.cumsum(begins))
+            assert (original_L[:used][np.append(begins[1:], True)] == specials.end).all()
+            several += sequences_L.max() > 1
+        chosen = np.take_along_axis(batch["sequences"], batch["masked_positions"], axis=1)[batch["masked_weights"] > 0]
+        assert len(chosen) and (chosen > 0).all()
+        labels = batch["masked_labels"][batch["masked_weights"] > 0]
+        assert not np.isin(labels, [specials.begin, specials.end, specials.pad]).any()
+    assert several > 5
+
+
+def test_rows_that_only_fill_up_a_batch_have_no_texts(config, corpus):
+    count = len(corpus.validation)
+    *_, last = pipeline.validation_batches(corpus, config, count + 3)
+    assert last["sequences"][:count].any(axis=1).all() and not last["sequences"][count:].any()

@@ -1,0 +1,164 @@
+"""The lock of a directory: one holder at a time, and none that is dead."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+from etils import epath
+
+from ag_jax.distributed import lock, storage
+from tests import object_store
+from tests.distributed.fake_hosts import FakeHosts
+
+
+@pytest.fixture(params=["disk", "store"])
+def directory(request, monkeypatch, tmp_path):
+    """A directory that is not there yet, where nothing has to be waited for."""
+    for name in ("SETTLE", "LOOK_EVERY"):
+        monkeypatch.setattr(lock, name, 0.01)
+    if request.param == "disk":
+        return epath.Path(tmp_path / "runs" / "a")
+    object_store.install(monkeypatch)
+    return epath.Path("gs://bucket/runs/a")
+
+
+@pytest.fixture
+def sleeper():
+    """Another process."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def write(directory, **changes):
+    """Write the lock of a process, this one by default, with some fields changed.
+
+    The file is replaced in one step, as a heartbeat does it: a reader never sees half of it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    values = vars(lock.Holder.this_process()) | {"token": "theirs"} | changes
+    storage.write_whole(directory / lock.FILE, json.dumps(values | {"beats": 0}))
+
+
+def names(directory):
+    return [path.name for path in directory.iterdir()] if directory.exists() else []
+
+
+def test_it_is_held_and_then_gone(directory):
+    with lock.hold(directory):
+        assert names(directory) == [lock.FILE]
+        expected = f"{directory} is in use by process {os.getpid()} on .*, since 20"
+        with pytest.raises(ValueError, match=expected), lock.hold(directory):
+            pass
+    with pytest.raises(RuntimeError), lock.hold(directory):
+        raise RuntimeError
+    assert names(directory) == []
+
+
+def test_a_killed_process_leaves_nothing_to_wait_for(directory, sleeper):
+    write(directory, pid=sleeper.pid, process_started=lock._started(sleeper.pid))
+    with pytest.raises(ValueError, match=f"in use by process {sleeper.pid} on "), lock.hold(directory):
+        pass
+    os.kill(sleeper.pid, signal.SIGKILL)
+    sleeper.poll() or os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    with lock.hold(directory):
+        assert json.loads((directory / lock.FILE).read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("changes", [{"process_started": "1"}, {"pid": 2**22 + 1}], ids=["given again", "not there"])
+def test_the_number_of_a_process_alone_says_nothing(directory, changes):
+    write(directory, **changes)
+    with lock.hold(directory):
+        pass
+
+
+@pytest.mark.parametrize("content", [{"machine": "another"}, {"host": "another"}, "", "[1]"])
+def test_another_machine_is_watched_for_a_while(directory, monkeypatch, capsys, content):
+    def leave():
+        if isinstance(content, dict):
+            write(directory, **content)
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / lock.FILE).write_text(content)
+
+    leave()
+    monkeypatch.setattr(lock, "STALE_AFTER", 0.05)
+    with lock.hold(directory):
+        assert "to see whether its process still runs" in capsys.readouterr().err
+    leave()
+    monkeypatch.setattr(lock, "STALE_AFTER", 60.0)
+    beat = threading.Timer(0.1, write, [directory], {"host": "far"})
+    beat.start()
+    with pytest.raises(ValueError, match=f"in use by process {os.getpid()} on far, since"), lock.hold(directory):
+        pass
+    beat.join()
+
+
+def test_the_holder_beats_and_leaves_if_another_one_took_over(directory, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT_EVERY", 0.01)
+    left = threading.Event()
+    monkeypatch.setattr(lock.hosts, "leave_at_once", lambda status: left.set())
+    with lock.hold(directory):
+        while '"beats": 3' not in (directory / lock.FILE).read_text():
+            pass
+        for _ in range(100):  # a beat that has begun may still write over it
+            write(directory, host="far")
+            if left.wait(0.1):
+                break
+        assert left.is_set()
+
+
+def test_of_many_that_find_a_remnant_one_takes_over(tmp_path, monkeypatch):
+    directory, taken, refused = epath.Path(tmp_path), [], []
+    write(directory, process_started="1")
+    found, ended, numbers = threading.Barrier(8), threading.Barrier(8), itertools.count()
+    is_gone = lock.Holder.is_gone
+
+    def found_by_all(holder):
+        gone = is_gone(holder)
+        if next(numbers) < 8:  # nobody removes the remnant before all have judged it
+            found.wait()
+        return gone
+
+    monkeypatch.setattr(lock.Holder, "is_gone", found_by_all)
+
+    def attempt():
+        try:
+            with lock.hold(directory):
+                taken.append(1)
+                ended.wait()
+        except ValueError:
+            refused.append(1)
+            ended.wait()
+
+    threads = [threading.Thread(target=attempt) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(taken), len(refused)) == (1, 7)
+
+
+def test_the_first_of_several_hosts_holds_it(tmp_path, monkeypatch):
+    def held(host):
+        with lock.hold(epath.Path(tmp_path)):
+            lock.hosts.exchange("all are in", None)
+            assert names(tmp_path) == [lock.FILE]
+            lock.hosts.exchange("all have looked", None)
+
+    assert FakeHosts(monkeypatch, 3).run(held) == [None] * 3 and names(tmp_path) == []
+    write(epath.Path(tmp_path))
+    errors = FakeHosts(monkeypatch, 3).run(held)
+    assert all(isinstance(error, ValueError) and "is in use by" in str(error) for error in errors)
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    expected = "cannot write to --workdir=.*file/run: Not a directory. Choose a directory"
+    with pytest.raises(ValueError, match=expected), lock.hold(epath.Path(tmp_path / "file" / "run")):
+        pass

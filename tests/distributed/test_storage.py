@@ -1,0 +1,87 @@
+"""Files on a disk and in an object store."""
+
+import pathlib
+
+import etils.epath.backend as backends
+import pytest
+from etils import epath
+
+from ag_jax.distributed import storage
+from ag_jax.training.metrics import MetricWriter, read_metrics
+from tests import object_store
+
+
+@pytest.fixture
+def store(monkeypatch):
+    return object_store.install(monkeypatch)
+
+
+def test_directories(store, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert str(storage.directory("runs/a")) == str(tmp_path / "runs" / "a")
+    assert storage.directory("~/runs") == epath.Path(pathlib.Path.home() / "runs")
+    assert str(storage.directory("gs://bucket/runs/a")) == "gs://bucket/runs/a"
+    assert storage.is_remote(storage.directory("gs://bucket/runs/a")) and not storage.is_remote(tmp_path)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    def missing(self, path):
+        raise ImportError("Please install gcsfs to access Google Storage")
+
+    monkeypatch.setattr(backends._FileSystemSpecBackend, "fs", missing)
+    monkeypatch.setenv("EPATH_USE_TF", "false")
+    with pytest.raises(ValueError, match=r"gs://bucket/run needs a package.*gcsfs.*pip install 'ag_jax\[gcs\]'"):
+        storage.directory("gs://bucket/run")
+
+
+def test_a_store_that_does_not_let_us_in(store, monkeypatch):
+    def refuses(path, **_):
+        raise PermissionError("anonymous caller")
+
+    monkeypatch.setattr(store, "exists", refuses)
+    with pytest.raises(ValueError, match="gs://bucket/run cannot be reached.*anonymous caller.*gcloud auth"):
+        storage.directory("gs://bucket/run")
+
+
+@pytest.mark.parametrize("place", ["disk", "store"])
+def test_whole_files(store, tmp_path, place):
+    path = epath.Path(tmp_path if place == "disk" else "gs://bucket/run") / "summary.json"
+    for text in ("first", "second, longer"):
+        storage.write_whole(path, text)
+        assert path.read_text() == text
+    assert [file.name for file in path.parent.iterdir()] == ["summary.json"]
+
+
+def test_a_file_that_grows_in_a_store_is_written_now_and_then(store, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(storage.time, "monotonic", lambda: clock[0])
+    path = epath.Path("gs://bucket/run/metrics.jsonl")
+    file = storage.GrowingFile(path, "0\n")
+    assert path.read_text() == "0\n"
+    file.flush()
+    before = store.writes
+    for line in range(1, 100):
+        file.add(f"{line}\n")
+        clock[0] += 1.0
+    assert store.writes - before == 99 // (int(storage.UPLOAD_EVERY) + 1)
+    file.flush()
+    assert path.read_text() == "".join(f"{line}\n" for line in range(100))
+    unchanged = store.writes
+    file.flush()
+    assert store.writes == unchanged
+
+
+def test_metrics_and_events_in_a_store(store):
+    workdir = epath.Path("gs://bucket/run")
+    writer = MetricWriter(workdir, 0)
+    for step in (1, 2, 3):
+        writer.write({"step": step, "split": "train", "loss": 1.0 / step})
+    writer.flush()
+    assert [row["step"] for row in read_metrics(workdir)] == [1, 2, 3]
+    writer.write({"step": 4, "split": "train", "loss": 0.1})
+    writer.close()
+    assert [row["step"] for row in read_metrics(workdir)] == [1, 2, 3, 4]
+    (events,) = (workdir / "tensorboard").iterdir()
+    assert b"train/loss" in events.read_bytes()
+    MetricWriter(workdir, 2, tensorboard=False).close()
+    assert [row["step"] for row in read_metrics(workdir)] == [1, 2]

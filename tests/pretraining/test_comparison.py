@@ -1,0 +1,207 @@
+"""`compare` from config to report: every arm and seed, resumable, with the numbers that the runs wrote."""
+
+import json
+import pathlib
+import re
+import shutil
+
+import numpy as np
+import pytest
+import scipy.stats
+from etils import epath
+
+from ag_jax.objectives.masked_lm import MLM
+from ag_jax.pretraining import comparison, report, run
+from ag_jax.pretraining.report import ArmResults
+from ag_jax.training.metrics import read_metrics
+
+CONFIG = str(pathlib.Path(__file__).parents[2] / "configs" / "quickstart.py")
+TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
+ROW = {"step": 1, "split": "train", "mlm_loss": 5.0, "tokens_per_second": 1.0}
+
+
+@pytest.fixture(scope="module")
+def overrides(tmp_path_factory):
+    text = tmp_path_factory.mktemp("text")
+    for number in range(12):
+        (text / f"{number}.txt").write_text(TEXT * 4 + f"It is number {number}.")
+    return {
+        "data.source": str(text),
+        "data.sequence_length": 16,
+        "data.tokenizer.vocabulary_size": 300,
+        "model.layers": 2,
+        "model.width": 12,
+        "model.heads": 6,
+        "training.steps": 6,
+        "optimizer.warmup_steps": 0,
+        "training.batch_size": 4,
+        "training.log_every": 2,
+        "training.evaluate_every": 0,
+        "training.milestones": (0.0, 0.5, 1.0),
+        "training.tensorboard": False,
+        "training.wandb": "a_project",
+        "comparison.seeds": (3, 8),
+        "inspection.sentence": "The union is strong.",
+    }
+
+
+class Recorder:
+    """Stands in for a run at wandb."""
+
+    started, ended = [], []
+
+    def __init__(self, project, workdir, settings, labels):
+        self.started.append(
+            (project, workdir.name, settings["seed"], settings["guidance"]["mode"], labels.group, labels.tags)
+        )
+
+    def log(self, step, values):
+        pass
+
+    def finish(self, failed):
+        self.ended.append(failed)
+
+
+@pytest.fixture(scope="module")
+def compared(overrides, tmp_path_factory):
+    workdir = epath.Path(tmp_path_factory.mktemp("compared"))
+    patch = pytest.MonkeyPatch()
+    device = __import__("jax").devices()[0]
+    patch.setattr("jax.devices", lambda: [device])
+    calls = []
+    train = run.train
+
+    def dies_in_the_third_run(config, directory, labels):
+        calls.append(directory.name)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return train(config, directory, labels)
+
+    patch.setattr(run, "train", dies_in_the_third_run)
+    patch.setattr(run, "WandbRun", Recorder)
+    patch.setattr(run, "check_installed", lambda project: None)
+    with pytest.raises(KeyboardInterrupt):
+        comparison.compare(CONFIG, overrides, workdir)
+    assert calls == ["mlm-seed3", "ag-seed3", "mlm-seed8"]
+    assert not (workdir / "report.md").exists()
+    first_run = (workdir / "ag-seed3" / "metrics.jsonl").read_bytes()
+    path = comparison.compare(CONFIG, overrides, workdir)
+    assert (workdir / "ag-seed3" / "metrics.jsonl").read_bytes() == first_run
+    patch.undo()
+    return path
+
+
+def test_every_arm_and_seed_is_there(compared):
+    directories = sorted(path.name for path in compared.parent.iterdir() if path.is_dir())
+    assert directories == ["ag-seed3", "ag-seed8", "figures", "mlm-seed3", "mlm-seed8"]
+    configs = {name: run.read_config(compared.parent / name) for name in directories if "seed" in name}
+    assert {name: (config.guidance.mode, config.seed) for name, config in configs.items()} == {
+        "ag-seed3": ("loss", 3),
+        "ag-seed8": ("loss", 8),
+        "mlm-seed3": ("none", 3),
+        "mlm-seed8": ("none", 8),
+    }
+
+
+def test_runs_at_wandb_can_be_told_apart(compared):
+    group = compared.parent.name
+    assert sorted(Recorder.started) == sorted(
+        ("a_project", f"{arm}-seed{seed}", seed, mode, group, (arm, f"seed{seed}"))
+        for arm, mode in (("mlm", "none"), ("ag", "loss"))
+        for seed in (3, 8)
+    )
+    assert Recorder.ended == [False] * 4
+
+
+def test_numbers_are_those_of_the_runs(compared):
+    content = json.loads((compared.parent / "report.json").read_text())
+    losses = {
+        arm: [
+            json.loads((compared.parent / f"{arm}-seed{seed}" / "summary.json").read_text())["validation_loss"]
+            for seed in (3, 8)
+        ]
+        for arm in ("mlm", "ag")
+    }
+    assert losses["mlm"][0] != losses["mlm"][1]
+    for arm in ("mlm", "ag"):
+        of_arm = content["arms"][arm]
+        assert of_arm["values"]["validation_loss"] == losses[arm]
+        assert of_arm["mean"]["validation_loss"] == pytest.approx(np.mean(losses[arm]))
+        assert of_arm["deviation"]["validation_loss"] == pytest.approx(np.std(losses[arm], ddof=1))
+    expected = scipy.stats.ttest_rel(losses["ag"], losses["mlm"]).pvalue
+    assert content["arms"]["ag"]["p_value"]["validation_loss"] == pytest.approx(expected)
+    assert content["arms"]["mlm"]["p_value"]["validation_loss"] is None
+
+
+def test_the_report_shows_what_it_links_to(compared):
+    text = compared.read_text()
+    links = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+    assert len(links) >= 7
+    for link in links:
+        assert (compared.parent / link).read_bytes().startswith(b"\x89PNG")
+    assert "| Validation |" in text and "`guidance.mode` | none | loss" in text
+    assert f"--config={CONFIG}" in text
+
+
+def test_a_config_without_arms_is_refused(tmp_path):
+    path = tmp_path / "c.py"
+    path.write_text(
+        "from ag_jax.pretraining import config\ndef get_config(argument=''):\n    return config.default_config()\n"
+    )
+    with pytest.raises(ValueError, match="names no arms to compare"):
+        comparison.arm_configs(str(path), {})
+
+
+def test_flags_that_override_the_arms_are_reported(compared):
+    """The quickstart's arms have warm-up steps of their own."""
+    sentence = "--config.optimizer.warmup_steps=0 overrides what the arms set: 220 (mlm), 0 (ag)"
+    assert json.loads((compared.parent / "report.json").read_text())["overridden"] == [sentence]
+    assert f"\n**{sentence}.**\n" in compared.read_text()
+
+
+def test_arms_that_flags_make_the_same_are_refused():
+    flags = {"guidance.mode": "none", "optimizer.warmup_steps": 10}
+    message = r"the arms mlm and ag of .* have the same settings, as --config.guidance.mode=none overrides .* and --config.optimizer"
+    with pytest.raises(ValueError, match=message):
+        comparison.arm_configs(CONFIG, flags)
+    assert len(comparison.arm_configs(CONFIG, {"guidance.mode": "none"})) == 2, "their warm-up differs"
+    with pytest.raises(ValueError, match="arms must be different, got ag,ag"):
+        comparison.arm_configs(CONFIG, {"comparison.arms": "ag,ag"})
+
+
+def test_a_clash_is_found_before_anything_is_trained(overrides, compared):
+    with pytest.raises(ValueError, match="holds a run of another config"):
+        comparison.compare(CONFIG, overrides | {"model.layers": 3}, epath.Path(compared.parent))
+
+
+@pytest.mark.parametrize("key", ["mlm_loss", "tokens_per_second"])
+def test_rows_that_were_changed_are_named(compared, tmp_path, overrides, key, monkeypatch):
+    monkeypatch.setattr(run, "check_installed", lambda project: None)
+    shutil.copytree(compared.parent, tmp_path / "copy")
+    path = tmp_path / "copy" / "ag-seed8" / "metrics.jsonl"
+    path.write_text(path.read_text().replace(f'"{key}"', '"other"', 1))
+    with pytest.raises(ValueError, match=rf"ag-seed8/metrics.jsonl: the row of step \d+ has no number as {key}"):
+        comparison.compare(CONFIG, overrides, epath.Path(tmp_path / "copy"))
+
+
+def test_leaving_the_plateau():
+    rows = [ROW | {"step": step, "mlm_loss": loss} for step, loss in ((10, 6.6), (20, 6.2), (30, 6.4))]
+    assert report.first_step_below(rows, 6.3) == 20
+    assert report.first_step_below(rows, 5.0) is None
+    assert report.first_step_below([row | {"split": "validation"} for row in rows], 6.3) is None
+
+
+def test_the_arm_with_the_lowest_loss_is_named_whichever_it_is():
+    def arm(name, loss):
+        summary = {"train_loss": loss, "validation_loss": loss, "average_train_loss": loss}
+        return ArmResults(name, [summary], [[ROW, ROW]], {"guidance.mode": name})
+
+    for losses, winner in (((5.0, 4.0), "ag"), ((4.0, 5.0), "mlm")):
+        arms = [arm("mlm", losses[0]), arm("ag", losses[1])]
+        text = report.markdown("T", MLM, arms, report.numbers(arms, (0,), MLM, 6.0), [], "c")
+        assert f"lowest validation loss is that of **{winner}**" in text
+        assert "needs two seeds" in text
+
+
+def test_metrics_of_a_run_can_be_read(compared):
+    assert [row["step"] for row in read_metrics(compared.parent / "ag-seed3")] == [2, 4, 6, 6]

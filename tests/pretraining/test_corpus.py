@@ -1,0 +1,202 @@
+"""The text of a run: its tokenizer stays, and text that is no longer the same is noticed."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import pytest
+from etils import epath
+
+from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.pretraining import comparison, run
+from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining.config import ExperimentConfig
+from tests.data.conftest import text
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def config(tmp_path) -> ExperimentConfig:
+    """An experiment on a folder of eight files, with a cache of its own."""
+    (tmp_path / "text").mkdir()
+    for number in range(8):
+        (tmp_path / "text" / f"{number}.txt").write_text(text(30 * number, 30 * number + 30))
+    tokenizer = TokenizerConfig(vocabulary_size=300)
+    data = DataConfig(
+        source=str(tmp_path / "text"), sequence_length=16, cache_dir=str(tmp_path / "cache"), tokenizer=tokenizer
+    )
+    return ExperimentConfig(data=data)
+
+
+@pytest.fixture
+def workdir(config, tmp_path) -> epath.Path:
+    """The directory of a run that has left something worth keeping."""
+    workdir = epath.Path(tmp_path / "run")
+    begin(config, workdir)
+    (workdir / "summary.json").write_text("{}")
+    return workdir
+
+
+def begin(config, workdir):
+    """What `run.train` does before the first step."""
+    run.claim_workdir(config, workdir)
+    corpus = pretraining_corpus.prepare(config, workdir)
+    pretraining_corpus.record(config, workdir, corpus)
+    return corpus
+
+
+def with_data(config, **changes) -> ExperimentConfig:
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
+
+
+def change_text(config):
+    """Text with other words in one file more, one less, and one changed."""
+    folder = epath.Path(config.data.source)
+    (folder / "8.txt").write_text("Zebras quickly jump over vexed frogs. " * 40)
+    (folder / "3.txt").unlink()
+    (folder / "5.txt").write_text((folder / "5.txt").read_text() + " And more.")
+
+
+def saved(workdir) -> dict[str, bytes]:
+    return {
+        path.name: path.read_bytes()
+        for path in [*workdir.iterdir(), *(workdir / "tokenizer").iterdir()]
+        if path.is_file()
+    }
+
+
+def test_a_run_goes_on_with_the_same_text_wherever_it_is(config, workdir, tmp_path, capsys):
+    before = saved(workdir)
+    assert json.loads(before["corpus.json"])["files"]["source"][7][0] == "7.txt"
+    first = begin(config, workdir)
+    shutil.copytree(config.data.source, tmp_path / "moved")
+    shutil.rmtree(config.data.cache_dir)
+    moved = with_data(config, source=str(tmp_path / "moved"))
+    again = pretraining_corpus.prepare(moved, workdir)
+    pretraining_corpus.record(moved, workdir, again)
+    assert again.facts() == first.facts() and saved(workdir) == before
+    _, evaluated_on = pretraining_corpus.prepare_for_evaluation(moved, workdir)
+    recorded = json.loads(before["corpus.json"])
+    assert evaluated_on == {
+        "source": str(tmp_path / "moved"),
+        **{name: recorded[f"validation {name}"] for name in ("documents", "rows", "tokens")},
+        "is_the_text_of_the_run": True,
+    }
+    said = capsys.readouterr().err
+    assert "evaluating on the held-out text of" in said and "WARNING" not in said
+
+
+def test_changed_text_is_refused_before_it_is_tokenised_unless_accepted(config, workdir, capsys):
+    before, own = saved(workdir), pretraining_corpus.prepare(config, workdir).tokenizer.fingerprint()
+    rows = json.loads(before["corpus.json"])["train rows"]
+    change_text(config)
+    capsys.readouterr()
+    with pytest.raises(ValueError, match="is not what it was when the run began") as refused:
+        begin(config, workdir)
+    for part in (
+        "added: 8.txt",
+        "removed: 3.txt",
+        "changed: 5.txt",
+        "then 8 files of",
+        "now 8 files of",
+        f"trained on {rows:,} rows",
+    ):
+        assert part in str(refused.value)
+    assert "--config.data.accept_changed_text=True" in str(refused.value)
+    assert saved(workdir) == before and "tokenising" not in capsys.readouterr().err
+
+    accepted = with_data(config, accept_changed_text=True)
+    corpus = begin(accepted, workdir)
+    said = capsys.readouterr().err
+    assert "WARNING" in said and f"train rows: then {rows}, now {len(corpus.train)}" in said
+    assert saved(workdir)["tokenizer.json"] == before["tokenizer.json"] and corpus.tokenizer.fingerprint() == own
+    assert json.loads(saved(workdir)["corpus.json"])["earlier"] == [json.loads(before["corpus.json"])]
+    begin(config, workdir)  # the text that was accepted is the run's from now on
+    assert (
+        "changed while the run was trained" in pretraining_corpus.prepare_for_evaluation(config, workdir)[1]["warning"]
+    )
+
+
+def test_an_evaluation_on_changed_text_keeps_the_tokenizer_and_says_so(config, workdir, capsys):
+    own = pretraining_corpus.prepare(config, workdir).tokenizer.fingerprint()
+    before = saved(workdir)
+    change_text(config)
+    corpus, evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)
+    assert corpus.tokenizer.fingerprint() == own and saved(workdir) == before
+    assert (
+        "NOT the text that the run was trained with" in evaluated_on["warning"]
+        and "added: 8.txt" in evaluated_on["warning"]
+    )
+    assert evaluated_on["is_the_text_of_the_run"] is False
+    assert "WARNING: this is NOT" in capsys.readouterr().err
+
+
+def test_the_same_files_cut_into_other_rows_are_noticed(config, workdir, monkeypatch):
+    """As by another version of the program, or by a damaged tokenizer."""
+    other = with_data(config, sequence_length=20)
+    with pytest.raises(ValueError, match=r"train rows: then \d+, now \d+"):
+        pretraining_corpus.record(other, workdir, pretraining_corpus.prepare(other, workdir))
+
+
+def test_files_that_change_without_changing_the_rows_are_accepted_once(config, workdir):
+    file = epath.Path(config.data.source) / "5.txt"
+    file.write_text(file.read_text() + "\n\n")
+    with pytest.raises(ValueError, match="changed: 5.txt"):
+        begin(config, workdir)
+    begin(with_data(config, accept_changed_text=True), workdir)
+    begin(config, workdir)
+    evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)[1]
+    assert evaluated_on["is_the_text_of_the_run"] is True and "warning" not in evaluated_on
+
+
+def test_a_run_of_an_older_version_gets_its_summary_with_a_warning(config, workdir, capsys):
+    before = saved(workdir)
+    (workdir / "corpus.json").unlink()
+    (workdir / "metrics.jsonl").write_text("")
+    evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)[1]
+    assert evaluated_on["is_the_text_of_the_run"] is None and "nothing says" in evaluated_on["warning"]
+    assert not (workdir / "corpus.json").exists(), "an evaluation may be of a run that cannot be written"
+    capsys.readouterr()
+    begin(config, workdir)
+    assert "kept no summary of its text" in capsys.readouterr().err
+    assert saved(workdir) == before | {"metrics.jsonl": b""}
+
+
+def test_an_attempt_that_did_not_begin_leaves_no_tokenizer_behind(config, workdir):
+    """The tokenizer was written, but the process ended before the summary was."""
+    (workdir / "corpus.json").unlink()
+    (workdir / "summary.json").unlink()
+    (workdir / "tokenizer" / "tokenizer.json").write_text("{")
+    begin(config, workdir)
+    assert pretraining_corpus.prepare(config, workdir).tokenizer.vocabulary_size == 300
+
+
+def test_a_comparison_trains_no_arm_on_text_that_is_not_that_of_another(config, tmp_path, monkeypatch):
+    source, text = str(REPOSITORY / "configs" / "quickstart.py"), config.data
+    overrides = {"data.source": text.source, "data.cache_dir": text.cache_dir, "data.tokenizer.vocabulary_size": 300}
+    workdir = epath.Path(tmp_path / "comparison")
+    (arm, seed), first = next(iter(comparison.arm_configs(source, overrides).items()))
+    begin(first, workdir / f"{arm}-seed{seed}")
+    (workdir / f"{arm}-seed{seed}" / "summary.json").write_text("{}")
+    change_text(config)
+    monkeypatch.setattr(run, "train", lambda *_: pytest.fail("trained"))
+    with pytest.raises(ValueError, match="added: 8.txt"):
+        comparison.compare(source, overrides, workdir)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"files": {"source": [3]}, "train rows": 1, "validation rows": 1}', "\xff"]
+)
+def test_a_damaged_summary_is_named(config, workdir, content):
+    (workdir / "corpus.json").write_bytes(content.encode("latin-1"))
+    for use in (pretraining_corpus.prepare, pretraining_corpus.prepare_for_evaluation):
+        with pytest.raises(ValueError, match="corpus.json is damaged"):
+            use(config, workdir)
+
+
+def test_a_run_without_its_tokenizer_is_not_given_another_one(config, workdir):
+    shutil.rmtree(workdir / "tokenizer")
+    with pytest.raises(ValueError, match="has lost its tokenizer"):
+        pretraining_corpus.prepare(config, workdir)

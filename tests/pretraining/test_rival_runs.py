@@ -1,0 +1,137 @@
+"""Perturbed embeddings from the settings of a run or a trial to what it writes down."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from ag_jax.finetuning import encoded, trial
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.objectives.adversarial import wrap as adversarial
+from ag_jax.objectives.adversarial.config import METHODS, AdversarialConfig, FreeLBConfig, SiftConfig, SmartConfig
+from ag_jax.objectives.adversarial.freelb import FreeLB
+from ag_jax.objectives.adversarial.sift import NormalizedEmbeddings
+from ag_jax.objectives.adversarial.smart import Ball, Released
+from ag_jax.objectives.masked_lm import Pretraining
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import run
+from ag_jax.training import sharding
+from ag_jax.training.metrics import read_metrics
+from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
+from ag_jax.training.sharding import MeshConfig, make_mesh
+from ag_jax.training.state import create_state, state_shardings
+from ag_jax.training.step import compile_train_step
+from tests import tiny
+from tests.finetuning import tasks
+
+RIVALS = {
+    "freelb": {"freelb": FreeLBConfig(steps=3, step_size=0.05)},
+    "smart": {"smart": SmartConfig(alpha=3.0, steps=2)},
+    "sift": {"sift": SiftConfig(weight=2.0)},
+}
+
+
+def test_the_method_chooses():
+    """Also the width of embeddings that have one of their own; settings of other methods are not read."""
+    inner, config = Pretraining(tiny.model()), tiny.config(embedding_width=7)
+    setting = adversarial.Setting(config, tiny.SPECIAL, 10)
+    made = {method: adversarial.wrap(inner, AdversarialConfig(method, **RIVALS[method]), setting) for method in RIVALS}
+    assert made["freelb"] == FreeLB(inner, RIVALS["freelb"]["freelb"], 7)
+    assert made["smart"].neighbours == Ball(RIVALS["smart"]["smart"], 7) and made["smart"].steps == 2
+    assert made["sift"].neighbours == NormalizedEmbeddings(RIVALS["sift"]["sift"], 7) and made["sift"].steps == 1
+    assert [made[method].coefficients(jnp.int32(0))[method] for method in ("smart", "sift")] == [3, 2]
+    assert (made["smart"].stop_gradient, made["sift"].stop_gradient) == ("none", "targets")
+    compat = adversarial.wrap(inner, AdversarialConfig("smart", smart=SmartConfig(mtdnn_compat=True)), setting)
+    assert isinstance(compat.neighbours, Released) and compat.stop_gradient == "targets"
+    assert set(RIVALS) < set(METHODS) and AdversarialConfig("sift").sentence == "none"
+    with pytest.raises(ValueError, match="adversarial.method must be one of none, asa, .*freelb, smart, sift"):
+        AdversarialConfig("pgd")
+
+
+@pytest.mark.parametrize("method", ["freelb", pytest.param("sift", marks=pytest.mark.exhaustive)])
+def test_in_a_trial(method, tmp_path, one_device):
+    recipe = Recipe(epochs=1, max_length=24, adversarial=AdversarialConfig(method, **RIVALS[method]))
+    opened = tasks.pretrained()
+    data = encoded.encode(tasks.splits("choice"), opened.tokenizer, opened.config, recipe)
+    config = FinetuningConfig(checkpoint="nowhere", tasks={"choice": recipe})
+    trial.run_trial(trial.Trial("choice", recipe, 5e-3, 8, 0), config, opened, data, tmp_path, False)
+    rows = [row for row in read_metrics(tmp_path) if row["split"] == "train"]
+    assert rows and all(np.isfinite(row["task_loss"]) and row["delta_norm"] > 0 for row in rows)
+    if method == "freelb":
+        assert all(0.05 < row["delta_norm"] < 0.1 + 2 * 0.05 for row in rows)
+    else:
+        assert all(row["sift_loss"] > 0 for row in rows)
+
+
+def test_in_pretraining(tmp_path, one_device):
+    """Of replaced tokens, in two microbatches, packed, with a generator that is not perturbed."""
+    (tmp_path / "text").mkdir()
+    for number in range(8):
+        text = "We will build roads. Thank you. " * 12 + f"It is number {number}."
+        (tmp_path / "text" / f"{number}.txt").write_text(text)
+    values = pretraining_config.default_config()
+    values.update_from_flattened_dict(
+        {
+            "data.source": str(tmp_path / "text"),
+            "data.sequence_length": 16,
+            "data.pack": True,
+            "data.tokenizer.vocabulary_size": 290,
+            "model.layers": 1,
+            "model.width": 16,
+            "model.heads": 4,
+            "model.max_length": 16,
+            "replaced_tokens.generator": "mlm",
+            "training.steps": 2,
+            "training.batch_size": 4,
+            "training.microbatches": 2,
+            "training.log_every": 1,
+            "training.evaluate_every": 0,
+            "training.tensorboard": False,
+            "adversarial.method": "smart",
+            "adversarial.smart.noise": 1e-3,
+            "adversarial.smart.epsilon": 1e-2,
+            "adversarial.smart.step_size": 1e-1,
+        }
+    )
+    run.train(pretraining_config.parse(values), epath.Path(tmp_path / "run"))
+    rows = [row for row in read_metrics(epath.Path(tmp_path / "run")) if row["split"] == "train"]
+    assert len(rows) == 2 and all(
+        row["smart_loss"] > 0 and 0 < row["delta_norm"] < 0.01 * (16 * 16) ** 0.5 for row in rows
+    )
+    assert all(row["coefficient/smart"] == 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("method", "remat"),
+    [
+        ("smart", "dots"),
+        pytest.param("freelb", "layer", marks=pytest.mark.exhaustive),
+        pytest.param("sift", "none", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_spread_over_devices_and_computed_again_it_is_the_same(method, remat, eight_devices):
+    """Two microbatches with dropout on a mesh of 2 x 2 x 2, against one device that keeps everything."""
+    config, batch = AdversarialConfig(method, **RIVALS[method]), tiny.batch((11, 7, 5, 0, 9, 4, 11, 2))
+    found = []
+    for shape, again in (((1, 1, 1), "none"), ((2, 2, 2), remat)):
+        model = tiny.model(heads=4, width=16, dropout=0.1, attention_dropout=0.2, remat=again)
+        objective = adversarial.wrap(tiny.guided(model), config, adversarial.Setting(model.config, tiny.SPECIAL, 10))
+        mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
+        optimizer = make_optimizer(OptimizerConfig(), 10)
+        init = functools.partial(of_model, model, batch)
+        shardings = state_shardings(init, optimizer, mesh)
+        step = compile_train_step(objective, optimizer, 2, mesh, shardings)
+        state = create_state(init, optimizer, shardings)
+        found.append(step(state, sharding.place_batch(batch, mesh), jax.random.key(1))[1])
+    alone, spread = found
+    assert set(alone) == set(spread) and {"delta_norm", "gradient_norm", "ag_loss", "mlm_loss"} < set(alone)
+    for name, (total, weight) in alone.items():
+        np.testing.assert_allclose(spread[name][0], total, rtol=2e-4, atol=1e-7, err_msg=name)
+        np.testing.assert_array_equal(spread[name][1], weight, err_msg=name)
+
+
+def of_model(model, batch):
+    return model.init(jax.random.key(0), batch, deterministic=True)["params"]

@@ -1,0 +1,105 @@
+"""Run directories: when they are claimed, by which config, and by one process at a time."""
+
+import dataclasses
+import json
+import os
+import pathlib
+
+import pytest
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.data.config import DataConfig
+from ag_jax.distributed import lock
+from ag_jax.finetuning import comparison as finetuning
+from ag_jax.pretraining import comparison, run
+from ag_jax.pretraining.config import ExperimentConfig
+
+QUICKSTART = str(pathlib.Path(__file__).parents[2] / "configs" / "quickstart.py")
+FIRST = ExperimentConfig()
+CORRECTED = dataclasses.replace(FIRST, seed=5)
+
+
+def attempt(workdir) -> None:
+    """What a first attempt leaves that ended before its first checkpoint and its first row of metrics."""
+    run.claim_workdir(FIRST, workdir)
+    (workdir / "corpus.json").write_text("{}")
+    (workdir / "metrics.jsonl").write_text("")
+    (workdir / "checkpoints" / "0.orbax-checkpoint-tmp").mkdir(parents=True)
+
+
+def config_of(workdir) -> ExperimentConfig:
+    return run.read_config(workdir)
+
+
+def test_an_attempt_that_left_nothing_may_be_corrected(tmp_path):
+    workdir = epath.Path(tmp_path / "run")
+    attempt(workdir)
+    (workdir / "notes.txt").write_text("my own")
+    run.claim_workdir(CORRECTED, workdir)
+    assert config_of(workdir) == CORRECTED
+    assert sorted(path.name for path in workdir.iterdir()) == ["config.json", "notes.txt"]
+
+
+@pytest.mark.parametrize("kept", ["checkpoints/0/", "corrupt_checkpoints/4/", "metrics.jsonl", "summary.json"])
+def test_what_is_worth_keeping_keeps_its_config(tmp_path, kept):
+    workdir = epath.Path(tmp_path / "run")
+    attempt(workdir)
+    if kept.endswith("/"):
+        (workdir / kept).mkdir(parents=True)
+    else:
+        (workdir / kept).write_text('{"step": 1, "split": "train"}\n')
+    with pytest.raises(
+        ValueError, match="holds a run of another config, by its config.json:\n  seed: there 0, now 5\n"
+    ):
+        run.claim_workdir(CORRECTED, workdir)
+    assert config_of(workdir) == FIRST and (workdir / "corpus.json").exists()
+    run.claim_workdir(dataclasses.replace(FIRST, title="another title"), workdir)
+
+
+def test_the_config_of_another_program_is_left_alone(tmp_path):
+    theirs = '{"model_type": "bert", "hidden_size": 12}'
+    (tmp_path / "config.json").write_text(theirs)
+    with pytest.raises(ValueError, match="holds a run of another config|is the config of a"):
+        run.claim_workdir(FIRST, epath.Path(tmp_path))
+    assert (tmp_path / "config.json").read_text() == theirs
+
+
+SUITE = """
+from ag_jax import config_reader
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+
+def get_config(argument=""):
+    config = config_reader.default(FinetuningConfig)
+    config.update(checkpoint="runs/a", arms="a,b")
+    config.tasks.sst2 = config_reader.default(Recipe)
+    config.tasks.sst2.epochs = 2 if "arm=b" in argument else 1
+    return config
+"""
+
+
+@pytest.mark.parametrize("verb", ["train", "compare", "evaluate a suite", "compare suites"])
+def test_one_process_at_a_time(tmp_path, verb):
+    workdir, suite = epath.Path(tmp_path / "run"), tmp_path / "suite.py"
+    suite.write_text(SUITE)
+    start = {
+        "train": lambda: run.train(dataclasses.replace(FIRST, data=DataConfig(source="/not/there.txt")), workdir),
+        "compare": lambda: comparison.compare(QUICKSTART, {"data.source": "/not/there.txt"}, workdir),
+        "evaluate a suite": lambda: finetuning.evaluate(str(suite), {}, workdir),
+        "compare suites": lambda: finetuning.compare(str(suite), {}, workdir),
+    }[verb]
+    with lock.hold(workdir):
+        with pytest.raises(ValueError, match=f"{workdir} is in use by process {os.getpid()} on "):
+            start()
+        assert [path.name for path in workdir.iterdir()] == [lock.FILE]
+
+
+def test_relative_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run.claim_workdir(FIRST, epath.Path(tmp_path / "runs" / "a"))
+    assert run.read_config("runs/a") == FIRST
+    for read in (run.read_config, run.open_run, run.evaluate):
+        with pytest.raises(FileNotFoundError, match=f"{tmp_path}/runs/b/config.json does not exist: --workdir must be"):
+            read("runs/b")
+    settings = json.loads((tmp_path / "runs" / "a" / "config.json").read_text())
+    assert settings == config_reader.to_dict(FIRST)

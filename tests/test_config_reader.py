@@ -1,0 +1,190 @@
+"""The reader of configs: any dataclass laid out, taken back and refused; arguments, files and flags."""
+
+import dataclasses
+
+import pytest
+
+from ag_jax import config_reader, main
+from ag_jax.config_reader import arguments, check_flags, flat, load, parse, with_argument
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A section of which a config has several."""
+
+    rates: tuple[float, ...] = (0.5,)
+    count: int = 1
+
+    def __post_init__(self):
+        if self.count < 1:
+            raise ValueError(f"count must be at least 1, got {self.count}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A config with named parts."""
+
+    title: str = "whole"
+    parts: dict[str, Part] = dataclasses.field(default_factory=dict)
+    other: Part = Part()
+
+
+FILE = """
+from ag_jax import config_reader
+from tests.test_config_reader import Part, Whole
+
+def get_config(argument=""):
+    config = config_reader.default(Whole)
+    config.title = argument
+    config.parts.first = config_reader.default(Part)
+    return config
+"""
+
+
+@pytest.fixture
+def source(tmp_path) -> str:
+    path = tmp_path / "c.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+def test_named_parts_survive():
+    whole = Whole(parts={"a": Part(count=3), "b": Part(rates=(1.0, 2.0))})
+    values = config_reader.to_dict(whole)
+    assert values["parts"]["a"] == {"rates": [0.5], "count": 3}
+    assert parse(Whole, values) == whole
+    assert parse(Whole, config_reader.default(Whole)) == Whole()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"parts": {"a": {"cuont": 1}}}, "unknown setting 'parts.a.cuont'; did you mean 'parts.a.count'"),
+        ({"parts": {"a": {"count": 0}}}, "^parts.a.count must be at least 1, got 0"),
+        ({"parts": {"a": {"count": "x"}}}, "^parts.a.count must be of type int"),
+        ({"parts": {"a": {"rates": (1, "x")}}}, "^parts.a.rates must be of type float"),
+        ({"parts": {"a": 3}}, "parts.a is a section of settings, got 3"),
+        ({"parts": 3}, "parts is a section of settings, got 3"),
+        ({"parst": {}}, "did you mean 'parts'"),
+    ],
+)
+def test_what_is_wrong_is_named(values, message):
+    with pytest.raises(ValueError, match=message):
+        parse(Whole, values)
+
+
+def test_the_kind_of_a_config_is_that_of_its_keys():
+    assert config_reader.kind_of({"title": "x", "parts": {}, "tilte": 1}, (Part, Whole)) is Whole
+    assert config_reader.kind_of({"count": 3, "titel": 1}, (Whole, Part)) is Part
+    assert config_reader.kind_of({}, (Whole, Part)) is Whole
+
+
+def test_flags_are_checked_against_the_file(source):
+    check_flags(["train", f"--config={source}:x", "--config.parts.first.count=3", "--workdir=w"])
+    check_flags(["train", "--config", source, "--config.title=t"])
+    check_flags(["train", "--workdir=w"])
+    with pytest.raises(ValueError, match="unknown setting 'parts.first.cout'; did you mean 'parts.first.count'"):
+        check_flags(["--config", source, "--config.parts.first.cout=3"])
+    with pytest.raises(ValueError, match="did you mean 'parts.first.count'"):
+        check_flags([f"--config={source}", "--config.parts.frist.count=3"])
+    with pytest.raises(ValueError, match="give one with --config=FILE"):
+        check_flags(["--config.title=t"])
+    with pytest.raises(ValueError, match="not/there.py does not exist"):
+        check_flags(["--config=not/there.py", "--config.title=t"])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("def get_config(:\n", "c.py, line 1: SyntaxError: invalid syntax"),
+        ("if 1:\n        x = 1\n\ty = 2\n", "c.py, line 3: TabError"),
+        (b"x = '\xe9'\n", "c.py, line 1: SyntaxError: .*utf-8"),
+        (b"x = 1\0", "c.py: SyntaxError: .*null bytes"),
+        ("", "c.py has no function get_config"),
+        ("get_config = 3", "c.py has no function get_config"),
+        ("\nimport not_there", "c.py, line 2: ModuleNotFoundError: No module named 'not_there'"),
+        ("import helper_of_a_config", "helper_of_a_config.py, line 1: SyntaxError"),
+        ("import sys\nsys.exit(0)", "c.py, line 2: SystemExit: 0"),
+        ("import sys\ndef get_config(argument=''):\n    sys.exit(0)", "c.py, line 3: SystemExit: 0"),
+        ("def get_config(one, two): pass", "c.py: TypeError: get_config.* missing 1 required positional argument"),
+        ("def get_config(_):\n    {}['x']", "c.py, line 2: KeyError: x"),
+        ("def get_config(_):\n    raise ValueError('no such arm')", "c.py, line 2: no such arm"),
+        ("def get_config(_):\n    raise ValueError", "c.py, line 2: ValueError: "),
+        ("def get_config(_):\n    return get_config(_)", "c.py, line 2: RecursionError"),
+        (
+            FILE.replace("config.title = argument", "config.other.cuont += 1"),
+            "c.py, line 7: AttributeError: .*did you mean .count",
+        ),
+        ("def get_config(_): pass", "c.py: get_config must return a ConfigDict, .* got NoneType"),
+        ("def get_config(_): return {'title': 'x'}", "c.py: get_config must return a ConfigDict, .* got dict"),
+        (
+            FILE.replace("return config", "return config_reader.FrozenConfigDict(config)"),
+            "c.py: get_config must return a ConfigDict",
+        ),
+    ],
+)
+def test_a_broken_file_is_named_with_the_line(tmp_path, monkeypatch, capsys, content, said):
+    """Whatever is wrong with a config file is one error with its name, and status 2 (a file that calls `sys.exit(0)`, too)."""
+    (tmp_path / "helper_of_a_config.py").write_text("x = (\n")
+    (tmp_path / "c.py").write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=f"(?is)^{tmp_path}.*{said}"):
+        load(f"{tmp_path / 'c.py'}:x")
+    assert main.main(["ag-jax", "train", f"--config={tmp_path / 'c.py'}:x"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"ag-jax: {tmp_path}") and "Traceback" not in error
+
+
+def test_what_is_no_file_of_python(tmp_path):
+    (tmp_path / "d.py").mkdir()
+    (tmp_path / "c.txt").write_text(FILE)
+    for name in ("d.py", "c.txt"):
+        with pytest.raises(ValueError, match=f"--config={tmp_path / name} is no Python file"):
+            load(str(tmp_path / name))
+
+
+def test_arguments_that_are_not_utf_8_are_named(capsys):
+    assert main.main(["ag-jax", "inspect", "--workdir=x", "--text=caf\udce9"]) == 2
+    assert r"'--text=caf\udce9' is not text in UTF-8" in capsys.readouterr().err
+    check_flags(["inspect", "--text=café 😀\n"])
+
+
+def test_whole_numbers_have_32_bits():
+    assert parse(Part, {"count": 2**31 - 1}) == Part(count=2**31 - 1)
+    for values in ({"count": 99999999999999999999}, {"rates": (10**400,)}):
+        with pytest.raises(ValueError, match="(count|rates) must be between -2147483647 and 2147483647, got "):
+            parse(Part, values)
+
+
+def test_settings_of_the_command_line_win(source):
+    config = parse(Whole, load(f"{source}:arm=x", {"parts.first.rates": (0.25, 1.0), "other.count": 7}))
+    assert config == Whole("arm=x", {"first": Part((0.25, 1.0))}, Part(count=7))
+
+
+def test_arguments():
+    choices = {"layers": (12, 8, 16), "arm": ("ag", "mlm")}
+    assert vars(arguments("", **choices)) == {"layers": 12, "arm": "ag"}
+    assert vars(arguments("arm=mlm,layers=8", **choices)) == {"layers": 8, "arm": "mlm"}
+    with pytest.raises(ValueError, match="layers must be one of 12, 8, 16, got '9'"):
+        arguments("layers=9", **choices)
+    with pytest.raises(ValueError, match="unknown setting 'layer'; did you mean 'layers'"):
+        arguments("layer=8", **choices)
+
+
+def test_arguments_that_any_value_may_take_the_place_of():
+    assert vars(arguments("", seeds=5, data="here")) == {"seeds": 5, "data": "here"}
+    assert vars(arguments("seeds=2,data=a/b", seeds=5, data="here")) == {"seeds": 2, "data": "a/b"}
+    assert vars(arguments("run=a=b", run=str)) == {"run": "a=b"}
+    with pytest.raises(ValueError, match="seeds must be a whole number, got 'many'"):
+        arguments("seeds=many", seeds=5)
+    with pytest.raises(ValueError, match="needs the argument run"):
+        arguments("", run=str)
+
+
+def test_one_argument_is_replaced():
+    assert with_argument("a/b.py", "arm", "mlm") == "a/b.py:arm=mlm"
+    assert with_argument("a/b.py:layers=8,arm=ag,scale=small", "arm", "mlm") == "a/b.py:layers=8,scale=small,arm=mlm"
+
+
+def test_flat():
+    assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
