@@ -24,6 +24,7 @@ from ag_jax.training.loop import Interrupted, NonFiniteError
 
 ON_MANY_HOSTS = ("train", "compare", "evaluate")  # if they do not fine-tune
 _LONGEST_LINE = 2000  # characters of an error message that are printed
+KINDS = (ExperimentConfig, FinetuningConfig)  # what --config may be
 _TUNING_ON_MANY_HOSTS = "fine-tuning runs on one machine: leave --coordinator, --hosts and --host out"
 
 
@@ -63,7 +64,7 @@ class Request:
             raise ValueError("this verb needs --config=FILE, such as --config=configs/quickstart.py")
         values = config_reader.load(self.config, self.overrides)
         try:
-            return config_reader.parse(config_reader.kind_of(values, (ExperimentConfig, FinetuningConfig)), values)
+            return config_reader.parse(config_reader.kind_of(values, KINDS), values)
         except ValueError as error:
             raise ValueError(f"--config={self.config}: {error}") from error
 

@@ -1,7 +1,18 @@
 """From a config file to checked, frozen dataclasses: the one place that reads a `ConfigDict`.
 
-The dataclasses of the rooms hold every default. `default(kind)` lays one out as a `ConfigDict` for config files and flags
-to change, `parse(kind, values)` takes it back, refusing what is unknown, of a wrong type or impossible before anything runs.
+The dataclasses of the packages hold every default, and their annotations say which values are allowed:
+
+    heads: Annotated[int, ">= 1"] = 12
+    dropout: Annotated[float, ">= 0", "< 1"] = 0.1
+    remat: Literal["none", "layer", "dots"] = "dots"
+    feedforward: Annotated[int, ">= 1"] | None = None     # None: four times the width
+
+`default(kind)` returns a dataclass as a `ConfigDict`, for config files and flags to change; `parse(kind, values)` turns it
+into the dataclass. `parse` and `check` reject unknown settings and values that the annotations do not allow; a dataclass's
+`__post_init__` only checks how its fields go together.
+
+Directories of earlier versions hold earlier names of settings, and numbers that stood for none. A dataclass lists them in
+`EARLIER_NAMES` ({old: new}) and `EARLIER_NONE` ({name: value}); `upgraded` replaces them.
 """
 
 import contextlib
@@ -10,26 +21,61 @@ import difflib
 import importlib.util
 import itertools
 import json
+import math
+import operator
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ml_collections import ConfigDict, FrozenConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict, config_dict
 
 Kind = TypeVar("Kind")
 LARGEST = 2**31 - 1  # of whole numbers: steps, rows and ids are counted in 32 bits on the devices
+NONE = "none"  # how a flag, or a text in a config file, says None
+BOUNDS = {  # of an annotation: the comparison, and how a message says it
+    ">=": (operator.ge, "at least"),
+    ">": (operator.gt, "above"),
+    "<=": (operator.le, "at most"),
+    "<": (operator.lt, "below"),
+}
 
 
 def default(kind: type) -> ConfigDict:
-    """Every setting of a dataclass at its default, for a config file to change."""
-    values = {
-        field.name: field.default for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING
-    }
-    values |= {field.name: field.default_factory() for field in dataclasses.fields(kind) if field.name not in values}
-    sections = {name: dataclasses.asdict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
-    return ConfigDict(values | sections)  # not `kind()`: what must be given may be missing yet
+    """Return every setting of a dataclass at its default, for a config file to change."""
+    return ConfigDict(_defaults(kind, {field.name: _default(field) for field in dataclasses.fields(kind)}))
+
+
+def _default(field: dataclasses.Field) -> Any:
+    return field.default_factory() if field.default is dataclasses.MISSING else field.default
+
+
+def _defaults(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Sections as dicts, and None as a placeholder that knows its type: flags cannot change a plain None."""
+    hints, found = get_type_hints(kind), {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value):
+            value = _defaults(
+                type(value), {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            )
+        found[name] = config_dict.placeholder(_plain(hints[name])) if value is None else value
+    return found
+
+
+def _plain(hint: Any) -> type:
+    """The type of a setting's values, such as int for `Annotated[int, ">= 1"] | None`."""
+    if get_origin(hint) in (types.UnionType, Union):
+        return _plain(_without_none(hint))
+    if get_origin(hint) is Literal:
+        return str
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _without_none(hint: Any) -> Any:
+    (kind,) = (kind for kind in get_args(hint) if kind is not types.NoneType)
+    return kind
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -38,8 +84,39 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def parse(kind: type[Kind], values: ConfigDict | dict[str, Any]) -> Kind:
-    """The checked dataclass. Raises ValueError that names the key and what it may be."""
+    """Return the checked dataclass. Raises ValueError that names the setting and the values that it may have."""
     return kind(**_fields(kind, values.to_dict() if isinstance(values, ConfigDict) else values, ""))
+
+
+def check(config: Any, section: str = "") -> None:
+    """Raise ValueError, as `parse` does, if a dataclass that was made in Python has values that are not allowed.
+
+    section: the setting that the dataclass is, such as "model"; empty for a whole config.
+    """
+    _fields(type(config), _shallow(config), f"{section}." if section else "")
+
+
+def _shallow(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+
+
+def upgraded(kind: type, values: Any) -> Any:
+    """Return settings that an earlier version stored with the names that they have today, and None where they meant it."""
+    if not isinstance(values, dict):  # damaged, which `parse` reports
+        return values
+    names, nones = getattr(kind, "EARLIER_NAMES", {}), getattr(kind, "EARLIER_NONE", {})
+    hints, found = get_type_hints(kind, include_extras=True), {}
+    for name, value in values.items():
+        name = names.get(name, name)
+        hint = hints.get(name)
+        if dataclasses.is_dataclass(hint):
+            value = upgraded(hint, value)
+        elif get_origin(hint) is dict and isinstance(value, dict):
+            value = {key: upgraded(get_args(hint)[1], item) for key, item in value.items()}
+        elif name in nones and value == nones[name] and type(value) in (type(nones[name]), int):
+            value = None
+        found[name] = value
+    return found
 
 
 def kind_of(values: ConfigDict | dict[str, Any], kinds: Sequence[type]) -> type:
@@ -48,35 +125,80 @@ def kind_of(values: ConfigDict | dict[str, Any], kinds: Sequence[type]) -> type:
 
 
 def _fields(kind: type, values: dict[str, Any], path: str) -> dict[str, Any]:
-    types = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
+    known = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     for key in values:
-        if key not in types:
-            raise ValueError(unknown_key(path + key, [path + name for name in types]))
-    return {key: _to_type(types[key], value, path + key) for key, value in values.items()}
+        if key not in known:
+            raise ValueError(unknown_key(path + key, [path + name for name in known], _renamed(kind, path)))
+    return {key: _to_type(known[key], value, path + key) for key, value in values.items()}
 
 
-def _to_type(kind: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(kind) or get_origin(kind) is dict:
+def _to_type(hint: Any, value: Any, path: str, or_none: str = "") -> Any:
+    """Return a value as its annotation has it. Raises ValueError if the annotation does not allow the value.
+
+    or_none: what messages add for a setting that may be none.
+    """
+    if get_origin(hint) in (types.UnionType, Union):
+        return None if value is None or value == NONE else _to_type(_without_none(hint), value, path, f", or {NONE}")
+    if get_origin(hint) is Annotated:
+        kind, *bounds = get_args(hint)
+        return _within(_to_type(kind, value, path, or_none), bounds, path, or_none)
+    if get_origin(hint) is Literal:
+        return _chosen(value, get_args(hint), path, or_none)
+    if dataclasses.is_dataclass(hint) or get_origin(hint) is dict:
+        if isinstance(value, hint if dataclasses.is_dataclass(hint) else ()):
+            value = _shallow(value)
         if not isinstance(value, dict):
             raise ValueError(f"{path} is a section of settings, got {value!r}")
-        if dataclasses.is_dataclass(kind):
-            return kind(**_fields(kind, value, path + "."))
-        return {name: _entry(get_args(kind)[1], item, f"{path}.{name}") for name, item in value.items()}
-    if get_origin(kind) is tuple:
+        if dataclasses.is_dataclass(hint):
+            return hint(**_fields(hint, value, path + "."))
+        return {name: _entry(get_args(hint)[1], item, f"{path}.{name}") for name, item in value.items()}
+    if get_origin(hint) is tuple:
         if not isinstance(value, (tuple, list)):
             raise ValueError(f"{path} must be a list, such as (1, 2), got {value!r}")
-        return tuple(_to_type(get_args(kind)[0], item, path) for item in value)
-    if kind in (int, float) and type(value) is int and abs(value) > LARGEST:
+        return tuple(_to_type(get_args(hint)[0], item, path) for item in value)
+    if hint in (int, float) and type(value) is int and abs(value) > LARGEST:
         raise ValueError(f"{path} must be between {-LARGEST} and {LARGEST}, got {value}")
-    if kind is float and type(value) is int:
+    if hint is float and type(value) is int:
         return float(value)
-    if type(value) is not kind:
-        raise ValueError(f"{path} must be of type {kind.__name__}, got {value!r}")
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ValueError(f"{path} must be of type {hint.__name__}{or_none}, got {value!r}")
+    if hint is float and not math.isfinite(value):
+        raise ValueError(f"{path} must be a finite number, got {value}")
+    return value
+
+
+def _within(value: Any, bounds: Sequence[str], path: str, or_none: str) -> Any:
+    for bound in bounds:
+        sign, _, limit = bound.partition(" ")
+        if not BOUNDS[sign][0](value, float(limit)):
+            raise ValueError(f"{path} must be {said(bounds)}{or_none}, got {value}")
+    return value
+
+
+def said(bounds: Sequence[str]) -> str:
+    """Return bounds of an annotation in words, such as "at least 0 and below 1"."""
+    parts = [bound.partition(" ") for bound in bounds]
+    return " and ".join(f"{BOUNDS[sign][1]} {limit}" for sign, _, limit in parts)
+
+
+def shown(value: Any) -> str:
+    """Return the value of a setting as a flag has it."""
+    return NONE if value is None else str(value)
+
+
+def _chosen(value: Any, choices: Sequence[str], path: str, or_none: str) -> str:
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{path} must be one of {', '.join(choices)}{or_none}, got {value!r}{hint}")
     return value
 
 
 def _entry(kind: type, value: Any, path: str) -> Any:
     """One of several sections of the same kind, which cannot know the name that its errors are to begin with."""
+    if isinstance(value, kind):
+        value = _shallow(value)
     if not isinstance(value, dict):
         raise ValueError(f"{path} is a section of settings, got {value!r}")
     try:
@@ -87,8 +209,19 @@ def _entry(kind: type, value: Any, path: str) -> Any:
         raise ValueError(f"{path}.{error}") from error
 
 
-def unknown_key(key: str, known: Sequence[str]) -> str:
-    """A message for a misspelt key, with the nearest one that exists."""
+def _renamed(kind: type, path: str = "") -> dict[str, str]:
+    """Return {earlier name: name} of the settings of a dataclass and of its sections, with their paths."""
+    found = {path + old: path + new for old, new in getattr(kind, "EARLIER_NAMES", {}).items()}
+    for name, hint in get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            found |= _renamed(hint, f"{path}{name}.")
+    return found
+
+
+def unknown_key(key: str, known: Sequence[str], renamed: Mapping[str, str] = types.MappingProxyType({})) -> str:
+    """Return a message for a setting that does not exist, with its new name or the nearest one that exists."""
+    if key in renamed:
+        return f"the setting {key!r} is now called {renamed[key]!r}"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
     return f"unknown setting {key!r}{hint}"
@@ -102,17 +235,23 @@ def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
     return leaves
 
 
-def check_overrides(source: str, items: Iterable[str]) -> None:
-    """Raise ValueError if one of `section.key=value` names a setting that the config of `source` does not have."""
+def check_overrides(source: str, items: Iterable[str], kinds: Sequence[type] = ()) -> None:
+    """Raise ValueError if one of `section.key=value` names a setting that the config of `source` does not have.
+
+    kinds: the dataclasses that the config may be made for, which know earlier names of settings.
+    """
     known = [*flat(load(source).to_dict())]
+    renamed = {old: new for kind in kinds for old, new in _renamed(kind).items()}
     for item in items:
         key = item.partition("=")[0]
         if key not in known:
-            raise ValueError(unknown_key(key, known))
+            raise ValueError(unknown_key(key, known, renamed))
 
 
-def check_flags(arguments: Sequence[str]) -> None:
+def check_flags(arguments: Sequence[str], kinds: Sequence[type] = ()) -> None:
     """Check the config file of a command line, and the settings that its flags `--config.section.key=value` change.
+
+    kinds: the dataclasses that the config may be made for.
 
     Raises ValueError if the file is broken, has no such setting, or is not given although settings are; and for any argument that
     is not text in UTF-8.
@@ -127,7 +266,7 @@ def check_flags(arguments: Sequence[str]) -> None:
     if items and not sources:
         raise ValueError(f"--config.{items[0]} changes a setting of a config file: give one with --config=FILE")
     if sources:
-        check_overrides(sources[-1], items)
+        check_overrides(sources[-1], items, kinds)
 
 
 def arguments(text: str, **choices: Any) -> SimpleNamespace:

@@ -31,6 +31,22 @@ Start with:  ag-jax compare --config=configs/quickstart.py --workdir=runs/quicks
 """
 VERBS = ("train", "compare", "evaluate", "inspect", "tokenizer", "plan", "convert")
 
+
+class _NumberOrNone(flags.ArgumentParser):
+    """A number, or the word none for a setting that may be none."""
+
+    def __init__(self, numbers: flags.ArgumentParser):
+        self._numbers, self.syntactic_help = numbers, numbers.syntactic_help
+
+    def parse(self, argument):
+        return None if argument in (None, "none") else self._numbers.parse(argument)
+
+    def flag_type(self) -> str:
+        return self._numbers.flag_type()
+
+
+config_flags.register_flag_parser_for_type(int, _NumberOrNone(flags.IntegerParser()))
+config_flags.register_flag_parser_for_type(float, _NumberOrNone(flags.FloatParser()))
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, and after a colon its arguments.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
 _STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint to use; the newest by default.")
@@ -68,7 +84,7 @@ def main(argv: list[str]) -> int:
     )
 
     try:
-        config_reader.check_flags(argv[1:])
+        config_reader.check_flags(argv[1:], cli.KINDS)
         positional = flags.FLAGS(argv)[1:]
         if len(positional) != 1 or positional[0] not in VERBS:
             raise ValueError(

@@ -57,7 +57,7 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
     """
     model, params, tokenizer = opening.open_masked_lm(directory, step)
     mask = tokenizer.specials.mask
-    shape = Shape(tokenizer.specials, model.config.max_length, model.config.segments)
+    shape = Shape(tokenizer.specials, model.config.max_length, model.config.token_types)
     apply = jax.jit(lambda batch: model.apply({"params": params}, batch, deterministic=True).words_BMV)
 
     def of_one(text: str, top: int) -> Any:
@@ -198,7 +198,7 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
     opened = opening.open_encoder(directory, step)
     model, params = Encoder(opened.config), opened.params["encoder"]
-    shape = Shape(opened.tokenizer.specials, opened.config.max_length, opened.config.segments)
+    shape = Shape(opened.tokenizer.specials, opened.config.max_length, opened.config.token_types)
 
     @jax.jit
     def apply(batch: dict[str, Any]) -> jax.Array:
@@ -236,7 +236,7 @@ class _Predict:
 
     def __call__(self, given: list[Example]) -> tuple[list[Any], list[np.ndarray]]:
         examples, tokenizer = Examples(tuple(given), "a pipeline"), self.tuned.tokenizer
-        features = encoding.encode(self.task, examples, tokenizer, self.length, self.tuned.config.segments)
+        features = encoding.encode(self.task, examples, tokenizer, self.length, self.tuned.config.token_types)
         logits = predicting.logits_of(self._apply, features, min(BATCH, max(len(features), 1)), self.length)
         return predictions.predict(self.task, examples, features, logits), logits
 

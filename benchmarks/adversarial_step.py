@@ -29,7 +29,7 @@ from ag_jax.planning.hlo import Program
 from ag_jax.pretraining import config as pretraining_config
 
 CONFIG = "configs/asa/figure4_speed.py"
-ON_CPU = {"model.layers": 2, "model.vocabulary_size": 0, "training.batch_size": 4}
+ON_CPU = {"model.layers": 2, "model.vocabulary_size": None, "training.batch_size": 4}
 
 
 def compiled(runner: Runner) -> dict[str, float]:
@@ -78,7 +78,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     config_reader.check_overrides(f"{CONFIG}:length=128,arm=plain", options.set)
-    overrides = (ON_CPU if on_cpu else {}) | SHARED | {"data.cache_dir": ""}
+    overrides = (ON_CPU if on_cpu else {}) | SHARED | {"data.cache_dir": None}
     for item in options.set:
         name, _, text = item.partition("=")
         try:

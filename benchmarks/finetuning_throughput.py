@@ -123,7 +123,7 @@ class HuggingFace:
             max_position_embeddings=config.max_length + config.position_offset,
             hidden_dropout_prob=config.dropout,
             attention_probs_dropout_prob=config.attention_dropout,
-            type_vocab_size=config.segments,
+            type_vocab_size=config.token_types,
             layer_norm_eps=config.layer_norm_epsilon,
             num_labels=classes,
             attn_implementation="sdpa",

@@ -166,7 +166,7 @@ class HuggingFace:
             max_position_embeddings=model.max_length + model.position_offset,
             hidden_dropout_prob=model.dropout,
             attention_probs_dropout_prob=model.attention_dropout,
-            type_vocab_size=model.segments,
+            type_vocab_size=model.token_types,
             layer_norm_eps=model.layer_norm_epsilon,
             attn_implementation="sdpa",
         )
@@ -245,7 +245,7 @@ def main() -> None:
     options = parser.parse_args()
     config_reader.check_overrides(options.config, options.set)
     overrides = {} if on_cpu else {"model.vocabulary_size": 52_000}
-    overrides |= SHARED | {"data.cache_dir": ""}
+    overrides |= SHARED | {"data.cache_dir": None}
     for item in options.set:
         name, _, value = item.partition("=")
         overrides[name] = int(value) if value.isdigit() else value

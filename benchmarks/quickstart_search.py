@@ -33,7 +33,7 @@ def grid(steps: int) -> list[tuple[str, dict]]:
     """(arm, settings) of every run."""
     shared = {
         "training.steps": steps,
-        "training.evaluate_every": 0,
+        "training.evaluate_every": None,
         "training.checkpoint_every": steps,
         "training.milestones": (),
         "training.tensorboard": False,

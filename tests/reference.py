@@ -168,7 +168,7 @@ def heads_of(x, params):
 
 def distance_row(distance, span, buckets):
     """The row of the table of relative embeddings for one distance (He et al. 2021; buckets: DeBERTa v2's code)."""
-    half, middle = buckets or span, buckets // 2
+    half, middle = buckets or span, (buckets or 0) // 2
     if buckets and abs(distance) > middle:
         steps = math.ceil(math.log(abs(distance) / middle) / math.log((span - 1) / middle) * (middle - 1))
         distance = int(math.copysign(middle + steps, distance))
@@ -236,7 +236,7 @@ def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0, keep=N
     keep: (layer, its input) -> the mask `BHQK` of its attention; the mask decoder has that of the last layer.
 
     Of `config` it reads what parameters do not tell: layer_norm_epsilon, position_offset, absolute_positions, relative,
-    decoder_passes and convolution_activation.
+    mask_decoder_passes and convolution_activation.
     """
     table, epsilon = params["embeddings"], config.layer_norm_epsilon
     sequences_BL = np.asarray(batch["sequences"])
@@ -276,9 +276,9 @@ def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0, keep=N
             x = layer_norm(x + beside, params["convolution_norm"], epsilon)
         all_weights.append(weights)
     decoded = x
-    if config.decoder_passes:
+    if config.mask_decoder_passes:
         decoded = before + table["position"]["embedding"][places_BL]
-        for _ in range(config.decoder_passes):
+        for _ in range(config.mask_decoder_passes):
             decoded, _ = apply(index, before, decoded)
     return x, decoded, np.stack(all_weights)
 

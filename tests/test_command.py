@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from ag_jax import config_reader
 from ag_jax.data.text import pipeline
 from ag_jax.pretraining import run as run_room
 from ag_jax.training import loop
@@ -128,6 +129,27 @@ def test_a_signal_saves_says_how_to_go_on_and_exits_0(text, uninterrupted, tmp_p
     assert_same_run(workdir, uninterrupted)
 
 
+def test_settings_that_may_be_none(text, tmp_path):
+    changes = {"model.feedforward": "none", "optimizer.clip_norm": "none", "training.keep_every": "7"}
+    changes |= {
+        "data.tokenizer.path": "none",
+        "guidance.mode": "none",
+        "mesh.data": "2",
+        "training.step_timeout": "none",
+    }
+    flags = [f"--config.{key}={value}" for key, value in changes.items()]
+    done = run([*command("train", text, tmp_path / "run"), *flags, "--print_config"])
+    settings = config_reader.flat(json.loads(done.stdout))
+    assert [settings[key] for key in changes] == [None, None, 7, None, "none", 2, None]
+    for flag, message in (
+        ("--config.training.steps=none", "training.steps must be of type int, got None"),
+        ("--config.model.feedforward=0", "model.feedforward must be at least 1, or none, got 0"),
+        ("--config.model.segments=2", "the setting 'model.segments' is now called 'model.token_types'"),
+    ):
+        done = run([*command("train", text, tmp_path / "run"), flag, "--print_config"])
+        assert done.returncode and message in done.stderr
+
+
 def test_evaluate_finds_the_summarys_loss(uninterrupted):
     done = run(["evaluate", f"--workdir={uninterrupted}"])
     assert done.returncode == 0, done.stderr
@@ -188,7 +210,7 @@ def test_another_config_is_refused_and_nothing_is_lost(text, uninterrupted):
         (["--config.mesh.tensor=3"], "the mesh data=1 x fsdp=1 x tensor=3 needs 3 devices"),
         (["--config.model.vocabulary_size=7"], "smaller than the tokenizer's 300 tokens"),
         (["--config.optimizer.warmup_steps=500"], "optimizer.warmup_steps must be below training.steps=120"),
-        (["--config.data.masking.rate=1.5"], "rate must lie strictly between 0 and 1"),
+        (["--config.data.masking.rate=1.5"], "data.masking.rate must be above 0 and below 1, got 1.5"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(text, tmp_path, more, message):

@@ -1,6 +1,7 @@
 """The reader of configs: any dataclass laid out, taken back and refused; arguments, files and flags."""
 
 import dataclasses
+from typing import Annotated, ClassVar, Literal
 
 import pytest
 
@@ -27,6 +28,31 @@ class Whole:
     title: str = "whole"
     parts: dict[str, Part] = dataclasses.field(default_factory=dict)
     other: Part = Part()
+
+
+@dataclasses.dataclass(frozen=True)
+class Typed:
+    """Settings whose annotations say which values are allowed."""
+
+    mode: Literal["none", "loss"] = "none"
+    share: Annotated[float, "> 0", "<= 1"] = 0.5
+    width: Annotated[int, ">= 1"] | None = None
+    kind: Literal["float32", "bfloat16"] | None = None
+    place: str | None = None
+    clip: Annotated[float, "> 0"] | None = 1.0
+    steps: tuple[Annotated[int, ">= 0"], ...] = (0,)
+    inner: Part = Part()
+
+    EARLIER_NAMES: ClassVar = {"size": "width"}
+    EARLIER_NONE: ClassVar = {"width": 0, "clip": 0.0, "place": ""}
+
+
+@dataclasses.dataclass(frozen=True)
+class Typeds:
+    """A config with sections of `Typed`, one with a name and several without."""
+
+    one: Typed = Typed()
+    many: dict[str, Typed] = dataclasses.field(default_factory=dict)
 
 
 FILE = """
@@ -73,6 +99,53 @@ def test_what_is_wrong_is_named(values, message):
         parse(Whole, values)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "los"}, "^one.mode must be one of none, loss, got 'los'; did you mean 'loss'"),
+        ({"mode": None}, "^one.mode must be one of none, loss, got None"),
+        ({"share": 0}, "^one.share must be above 0 and at most 1, got 0"),
+        ({"share": 1.5}, "^one.share must be above 0 and at most 1, got 1.5"),
+        ({"share": float("nan")}, "^one.share must be a finite number, got nan"),
+        ({"share": None}, "^one.share must be of type float, got None"),
+        ({"width": 0}, "^one.width must be at least 1, or none, got 0"),
+        ({"width": 1.0}, "^one.width must be of type int, or none, got 1.0"),
+        ({"width": True}, "^one.width must be of type int, or none, got True"),
+        ({"kind": "float16"}, "^one.kind must be one of float32, bfloat16, or none, got 'float16'"),
+        ({"clip": 0}, "^one.clip must be above 0, or none, got 0"),
+        ({"steps": (1, -1)}, "^one.steps must be at least 0, got -1"),
+        ({"size": 3}, "^the setting 'one.size' is now called 'one.width'"),
+    ],
+)
+def test_annotations_say_what_is_allowed(settings, message):
+    with pytest.raises(ValueError, match=message):
+        parse(Typeds, {"one": settings})
+    if "size" not in settings:  # made in Python
+        with pytest.raises(ValueError, match=message):
+            config_reader.check(Typeds(one=Typed(**settings)))
+        with pytest.raises(ValueError, match=message.replace("^one", "^many.a")):
+            config_reader.check(Typeds(many={"a": Typed(**settings)}))
+
+
+def test_none_is_written_as_a_word():
+    values = {"one": {"width": "none", "kind": "none", "place": "none", "clip": None, "mode": "none"}}
+    assert parse(Typeds, values).one == Typed(clip=None)
+    assert parse(Typeds, {"one": {"width": 3, "clip": 2}}).one == Typed(width=3, clip=2.0)
+
+
+def test_what_earlier_versions_stored_is_upgraded():
+    stored = {"size": 0, "clip": 0.0, "place": "", "share": 0.25, "mode": "none", "inner": {"count": 2}}
+    expected = {"width": None, "clip": None, "place": None, "share": 0.25, "mode": "none", "inner": {"count": 2}}
+    assert config_reader.upgraded(Typeds, {"one": stored, "many": {"a": stored}}) == {
+        "one": expected,
+        "many": {"a": expected},
+    }
+    for kept in ({"size": 3, "clip": 0.5, "place": "x"}, {"width": None}, {"width": False}, {"width": "0"}):
+        assert list(config_reader.upgraded(Typed, kept).values()) == list(kept.values())
+    for damaged in (3, {"one": 3, "many": 4, "none": [1]}):
+        assert config_reader.upgraded(Typeds, damaged) == damaged
+
+
 def test_the_kind_of_a_config_is_that_of_its_keys():
     assert config_reader.kind_of({"title": "x", "parts": {}, "tilte": 1}, (Part, Whole)) is Whole
     assert config_reader.kind_of({"count": 3, "titel": 1}, (Whole, Part)) is Part
@@ -87,6 +160,11 @@ def test_flags_are_checked_against_the_file(source):
         check_flags(["--config", source, "--config.parts.first.cout=3"])
     with pytest.raises(ValueError, match="did you mean 'parts.first.count'"):
         check_flags([f"--config={source}", "--config.parts.frist.count=3"])
+    with pytest.raises(ValueError, match="the setting 'title2' is now called 'other'"):
+        check_flags(
+            [f"--config={source}", "--config.title2=t"],
+            [type("Later", (Whole,), {"EARLIER_NAMES": {"title2": "other"}})],
+        )
     with pytest.raises(ValueError, match="give one with --config=FILE"):
         check_flags(["--config.title=t"])
     with pytest.raises(ValueError, match="not/there.py does not exist"):

@@ -238,7 +238,7 @@ def test_the_tpu_and_the_gpu_run_differ_in_batch_epochs_and_title_alone(arm):
 )
 def test_table9_fits_the_meshes_that_its_docstring_names(hardware, devices, tensor):
     config = parsed("ag/table9_tpu_gpu.py", f"hardware={hardware}", **{"mesh.tensor": tensor})
-    assert config.mesh.data == 0, "0 is what takes all devices"
+    assert config.mesh.data is None, "all devices"
     assert config.training.batch_size // config.training.microbatches % (devices // tensor * config.mesh.fsdp) == 0
     assert config.model.heads % tensor == 0
 
@@ -252,7 +252,7 @@ def test_roberta_table_9():
     assert (model.layers, model.width, model.heads, model.feedforward or 4 * model.width) == (12, 768, 12, 3072)
     assert (model.dropout, model.attention_dropout, optimizer.decay) == (0.1, 0.1, "linear")
     assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.weight_decay) == (6e-4, 24_000, 0.01)
-    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon, optimizer.clip_norm) == (0.9, 0.98, 1e-6, 0.0)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon, optimizer.clip_norm) == (0.9, 0.98, 1e-6, None)
     assert (training.steps, training.batch_size) == (500_000, 8192)
 
 
@@ -286,8 +286,10 @@ def test_arms_of_the_deberta_ablation_lack_what_their_name_says(arm, scale):
     config = parsed("deberta/table4_ablation.py", f"arm={arm},scale={scale}")
     model, lacking = config.model, arm.split("_")
     assert [term not in model.relative.names for term in ("c2p", "p2c")] == [term in lacking for term in ("c2p", "p2c")]
-    assert (model.absolute_positions, model.decoder_passes) == (("none", 0) if "emd" in lacking else ("decoder", 2))
-    assert model.relative.span == config.data.sequence_length and model.segments == 0 and not model.relative.shared
+    assert (model.absolute_positions, model.mask_decoder_passes) == (
+        ("none", 0) if "emd" in lacking else ("decoder", 2)
+    )
+    assert model.relative.span == config.data.sequence_length and model.token_types == 0 and not model.relative.shared
     if scale == "paper":
         assert (model.layers, model.heads, model.width) == (12, 12, 768)
         assert (config.training.steps, config.training.batch_size) == (1_000_000, 256)
@@ -301,7 +303,7 @@ def test_published_encoders(name):
     model = pretraining_config.parse(config).model
     deberta = name.startswith("deberta")
     assert (
-        (model.decoder_passes == 2)
+        (model.mask_decoder_passes == 2)
         == (model.absolute_positions == "decoder")
         == (model.relative.terms == "c2p,p2c")
         == deberta
@@ -309,7 +311,7 @@ def test_published_encoders(name):
     assert (model.relative.buckets == 256) == model.relative.normalized == (name in ("deberta_v2", "deberta_v3"))
     assert model.relative.shared != (name == "deberta_v1") and model.relative.key_bias != (name == "deberta_v1")
     assert (model.convolution == 3) == (name == "deberta_v2") and model.is_projected == (name == "electra")
-    assert model.segments == {"bert": 2, "roberta": 1, "electra": 2}.get(name, 0)
+    assert model.token_types == {"bert": 2, "roberta": 1, "electra": 2}.get(name, 0)
     assert model.position_offset == 2 * (name == "roberta")
 
 

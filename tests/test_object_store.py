@@ -37,7 +37,7 @@ def overrides(tmp_path):
         "optimizer.warmup_steps": 0,
         "training.batch_size": 4,
         "training.log_every": 1,
-        "training.evaluate_every": 0,
+        "training.evaluate_every": None,
         "training.milestones": (0.0, 1.0),
         "inspection.sentence": "The union is strong.",
     }

@@ -214,7 +214,7 @@ def test_clear_words_where_a_head_is_missing(places, tmp_path):
     [
         ("model", {"layers": 10**6}, "do not fit the model of task.json"),
         ("model", {"max_length": 10**12}, "model.max_length must be between"),
-        ("model", {"vocabulary_size": 0}, "model.vocabulary_size must be at least 1"),
+        ("model", {"vocabulary_size": 0}, "model.vocabulary_size must be a number of at least 1, got none"),
         ("model", {"dropout": 10**400}, "model.dropout must be between"),
         ("head", {"labels": "ab"}, "head.labels must be a list"),
         ("head", {"kind": "classifying"}, "the kind of a task must be one of"),

@@ -28,7 +28,7 @@ CONFIG = EncoderConfig(
     width=12,
     feedforward=22,
     max_length=13,
-    segments=2,
+    token_types=2,
     dropout=0.0,
     attention_dropout=0.0,
     remat="none",
@@ -36,17 +36,17 @@ CONFIG = EncoderConfig(
 
 # Every encoder by its settings; `tests/models/test_encoders.py` asks the same of all. Spans are shorter than the rows.
 DEBERTA_V1 = {
-    "segments": 0,
+    "token_types": 0,
     "position_offset": 0,
     "absolute_positions": "decoder",
-    "decoder_passes": 2,
+    "mask_decoder_passes": 2,
     "relative": DisentangledConfig(terms="c2p,p2c", span=6, shared=False, key_bias=False),
 }
 DEBERTA_V3 = DEBERTA_V1 | {"relative": DisentangledConfig(terms="c2p,p2c", span=9, buckets=6, normalized=True)}
-WITHOUT_DECODER = {"absolute_positions": "none", "decoder_passes": 0}
+WITHOUT_DECODER = {"absolute_positions": "none", "mask_decoder_passes": 0}
 ENCODERS = {
     "bert": {"position_offset": 0},
-    "roberta": {"segments": 1},
+    "roberta": {"token_types": 1},
     "electra": {"position_offset": 0, "embedding_width": 7},
     "deberta_v1": DEBERTA_V1,
     "deberta_v2": DEBERTA_V3 | {"convolution": 3},
@@ -59,7 +59,8 @@ ABLATIONS = {
     "no_emd_c2p": DEBERTA_V1 | WITHOUT_DECODER | {"relative": DisentangledConfig(terms="p2c", span=4)},
     "no_emd_p2c": DEBERTA_V1 | WITHOUT_DECODER | {"relative": DisentangledConfig(terms="c2p", span=4)},
     "paper_index": DEBERTA_V3 | {"relative": DisentangledConfig(terms="p2c,c2p", span=5, buckets=4, index="paper")},
-    "one_layer": DEBERTA_V3 | {"layers": 1, "decoder_passes": 1, "convolution": 5, "convolution_activation": "gelu"},
+    "one_layer": DEBERTA_V3
+    | {"layers": 1, "mask_decoder_passes": 1, "convolution": 5, "convolution_activation": "gelu"},
     "biased_input": {"relative": DisentangledConfig(terms="c2p,p2c", span=3, normalized=True), "embedding_width": 7},
 }
 

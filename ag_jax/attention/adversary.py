@@ -16,7 +16,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import flax.struct
 import jax
@@ -28,7 +28,7 @@ Array = jax.Array
 
 # The adversary's parameters, at the top of the tree beside the model's, which know nothing of them.
 ADVERSARY = "adversary"
-EMPTY_ROWS = ("uniform", "keep_diagonal")
+EmptyRows = Literal["uniform", "keep_diagonal"]
 
 
 def separated(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -190,14 +190,14 @@ class Adversary:
         return self.rules.attacked(keep_BHQK, sequences_BL, self.special_NBL)
 
 
-def initial_offset(share: float, width: int, deviation: float, *, drawn: bool = False) -> float:
-    """What to add to s for about `share` of the units to be kept at first; 0 for a share of 0.
+def initial_offset(share: float | None, width: int, deviation: float, *, drawn: bool = False) -> float:
+    """What to add to s for about `share` of the units to be kept at first; 0 for None.
 
     Of vectors that LayerNorm leaves, and kernels drawn with `deviation`, s is normal with the standard deviation
     d = deviation^2 * width, whatever the heads. By a threshold the share above -offset is kept. With `drawn`, units are kept with
     probability sigmoid(s + offset), of which the mean is about sigmoid(offset / sqrt(1 + pi d^2 / 8)) (MacKay 1992).
     """
-    if not share:
+    if share is None:
         return 0.0
     spread = deviation**2 * width
     if drawn:

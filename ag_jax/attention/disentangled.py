@@ -20,6 +20,7 @@ R rows of the table of relative embeddings, S distances, M places that ask where
 
 import dataclasses
 import math
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,6 @@ import numpy as np
 Array = jax.Array
 
 TERMS = ("c2p", "p2c")
-INDICES = ("code", "paper")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,8 @@ class DisentangledConfig:
 
     terms: any of `c2p` (content to position) and `p2c` (position to content), with a comma; "" is plain attention.
     span: k, the distance from which on all are alike.
-    buckets: number of logarithmic buckets on each side of 0 (DeBERTa v2: 256 for a span of 512); 0 gives every distance its own.
+    buckets: number of logarithmic buckets on each side of 0, an even number (DeBERTa v2: 256 for a span of 512); None gives every
+        distance its own.
     shared: embeddings of distances are projected as content is (v2, v3); otherwise by projections of their own (v1).
     normalized: LayerNorm on the embeddings of distances (v2, v3).
     key_bias: whether the projections to keys, of content and of distances, have a bias (v1: not).
@@ -45,28 +46,26 @@ class DisentangledConfig:
     """
 
     terms: str = ""
-    span: int = 512
-    buckets: int = 0
+    span: Annotated[int, ">= 1", "< 1073741824"] = (
+        512  # the table has two rows for each, which JAX looks up with 32 bits
+    )
+    buckets: Annotated[int, ">= 1"] | None = None
     shared: bool = True
     normalized: bool = False
     key_bias: bool = True
-    index: str = "code"
+    index: Literal["code", "paper"] = "code"
+
+    EARLIER_NONE: ClassVar = {"buckets": 0}
 
     def __post_init__(self):
         if len(set(self.names)) < len(self.names) or not set(self.names) <= set(TERMS):
             raise ValueError(
                 f"model.relative.terms must be some of {', '.join(TERMS)}, each once, with a comma between, got {self.terms!r}"
             )
-        if self.span < 1:
-            raise ValueError(f"model.relative.span must be at least 1, got {self.span}")
-        if self.span >= 2**30:  # the table has two rows for each, which JAX looks up with 32 bits
-            raise ValueError(f"model.relative.span must be below 2^30, got {self.span}")
-        if self.buckets < 0 or self.buckets % 2 or self.buckets >= self.span:
+        if self.buckets is not None and (self.buckets % 2 or self.buckets >= self.span):
             raise ValueError(
-                f"model.relative.buckets must be even and below model.relative.span={self.span}, or 0, got {self.buckets}"
+                f"model.relative.buckets must be even and below model.relative.span={self.span}, or none, got {self.buckets}"
             )
-        if self.index not in INDICES:
-            raise ValueError(f"model.relative.index must be one of {', '.join(INDICES)}, got {self.index!r}")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import functools
 import math
 import re
 from collections.abc import Callable
+from typing import Annotated, ClassVar, Literal
 
 import flax.struct
 import jax
@@ -25,13 +26,10 @@ from ag_jax.attention.patterns import Columns, Shift, Target
 
 Array = jax.Array
 Schedule = Callable[[Array], Array]
-
-MODES = ("none", "loss", "bias")
-REDUCTIONS = ("type_mean", "head_mean", "frobenius")
-BOUNDARIES = ("uniform", "zero", "ignore")
-ABSENT = ("uniform", "ignore")
-SCHEDULES = ("hold_then_linear", "linear", "constant")
-PROBABILITIES = ("before_dropout", "after_dropout")
+Reduction = Literal["type_mean", "head_mean", "frobenius"]
+Boundary = Literal["uniform", "zero", "ignore"]
+Absent = Literal["uniform", "ignore"]
+Probabilities = Literal["before_dropout", "after_dropout"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,34 +46,18 @@ class GuidanceConfig:
     probabilities: guide the softmax itself (`before_dropout`, the paper) or what dropout leaves of it (released code).
     """
 
-    mode: str = "none"
-    fraction: float = 0.5
-    heads: str = ""
-    alpha: float = 10.0
-    schedule: str = "hold_then_linear"
-    hold_steps: int = 20_000
-    reduction: str = "type_mean"
-    boundary: str = "uniform"
-    absent: str = "uniform"
-    probabilities: str = "before_dropout"
+    mode: Literal["none", "loss", "bias"] = "none"
+    fraction: Annotated[float, "> 0", "<= 1"] = 0.5
+    heads: str | None = None
+    alpha: Annotated[float, ">= 0"] = 10.0
+    schedule: Literal["hold_then_linear", "linear", "constant"] = "hold_then_linear"
+    hold_steps: Annotated[int, ">= 0"] = 20_000
+    reduction: Reduction = "type_mean"
+    boundary: Boundary = "uniform"
+    absent: Absent = "uniform"
+    probabilities: Probabilities = "before_dropout"
 
-    def __post_init__(self):
-        for name, choices in (
-            ("mode", MODES),
-            ("schedule", SCHEDULES),
-            ("reduction", REDUCTIONS),
-            ("boundary", BOUNDARIES),
-            ("absent", ABSENT),
-            ("probabilities", PROBABILITIES),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"guidance.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        if not 0.0 < self.fraction <= 1.0:
-            raise ValueError(f"guidance.fraction (lambda) must be in (0, 1], got {self.fraction}")
-        if self.alpha < 0 or not math.isfinite(self.alpha):
-            raise ValueError(f"guidance.alpha must be a finite number of at least 0, got {self.alpha}")
-        if self.hold_steps < 0:
-            raise ValueError(f"guidance.hold_steps must be at least 0, got {self.hold_steps}")
+    EARLIER_NONE: ClassVar = {"heads": ""}
 
     @property
     def in_effect(self) -> "GuidanceConfig":

@@ -22,12 +22,12 @@ COMPILING = (
 
 
 class Watchdog:
-    """Within this context a run that makes no progress for `seconds` dumps the stacks of all threads and ends (0: never).
+    """Within this context a run that makes no progress for `seconds` dumps the stacks of all threads and ends; None: never.
 
     Progress is a step whose result is there (`follow`), or a word of the loop that something was done (`beat`).
     """
 
-    def __init__(self, seconds: float, end: Callable[[int], None] = hosts.leave_at_once):
+    def __init__(self, seconds: float | None, end: Callable[[int], None] = hosts.leave_at_once):
         self._seconds, self._end = seconds, end
         self._lock, self._done = threading.Lock(), threading.Event()
         self._underway: deque[tuple[int, jax.Array]] = deque()

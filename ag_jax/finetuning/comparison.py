@@ -93,7 +93,9 @@ def _report(
     configs = {arm: of_arm.suite.config for arm, of_arm in done.items()}
     chosen = {arm: of_arm.chosen for arm, of_arm in done.items()}
     baseline, first = next(iter(configs.items()))
-    settings = "".join(" " + shlex.quote(f"--config.{key}={value}") for key, value in overrides.items())
+    settings = "".join(
+        " " + shlex.quote(f"--config.{key}={config_reader.shown(value)}") for key, value in overrides.items()
+    )
     tasks = {}
     for name, of_baseline in chosen[baseline].items():
         notes = list(of_baseline.notes)

@@ -1,95 +1,78 @@
 """What is fine-tuned, on what, how often, and by which recipe."""
 
 import dataclasses
-import math
+from typing import Annotated, ClassVar, Literal
 
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.tasks.rows import SHORTEST
-from ag_jax.models.config import DTYPES, IMPLEMENTATIONS, REMATS
+from ag_jax.models.config import DType, Implementation, Remat
 from ag_jax.objectives.adversarial.config import AdversarialConfig
-from ag_jax.training.optimizer import DECAYS
+from ag_jax.training.optimizer import Decay
 from ag_jax.training.sharding import MeshConfig
-
-KEPT = ("none", "best")
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How one task is trained; every pair of a batch size and a learning rate is a point of its sweep.
 
-    epochs: the most there are, evaluated after each; patience: epochs without a better one after which it stops, 0 for never.
+    epochs: the most there are, evaluated after each; patience: epochs without a better one after which it stops, None for never.
     epochs_factor: train for so many times `epochs`; an arm that trains longer sets it, so that a flag for `epochs` scales all arms.
-    warmup_fraction: of the steps; decay: `linear` to 0 or `constant`; clip_norm: 0 for none; weight_decay: on matrices alone.
+    warmup_fraction: of the steps; decay: `linear` to 0 or `constant`; clip_norm: None for none; weight_decay: on matrices alone.
     max_length: tokens of a row; what is longer is cut as the task's protocol says, and counted.
-    dropout, attention_dropout: -1 for those of the checkpoint; microbatches: parts that a batch is computed in.
-    train_examples, validation_examples: so many of the split, 0 for all, drawn by a hash of `subset_seed` and the example, so that
+    dropout, attention_dropout: None for those of the checkpoint; microbatches: parts that a batch is computed in.
+    train_examples, validation_examples: so many of the split, None for all, drawn by a hash of `subset_seed` and the example, so that
         all seeds, points and arms have the same; with folds the former are what is cut into them.
-    metric: what epochs and points are chosen by, one of the task's metrics; "" for its own.
+    metric: what epochs and points are chosen by, one of the task's metrics; None for its own.
     ranking: QNLI as pairs to be ranked (RoBERTa); first_question: of a dialogue of DREAM alone, as the code of ASA does it.
     skip_malformed: leave malformed rows out and count them, instead of refusing the file.
     initial_task: another task of the suite, from whose best weights with the same seed this one starts, such as mnli.
-    folds: cross-validation in so many parts, with a single point, for tasks without splits; 0 for none.
+    folds: cross-validation in so many parts, with a single point, for tasks without splits; None for none.
     legacy_eval: choose on test data where released code did (`Task.legacy`); such numbers are no estimate of anything.
     adversarial: the attack that it is trained against.
     """
 
-    batch_sizes: tuple[int, ...] = (32,)
-    learning_rates: tuple[float, ...] = (2e-5,)
-    epochs: int = 3
-    epochs_factor: int = 1
-    patience: int = 0
-    warmup_fraction: float = 0.06
-    decay: str = "linear"
-    weight_decay: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    clip_norm: float = 1.0
-    max_length: int = 128
-    dropout: float = -1.0
-    attention_dropout: float = -1.0
-    microbatches: int = 1
-    train_examples: int = 0
-    validation_examples: int = 0
-    subset_seed: int = 0
-    metric: str = ""
+    batch_sizes: tuple[Annotated[int, ">= 1"], ...] = (32,)
+    learning_rates: tuple[Annotated[float, "> 0"], ...] = (2e-5,)
+    epochs: Annotated[int, ">= 1"] = 3
+    epochs_factor: Annotated[int, ">= 1"] = 1
+    patience: Annotated[int, ">= 1"] | None = None
+    warmup_fraction: Annotated[float, ">= 0", "< 1"] = 0.06
+    decay: Decay = "linear"
+    weight_decay: Annotated[float, ">= 0"] = 0.01
+    beta1: Annotated[float, ">= 0", "< 1"] = 0.9
+    beta2: Annotated[float, ">= 0", "< 1"] = 0.999
+    epsilon: Annotated[float, "> 0"] = 1e-8
+    clip_norm: Annotated[float, "> 0"] | None = 1.0
+    max_length: Annotated[int, f">= {SHORTEST}"] = 128
+    dropout: Annotated[float, ">= 0", "< 1"] | None = None
+    attention_dropout: Annotated[float, ">= 0", "< 1"] | None = None
+    microbatches: Annotated[int, ">= 1"] = 1
+    train_examples: Annotated[int, ">= 1"] | None = None
+    validation_examples: Annotated[int, ">= 1"] | None = None
+    subset_seed: Annotated[int, ">= 0"] = 0
+    metric: str | None = None
     ranking: bool = False
     first_question: bool = False
     skip_malformed: bool = False
-    initial_task: str = ""
-    folds: int = 0
+    initial_task: str | None = None
+    folds: Annotated[int, ">= 3"] | None = None  # one to train on, one to choose by, one to test
     legacy_eval: bool = False
     adversarial: AdversarialConfig = AdversarialConfig()
 
+    EARLIER_NONE: ClassVar = {
+        "patience": 0,
+        "clip_norm": 0.0,
+        "dropout": -1.0,
+        "attention_dropout": -1.0,
+        "train_examples": 0,
+        "validation_examples": 0,
+        "metric": "",
+        "initial_task": "",
+        "folds": 0,
+    }
+
     def __post_init__(self):
         self._check_sweep()
-        for name, least in (("epochs", 1), ("epochs_factor", 1), ("max_length", SHORTEST), ("microbatches", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        for name in ("patience", "train_examples", "validation_examples"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if not 0 <= self.subset_seed < 2**31:
-            raise ValueError(f"subset_seed must be an integer in 0..{2**31 - 1}, got {self.subset_seed}")
-        for name in ("weight_decay", "clip_norm"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a finite number of at least 0, got {getattr(self, name)}")
-        for name in ("warmup_fraction", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        for name in ("dropout", "attention_dropout"):
-            if getattr(self, name) != -1 and not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} must be in [0, 1), or -1 for that of the checkpoint, got {getattr(self, name)}"
-                )
-        if not 0 < self.epsilon < math.inf:
-            raise ValueError(f"epsilon must be above 0, got {self.epsilon}")
-        if self.decay not in DECAYS:
-            raise ValueError(f"decay must be one of {', '.join(DECAYS)}, got {self.decay!r}")
-        if self.folds < 0 or self.folds in (1, 2):
-            raise ValueError(
-                f"folds must be at least 3 (to train, to choose, to test), or 0 for none, got {self.folds}"
-            )
         if self.folds and len(self.points) > 1:
             raise ValueError(
                 f"folds go with one learning rate and one batch size, got {len(self.points)} points: the best of several would "
@@ -97,7 +80,7 @@ class Recipe:
             )
         if self.folds and self.validation_examples:
             raise ValueError(
-                f"validation_examples must be 0 with folds, got {self.validation_examples} with folds={self.folds}: what chooses is "
+                f"validation_examples must be none with folds, got {self.validation_examples} with folds={self.folds}: what chooses is "
                 "a whole fold of the train split; train_examples makes all folds smaller"
             )
 
@@ -107,12 +90,10 @@ class Recipe:
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"{name} must be different numbers, at least one, got {values}")
         for batch_size in self.batch_sizes:
-            if batch_size < 1 or batch_size % max(self.microbatches, 1):
+            if self.microbatches and batch_size % self.microbatches:
                 raise ValueError(
-                    f"batch_sizes must be at least 1 and multiples of microbatches={self.microbatches}, got {self.batch_sizes}"
+                    f"batch_sizes must be multiples of microbatches={self.microbatches}, got {self.batch_sizes}"
                 )
-        if not all(0 < rate < math.inf for rate in self.learning_rates):
-            raise ValueError(f"learning_rates must be above 0, got {self.learning_rates}")
 
     @property
     def total_epochs(self) -> int:
@@ -129,30 +110,40 @@ class Recipe:
 class FinetuningConfig:
     """A suite: one checkpoint, its tasks each with a recipe, and seeds.
 
-    checkpoint: a run directory, or a directory of Hugging Face; step: of a run's checkpoint, -1 for the newest.
+    checkpoint: a run directory, or a directory of Hugging Face; step: of a run's checkpoint, None for the newest.
     fresh: keep its architecture and tokenizer, but start from random weights.
-    data: a directory with the tasks' files, "" for TensorFlow Datasets.
+    data: a directory with the tasks' files, None for TensorFlow Datasets.
     seeds: every point of every sweep is trained once with each.
     arms: values of the config file's `arm` argument for `compare`, comma-separated, the baseline first.
     keep: weights of each task's and seed's best trial (`best`), or of none.
-    dtype, remat, attention: as in the model's settings; "" for those of the checkpoint.
+    dtype, remat, attention: as in the model's settings; None for those of the checkpoint.
     guidance: of attention, while fine-tuning.
     """
 
     title: str = "Fine-tuning"
-    checkpoint: str = ""
-    step: int = -1
+    checkpoint: str | None = None
+    step: Annotated[int, ">= 0"] | None = None
     fresh: bool = False
-    data: str = ""
+    data: str | None = None
     tasks: dict[str, Recipe] = dataclasses.field(default_factory=dict)
-    seeds: tuple[int, ...] = (0,)
-    arms: str = ""
-    keep: str = "none"
-    dtype: str = ""
-    remat: str = ""
-    attention: str = ""
+    seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
+    arms: str | None = None
+    keep: Literal["none", "best"] = "none"
+    dtype: DType | None = None
+    remat: Remat | None = None
+    attention: Implementation | None = None
     guidance: GuidanceConfig = GuidanceConfig()
     mesh: MeshConfig = MeshConfig()
+
+    EARLIER_NONE: ClassVar = {
+        "checkpoint": "",
+        "step": -1,
+        "data": "",
+        "arms": "",
+        "dtype": "",
+        "remat": "",
+        "attention": "",
+    }
 
     def __post_init__(self):
         if not self.tasks:
@@ -163,23 +154,8 @@ class FinetuningConfig:
             raise ValueError(
                 "checkpoint must be a run directory or a Hugging Face directory, got none: FILE.py:checkpoint=DIR"
             )
-        if self.step < -1:
-            raise ValueError(f"step must be that of a checkpoint, or -1 for the newest, got {self.step}")
-        if (
-            not self.seeds
-            or len(set(self.seeds)) < len(self.seeds)
-            or not all(0 <= seed < 2**31 for seed in self.seeds)
-        ):
-            raise ValueError(f"seeds must be different integers in 0..{2**31 - 1}, at least one, got {self.seeds}")
-        for name, choices in (
-            ("keep", KEPT),
-            ("dtype", ("", *DTYPES)),
-            ("remat", ("", *REMATS)),
-            ("attention", ("", *IMPLEMENTATIONS)),
-        ):
-            if getattr(self, name) not in choices:
-                shown = ", ".join(choice or '""' for choice in choices)
-                raise ValueError(f"{name} must be one of {shown}, got {getattr(self, name)!r}")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must be different integers, at least one, got {self.seeds}")
         self._check_tasks()
 
     def _check_tasks(self) -> None:

@@ -40,7 +40,7 @@ def encode(splits: Splits, tokenizer: Tokenizer, config: EncoderConfig, recipe: 
 
     def encoded(examples: Any, training: bool = False) -> Encoded:
         features = encoding.encode(
-            splits.task, examples, tokenizer, recipe.max_length, config.segments, training=training
+            splits.task, examples, tokenizer, recipe.max_length, config.token_types, training=training
         )
         return Encoded(examples, features)
 

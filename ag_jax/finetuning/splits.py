@@ -76,8 +76,8 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
             )
         return examples
 
-    def drawn(split: str, examples: Examples, count: int) -> Examples:
-        if 0 < count < len(examples):
+    def drawn(split: str, examples: Examples, count: int | None) -> Examples:
+        if count is not None and count < len(examples):
             notes.append(
                 f"{split}: {count:,} of {len(examples):,} examples, drawn with subset_seed={recipe.subset_seed}"
             )
@@ -120,11 +120,11 @@ def of_fold(splits: Splits, number: int, count: int) -> Splits:
     return dataclasses.replace(splits, train=train, validation=parts[chosen], others={"test": parts[tested]})
 
 
-def subset(examples: Examples, count: int, seed: int) -> Examples:
+def subset(examples: Examples, count: int | None, seed: int) -> Examples:
     """The `count` examples with the smallest hashes of (seed, position in the split), in the order of the file.
 
-    All examples are returned if `count` is 0 or at least their number. A smaller subset is part of a larger one with the same seed.
+    All examples are returned if `count` is None or at least their number. A smaller subset is part of a larger one with the same seed.
     """
-    if not 0 < count < len(examples):
+    if count is None or count >= len(examples):
         return examples
     return examples.take(np.sort(randomness.permutation(len(examples), _SUBSET, seed)[:count]).tolist())

@@ -56,7 +56,7 @@ def read_settings(path: epath.Path) -> dict[str, Any]:
     if _is_pretraining(found):
         raise ValueError(f"{path} is the config of a run of pre-training, expected that of a suite of fine-tuning")
     _check_tasks(path, found)
-    return found
+    return config_reader.upgraded(FinetuningConfig, found)
 
 
 def _is_pretraining(settings: dict[str, Any]) -> bool:
@@ -71,7 +71,7 @@ def _check_tasks(path: epath.Path, settings: dict[str, Any]) -> None:
 def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     """Raise ValueError, with the settings that differ, if trials with other settings left something there."""
     path = workdir / "config.json"
-    theirs = read_json(path) if path.exists() else {"tasks": {}}
+    theirs = config_reader.upgraded(FinetuningConfig, read_json(path)) if path.exists() else {"tasks": {}}
     if _is_pretraining(theirs):
         if not pretraining.is_begun(workdir):
             return
@@ -106,7 +106,7 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
     check_directory(config, workdir)
     ours, path = config_reader.to_dict(config), workdir / "config.json"
     if path.exists():
-        ours["tasks"] = _begun_tasks(read_json(path), workdir) | ours["tasks"]
+        ours["tasks"] = _begun_tasks(config_reader.upgraded(FinetuningConfig, read_json(path)), workdir) | ours["tasks"]
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
@@ -167,12 +167,13 @@ def prepare(config: FinetuningConfig, workdir: epath.Path, earlier: Sequence[Sui
 
     earlier: suites that will have been run before this one, which may use what their trials leave.
     """
+    config_reader.check(config)
     check_directory(config, workdir)
     material = read(config)
     planned = {name: list(trials(config, name)) for name in config.ordered_tasks}
     opened = None
     if any(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task):
-        opened = opening.open_encoder(config.checkpoint, None if config.step < 0 else config.step, fresh=config.fresh)
+        opened = opening.open_encoder(config.checkpoint, config.step, fresh=config.fresh)
         _check_lengths(config, opened.config.max_length)
         promised = {directory for of_arm in earlier for directory in _traced(of_arm)}
         for one in (one for of_task in planned.values() for one in of_task):

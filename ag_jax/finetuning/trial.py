@@ -62,9 +62,10 @@ class Trial:
 
 def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe) -> EncoderConfig:
     """The checkpoint's encoder with the settings that fine-tuning may change."""
-    changed = {name: getattr(config, name) for name in ("dtype", "remat", "attention") if getattr(config, name)}
-    changed |= {name: getattr(recipe, name) for name in ("dropout", "attention_dropout") if getattr(recipe, name) >= 0}
-    return dataclasses.replace(opened.config, **changed)
+    changed = {name: getattr(config, name) for name in ("dtype", "remat", "attention")}
+    changed |= {name: getattr(recipe, name) for name in ("dropout", "attention_dropout")}
+    given = {name: value for name, value in changed.items() if value is not None}
+    return dataclasses.replace(opened.config, **given)
 
 
 def make_head(task: Task, style: str, max_length: int) -> Head:
@@ -225,7 +226,9 @@ class _Running:
     def _is_over(self) -> bool:
         """Whether all epochs are done, or as many as `patience` without a better one."""
         done, recipe = len(self.progress.epochs), self.trial.recipe
-        return done >= recipe.total_epochs or 0 < recipe.patience <= done - self.progress.best_epoch
+        if done >= recipe.total_epochs:
+            return True
+        return recipe.patience is not None and recipe.patience <= done - self.progress.best_epoch
 
     def _epoch(self, state: TrainState, epoch: int, stop: StopSignal) -> TrainState:
         """Train one epoch, then measure."""

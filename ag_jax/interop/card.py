@@ -121,7 +121,9 @@ def _citation(origin: Origin) -> list[str]:
 
 def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings without directories, which say nothing elsewhere."""
-    settings["data"]["cache_dir"] = settings["data"]["tokenizer"]["path"] = settings["training"]["initial_weights"] = ""
+    settings["data"]["cache_dir"] = settings["data"]["tokenizer"]["path"] = settings["training"]["initial_weights"] = (
+        None
+    )
     return settings
 
 

@@ -32,10 +32,10 @@ def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: 
         refuse(bool(relative.terms) or config.absolute_positions == "input", "it needs positions of some kind")
     else:
         refuse(not relative.terms, "it has no relative positions (model.relative.terms)")
-        refuse(not config.decoder_passes, "it has no enhanced mask decoder (model.decoder_passes)")
+        refuse(not config.mask_decoder_passes, "it has no enhanced mask decoder (model.mask_decoder_passes)")
         refuse(not config.convolution, "it has no convolution (model.convolution)")
         refuse(config.absolute_positions == "input", "it adds positions to the input (model.absolute_positions)")
-        refuse(config.segments > 0, "it has segment embeddings (model.segments=0)")
+        refuse(config.token_types > 0, "it has segment embeddings (model.token_types=0)")
     if family is DEBERTA:
         refuse(not relative.key_bias, "its keys have no bias (model.relative.key_bias)")
         refuse(not relative.shared, "distances have projections of their own (model.relative.shared)")

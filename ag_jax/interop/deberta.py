@@ -98,9 +98,9 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         "layer_norm_epsilon": float(settings.take("layer_norm_eps", 1e-7)),
         "max_length": positions,
         "position_offset": 0,
-        "segments": settings.take("type_vocab_size", 0),
+        "token_types": settings.take("type_vocab_size", 0),
         "absolute_positions": "decoder" if in_decoder else input_or_none,
-        "decoder_passes": passes if in_decoder else 0,
+        "mask_decoder_passes": passes if in_decoder else 0,
         "relative": {"terms": terms, "span": span if span > 0 else positions},
     }
 
@@ -130,18 +130,18 @@ def _read_v2(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         activation = "tanh"
     fields["relative"] |= {
         "shared": settings.take("share_att_key", False),
-        "buckets": max(settings.take("position_buckets", -1), 0),
+        "buckets": max(settings.take("position_buckets", -1), 0) or None,
         "normalized": normalisation == "layer_norm",
         "key_bias": True,
     }
-    return fields | {"convolution": max(width, 0), "convolution_activation": activation}
+    return fields | {"convolution": width if width > 0 else None, "convolution_activation": activation}
 
 
 def _write(config: EncoderConfig, pad: int) -> dict[str, Any]:
     relative = config.relative
     written = families.write_common(config, pad) | {
         "max_position_embeddings": config.max_length,
-        "type_vocab_size": config.segments,
+        "type_vocab_size": config.token_types,
         "position_biased_input": config.absolute_positions == "input",
         "relative_attention": bool(relative.terms),
         "pos_att_type": list(relative.names),
@@ -151,7 +151,7 @@ def _write(config: EncoderConfig, pad: int) -> dict[str, Any]:
         "pooler_hidden_act": "gelu",
         "legacy": True,
     }
-    return written | ({SECTION: {"decoder_passes": config.decoder_passes}} if config.decoder_passes else {})
+    return written | ({SECTION: {"decoder_passes": config.mask_decoder_passes}} if config.mask_decoder_passes else {})
 
 
 def _write_v2(config: EncoderConfig, pad: int) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _write_v2(config: EncoderConfig, pad: int) -> dict[str, Any]:
         "share_att_key": relative.shared,
         "position_buckets": relative.buckets or -1,
         "norm_rel_ebd": "layer_norm" if relative.normalized else "none",
-        "conv_kernel_size": config.convolution,
+        "conv_kernel_size": config.convolution or 0,
         "conv_act": config.convolution_activation,
     }
 

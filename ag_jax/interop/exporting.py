@@ -53,7 +53,7 @@ def convert(
             not_carried.append(
                 "There is no pooler: where a class of transformers has one, it is fresh, and wants fine-tuning."
             )
-    if config.decoder_passes:
+    if config.mask_decoder_passes:
         not_carried.append(
             "The enhanced mask decoder: transformers predicts words from the last layer instead, so masked words come out worse "
             "than here. Its position embeddings are in the file, and `ag-jax convert --from=hf` takes it up again."

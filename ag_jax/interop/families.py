@@ -140,12 +140,12 @@ def _read_bert(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     return common | {
         "max_length": settings.need("max_position_embeddings"),
         "position_offset": 0,
-        "segments": settings.take("type_vocab_size", 2),
+        "token_types": settings.take("type_vocab_size", 2),
     }
 
 
 def _write_bert(config: EncoderConfig, pad: int) -> dict[str, Any]:
-    positions = {"max_position_embeddings": config.max_length, "type_vocab_size": config.segments}
+    positions = {"max_position_embeddings": config.max_length, "type_vocab_size": config.token_types}
     return write_common(config, pad) | positions
 
 
@@ -159,19 +159,19 @@ def _read_roberta(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     return common | {
         "max_length": max(positions - offset, 1),
         "position_offset": offset,
-        "segments": settings.take("type_vocab_size", 2),
+        "token_types": settings.take("type_vocab_size", 2),
     }
 
 
 def _write_roberta(config: EncoderConfig, pad: int) -> dict[str, Any]:
     positions = config.max_length + config.position_offset
-    return write_common(config, pad) | {"max_position_embeddings": positions, "type_vocab_size": config.segments}
+    return write_common(config, pad) | {"max_position_embeddings": positions, "type_vocab_size": config.token_types}
 
 
 def _read_electra(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     fields = _read_bert(settings, names)
     width = settings.take("embedding_size", 128)
-    return fields | {"embedding_width": 0 if width == fields["width"] else width}
+    return fields | {"embedding_width": None if width == fields["width"] else width}
 
 
 def _write_electra(config: EncoderConfig, pad: int) -> dict[str, Any]:

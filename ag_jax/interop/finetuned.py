@@ -125,7 +125,7 @@ def load(directory: epath.PathLike) -> FineTuned:
     values = read_json(place / TASK, dict, {"head": dict, "model": dict, "origin": dict})
     written = values.pop(FINGERPRINT, None)
     try:
-        settings = config_reader.parse(_Settings, values)
+        settings = config_reader.parse(_Settings, config_reader.upgraded(_Settings, values))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place / TASK} is damaged, or of another version: {error}; copy it anew") from error
     weights = (place / WEIGHTS).read_bytes()
@@ -164,8 +164,8 @@ def shapes(head: Head, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
 
 def _check(settings: _Settings, params: dict[str, np.ndarray]) -> None:
     """Raise ValueError unless the parameters are finite and have the shapes of the model in the settings."""
-    if settings.model.vocabulary_size < 1:
-        raise ValueError(f"model.vocabulary_size must be at least 1, got {settings.model.vocabulary_size}")
+    if settings.model.vocabulary_size is None:
+        raise ValueError("model.vocabulary_size must be a number of at least 1, got none")
     expected, found = shapes(settings.head, settings.model), {path: leaf.shape for path, leaf in params.items()}
     if different := [path for path in sorted(expected | found) if expected.get(path) != found.get(path)]:
         path = different[0]

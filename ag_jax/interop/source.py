@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ag_jax import config_reader
 from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.data.json_files import read_json
 from ag_jax.interop import catalogue
@@ -59,6 +60,7 @@ def read(directory: pathlib.Path) -> Source:
     _check_sizes(file, values, family, fields, tensors)
     try:
         config = EncoderConfig(**_with_relative(fields))
+        config_reader.check(config, "model")
     except ValueError as error:
         raise ValueError(f"{file}, read as settings of ours: {error}") from error
     heads = {head for name in architectures for head in _declared(family, name)}

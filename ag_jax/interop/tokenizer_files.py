@@ -64,7 +64,7 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
         ):  # where spaces are part of the pieces, the mask takes the one before it
             library.add_special_tokens([AddedToken(token, special=True, lstrip=spaced and role == "mask")])
     begin, end = special["begin"], special["end"]
-    two = 0 if family.root == "roberta" or config.segments == 1 else 1  # the segment of the second text
+    two = 0 if family.root == "roberta" or config.token_types == 1 else 1  # the segment of the second text
     between = " ".join([f"{end}:0"] * tokenizer.specials.pair_separators)
     library.post_processor = processors.TemplateProcessing(
         single=f"{begin}:0 $A:0 {end}:0",

@@ -45,8 +45,8 @@ class Embeddings(nn.Module):
             self.position = table(positions, "position")
         elif config.absolute_positions == "decoder":  # which adds them to hidden states
             self.position = table(positions, "position", config.width)
-        if config.segments:
-            self.segment = table(config.segments, "segment")
+        if config.token_types:
+            self.segment = table(config.token_types, "segment")
         self.norm = layers.layer_norm(config)
         self.dropout = Dropout(config.dropout)
         if config.is_projected:
@@ -72,7 +72,7 @@ class Embeddings(nn.Module):
         summed_BLD = words_BLD
         if self.config.absolute_positions == "input":
             summed_BLD = summed_BLD + self.positions(sequences_BL)
-        if self.config.segments:
+        if self.config.token_types:
             summed_BLD = summed_BLD + self.segment(segments_BL)
         if on_sum is not None:
             summed_BLD = on_sum(summed_BLD)

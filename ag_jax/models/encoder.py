@@ -86,7 +86,7 @@ class Encoder(nn.Module):
     grow with depth. What attention sows has the same leading axis: with `mutable=["intermediates"]`,
     `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK` for all N layers.
 
-    The enhanced mask decoder (`decoder_passes`) applies the last layer some more times, at the masked positions and for the word
+    The enhanced mask decoder (`mask_decoder_passes`) applies the last layer some more times, at the masked positions and for the word
     head alone. It sows nothing and no guidance loss sees it, though `attention_bias` is added there as in every layer, and the
     last layer's attack is made there, too, on the same input, with random numbers of its own if it has any. The ordinary last layer
     is computed as well; it is what `__call__` returns and what guidance sees.
@@ -124,19 +124,19 @@ class Encoder(nn.Module):
     ) -> tuple[Array, Array]:
         """The same, and the vectors `BMD` that the masked words are predicted from: without a mask decoder of the same, too.
 
-        z_0 = H_{N-1} + absolute positions;  z_{t+1} = last layer(query z_t, key and value H_{N-1}), `decoder_passes` times
+        z_0 = H_{N-1} + absolute positions;  z_{t+1} = last layer(query z_t, key and value H_{N-1}), `mask_decoder_passes` times
         (He et al. 2021, section 3.2, as its code has it, where the layers of the decoder are the last one's own). No query sees
         another one, so those of the masked positions are enough.
 
         `embedded_BLE` are embeddings, not projected yet, of another encoder; this one then has none of its own.
         """
         before_BLD, hidden_BLD, context = self._encode(batch, ports, deterministic, embedded_BLE)
-        if not self.config.decoder_passes:
+        if not self.config.mask_decoder_passes:
             return hidden_BLD, at_masks(hidden_BLD, batch)
         decoded_BMD = at_masks(before_BLD + self.embeddings.positions(context.sequences_BL), batch)
         last = jax.tree.map(lambda leaf: leaf[-1], nn.unbox(self.layers.variables["params"]))
         attack = jax.tree.map(lambda leaf: leaf[-1], ports.attack)
-        for _ in range(self.config.decoder_passes):
+        for _ in range(self.config.mask_decoder_passes):
             asking = Asking(decoded_BMD, batch["masked_positions"])
             decoded_BMD = self._apply_once_more(last, asking, before_BLD, context, attack)
         return hidden_BLD, decoded_BMD
@@ -169,7 +169,7 @@ class Encoder(nn.Module):
             next_BLD = layer(hidden_BLD, context, attack=attack)
             if beside is not None:
                 next_BLD = jnp.where(index == 0, beside.join(config, next_BLD), next_BLD)
-            return (hidden_BLD if config.decoder_passes else None, next_BLD), None
+            return (hidden_BLD if config.mask_decoder_passes else None, next_BLD), None
 
         if config.remat != "none":
             step = nn.remat(step, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
@@ -181,7 +181,7 @@ class Encoder(nn.Module):
             length=config.layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
-        carry = (hidden_BLD if config.decoder_passes else None, hidden_BLD)
+        carry = (hidden_BLD if config.mask_decoder_passes else None, hidden_BLD)
         numbers = jnp.arange(config.layers)
         (before_BLD, hidden_BLD), _ = scanned(self.layers, carry, context, beside, numbers, ports.attack)
         return before_BLD, hidden_BLD, context

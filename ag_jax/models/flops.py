@@ -51,21 +51,21 @@ def step_flops(
     """
     width, features, layers = config.width, config.feedforward or 4 * config.width, config.layers
     embedded, tokens, asked = config.embedding_width or width, rows * length, rows * predicted
-    body = layers * (4 * width**2 + 2 * width * features) + config.convolution * width**2
+    body = layers * (4 * width**2 + 2 * width * features) + (config.convolution or 0) * width**2
     if config.is_projected:
         body += embedded * width
     # Of the layer that the decoder repeats: queries, output and feed-forward at the asked positions, keys and values once.
-    repeated = asked * config.decoder_passes * (2 * width**2 + 2 * width * features) + tokens * 2 * width**2
+    repeated = asked * config.mask_decoder_passes * (2 * width**2 + 2 * width * features) + tokens * 2 * width**2
     met, projections = _distances(config, length)
     of_pair = 2 * width  # scores and mixing
     attention = tokens * layers * (of_pair * length + width * met) + layers * projections
-    decoder = repeated + asked * config.decoder_passes * (of_pair * length + width * met) + projections
+    decoder = repeated + asked * config.mask_decoder_passes * (of_pair * length + width * met) + projections
     return Flops(
         body=6.0 * tokens * body,
         attention=6.0 * attention,
         head=6.0 * asked * (width * embedded + embedded * config.vocabulary_size),
         next_sentence=6.0 * rows * (width**2 + 2 * width) if next_sentence else 0.0,
-        decoder=6.0 * decoder if config.decoder_passes else 0.0,
+        decoder=6.0 * decoder if config.mask_decoder_passes else 0.0,
     )
 
 

@@ -34,9 +34,9 @@ STYLES = {
 
 def task_encoder(config: EncoderConfig) -> EncoderConfig:
     """The encoder's config without what only the prediction of masked words reads: DeBERTa's mask decoder and its positions."""
-    if not config.decoder_passes:
+    if not config.mask_decoder_passes:
         return config
-    return dataclasses.replace(config, decoder_passes=0, absolute_positions="none")
+    return dataclasses.replace(config, mask_decoder_passes=0, absolute_positions="none")
 
 
 def example(kind: str) -> Batch:

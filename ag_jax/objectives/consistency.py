@@ -10,6 +10,7 @@ Shape letters: B batch, C classes, L length, M positions of a row, D width, V vo
 
 import dataclasses
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,8 @@ from ag_jax.objectives.losses import Array
 from ag_jax.objectives.predictions import Counts, Numbers, Prediction, Predictions, Words, YesNo
 from ag_jax.objectives.word_loss import in_chunks
 
-FORMS = ("symmetric", "one_way")
-STOPPED = ("none", "clean", "targets")
+Form = Literal["symmetric", "one_way"]
+StopGradient = Literal["none", "clean", "targets"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +35,8 @@ class DivergenceConfig:
         summed over all positions, padding too, of a row.
     """
 
-    form: str = "symmetric"
-    stop_gradient: str = "none"
+    form: Form = "symmetric"
+    stop_gradient: StopGradient = "none"
     legacy: bool = False
 
 

@@ -4,7 +4,7 @@ Shape letters: B batch, L length, M masked positions of a row.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,6 @@ from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
 from ag_jax.objectives.word_samples import sample_words
 
-GENERATORS = ("none", "unigram", "mlm")
-JUDGED = ("all", "words")
 RTD = Headline("rtd_loss", "replaced-token loss", "nats per token", margin=0.02)
 
 
@@ -28,26 +26,17 @@ class ReplacedTokensConfig:
 
     generator: `none` is masked language modelling instead; `unigram` goes with `data.masking.replacement=unigram`; `mlm` is a
         small encoder that is trained beside the other one and shares its embeddings.
-    weight: of the detection's loss; 0 takes the usual one, 1 with `unigram` and 50 with `mlm`, whose own loss counts once.
+    weight: of the detection's loss; None takes the usual one, 1 with `unigram` and 50 with `mlm`, whose own loss counts once.
     generator_fraction: of the encoder's width, heads and feed-forward features that the `mlm` generator has; layers are as many.
     tokens: `all` that are not padding are judged, or `words` alone, without those that begin and end a text.
     """
 
-    generator: str = "none"
-    weight: float = 0.0
-    generator_fraction: float = 0.25
-    tokens: str = "all"
+    generator: Literal["none", "unigram", "mlm"] = "none"
+    weight: Annotated[float, "> 0"] | None = None
+    generator_fraction: Annotated[float, "> 0", "<= 1"] = 0.25
+    tokens: Literal["all", "words"] = "all"
 
-    def __post_init__(self):
-        for name, choices in (("generator", GENERATORS), ("tokens", JUDGED)):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"replaced_tokens.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
-                )
-        if not 0.0 <= self.weight < float("inf"):
-            raise ValueError(f"replaced_tokens.weight must be a finite number of at least 0, got {self.weight}")
-        if not 0.0 < self.generator_fraction <= 1.0:
-            raise ValueError(f"replaced_tokens.generator_fraction must be in (0, 1], got {self.generator_fraction}")
+    EARLIER_NONE: ClassVar = {"weight": 0.0}
 
     @property
     def coefficient(self) -> float:

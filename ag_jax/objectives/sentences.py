@@ -4,6 +4,7 @@ Shape letters: B batch, L length, D width, T texts of a row, M masked positions.
 """
 
 import dataclasses
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -12,7 +13,7 @@ from ag_jax.models.encoder import Batch
 from ag_jax.objectives.losses import Array
 from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Prediction
 
-SENTENCES = ("head", "softmax", "squares", "none")
+SentenceTerm = Literal["head", "softmax", "squares", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Sentences:
     texts: of a row, at most, that are looked at; 1 unless texts are packed.
     """
 
-    of: str = "none"
+    of: SentenceTerm = "none"
     texts: int = 1
 
     @property

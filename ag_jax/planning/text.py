@@ -91,7 +91,9 @@ def _fit(plan: Plan) -> str:
         return "It fits.\n" + _memory(own.outcome, usable)
     lines = [f"IT DOES NOT FIT: a device needs {_gib(own.outcome.needed)} and has {_gib(own.outcome.available)}."]
     if plan.suggestion:
-        flags = " ".join(f"--config.{name}={value}" for name, value in plan.suggestion.settings.items())
+        flags = " ".join(
+            f"--config.{name}={config_reader.shown(value)}" for name, value in plan.suggestion.settings.items()
+        )
         lines += [f"With {flags} it does; everything below is about that.", _memory(plan.suggestion.outcome, usable)]
     elif plan.chosen:
         size = plan.chosen.config.training.batch_size

@@ -29,8 +29,8 @@ def overridden(source: str, compared: Iterable[str], overrides: Mapping[str, Any
     for key, value in overrides.items():
         lost = {arm: settings.get(key) for arm, settings in own.items()}
         if len({repr(of_arm) for of_arm in lost.values()}) > 1:
-            listed = ", ".join(f"{of_arm} ({arm})" for arm, of_arm in lost.items())
-            sentences.append(f"--config.{key}={value} overrides what the arms set: {listed}")
+            listed = ", ".join(f"{config_reader.shown(of_arm)} ({arm})" for arm, of_arm in lost.items())
+            sentences.append(f"--config.{key}={config_reader.shown(value)} overrides what the arms set: {listed}")
     return sentences
 
 

@@ -47,7 +47,7 @@ def model_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderCon
     if size < vocabulary.vocabulary_size:
         raise ValueError(
             f"model.vocabulary_size={size} is smaller than the tokenizer's {vocabulary.vocabulary_size} tokens; "
-            "set it to 0 to take the tokenizer's"
+            "set it to none to take the tokenizer's"
         )
     return dataclasses.replace(config.model, vocabulary_size=size)
 
@@ -142,7 +142,7 @@ def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> Ad
     own = dataclasses.replace(
         model,
         learning_rate=asa.learning_rate or model.learning_rate,
-        weight_decay=model.weight_decay if asa.weight_decay < 0 else asa.weight_decay,
+        weight_decay=model.weight_decay if asa.weight_decay is None else asa.weight_decay,
         clip_norm=asa.clip_norm,
     )
     return AdversaryOptimizer(own, asa.delay_steps)

@@ -100,7 +100,7 @@ def _compare(
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(first.data, directories[first_run]))
     headline = build.headline(first)
     numbers = report.numbers(results, seeds, headline, plateau.plateau_loss(first, corpus))
-    settings = "".join(f" --config.{key}={value}" for key, value in overrides.items())
+    settings = "".join(f" --config.{key}={config_reader.shown(value)}" for key, value in overrides.items())
     command = f"ag-jax compare --config={source}{settings}"
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in compared}
     figures = _figures(workdir, opened, results, corpus)

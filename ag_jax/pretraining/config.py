@@ -1,7 +1,7 @@
 """The settings of a pre-training run: one frozen dataclass, with a section for each room, checked as a whole."""
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from etils import epath
 
@@ -25,8 +25,10 @@ class ComparisonConfig:
     arms: values of the config file's `arm` argument, comma-separated, the baseline first; seeds: one run of every arm each.
     """
 
-    arms: str = ""
-    seeds: tuple[int, ...] = (0,)
+    arms: str | None = None
+    seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
+
+    EARLIER_NONE: ClassVar = {"arms": ""}
 
     def __post_init__(self):
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -45,7 +47,7 @@ class ExperimentConfig:
     """One run: title of the experiment, seed, and a section for each room of the program."""
 
     title: str = "Pre-training"
-    seed: int = 0
+    seed: Annotated[int, ">= 0"] = 0
     data: DataConfig = DataConfig()
     model: EncoderConfig = EncoderConfig()
     replaced_tokens: ReplacedTokensConfig = ReplacedTokensConfig()
@@ -58,16 +60,14 @@ class ExperimentConfig:
     inspection: InspectionConfig = InspectionConfig()
 
     def __post_init__(self):
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed must be in 0..{2**31 - 1}, got {self.seed}")
         if self.data.sequence_length > self.model.max_length:
             raise ValueError(
                 f"data.sequence_length={self.data.sequence_length} is longer than the model's "
                 f"model.max_length={self.model.max_length} positions: raise the one or lower the other"
             )
-        if self.next_sentence and self.model.segments < 2:
+        if self.next_sentence and self.model.token_types < 2:
             raise ValueError(
-                f"data.format={self.data.format} marks two segments, but model.segments={self.model.segments}: set it to 2"
+                f"data.format={self.data.format} marks two segments, but model.token_types={self.model.token_types}: set it to 2"
             )
         self._check_replaced_tokens()
         if self.optimizer.warmup_steps >= self.training.steps:
@@ -78,7 +78,7 @@ class ExperimentConfig:
         if self.model.heads % self.mesh.tensor:
             raise ValueError(f"mesh.tensor={self.mesh.tensor} must divide model.heads={self.model.heads}")
         rows = self.training.batch_size // self.training.microbatches
-        parts = max(self.mesh.data, 1) * self.mesh.fsdp
+        parts = (self.mesh.data or 1) * self.mesh.fsdp
         if rows % parts:
             raise ValueError(
                 f"the {rows} rows of a microbatch (training.batch_size / training.microbatches) must be a multiple of "
@@ -157,7 +157,7 @@ def read_settings(path: epath.PathLike) -> dict[str, Any]:
         if key in found:
             raise ValueError(f"{path} is the config of {what}, expected that of a pre-training run")
     check_fields(path, found, {"data": dict, "model": dict, "training": dict})
-    return found
+    return config_reader.upgraded(ExperimentConfig, found)
 
 
 def read(path: epath.PathLike) -> ExperimentConfig:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ag_jax import config_reader
 from ag_jax.analysis.attacks import masked_share, masked_table
 from ag_jax.evaluation.significance import paired_t_test, spread
 from ag_jax.objectives.losses import Headline
@@ -145,4 +146,6 @@ def settings_table(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not keys:
         return ["Nothing."]
     header = ["| Setting | " + " | ".join(arms) + " |", "|---" * (len(arms) + 1) + "|"]
-    return header + [f"| `{key}` | " + " | ".join(str(arm.get(key)) for arm in arms.values()) + " |" for key in keys]
+    return header + [
+        f"| `{key}` | " + " | ".join(config_reader.shown(arm.get(key)) for arm in arms.values()) + " |" for key in keys
+    ]

@@ -182,8 +182,9 @@ def _remove_attempt(workdir: epath.Path) -> None:
 def train(config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = Labels()) -> dict[str, Any]:
     """Run, or go on with, the training of `config` in `workdir`; returns and writes the summary.
 
-    labels: of its run at wandb. Raises ValueError if another process trains there.
+    labels: of its run at wandb. Raises ValueError if a setting is not allowed, or if another process trains there.
     """
+    config_reader.check(config)
     check_installed(config.training.wandb)
     workdir = storage.directory(workdir)
     if config.training.initial_weights and not is_begun(workdir):

@@ -44,7 +44,7 @@ FREELB = {
 _FREELB_LIKE = {"paws_qqp": "qqp", "hellaswag": "mnli"}  # tasks that it has no script for; MNLI's for all others, too
 
 # Liu et al. 2019, table 10, and fairseq's commands: Adam's betas and epsilon as in pre-training, no clipping.
-_ROBERTA = {"warmup_fraction": 0.06, "beta2": 0.98, "epsilon": 1e-6, "clip_norm": 0.0, "max_length": 512}
+_ROBERTA = {"warmup_fraction": 0.06, "beta2": 0.98, "epsilon": 1e-6, "clip_norm": None, "max_length": 512}
 _SWEEP = {"batch_sizes": (16, 32), "learning_rates": (1e-5, 2e-5, 3e-5)}
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 FROM_MNLI = ("rte", "stsb", "mrpc")
@@ -55,7 +55,7 @@ def suite(title: str, chosen: Any) -> Config:
     config = config_reader.default(FinetuningConfig)
     config.title = title
     config.seeds = tuple(range(chosen.seeds))
-    config.data = chosen.data
+    config.data = chosen.data or None
     if "checkpoint" in vars(chosen):
         config.checkpoint = chosen.checkpoint
     return config
@@ -133,7 +133,7 @@ def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
             warmup_fraction=warmup,
         )
         decay = 0.0 if row in _ASA_WITHOUT_DECAY else 0.01
-        config.tasks[task].update(max_length=length, weight_decay=decay, clip_norm=0.0)
+        config.tasks[task].update(max_length=length, weight_decay=decay, clip_norm=None)
         config.tasks[task].adversarial.asa.tau = tau  # read only where the method is asa
         if task == "stsb":
             config.tasks[task].metric = "spearman"
@@ -152,7 +152,7 @@ def oromo(config: Config, tasks: Sequence[str]) -> None:
     """Small sets of Oromo: 10 epochs of 16 rows at 5e-5, named entities by ten-fold cross-validation. No paper names any."""
     for task in tasks:
         settings = {"batch_sizes": (16,), "learning_rates": (5e-5,), "epochs": 10, "warmup_fraction": 0.1}
-        add(config, task, **settings, folds=10 if task == "oromo_ner" else 0)
+        add(config, task, **settings, folds=10 if task == "oromo_ner" else None)
 
 
 PROTOCOLS = {"roberta": roberta_glue, "asa": asa, "ag": attention_guidance}
@@ -165,7 +165,7 @@ def small(config: Config, examples: int = 6400) -> None:
     """
     for recipe in config.tasks.values():
         recipe.update(batch_sizes=(32,), learning_rates=(5e-4,), epochs=4, max_length=64)
-        recipe.update(train_examples=examples, validation_examples=0 if recipe.folds else 1000)
+        recipe.update(train_examples=examples, validation_examples=None if recipe.folds else 1000)
 
 
 _SEVERAL_ROWS = ("dream", "hellaswag")  # an example has a row for each candidate

@@ -36,18 +36,18 @@ TABLE_11 = {
 # `model` settings of published encoders, by the configurations that were released with them. BERT, RoBERTa and DeBERTa v1
 # and v3 in their base size, ELECTRA small, DeBERTa v2 xlarge.
 _BASE = {"layers": 12, "heads": 12, "width": 768, "max_length": 512}
-_BERT = _BASE | {"position_offset": 0, "segments": 2, "layer_norm_epsilon": 1e-12}
+_BERT = _BASE | {"position_offset": 0, "token_types": 2, "layer_norm_epsilon": 1e-12}
 _DEBERTA = _BASE | {
     "position_offset": 0,
-    "segments": 0,
+    "token_types": 0,
     "layer_norm_epsilon": 1e-7,
     "absolute_positions": "decoder",
-    "decoder_passes": 2,
+    "mask_decoder_passes": 2,
 }
 _BUCKETS = {"terms": "c2p,p2c", "span": 512, "buckets": 256, "shared": True, "normalized": True, "key_bias": True}
 ENCODERS = {
     "bert": _BERT,
-    "roberta": _BASE | {"position_offset": 2, "segments": 1, "layer_norm_epsilon": 1e-5},
+    "roberta": _BASE | {"position_offset": 2, "token_types": 1, "layer_norm_epsilon": 1e-5},
     "electra": _BERT | {"heads": 4, "width": 256, "feedforward": 1024, "embedding_width": 128},
     "deberta_v1": _DEBERTA | {"relative": {"terms": "c2p,p2c", "span": 512, "shared": False, "key_bias": False}},
     "deberta_v2": _DEBERTA
@@ -107,7 +107,7 @@ def roberta_table_9(config: Config) -> None:
     config.data.masking.count = "fixed"
     config.model.update(layers=12, heads=12, width=768, max_length=512)
     config.optimizer.update(
-        learning_rate=6e-4, warmup_steps=24_000, beta1=0.9, beta2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=0.0
+        learning_rate=6e-4, warmup_steps=24_000, beta1=0.9, beta2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=None
     )
     config.training.update(steps=500_000, batch_size=8192, microbatches=32)
 

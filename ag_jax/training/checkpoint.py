@@ -42,7 +42,7 @@ class Checkpoints:
     All hosts write them together, each its part. Each reads on its own, as a file may be damaged for one host alone, and what
     they found is compared before any of it is used. With `read_only` no host needs another, but for `restore`.
 
-    The newest `keep_last` stay, and besides them every one at a multiple of `keep_every` (0: none) and at `milestones`.
+    The newest `keep_last` stay, and besides them every one at a multiple of `keep_every` (None: none) and at `milestones`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Checkpoints:
         directory: epath.Path,
         *,
         keep_last: int = 1,
-        keep_every: int = 0,
+        keep_every: int | None = None,
         milestones: tuple[int, ...] = (),
         read_only: bool = False,
     ):

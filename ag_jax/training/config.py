@@ -1,6 +1,7 @@
 """How long and how a run is trained, and what it leaves behind."""
 
 import dataclasses
+from typing import Annotated, ClassVar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -8,40 +9,41 @@ class TrainingConfig:
     """How long and how a run is trained.
 
     steps: optimizer updates; batch_size: rows of an update; microbatches: parts that it is computed in, one by one.
-    log_every, evaluate_every, checkpoint_every: in steps; evaluate_every=0 evaluates at the end alone.
-    keep_last, keep_every, milestones: which checkpoints stay; milestones are fractions of the run.
-    step_timeout: seconds without progress after which the program ends, with a word on where it hung; 0 for never.
-    initial_weights: directory of a run whose newest parameters this one starts from; "" for fresh ones.
-    tensorboard, wandb: where metrics go besides metrics.jsonl; wandb is the name of a project, empty for none.
+    log_every, evaluate_every, checkpoint_every: in steps; evaluate_every=None evaluates only at the end.
+    keep_last: how many of the newest checkpoints stay; keep_every: also those of every so many steps, None for none.
+    milestones: fractions of the run at which checkpoints stay, too.
+    step_timeout: seconds without progress after which the program ends and says where it hung; None for never.
+    initial_weights: directory of a run whose newest parameters this run starts from; None for randomly initialised ones.
+    tensorboard: whether metrics go to TensorBoard, too; wandb: the Weights & Biases project that they go to, None for none.
     """
 
-    steps: int = 100_000
-    batch_size: int = 84
-    microbatches: int = 1
-    log_every: int = 100
-    evaluate_every: int = 5_000
-    checkpoint_every: int = 1_000
-    keep_last: int = 2
-    keep_every: int = 0
-    milestones: tuple[float, ...] = (0.0, 0.01, 1.0)
-    step_timeout: int = 1800
-    initial_weights: str = ""
+    steps: Annotated[int, ">= 1"] = 100_000
+    batch_size: Annotated[int, ">= 1"] = 84
+    microbatches: Annotated[int, ">= 1"] = 1
+    log_every: Annotated[int, ">= 1"] = 100
+    evaluate_every: Annotated[int, ">= 1"] | None = 5_000
+    checkpoint_every: Annotated[int, ">= 1"] = 1_000
+    keep_last: Annotated[int, ">= 1"] = 2
+    keep_every: Annotated[int, ">= 1"] | None = None
+    milestones: tuple[Annotated[float, ">= 0", "<= 1"], ...] = (0.0, 0.01, 1.0)
+    step_timeout: Annotated[int, ">= 1"] | None = 1800
+    initial_weights: str | None = None
     tensorboard: bool = True
-    wandb: str = ""
+    wandb: str | None = None
+
+    EARLIER_NONE: ClassVar = {
+        "evaluate_every": 0,
+        "keep_every": 0,
+        "step_timeout": 0,
+        "initial_weights": "",
+        "wandb": "",
+    }
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "microbatches", "log_every", "checkpoint_every", "keep_last"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"training.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("evaluate_every", "keep_every", "step_timeout"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"training.{name} must be at least 0, got {getattr(self, name)}")
-        if self.batch_size % self.microbatches:
+        if self.microbatches and self.batch_size % self.microbatches:
             raise ValueError(
                 f"training.microbatches={self.microbatches} must divide training.batch_size={self.batch_size}"
             )
-        if not all(0.0 <= fraction <= 1.0 for fraction in self.milestones):
-            raise ValueError(f"training.milestones are fractions of the run in [0, 1], got {self.milestones}")
 
     def milestone_steps(self) -> tuple[int, ...]:
         """The steps whose checkpoints stay for good."""

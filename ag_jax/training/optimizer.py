@@ -1,15 +1,14 @@
 """AdamW with warm-up and decay, as BERT-like models are trained."""
 
 import dataclasses
-import math
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import optax
 
 from ag_jax.attention.adversary import ADVERSARY
 
-DECAYS = ("linear", "constant")
+Decay = Literal["linear", "constant"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,30 +17,19 @@ class OptimizerConfig:
 
     learning_rate: the peak, reached after `warmup_steps`; `decay` then brings it to 0 at the last step (`linear`).
     weight_decay: on matrices alone, never on biases or LayerNorm.
-    clip_norm: largest global norm of the gradient; 0 leaves it as it is.
+    clip_norm: largest global norm of the gradient; None leaves it as it is.
     """
 
-    learning_rate: float = 1e-4
-    warmup_steps: int = 0
-    decay: str = "linear"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
+    learning_rate: Annotated[float, "> 0"] = 1e-4
+    warmup_steps: Annotated[int, ">= 0"] = 0
+    decay: Decay = "linear"
+    beta1: Annotated[float, ">= 0", "< 1"] = 0.9
+    beta2: Annotated[float, ">= 0", "< 1"] = 0.999
+    epsilon: Annotated[float, "> 0"] = 1e-8
+    weight_decay: Annotated[float, ">= 0"] = 0.0
+    clip_norm: Annotated[float, "> 0"] | None = 1.0
 
-    def __post_init__(self):
-        for name in ("learning_rate", "epsilon"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"optimizer.{name} must be above 0, got {getattr(self, name)}")
-        for name in ("warmup_steps", "weight_decay", "clip_norm"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"optimizer.{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"optimizer.{name} must be in [0, 1), got {getattr(self, name)}")
-        if self.decay not in DECAYS:
-            raise ValueError(f"optimizer.decay must be one of {', '.join(DECAYS)}, got {self.decay!r}")
+    EARLIER_NONE: ClassVar = {"clip_norm": 0.0}
 
 
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:

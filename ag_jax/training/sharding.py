@@ -6,7 +6,7 @@ width, `tensor` along heads, feed-forward features and vocabulary.
 
 import dataclasses
 import math
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -25,18 +25,13 @@ BATCH = PartitionSpec(ROWS)
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis of the mesh; `data=0` takes all that the others leave."""
+    """Devices along each axis of the mesh; `data=None` takes all that the others leave."""
 
-    data: int = 0
-    fsdp: int = 1
-    tensor: int = 1
+    data: Annotated[int, ">= 1"] | None = None
+    fsdp: Annotated[int, ">= 1"] = 1
+    tensor: Annotated[int, ">= 1"] = 1
 
-    def __post_init__(self):
-        if self.data < 0:
-            raise ValueError(f"mesh.data must be at least 0 (0: all devices that are left), got {self.data}")
-        for name in ("fsdp", "tensor"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"mesh.{name} must be at least 1, got {getattr(self, name)}")
+    EARLIER_NONE: ClassVar = {"data": 0}
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:

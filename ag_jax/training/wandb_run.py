@@ -24,11 +24,11 @@ class Labels:
     tags: tuple[str, ...] = ()
 
 
-def check_installed(project: str) -> None:
+def check_installed(project: str | None) -> None:
     """Raise ValueError if `training.wandb` names a project, but the package is missing."""
     if project and importlib.util.find_spec("wandb") is None:
         raise ValueError(
-            f"training.wandb={project!r} needs the package wandb: pip install 'ag_jax[wandb]', or leave training.wandb empty"
+            f"training.wandb={project!r} needs the package wandb: pip install 'ag_jax[wandb]', or set training.wandb=none"
         )
 
 
@@ -68,7 +68,7 @@ class WandbRun:
         except Exception as error:  # wandb has many kinds
             raise ValueError(
                 f"training.wandb={project!r}: wandb did not start ({error}). Log in with `wandb login`, set WANDB_MODE=offline to "
-                "upload later, or leave training.wandb empty"
+                "upload later, or set training.wandb=none"
             ) from error
 
     def log(self, step: int, values: dict[str, float]) -> None:

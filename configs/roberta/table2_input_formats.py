@@ -36,6 +36,6 @@ def get_config(argument: str = ""):
         config.model.layers = 4
     config.data.format = chosen.arm
     if chosen.arm.endswith("_nsp"):
-        config.model.segments = 2
+        config.model.token_types = 2
     config.comparison.arms = ",".join(BATCH_FACTORS)
     return config

@@ -29,7 +29,7 @@ def tiny_run(source, workdir, **guidance):
     config.data.update(source=str(source), sequence_length=32)
     config.data.tokenizer.vocabulary_size = 300
     config.model.update(layers=3, heads=5, width=20, max_length=32)
-    config.training.update(steps=3, batch_size=8, log_every=1, evaluate_every=0, tensorboard=False)
+    config.training.update(steps=3, batch_size=8, log_every=1, evaluate_every=None, tensorboard=False)
     config.guidance.update(**guidance)
     run.train(pretraining_config.parse(config), epath.Path(workdir))
 

@@ -307,7 +307,7 @@ def test_about_half_is_kept_at_first():
     hidden = jax.random.normal(keys[0], (2, length, width))
     linear = [{"kernel": 0.02 * jax.random.normal(key, (width, width)), "bias": jnp.zeros(width)} for key in keys[1:]]
     sequences = jnp.ones((2, length), jnp.int32)
-    for share, heads in ((0.0, 1), (0.9, 1), (0.7, 12)):
+    for share, heads in ((None, 1), (0.9, 1), (0.7, 12)):
         offset = initial_offset(share, width, 0.02)
         found = Adversary(*linear, None, Rules(), heads, offset)(hidden, sequences, None, None)
         np.testing.assert_allclose(found.units.kept_B / found.units.all_B, share or 0.5, atol=0.03)

@@ -1,11 +1,14 @@
 """The guidance loss on two numbers a row, against the dense targets of the paper in plain loops."""
 
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
 
+from ag_jax import config_reader
 from ag_jax.attention import guidance, patterns
 from ag_jax.attention.guidance import GuidanceConfig, Guides, assign_heads, coefficient_schedule
 from ag_jax.attention.patterns import PATTERNS, SpecialTokens
@@ -15,7 +18,7 @@ from tests.pairwise import pairwise
 SPECIAL = SpecialTokens(reference.DELIMITERS, reference.PERIODS)
 ASSIGNMENT = (("next", 1), ("prev", 2), ("first", 1), ("period", 2), ("delim", 1), ("same", 1))
 HEADS = 11  # of which 8 are guided
-RULES = (guidance.REDUCTIONS, guidance.BOUNDARIES, guidance.ABSENT)
+RULES = tuple(map(get_args, (guidance.Reduction, guidance.Boundary, guidance.Absent)))
 
 
 def make_guides(tokens_BL, sequences_BL, assignment=ASSIGNMENT, after_dropout=False):
@@ -49,7 +52,9 @@ def scores_between_texts(sequences_BL):
     return jnp.where(together_BQK, 0.0, -1e9)[None, :, None]
 
 
-@pytest.mark.parametrize(("reduction", "boundary", "absent", "probabilities"), pairwise(*RULES, guidance.PROBABILITIES))
+@pytest.mark.parametrize(
+    ("reduction", "boundary", "absent", "probabilities"), pairwise(*RULES, get_args(guidance.Probabilities))
+)
 def test_closed_form_equals_loops_over_the_dense_targets(example, reduction, boundary, absent, probabilities):
     tokens_BL, sequences_BL = example
     after = probabilities == "after_dropout"
@@ -159,7 +164,7 @@ def test_uniform_and_zero_boundary_have_the_same_gradient():
         return guidance.guidance_loss(found, guides, sequences_BL, GuidanceConfig("loss", boundary=boundary))[0]
 
     values, gradients = zip(
-        *(jax.value_and_grad(loss)(logits, boundary) for boundary in guidance.BOUNDARIES), strict=True
+        *(jax.value_and_grad(loss)(logits, boundary) for boundary in get_args(guidance.Boundary)), strict=True
     )
     np.testing.assert_allclose(gradients[0], gradients[1], atol=1e-8)
     # They differ by ||1/n||^2 = 1/n in each of two rows of every example, over n^2.
@@ -297,9 +302,9 @@ class TestAssignHeads:
         ({"boundary": "wrap"}, "guidance.boundary must be one of uniform, zero, ignore"),
         ({"absent": "zero"}, "guidance.absent must be one of uniform, ignore"),
         ({"probabilities": "both"}, "guidance.probabilities must be one of before_dropout, after_dropout"),
-        ({"fraction": 0.0}, r"guidance.fraction \(lambda\) must be in \(0, 1\], got 0.0"),
+        ({"fraction": 0.0}, "guidance.fraction must be above 0 and at most 1, got 0.0"),
         ({"fraction": 1.01}, "got 1.01"),
-        ({"alpha": -1.0}, "guidance.alpha must be a finite number of at least 0, got -1.0"),
+        ({"alpha": -1.0}, "guidance.alpha must be at least 0, got -1.0"),
         ({"alpha": float("inf")}, "got inf"),
         ({"alpha": float("nan")}, "got nan"),
         ({"hold_steps": -1}, "guidance.hold_steps must be at least 0, got -1"),
@@ -307,7 +312,7 @@ class TestAssignHeads:
 )
 def test_impossible_settings(setting, message):
     with pytest.raises(ValueError, match=message):
-        GuidanceConfig(**setting)
+        config_reader.check(GuidanceConfig(**setting), "guidance")
 
 
 @pytest.mark.parametrize(

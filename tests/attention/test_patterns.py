@@ -5,6 +5,7 @@ One suite runs over every entry of `PATTERNS`; a new pattern inherits it.
 
 import inspect
 import pathlib
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,7 @@ class TestEveryPattern:
         expected_BQ = named_BQ if isinstance(target, Shift) else SEQUENCES_BL > 0
         np.testing.assert_allclose(P_BQK.sum(-1), expected_BQ, atol=1e-6)
 
-    @pytest.mark.parametrize("reduction", guidance.REDUCTIONS)
+    @pytest.mark.parametrize("reduction", get_args(guidance.Reduction))
     def test_loss_is_zero_if_and_only_if_attention_equals_the_target(self, name, reduction):
         target = targets(name)
         P_BQK = np.asarray(patterns.dense(target, jnp.asarray(SEQUENCES_BL)), np.float64)
@@ -67,8 +68,8 @@ class TestEveryPattern:
             # Row `row` of one head is now off by less than half: still far from nothing.
             assert float(loss(moved, target, SEQUENCES_BL, reduction=reduction)[0]) > 1e-5
 
-    @pytest.mark.parametrize("boundary", guidance.BOUNDARIES)
-    @pytest.mark.parametrize("absent", guidance.ABSENT)
+    @pytest.mark.parametrize("boundary", get_args(guidance.Boundary))
+    @pytest.mark.parametrize("absent", get_args(guidance.Absent))
     def test_padding_never_counts(self, name, boundary, absent):
         attention = reference.random_attention(SEQUENCES_BL, 3, 2)
         # What padded rows attend to must not matter either.

@@ -78,7 +78,7 @@ def pretrained(params=None):
         heads=2,
         width=16,
         max_length=24,
-        segments=1,
+        token_types=1,
         dropout=0.1,
         initializer_range=0.15,
     )

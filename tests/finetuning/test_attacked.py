@@ -67,7 +67,7 @@ def trained(monkeypatch, tmp_path):
 
     monkeypatch.setattr(suite.trial, "run_trial", run_trial)
     monkeypatch.setattr(suite.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
-    monkeypatch.setattr(suite.weights, "open_encoder", tiny_tasks.open_encoder)
+    monkeypatch.setattr(suite.opening, "open_encoder", tiny_tasks.open_encoder)
     (tmp_path / "model").mkdir()
     (tmp_path / "c.py").write_text(FILE)
     return trained
@@ -83,7 +83,7 @@ def test_a_schedule_is_that_of_the_same_trial_of_another_arm(source, tmp_path, t
     assert len(trained) == 12
     for name, one in trained.items():
         arm, task, trial = name.split("/")
-        trace = str(tmp_path / "w" / "asa" / task / trial) if arm == "scheduled" else ""
+        trace = str(tmp_path / "w" / "asa" / task / trial) if arm == "scheduled" else None
         assert one.recipe.adversarial.masking.trace == trace
     assert "{arms}" in (tmp_path / "w" / "scheduled" / "config.json").read_text()
     trained.clear()
@@ -204,7 +204,7 @@ def _adversary(config, score):
 
 def test_attention_of_a_fine_tuned_model_is_its_encoders():
     head = Head("x", "classification", ("bad", "good"), max_length=9)
-    model = head.model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, segments=1))
+    model = head.model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, token_types=1))
     params = tiny.params(model, tiny.task_batch("classification"))
     found = attacked.attention(
         FineTuned(head, model.config, TOKENIZER, params), "good roads we build union state strong bad good"
@@ -216,7 +216,7 @@ def test_attention_of_a_fine_tuned_model_is_its_encoders():
 @pytest.mark.parametrize("score", [1.0, -1.0])
 def test_attention_under_attack_is_what_the_kept_adversary_leaves(tmp_path, score):
     head = Head("x", "classification", ("bad", "good"), max_length=9)
-    model = head.model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, segments=1))
+    model = head.model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, token_types=1))
     params = tiny.params(model, tiny.task_batch("classification"))
     finetuned.save(FineTuned(head, model.config, TOKENIZER, params, {}, _adversary(model.config, score)), tmp_path)
     tuned = finetuned.load(tmp_path)

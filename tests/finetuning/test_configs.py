@@ -67,7 +67,7 @@ def parsed(name: str, argument: str) -> FinetuningConfig:
 def test_every_variant_parses_and_its_tasks_can_be_judged(name):
     for argument in variants(name):
         config = parsed(name, argument)
-        assert config.seeds == (0, 1, 2, 3, 4) and config.data == ""
+        assert config.seeds == (0, 1, 2, 3, 4) and config.data is None
         for task, recipe in config.tasks.items():
             splits.find_task(task, recipe)
             assert recipe.max_length == 64 or "scale=paper" in argument
@@ -146,7 +146,7 @@ def test_robertas_table_10(name, rates, sizes, weight_decay, epochs, max_length)
         assert (recipe.learning_rates, recipe.batch_sizes) == (rates, sizes)
         assert (recipe.weight_decay, recipe.epochs, recipe.max_length) == (weight_decay, epochs, max_length)
         assert (recipe.decay, recipe.warmup_fraction) == ("linear", 0.06)
-        assert (recipe.beta1, recipe.beta2, recipe.epsilon, recipe.clip_norm) == (0.9, 0.98, 1e-6, 0.0)
+        assert (recipe.beta1, recipe.beta2, recipe.epsilon, recipe.clip_norm) == (0.9, 0.98, 1e-6, None)
 
 
 def test_only_what_should_start_from_mnli_does():
@@ -184,7 +184,7 @@ def test_table_5_of_asa(row):
     shown = (recipe.learning_rates[0], recipe.batch_sizes[0], recipe.epochs, recipe.warmup_fraction, recipe.max_length)
     assert (*shown, recipe.adversarial.asa.tau) == tuple(map(float, numbers))
     assert len(recipe.points) == 1 and recipe.weight_decay == (0 if task in ("wnut17", "dream", "hellaswag") else 0.01)
-    assert recipe.clip_norm == 0 and recipe.adversarial.method == "none"
+    assert recipe.clip_norm is None and recipe.adversarial.method == "none"
 
 
 def attacks(name, argument, **overrides):
@@ -219,12 +219,12 @@ def test_the_masks_of_asas_table_3():
     of = {arm: by_task["wnut17"] for arm, by_task in attacks("table3_naive_masking.py", "checkpoint=C").items()}
     shown = {arm: (attack.method, attack.masking.share, attack.masking.trace) for arm, attack in of.items()}
     assert shown == {
-        "plain": ("none", 0.1, ""),
-        "asa": ("asa", 0.1, ""),
-        "bernoulli_0.05": ("bernoulli", 0.05, ""),
-        "bernoulli_0.1": ("bernoulli", 0.1, ""),
+        "plain": ("none", 0.1, None),
+        "asa": ("asa", 0.1, None),
+        "bernoulli_0.05": ("bernoulli", 0.05, None),
+        "bernoulli_0.1": ("bernoulli", 0.1, None),
         "scheduled": ("scheduled", 0.1, "{arms}/asa/{task}/{trial}"),
-        "magnitude": ("magnitude", 0.1, ""),
+        "magnitude": ("magnitude", 0.1, None),
     }
     assert list(of).index("asa") < list(of).index("scheduled"), "whose trace it is"
 

@@ -43,7 +43,7 @@ def calls(monkeypatch, tmp_path):
 
     monkeypatch.setattr(suite.trial, "run_trial", run_trial)
     monkeypatch.setattr(suite.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
-    monkeypatch.setattr(suite.weights, "open_encoder", tiny_tasks.open_encoder)
+    monkeypatch.setattr(suite.opening, "open_encoder", tiny_tasks.open_encoder)
     (tmp_path / "model").mkdir()
     return calls
 
@@ -207,7 +207,7 @@ def test_a_suite_from_before_there_were_subsets_and_factors_opens(tmp_path, data
 def test_flags_that_override_the_arms_are_printed_and_reported(source, tmp_path, calls, capsys):
     path = comparison.compare(source, {"tasks.sst2.epochs": 1}, epath.Path(tmp_path / "other"))
     assert "overridden" not in (path.parent / "report.json").read_text() and "overrides" not in path.read_text()
-    otherwise = "    config.tasks.sst2.patience = int(chosen.arm == 'ag')\n    config.arms ="
+    otherwise = "    config.tasks.sst2.patience = 1 if chosen.arm == 'ag' else None\n    config.arms ="
     (tmp_path / "c.py").write_text(FILE.replace("    config.arms =", otherwise))
     path = comparison.compare(source, {"tasks.sst2.learning_rates": (1e-4,)}, epath.Path(tmp_path / "w"))
     sentence = "--config.tasks.sst2.learning_rates=(0.0001,) overrides what the arms set: (0.0003, 0.0001) (mlm), (0.0001, 0.0002) (ag)"
@@ -409,7 +409,7 @@ def test_no_example_is_tested_by_a_model_that_saw_it(data):
 def test_tasks_start_from_the_best_weights_of_the_same_seed(tmp_path, data, calls, monkeypatch):
     started = []
     monkeypatch.setattr(
-        suite.weights,
+        suite.opening,
         "open_encoder",
         lambda path, *rest, **more: started.append(path) or tiny_tasks.open_encoder(path, *rest, **more),
     )

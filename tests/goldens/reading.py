@@ -56,7 +56,8 @@ def trained(here: pathlib.Path) -> dict[str, Any]:
     workdir = epath.Path(here / "interrupted")
     summary = run.train(run.read_config(workdir), workdir)
     suite_of_trial = epath.Path(here / "trial_interrupted")
-    config = config_reader.parse(FinetuningConfig, _json(suite_of_trial / "config.json"))
+    settings = suite.read_settings(suite_of_trial / "config.json")
+    config = config_reader.parse(FinetuningConfig, settings)
     suite.run(suite.prepare(config, suite_of_trial))
     directory = suite_of_trial / TRIAL
     return {

@@ -17,6 +17,7 @@ from ag_jax import cli
 from ag_jax.analysis import maps
 from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.interop import catalogue, directories, exporting, importing, tensors
+from ag_jax.interop.settings import Settings
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import run
 from tests.interop.test_goldens import GOLDENS, with_tensors
@@ -165,7 +166,7 @@ def test_every_unsupported_option_of_deberta(tmp_path):
         ),
         ("layer_norm_eps", 10**400, "layer_norm_eps must be a number of at most"),
         ("hidden_dropout_prob", float("nan"), "hidden_dropout_prob must be a number of at most 2147483647, got nan"),
-        ("hidden_dropout_prob", 1.5, "model.dropout must be in [0, 1), got 1.5"),
+        ("hidden_dropout_prob", 1.5, "model.dropout must be at least 0 and below 1, got 1.5"),
     ],
 )
 def test_sizes_that_are_not_those_of_the_tensors(key, value, said, directory, tmp_path, monkeypatch):
@@ -182,7 +183,7 @@ def test_sizes_that_are_not_those_of_the_tensors(key, value, said, directory, tm
             {"conv_kernel_size": 2**31 - 1},
             "conv_kernel_size=2147483647, but deberta.encoder.conv.conv.weight is (6, 6, 3)",
         ),
-        ({"max_relative_positions": 2**31 - 1}, "model.relative.span must be below 2^30"),
+        ({"max_relative_positions": 2**31 - 1}, "model.relative.span must be at least 1 and below 1073741824"),
         ({"ag_jax": {"decoder_passes": "two"}}, "ag_jax: decoder_passes must be of type int, got 'two'"),
     ],
 )
@@ -459,7 +460,7 @@ def _raise(error):
             {"relative": {"terms": "c2p,p2c", "index": "paper"}, "absolute_positions": "none"},
             "model.relative.index=paper",
         ),
-        ({"segments": 0, "relative": {"terms": "c2p"}, "embedding_width": 5}, "model.embedding_width"),
+        ({"token_types": 0, "relative": {"terms": "c2p"}, "embedding_width": 5}, "model.embedding_width"),
     ],
 )
 def test_models_that_no_family_computes(changed, reason):
@@ -499,3 +500,18 @@ def test_evaluate_and_inspect_open_an_imported_run(workdir, tmp_path, one_device
     (workdir / "config.json").write_text(json.dumps(config))
     said = run.evaluate(workdir)
     assert said["step"] == 0 and 0 < said["mlm_loss"] < 20
+
+
+@pytest.mark.parametrize(
+    ("golden", "changed", "setting"),
+    [
+        ("electra", {"embedding_size": 6}, "embedding_width"),
+        ("deberta_v2", {"conv_kernel_size": 0}, "convolution"),
+        ("deberta_v2", {"position_buckets": -1}, "relative.buckets"),
+    ],
+)
+def test_what_means_none_in_a_config_of_transformers(golden, changed, setting):
+    values = json.loads((GOLDENS / golden / "config.json").read_text()) | changed
+    fields = catalogue.named(values["model_type"]).read(Settings(values), ())
+    section, _, name = setting.rpartition(".")
+    assert (fields[section] if section else fields)[name] is None

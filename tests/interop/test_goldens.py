@@ -215,7 +215,7 @@ def test_pairs_of_a_model_without_segments_stay_in_the_first(tmp_path):
     opened = run.open_run(_imported(tmp_path, "bert"))
     params = names.flat(opened.params)
     params["encoder/embeddings/segment/embedding"] = params["encoder/embeddings/segment/embedding"][:1]
-    config = dataclasses.replace(opened.config, model=dataclasses.replace(opened.model.config, segments=1))
+    config = dataclasses.replace(opened.config, model=dataclasses.replace(opened.model.config, token_types=1))
     workdir = epath.Path(tmp_path / "one")
     workdir.mkdir()
     run.write(config, workdir, opened.tokenizer, names.nested(params))
@@ -239,7 +239,7 @@ def test_the_enhanced_mask_decoder_comes_back(tmp_path):
     directory = with_tensors("deberta_v3", tmp_path / "hf", lambda tensors: tensors | positions)
     ours = converted(directory, tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    config["model"]["decoder_passes"] = 3
+    config["model"]["mask_decoder_passes"] = 3
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     found = exporting.convert(epath.Path(tmp_path / "run"), None, str(tmp_path / "out"))
     assert (
@@ -247,7 +247,7 @@ def test_the_enhanced_mask_decoder_comes_back(tmp_path):
         and found.not_carried[0] in (tmp_path / "out" / "README.md").read_text()
     )
     same(converted(tmp_path / "out", tmp_path / "again"), ours)
-    assert run.open_run(tmp_path / "again").model.config.decoder_passes == 3
+    assert run.open_run(tmp_path / "again").model.config.mask_decoder_passes == 3
 
 
 def test_the_generator_of_replaced_tokens_is_a_model_of_its_own(tmp_path):

@@ -20,7 +20,7 @@ FEW = {
     "training.steps": 3,
     "training.batch_size": 4,
     "training.log_every": 1,
-    "training.evaluate_every": 0,
+    "training.evaluate_every": None,
     "training.checkpoint_every": 1,
     "training.tensorboard": False,
     "optimizer.warmup_steps": 0,

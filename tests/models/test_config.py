@@ -2,6 +2,7 @@
 
 import pytest
 
+from ag_jax import config_reader
 from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.models.config import EncoderConfig
 
@@ -12,32 +13,38 @@ from ag_jax.models.config import EncoderConfig
         ({"layers": 0}, "model.layers must be at least 1, got 0"),
         ({"heads": 0}, "model.heads must be at least 1, got 0"),
         ({"width": -1}, "model.width must be at least 1, got -1"),
-        ({"segments": -1}, "model.segments must be at least 0, got -1"),
-        ({"decoder_passes": -1}, "model.decoder_passes must be at least 0, got -1"),
+        ({"token_types": -1}, "model.token_types must be at least 0, got -1"),
+        ({"mask_decoder_passes": -1}, "model.mask_decoder_passes must be at least 0 and at most 100, got -1"),
         (
             {"absolute_positions": "output"},
             "model.absolute_positions must be one of input, decoder, none, got 'output'",
         ),
-        ({"absolute_positions": "decoder"}, "absolute_positions=decoder and model.decoder_passes=0 do not go together"),
-        ({"decoder_passes": 2}, "absolute_positions=input and model.decoder_passes=2 do not go together.*; set"),
+        (
+            {"absolute_positions": "decoder"},
+            "absolute_positions=decoder and model.mask_decoder_passes=0 do not go together",
+        ),
+        (
+            {"mask_decoder_passes": 2},
+            "absolute_positions=input and model.mask_decoder_passes=2 do not go together.*; set",
+        ),
         ({"absolute_positions": "none"}, "without any order of its words: set model.relative.terms"),
-        ({"convolution": 4}, "model.convolution must be odd, or 0 for none, got 4"),
-        ({"convolution": -3}, "model.convolution must be odd, or 0 for none, got -3"),
+        ({"convolution": 4}, "model.convolution must be odd, or none, got 4"),
+        ({"convolution": -3}, "model.convolution must be at least 1, or none, got -3"),
         ({"convolution_activation": "relu"}, "model.convolution_activation must be one of tanh, gelu, got 'relu'"),
-        ({"vocabulary_size": -1}, "model.vocabulary_size must be at least 0, got -1"),
+        ({"vocabulary_size": 0}, "model.vocabulary_size must be at least 1, or none, got 0"),
         ({"position_offset": -2}, "model.position_offset must be at least 0, got -2"),
         ({"width": 768, "heads": 11}, r"model.heads must divide model.width=768, got 11; .*\[6, 8, 12\]"),
-        ({"dropout": 1.0}, r"model.dropout must be in \[0, 1\), got 1.0"),
-        ({"attention_dropout": -0.1}, r"model.attention_dropout must be in \[0, 1\), got -0.1"),
+        ({"dropout": 1.0}, r"model.dropout must be at least 0 and below 1, got 1.0"),
+        ({"attention_dropout": -0.1}, r"model.attention_dropout must be at least 0 and below 1, got -0.1"),
         ({"layer_norm_epsilon": 0.0}, "model.layer_norm_epsilon must be above 0, got 0.0"),
-        ({"initializer_range": float("nan")}, "model.initializer_range must be above 0, got nan"),
+        ({"initializer_range": float("nan")}, "model.initializer_range must be a finite number, got nan"),
         ({"dtype": "float16"}, "model.dtype must be one of float32, bfloat16, got 'float16'"),
         ({"remat": "all"}, "model.remat must be one of none, layer, dots, got 'all'"),
     ],
 )
 def test_impossible_settings(setting, message):
     with pytest.raises(ValueError, match=message):
-        EncoderConfig(**setting)
+        config_reader.check(EncoderConfig(**setting), "model")
 
 
 @pytest.mark.parametrize(
@@ -45,13 +52,13 @@ def test_impossible_settings(setting, message):
     [
         ({"terms": "c2p,p2p"}, "model.relative.terms must be some of c2p, p2c, each once.*got 'c2p,p2p'"),
         ({"terms": "c2p,c2p"}, "each once, with a comma between, got 'c2p,c2p'"),
-        ({"span": 0}, "model.relative.span must be at least 1, got 0"),
-        ({"buckets": 5}, "model.relative.buckets must be even and below model.relative.span=512, or 0, got 5"),
-        ({"buckets": 512}, "model.relative.buckets must be even and below model.relative.span=512, or 0, got 512"),
-        ({"buckets": -2}, "or 0, got -2"),
+        ({"span": 0}, "model.relative.span must be at least 1 and below 1073741824, got 0"),
+        ({"buckets": 5}, "model.relative.buckets must be even and below model.relative.span=512, or none, got 5"),
+        ({"buckets": 512}, "model.relative.buckets must be even and below model.relative.span=512, or none, got 512"),
+        ({"buckets": -2}, "model.relative.buckets must be at least 1, or none, got -2"),
         ({"index": "mine"}, "model.relative.index must be one of code, paper, got 'mine'"),
     ],
 )
 def test_impossible_relative_positions(setting, message):
     with pytest.raises(ValueError, match=message):
-        DisentangledConfig(**setting)
+        config_reader.check(DisentangledConfig(**setting), "model.relative")

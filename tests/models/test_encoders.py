@@ -179,7 +179,7 @@ def test_rematerialisation_changes_nothing(name, remat):
 
 def test_a_kernel_gives_the_same_loss_and_gradient(batch):
     """Scores of distances reach a kernel as a bias of full size, with dropout, guidance and the mask decoder."""
-    config = tiny.config(**tiny.DEBERTA_V1 | {"layers": 1, "decoder_passes": 1, "attention_dropout": 0.2})
+    config = tiny.config(**tiny.DEBERTA_V1 | {"layers": 1, "mask_decoder_passes": 1, "attention_dropout": 0.2})
     params = tiny.params(PretrainingModel(config, next_sentence=True), batch)
 
     def slope(attend):

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,14 @@ import pytest
 from jax.test_util import check_grads
 from scipy import special as functions
 
+from ag_jax import config_reader
 from ag_jax.models.masked_lm import word_scores
 from ag_jax.objectives import word_loss
-from ag_jax.objectives.adversarial.config import AsaConfig, MaskingConfig
-from ag_jax.objectives.consistency import FORMS, STOPPED, DivergenceConfig, divergence, weight
+from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, MaskingConfig
+from ag_jax.objectives.consistency import DivergenceConfig, Form, StopGradient, divergence, weight
 from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Words, YesNo
 
-ALL = [DivergenceConfig(form, stopped) for form, stopped in itertools.product(FORMS, STOPPED)]
+ALL = [DivergenceConfig(form, stopped) for form, stopped in itertools.product(get_args(Form), get_args(StopGradient))]
 WEIGHTS = np.array([[1, 1, 0.5], [0, 2, 0]], np.float32)
 
 
@@ -158,4 +160,4 @@ def test_what_cannot_be_is_refused(name, value):
         with pytest.raises(
             ValueError, match=f"adversarial.{section}.divergence.{name} must be one of .*, got '{value}'"
         ):
-            config(divergence=of)
+            config_reader.check(AdversarialConfig(**{section: config(divergence=of)}), "adversarial")

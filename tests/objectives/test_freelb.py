@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ag_jax import config_reader
 from ag_jax.models.encoder import Ports
-from ag_jax.objectives.adversarial.config import FreeLBConfig
+from ag_jax.objectives.adversarial.config import AdversarialConfig, FreeLBConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.supervised import Supervised
@@ -193,7 +194,7 @@ def test_nothing_moved_is_plain_training(name):
 def test_an_attack_hurts(name):
     objective, batch = perturbed.CASES[name]
     params, (loss, _, _) = perturbed.plain(name)
-    config = FreeLBConfig(steps=2, step_size=0.5, init_magnitude=0.0, max_norm=0.0)
+    config = FreeLBConfig(steps=2, step_size=0.5, init_magnitude=0.0, max_norm=None)
     assert perturbed.trained(FreeLB(objective, config, WIDTH), params, batch)[0] > loss + 1e-4 * abs(loss)
 
 
@@ -248,7 +249,7 @@ def test_each_text_of_a_row_is_perturbed_as_if_alone():
     objective, batch = perturbed.CASES["mlm"]
     params = perturbed.params_of(objective, batch)
     attacked = FreeLB(
-        perturbed.Seen(objective), FreeLBConfig(steps=2, step_size=0.3, init_magnitude=0.0, max_norm=0.0), WIDTH
+        perturbed.Seen(objective), FreeLBConfig(steps=2, step_size=0.3, init_magnitude=0.0, max_norm=None), WIDTH
     )
     delta = 2 * np.asarray(
         perturbed.trained(attacked, params, batch)[1]["delta"][0]
@@ -316,11 +317,11 @@ def test_a_step_costs_as_many_passes(guided, steps, count, passes):
         ("count", "paper", "huggingface, fairseq"),
         ("step_size", -0.1, "at least 0"),
         ("init_magnitude", float("inf"), "finite"),
-        ("max_norm", float("nan"), "at least 0"),
+        ("max_norm", 0.0, "above 0, or none"),
         ("begin_step", -1, "at least 0"),
         ("dropout", "none", "independent, shared"),
     ],
 )
 def test_what_cannot_be_is_refused(name, value, range):
     with pytest.raises(ValueError, match=f"adversarial.freelb.{name} must be .*{range}"):
-        FreeLBConfig(**{name: value})
+        config_reader.check(AdversarialConfig(freelb=FreeLBConfig(**{name: value})), "adversarial")

@@ -1,6 +1,7 @@
 """What objectives say of a batch, to be compared: the same with loss and without, and what each part of it counts."""
 
 import dataclasses
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.consistency import DivergenceConfig, weight
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
-from ag_jax.objectives.sentences import SENTENCES, Sentences
+from ag_jax.objectives.sentences import Sentences, SentenceTerm
 from ag_jax.objectives.supervised import Supervised
 from tests import tiny
 
@@ -68,7 +69,7 @@ def test_predicted_again_it_is_the_same(name):
         np.testing.assert_array_equal(counts["sentence"].weights, [[1, 0], [1, 0], [1, 0], [0, 0], [1, 1], [1, 0]])
 
 
-@pytest.mark.parametrize("of", SENTENCES)
+@pytest.mark.parametrize("of", get_args(SentenceTerm))
 def test_first_positions(of):
     """Of every text, wherever it begins in its row: what the head, or the hidden state, is there."""
     batch, model = tiny.mixed_batch(), tiny.model()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ag_jax import config_reader
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel, generator_parameters
 from ag_jax.objectives import word_loss
@@ -146,7 +147,7 @@ def test_the_tables_are_shared_and_nothing_else(params):
 
 
 @pytest.mark.parametrize(
-    ("own", "settings"), [(0, {}), (6, {}), (0, tiny.DEBERTA_V1)], ids=["shared", "projected", "deberta"]
+    ("own", "settings"), [(None, {}), (6, {}), (None, tiny.DEBERTA_V1)], ids=["shared", "projected", "deberta"]
 )
 def test_the_generator_is_a_masked_language_model_of_its_own(masked, own, settings):
     """Also where the encoder projects its embeddings, too, and where words are predicted from what a mask decoder makes."""
@@ -311,9 +312,9 @@ def test_config():
     for settings, message in (
         ({"generator": "bert"}, "replaced_tokens.generator must be one of none, unigram, mlm, got 'bert'"),
         ({"tokens": "specials"}, "replaced_tokens.tokens must be one of all, words"),
-        ({"weight": -1.0}, "replaced_tokens.weight must be a finite number of at least 0"),
+        ({"weight": -1.0}, "replaced_tokens.weight must be above 0, or none, got -1.0"),
         ({"weight": float("nan")}, "replaced_tokens.weight must be"),
-        ({"generator_fraction": 0.0}, r"generator_fraction must be in \(0, 1\]"),
+        ({"generator_fraction": 0.0}, "generator_fraction must be above 0 and at most 1, got 0.0"),
     ):
         with pytest.raises(ValueError, match=message):
-            ReplacedTokensConfig(**settings)
+            config_reader.check(ReplacedTokensConfig(**settings), "replaced_tokens")

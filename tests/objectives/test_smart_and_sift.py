@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import special as functions
 
+from ag_jax import config_reader
 from ag_jax.models.encoder import Ports
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig, SiftConfig, SmartConfig
@@ -327,15 +328,16 @@ def test_noise_costs_no_gradient_of_parameters(attack, steps):
         (SmartConfig, "normalize", "row", "text, token"),
         (SmartConfig, "dropout", "same", "independent, shared"),
         (SiftConfig, "weight", -1.0, "at least 0"),
-        (SiftConfig, "noise", float("nan"), "at least 0"),
+        (SiftConfig, "noise", float("nan"), "finite"),
         (SiftConfig, "step_size", -1.0, "at least 0"),
         (SiftConfig, "normalize", "none", "layer_norm, unit"),
         (SiftConfig, "dropout", "none", "independent, shared"),
     ],
 )
 def test_what_cannot_be_is_refused(kind, name, value, range):
-    with pytest.raises(ValueError, match=f"adversarial.s....?.{name} must be .*{range}"):
-        kind(**{name: value})
+    section = {SmartConfig: "smart", SiftConfig: "sift"}[kind]
+    with pytest.raises(ValueError, match=f"adversarial.{section}.{name} must be .*{range}"):
+        config_reader.check(AdversarialConfig(**{section: kind(**{name: value})}), "adversarial")
 
 
 def test_the_usual_steps():

@@ -239,4 +239,4 @@ def test_the_mask_decoder_of_deberta_is_left_out():
     config = tiny.config(**tiny.ENCODERS["deberta_v1"])
     assert task_encoder(tiny.CONFIG) is tiny.CONFIG
     shorn = task_encoder(config)
-    assert (shorn.decoder_passes, shorn.absolute_positions, shorn.relative) == (0, "none", config.relative)
+    assert (shorn.mask_decoder_passes, shorn.absolute_positions, shorn.relative) == (0, "none", config.relative)

@@ -54,7 +54,7 @@ class Case:
         shape = (len(LENGTHS), max(LENGTHS))
         sequences = (np.arange(shape[1])[None, :] < np.array(LENGTHS)[:, None]).astype(np.int32)
         tokens = np.where(sequences > 0, rng.integers(5, self.vocabulary, shape), self.pad).astype(np.int32)
-        kinds = max(self.opened.model.config.segments, 1)
+        kinds = max(self.opened.model.config.token_types, 1)
         labels = rng.integers(5, self.vocabulary, shape).astype(np.int32)
         return {
             "tokens": tokens,
@@ -71,7 +71,7 @@ class Case:
         """What one of their models says of the batch."""
         batch = {name: torch.tensor(value, dtype=torch.long) for name, value in self.batch.items()}
         inputs = {"input_ids": batch["tokens"], "attention_mask": batch["sequences"]}
-        if self.opened.model.config.segments > 1:
+        if self.opened.model.config.token_types > 1:
             inputs["token_type_ids"] = batch["segments"]
         return theirs(**inputs, **options)
 

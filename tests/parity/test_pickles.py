@@ -38,7 +38,7 @@ def test_the_conversion_of_a_pickle(tmp_path):
         importing.convert(str(tmp_path), epath.Path(tmp_path / "run"))
     importing.convert(str(tmp_path), epath.Path(tmp_path / "run"), expected=["mask_predictions"])
     opened = run.open_run(tmp_path / "run")
-    assert (opened.model.config.absolute_positions, opened.model.config.decoder_passes) == ("decoder", 2)
+    assert (opened.model.config.absolute_positions, opened.model.config.mask_decoder_passes) == ("decoder", 2)
     ours = names.flat(opened.params)
     assert np.array_equal(ours["word_head/bias"], saved["cls.predictions.bias"].astype(np.float32))
     assert np.array_equal(ours["encoder/embeddings/position/embedding"], np.ones((20, 6)))

@@ -45,7 +45,7 @@ def test_ours_opened_by_theirs(kind, tmp_path):
     tokenizer = trained(kind)
     family = catalogue.named(FAMILY[kind])
     settle(tmp_path, family.model_type)
-    tokenizer_files.write(tokenizer, tmp_path, family, EncoderConfig(vocabulary_size=999, max_length=77, segments=2))
+    tokenizer_files.write(tokenizer, tmp_path, family, EncoderConfig(vocabulary_size=999, max_length=77, token_types=2))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in [*TEXTS[:2], *PROBES]:
         assert theirs(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(text), text

@@ -39,7 +39,7 @@ def settings(text: pathlib.Path, **changed):
             "training.steps": STEPS,
             "training.batch_size": 4,
             "training.log_every": 2,
-            "training.evaluate_every": 0,
+            "training.evaluate_every": None,
             "training.checkpoint_every": 2,
             "training.milestones": (0.0, 1.0),
             "training.tensorboard": False,

@@ -36,7 +36,7 @@ def overrides(tmp_path_factory):
         "optimizer.warmup_steps": 0,
         "training.batch_size": 4,
         "training.log_every": 2,
-        "training.evaluate_every": 0,
+        "training.evaluate_every": None,
         "training.milestones": (0.0, 0.5, 1.0),
         "training.tensorboard": False,
         "training.wandb": "a_project",

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from ag_jax import config_reader
+from ag_jax.models.config import EncoderConfig
+from ag_jax.pretraining import run
 from ag_jax.pretraining.config import ExperimentConfig, default_config, parse
 
 
@@ -38,14 +40,14 @@ def test_config_survives_json():
         ("optimizer.decay", "cosine", "optimizer.decay must be one of linear, constant"),
         ("model", 3, "model is a section of settings"),
         ("model.remat", "all", "model.remat must be one of none, layer, dots"),
-        ("model.dropout", 1.0, r"model.dropout must be in \[0, 1\)"),
+        ("model.dropout", 1.0, "model.dropout must be at least 0 and below 1, got 1.0"),
         ("guidance.mode", "lose", "guidance.mode must be one of none, loss, bias"),
-        ("guidance.alpha", -1.0, "guidance.alpha must be a finite number of at least 0"),
+        ("guidance.alpha", -1.0, "guidance.alpha must be at least 0, got -1.0"),
         ("mesh.fsdp", 0, "mesh.fsdp must be at least 1"),
         ("mesh.tensor", 5, "mesh.tensor=5 must divide model.heads=12"),
-        ("seed", -1, "seed must be in 0"),
+        ("seed", -1, "seed must be at least 0, got -1"),
         ("data.sequence_length", 1024, "longer than the model's model.max_length=512"),
-        ("data.format", "segment_pair_nsp", "model.segments=1: set it to 2"),
+        ("data.format", "segment_pair_nsp", "model.token_types=1: set it to 2"),
         ("data.format", "full_sentence", "did you mean 'full_sentences'"),
         ("replaced_tokens.generator", "unigrams", "replaced_tokens.generator must be one of none, unigram, mlm"),
         ("replaced_tokens.generator", "unigram", "goes with data.masking.replacement=unigram, got mask: set both"),
@@ -87,10 +89,76 @@ def test_generators_that_cannot_be():
     with pytest.raises(ValueError, match="mesh.tensor=2 must divide the generator's 3 heads"):
         electra(**{"mesh.tensor": 2, "training.batch_size": 64})
     with pytest.raises(ValueError, match="has no next-sentence prediction"):
-        electra(**{"data.format": "segment_pair_nsp", "model.segments": 2})
+        electra(**{"data.format": "segment_pair_nsp", "model.token_types": 2})
 
 
 def test_integers_are_numbers():
     config = default_config()
     config.guidance.alpha = 3
     assert parse(config).guidance.alpha == 3.0
+
+
+# What stood for none in configs that earlier versions stored: every setting that may be none today.
+OFF = {
+    "data.validation_source": "",
+    "data.cache_dir": "",
+    "data.tokenizer.path": "",
+    "data.masking.static_copies": 0,
+    "model.vocabulary_size": 0,
+    "model.feedforward": 0,
+    "model.embedding_width": 0,
+    "model.convolution": 0,
+    "model.relative.buckets": 0,
+    "replaced_tokens.weight": 0.0,
+    "guidance.heads": "",
+    "adversarial.asa.keep_init": 0.0,
+    "adversarial.asa.learning_rate": 0.0,
+    "adversarial.asa.weight_decay": -1.0,
+    "adversarial.asa.clip_norm": 0.0,
+    "adversarial.masking.trace": "",
+    "adversarial.freelb.max_norm": 0.0,
+    "adversarial.smart.step_size": 0.0,
+    "optimizer.clip_norm": 0.0,
+    "mesh.data": 0,
+    "training.evaluate_every": 0,
+    "training.keep_every": 0,
+    "training.step_timeout": 0,
+    "training.initial_weights": "",
+    "training.wandb": "",
+    "comparison.arms": "",
+}
+
+
+def test_what_stood_for_none_in_earlier_configs_is_none():
+    may_be_none = set()
+    for key in config_reader.flat(config_reader.to_dict(ExperimentConfig())):
+        try:
+            parse(nested({key: None}))
+        except ValueError:
+            continue
+        may_be_none.add(key)
+    assert may_be_none == OFF.keys()
+    stored = config_reader.flat(config_reader.upgraded(ExperimentConfig, nested(OFF)))
+    assert stored == dict.fromkeys(OFF)
+    renamed = {"model.segments": 2, "model.decoder_passes": 3}
+    stored = config_reader.flat(config_reader.upgraded(ExperimentConfig, nested(renamed)))
+    assert stored == {"model.token_types": 2, "model.mask_decoder_passes": 3}
+
+
+def nested(flat):
+    """Settings as `{"section": {"key": value}}`."""
+    found = {}
+    for key, value in flat.items():
+        *sections, last = key.split(".")
+        section = found
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[last] = value
+    return found
+
+
+def test_a_config_made_in_python_is_checked_before_anything_is_written(tmp_path):
+    config = ExperimentConfig(model=EncoderConfig(dtype="float16"))
+    with pytest.raises(ValueError, match="model.dtype must be one of float32, bfloat16, got 'float16'"):
+        run.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -42,7 +42,7 @@ def overrides(tmp_path_factory):
         "optimizer.warmup_steps": 0,
         "training.batch_size": 4,
         "training.log_every": 2,
-        "training.evaluate_every": 0,
+        "training.evaluate_every": None,
         "training.checkpoint_every": 2,
         "training.milestones": (0.0, 1.0),
         "training.tensorboard": False,

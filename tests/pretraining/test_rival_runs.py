@@ -1,6 +1,7 @@
 """Perturbed embeddings from the settings of a run or a trial to what it writes down."""
 
 import functools
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 from etils import epath
 
+from ag_jax import config_reader
 from ag_jax.finetuning import encoded, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.objectives.adversarial import wrap as adversarial
-from ag_jax.objectives.adversarial.config import METHODS, AdversarialConfig, FreeLBConfig, SiftConfig, SmartConfig
+from ag_jax.objectives.adversarial.config import AdversarialConfig, FreeLBConfig, Method, SiftConfig, SmartConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.adversarial.sift import NormalizedEmbeddings
 from ag_jax.objectives.adversarial.smart import Ball, Released
@@ -46,9 +48,9 @@ def test_the_method_chooses():
     assert (made["smart"].stop_gradient, made["sift"].stop_gradient) == ("none", "targets")
     compat = adversarial.wrap(inner, AdversarialConfig("smart", smart=SmartConfig(mtdnn_compat=True)), setting)
     assert isinstance(compat.neighbours, Released) and compat.stop_gradient == "targets"
-    assert set(RIVALS) < set(METHODS) and AdversarialConfig("sift").sentence == "none"
+    assert set(RIVALS) < set(get_args(Method)) and AdversarialConfig("sift").sentence == "none"
     with pytest.raises(ValueError, match="adversarial.method must be one of none, asa, .*freelb, smart, sift"):
-        AdversarialConfig("pgd")
+        config_reader.check(AdversarialConfig("pgd"), "adversarial")
 
 
 @pytest.mark.parametrize("method", ["freelb", pytest.param("sift", marks=pytest.mark.exhaustive)])
@@ -88,7 +90,7 @@ def test_in_pretraining(tmp_path, one_device):
             "training.batch_size": 4,
             "training.microbatches": 2,
             "training.log_every": 1,
-            "training.evaluate_every": 0,
+            "training.evaluate_every": None,
             "training.tensorboard": False,
             "adversarial.method": "smart",
             "adversarial.smart.noise": 1e-3,

@@ -15,6 +15,7 @@ import pytest
 from etils import epath
 
 import ag_jax.training.metrics as metrics_module
+from ag_jax import config_reader
 from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.config import TrainingConfig
@@ -132,7 +133,7 @@ class WandbRun:
 
 def test_a_diverging_run_is_stopped_too_and_has_failed_at_wandb(tmp_path):
     at_wandb = WandbRun()
-    job = tiny_job(tmp_path, optimizer=OptimizerConfig(learning_rate=1e30, clip_norm=0.0))
+    job = tiny_job(tmp_path, optimizer=OptimizerConfig(learning_rate=1e30, clip_norm=None))
     with pytest.raises(NonFiniteError, match="not finite at step"):
         loop.Loop(dataclasses.replace(job, wandb=lambda: at_wandb)).run()
     assert at_wandb.ended == [True]
@@ -193,13 +194,13 @@ def test_the_key_of_the_run_matters(uninterrupted, tmp_path):
     [
         ({"steps": 0}, "training.steps must be at least 1"),
         ({"batch_size": 10, "microbatches": 3}, "training.microbatches=3 must divide"),
-        ({"milestones": (2.0,)}, r"fractions of the run in \[0, 1\]"),
-        ({"keep_every": -1}, "training.keep_every must be at least 0"),
+        ({"milestones": (2.0,)}, "training.milestones must be at least 0 and at most 1, got 2.0"),
+        ({"keep_every": 0}, "training.keep_every must be at least 1, or none, got 0"),
     ],
 )
 def test_impossible_settings(changes, message):
     with pytest.raises(ValueError, match=message):
-        TrainingConfig(**changes)
+        config_reader.check(TrainingConfig(**changes), "training")
 
 
 def test_milestones_are_steps():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from ag_jax import config_reader
 from ag_jax.training import sharding
 from ag_jax.training.sharding import MeshConfig, make_mesh
 from tests import tiny
@@ -60,14 +61,14 @@ def test_a_mesh_that_does_not_fit(eight_devices, settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data": -1}, "mesh.data must be at least 0"),
+        ({"data": 0}, "mesh.data must be at least 1, or none, got 0"),
         ({"fsdp": 0}, "mesh.fsdp must be at least 1, got 0"),
         ({"tensor": 0}, "mesh.tensor must be at least 1, got 0"),
     ],
 )
 def test_impossible_settings(settings, message):
     with pytest.raises(ValueError, match=message):
-        MeshConfig(**settings)
+        config_reader.check(MeshConfig(**settings), "mesh")
 
 
 def test_parameters_are_split_by_the_names_of_their_axes(eight_devices, boxed):

@@ -119,7 +119,7 @@ def test_parts_really_are_uneven(batch):
 
 def test_state_after_a_step(still, batch):
     objective, params = still
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=0.01, clip_norm=0.0), 10)
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=0.01, clip_norm=None), 10)
     state = TrainState(jnp.int32(3), params, optimizer.init(params))
     key = jax.random.key(1)
     step = jax.jit(lambda state, batch, key: train_step(state, batch, key, objective=objective, optimizer=optimizer))

@@ -19,7 +19,7 @@ import numpy as np
 
 from ag_jax import interruption
 from ag_jax.data import cache, checksums, randomness, tokenizers
-from ag_jax.data.config import PAIR_FORMATS, DataConfig
+from ag_jax.data.config import PAIR_FORMATS, DataConfig, TokenizerConfig
 from ag_jax.data.text import batching, formats, holdout, packing, sources, store
 from ag_jax.data.text.batching import Batch
 from ag_jax.data.text.sentences import split_sentences
@@ -91,7 +91,7 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
     if config.tokenizer.path:
         return tokenizers.load(config.tokenizer.path)
     held_out = None if config.validation_source else config.validation_fraction
-    key = _key(sources.identity(config.source), config.text_field, dataclasses.asdict(config.tokenizer), held_out)
+    key = _key(sources.identity(config.source), config.text_field, _tokenizer_key(config.tokenizer), held_out)
     directory = _cache_root(config) / f"tokenizer-{key}"
 
     def write(partial: pathlib.Path) -> None:
@@ -121,6 +121,11 @@ def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[l
 
     cache.build_once(directory, write, whole=config.verify_cache)
     return json.loads((directory / "files.json").read_text())
+
+
+def _tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
+    """The settings as the keys of caches have had them since before `path` could be None."""
+    return dataclasses.asdict(config) | {"path": config.path or ""}
 
 
 def _identities(config: DataConfig) -> list[Any]:

@@ -1,35 +1,17 @@
 """Whether a model is attacked while it trains, and how."""
 
 import dataclasses
-import math
+from typing import Annotated, ClassVar, Literal
 
-from ag_jax.attention.adversary import EMPTY_ROWS
-from ag_jax.objectives.consistency import FORMS, STOPPED, DivergenceConfig
-from ag_jax.objectives.sentences import SENTENCES
+from ag_jax.attention.adversary import EmptyRows
+from ag_jax.objectives.consistency import DivergenceConfig
+from ag_jax.objectives.sentences import SentenceTerm
 
 NAIVE = ("bernoulli", "scheduled", "magnitude")
-METHODS = ("none", "asa", *NAIVE, "freelb", "smart", "sift")
-DROPOUTS = ("independent", "shared")
-CHOICES = {
-    "dropout": DROPOUTS,
-    "sentence": SENTENCES,
-    "count": ("units", "fraction"),
-    "empty_rows": EMPTY_ROWS,
-    "heads": ("shared", "own"),
-    "gate": ("threshold", "gumbel"),
-    "form": FORMS,
-    "stop_gradient": STOPPED,
-}
-
-
-STRONGEST = 1e6  # beyond, float32 loses the scores of a row of which all is masked beside what is taken from them
-
-
-def check_choices(section: str, config, of: dict[str, tuple[str, ...]] = CHOICES) -> None:
-    """Raise ValueError if a field that a section has, and that may be one of several, is none of them."""
-    for name, choices in of.items():
-        if hasattr(config, name) and getattr(config, name) not in choices:
-            raise ValueError(f"{section}.{name} must be one of {', '.join(choices)}, got {getattr(config, name)!r}")
+Method = Literal["none", "asa", "bernoulli", "scheduled", "magnitude", "freelb", "smart", "sift"]
+Dropout = Literal["independent", "shared"]
+# Beyond the limit, float32 loses the scores of a row that is masked as a whole beside what is taken from them.
+Strength = Annotated[float, "> 0", "<= 1e6"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,50 +25,33 @@ class AsaConfig:
     gate: a unit is kept where its score is above 0 (`threshold`), or above logistic noise (`gumbel`, at `gumbel_temperature`).
     empty_rows: a row of which everything is masked attends to its text evenly (`uniform`), or to itself (`keep_diagonal`).
     protect_specials, protect_diagonal: keep what is of special tokens, or of a token with itself, from being masked.
-    keep_init: about this share of the units is kept at first, 0 for what comes of itself (about half).
+    keep_init: about this share of the units is kept at first; None leaves it to the initial values (about half).
     delay_steps: steps before the attack begins.
     dropout: of the attacked pass: `independent` of the clean one's, or the same (`shared`).
     sentence: the sentence-level term in pre-training (`Sentences.of`).
-    learning_rate, weight_decay, clip_norm: of the adversary's own optimizer; a rate of 0 and a decay of -1 are the model's.
+    learning_rate, weight_decay: of the adversary's own optimizer; None takes the model's. clip_norm: as in `OptimizerConfig`.
     """
 
-    tau: float = 0.3
-    tau_power: int = 2
-    count: str = "units"
-    strength: float = 1e4
-    heads: str = "shared"
-    gate: str = "threshold"
-    gumbel_temperature: float = 1.0
-    empty_rows: str = "uniform"
+    tau: Annotated[float, "> 0"] = 0.3
+    tau_power: Annotated[int, ">= 1", "<= 2"] = 2
+    count: Literal["units", "fraction"] = "units"
+    strength: Strength = 1e4
+    heads: Literal["shared", "own"] = "shared"
+    gate: Literal["threshold", "gumbel"] = "threshold"
+    gumbel_temperature: Annotated[float, "> 0"] = 1.0
+    empty_rows: EmptyRows = "uniform"
     protect_specials: bool = False
     protect_diagonal: bool = False
-    keep_init: float = 0.0
-    delay_steps: int = 0
-    dropout: str = "independent"
-    sentence: str = "head"
+    keep_init: Annotated[float, "> 0", "< 1"] | None = None
+    delay_steps: Annotated[int, ">= 0"] = 0
+    dropout: Dropout = "independent"
+    sentence: SentenceTerm = "head"
     divergence: DivergenceConfig = DivergenceConfig()
-    learning_rate: float = 0.0
-    weight_decay: float = -1.0
-    clip_norm: float = 1.0
+    learning_rate: Annotated[float, "> 0"] | None = None
+    weight_decay: Annotated[float, ">= 0"] | None = None
+    clip_norm: Annotated[float, "> 0"] | None = 1.0
 
-    def __post_init__(self):
-        check_choices("adversarial.asa", self)
-        check_choices("adversarial.asa.divergence", self.divergence)
-        for name in ("tau", "gumbel_temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"adversarial.asa.{name} must be a finite number above 0, got {getattr(self, name)}")
-        _check_strength("adversarial.asa", self)
-        if self.tau_power not in (1, 2):
-            raise ValueError(f"adversarial.asa.tau_power must be 1 (paper) or 2 (released code), got {self.tau_power}")
-        if not 0 <= self.keep_init < 1:
-            raise ValueError(f"adversarial.asa.keep_init must be in (0, 1), or 0 for none, got {self.keep_init}")
-        for name in ("delay_steps", "learning_rate", "clip_norm"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"adversarial.asa.{name} must be at least 0, got {getattr(self, name)}")
-        if self.weight_decay != -1 and not 0 <= self.weight_decay < math.inf:
-            raise ValueError(
-                f"adversarial.asa.weight_decay must be at least 0, or -1 for the model's, got {self.weight_decay}"
-            )
+    EARLIER_NONE: ClassVar = {"keep_init": 0.0, "learning_rate": 0.0, "weight_decay": -1.0, "clip_norm": 0.0}
 
     @property
     def penalty(self) -> float:
@@ -104,20 +69,15 @@ class MaskingConfig:
     strength, empty_rows, dropout, sentence, divergence: as of `AsaConfig`.
     """
 
-    share: float = 0.1
-    trace: str = ""
-    strength: float = 1e4
-    empty_rows: str = "uniform"
-    dropout: str = "independent"
-    sentence: str = "head"
+    share: Annotated[float, "> 0", "< 1"] = 0.1
+    trace: str | None = None
+    strength: Strength = 1e4
+    empty_rows: EmptyRows = "uniform"
+    dropout: Dropout = "independent"
+    sentence: SentenceTerm = "head"
     divergence: DivergenceConfig = DivergenceConfig()
 
-    def __post_init__(self):
-        check_choices("adversarial.masking", self)
-        check_choices("adversarial.masking.divergence", self.divergence)
-        if not 0 < self.share < 1:
-            raise ValueError(f"adversarial.masking.share must be in (0, 1), got {self.share}")
-        _check_strength("adversarial.masking", self)
+    EARLIER_NONE: ClassVar = {"trace": ""}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,24 +91,21 @@ class FreeLBConfig:
     count: that program. With `huggingface` there are K passes, and K - 1 steps of ascent between them; with `fairseq` K + 1 passes
         and K steps. In both the first pass is at the initial perturbation, so it is clean only if `init_magnitude` is 0, and the
         gradient of the parameters is the mean over all passes.
-    step_size: how far the perturbation of a text moves from pass to pass; max_norm: how long it may be, 0 for as long as it gets.
+    step_size: how far the perturbation of a text moves from pass to pass; max_norm: its largest norm, None for any.
     init_magnitude: the most that its length can be at first; 0 begins without one.
     dropout: `shared` by all passes, or `independent` in each.
     begin_step: steps before the attack begins; until then passes are clean, and as many.
     """
 
-    steps: int = 2
-    count: str = "huggingface"
-    step_size: float = 0.1
-    init_magnitude: float = 0.1
-    max_norm: float = 0.3
-    dropout: str = "shared"
-    begin_step: int = 0
+    steps: Annotated[int, ">= 1"] = 2
+    count: Literal["huggingface", "fairseq"] = "huggingface"
+    step_size: Annotated[float, ">= 0"] = 0.1
+    init_magnitude: Annotated[float, ">= 0"] = 0.1
+    max_norm: Annotated[float, "> 0"] | None = 0.3
+    dropout: Dropout = "shared"
+    begin_step: Annotated[int, ">= 0"] = 0
 
-    def __post_init__(self):
-        check_choices("adversarial.freelb", self, CHOICES | {"count": ("huggingface", "fairseq")})
-        _check_steps("adversarial.freelb", self)
-        _check_at_least_0("adversarial.freelb", self, "step_size", "init_magnitude", "max_norm", "begin_step")
+    EARLIER_NONE: ClassVar = {"max_norm": 0.0}
 
     @property
     def passes(self) -> int:
@@ -162,7 +119,7 @@ class SmartConfig:
 
     alpha: its coefficient. steps: K, times that the noise moves.
     noise: standard deviation of the noise at first.
-    step_size: how far it moves; 0 takes the usual 1e-3, or 1e-5 with `mtdnn_compat`.
+    step_size: how far it moves; None takes the usual 1e-3, or 1e-5 with `mtdnn_compat`.
     epsilon: the largest that a component may become.
     normalize: gradients are divided by the largest component of their `text`, or of their `token`.
     mtdnn_compat: as in the authors' program, where the noise of every token is divided by its largest component, so that
@@ -170,21 +127,16 @@ class SmartConfig:
     dropout: of each perturbed pass, `independent` of the clean one's, or the same (`shared`).
     """
 
-    alpha: float = 1.0
-    steps: int = 1
-    noise: float = 1e-5
-    step_size: float = 0.0
-    epsilon: float = 1e-5
-    normalize: str = "text"
+    alpha: Annotated[float, ">= 0"] = 1.0
+    steps: Annotated[int, ">= 1"] = 1
+    noise: Annotated[float, ">= 0"] = 1e-5
+    step_size: Annotated[float, "> 0"] | None = None
+    epsilon: Annotated[float, "> 0"] = 1e-5
+    normalize: Literal["text", "token"] = "text"
     mtdnn_compat: bool = False
-    dropout: str = "independent"
+    dropout: Dropout = "independent"
 
-    def __post_init__(self):
-        check_choices("adversarial.smart", self, CHOICES | {"normalize": ("text", "token")})
-        _check_steps("adversarial.smart", self)
-        _check_at_least_0("adversarial.smart", self, "alpha", "noise", "step_size")
-        if not 0 < self.epsilon < math.inf:
-            raise ValueError(f"adversarial.smart.epsilon must be a finite number above 0, got {self.epsilon}")
+    EARLIER_NONE: ClassVar = {"step_size": 0.0}
 
     @property
     def length_of_step(self) -> float:
@@ -203,33 +155,11 @@ class SiftConfig:
     dropout: of each perturbed pass, `independent` of the clean one's, or the same (`shared`).
     """
 
-    weight: float = 5.0
-    noise: float = 1e-2
-    step_size: float = 1e-4
-    normalize: str = "layer_norm"
-    dropout: str = "independent"
-
-    def __post_init__(self):
-        check_choices("adversarial.sift", self, CHOICES | {"normalize": ("layer_norm", "unit")})
-        _check_at_least_0("adversarial.sift", self, "weight", "noise", "step_size")
-
-
-def _check_steps(section: str, config) -> None:
-    if config.steps < 1:
-        raise ValueError(
-            f"{section}.steps must be at least 1, got {config.steps}; adversarial.method=none is without an attack"
-        )
-
-
-def _check_strength(section: str, config) -> None:
-    if not 0 < config.strength <= STRONGEST:
-        raise ValueError(f"{section}.strength must be above 0 and at most {STRONGEST:g}, got {config.strength}")
-
-
-def _check_at_least_0(section: str, config, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(config, name) < math.inf:
-            raise ValueError(f"{section}.{name} must be a finite number of at least 0, got {getattr(config, name)}")
+    weight: Annotated[float, ">= 0"] = 5.0
+    noise: Annotated[float, ">= 0"] = 1e-2
+    step_size: Annotated[float, ">= 0"] = 1e-4
+    normalize: Literal["layer_norm", "unit"] = "layer_norm"
+    dropout: Dropout = "independent"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +170,7 @@ class AdversarialConfig:
         `freelb`, `smart` and `sift`, perturbed embeddings.
     """
 
-    method: str = "none"
+    method: Method = "none"
     asa: AsaConfig = AsaConfig()
     masking: MaskingConfig = MaskingConfig()
     freelb: FreeLBConfig = FreeLBConfig()
@@ -248,8 +178,6 @@ class AdversarialConfig:
     sift: SiftConfig = SiftConfig()
 
     def __post_init__(self):
-        if self.method not in METHODS:
-            raise ValueError(f"adversarial.method must be one of {', '.join(METHODS)}, got {self.method!r}")
         if self.method == "scheduled" and not self.masking.trace:
             raise ValueError(
                 "adversarial.method=scheduled masks as much as was masked in a run with method=asa: name its directory in "

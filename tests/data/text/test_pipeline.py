@@ -6,13 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ag_jax.data.config import FORMATS, DataConfig, MaskingConfig, TokenizerConfig
+from ag_jax.data.config import DataConfig, Format, MaskingConfig, TokenizerConfig
 from ag_jax.data.text import corruption, pipeline
 from tests.data.conftest import text
 
@@ -63,7 +64,7 @@ def test_every_sentence_is_in_one_of_the_splits(config, library, name):
     assert sum(map(len, found)) == sum(map(len, documents))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", get_args(Format))
 def test_batches_of_every_format(config, name):
     chosen = dataclasses.replace(config, format=name)
     corpus = pipeline.prepare(chosen)
@@ -149,7 +150,7 @@ def test_the_cache_follows_the_field(config, corpus, tmp_path):
 
 def test_the_cache_is_where_the_environment_says(config, monkeypatch, tmp_path):
     monkeypatch.setenv("AG_JAX_CACHE", str(tmp_path / "here"))
-    pipeline.prepare(dataclasses.replace(config, cache_dir=""))
+    pipeline.prepare(dataclasses.replace(config, cache_dir=None))
     assert sorted(path.name.split("-")[0] for path in (tmp_path / "here").iterdir()) == ["rows", "text", "tokenizer"]
 
 

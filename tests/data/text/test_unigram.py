@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ag_jax import config_reader
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
 from ag_jax.data.text import batching, corruption, pipeline, store
 from ag_jax.data.text.store import Rows
@@ -116,9 +117,9 @@ def test_the_frequencies_are_needed(tokenizer):
 
 def test_config():
     with pytest.raises(
-        ValueError, match="masking.replacement must be one of mask, unigram, got 'unigrams'; did you mean"
+        ValueError, match="data.masking.replacement must be one of mask, unigram, got 'unigrams'; did you mean"
     ):
-        MaskingConfig(replacement="unigrams")
+        config_reader.check(MaskingConfig(replacement="unigrams"), "data.masking")
     with pytest.raises(ValueError, match="leave them at"):
         MaskingConfig(replacement="unigram", mask_fraction=0.85)
 
