@@ -9,7 +9,7 @@ The dataclasses of the packages hold every default, and their annotations say wh
 
 `default(kind)` returns a dataclass as a `ConfigDict`, for config files and flags to change; `parse(kind, values)` turns it
 into the dataclass. `parse` and `check` reject unknown settings and values that the annotations do not allow; a dataclass's
-`__post_init__` only checks how its fields go together.
+`__post_init__` only checks what annotations cannot say, above all how its fields go together.
 
 Directories of earlier versions hold earlier names of settings, and numbers that stood for none. A dataclass lists them in
 `EARLIER_NAMES` ({old: new}) and `EARLIER_NONE` ({name: value}); `upgraded` replaces them.
@@ -57,9 +57,7 @@ def _defaults(kind: type, values: dict[str, Any]) -> dict[str, Any]:
     hints, found = get_type_hints(kind), {}
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
-            value = _defaults(
-                type(value), {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            )
+            value = _defaults(type(value), _shallow(value))
         found[name] = config_dict.placeholder(_plain(hints[name])) if value is None else value
     return found
 
@@ -145,14 +143,11 @@ def _to_type(hint: Any, value: Any, path: str, or_none: str = "") -> Any:
         return _within(_to_type(kind, value, path, or_none), bounds, path, or_none)
     if get_origin(hint) is Literal:
         return _chosen(value, get_args(hint), path, or_none)
-    if dataclasses.is_dataclass(hint) or get_origin(hint) is dict:
-        if isinstance(value, hint if dataclasses.is_dataclass(hint) else ()):
-            value = _shallow(value)
-        if not isinstance(value, dict):
-            raise ValueError(f"{path} is a section of settings, got {value!r}")
-        if dataclasses.is_dataclass(hint):
-            return hint(**_fields(hint, value, path + "."))
-        return {name: _entry(get_args(hint)[1], item, f"{path}.{name}") for name, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        section = _shallow(value) if isinstance(value, hint) else _section(value, path)
+        return hint(**_fields(hint, section, path + "."))
+    if get_origin(hint) is dict:
+        return {name: _entry(get_args(hint)[1], item, f"{path}.{name}") for name, item in _section(value, path).items()}
     if get_origin(hint) is tuple:
         if not isinstance(value, (tuple, list)):
             raise ValueError(f"{path} must be a list, such as (1, 2), got {value!r}")
@@ -195,14 +190,16 @@ def _chosen(value: Any, choices: Sequence[str], path: str, or_none: str) -> str:
     return value
 
 
-def _entry(kind: type, value: Any, path: str) -> Any:
-    """One of several sections of the same kind, which cannot know the name that its errors are to begin with."""
-    if isinstance(value, kind):
-        value = _shallow(value)
+def _section(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} is a section of settings, got {value!r}")
+    return value
+
+
+def _entry(kind: type, value: Any, path: str) -> Any:
+    """One of several sections of the same kind, which cannot know the name that its errors are to begin with."""
     try:
-        return kind(**_fields(kind, value, path + "."))
+        return _to_type(kind, value, path)
     except ValueError as error:
         if path in str(error):  # of what was read, and not of what was made of it
             raise
@@ -334,7 +331,7 @@ def _get_config(path_and_argument: str) -> ConfigDict:
     if not isinstance(config, ConfigDict) or isinstance(config, FrozenConfigDict):
         found = type(config).__name__
         raise ValueError(
-            f"{path}: get_config must return a ConfigDict, such as experiment.default_config(), got {found}"
+            f"{path}: get_config must return a ConfigDict, such as pretraining.config.default_config(), got {found}"
         )
     return config
 

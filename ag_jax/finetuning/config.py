@@ -148,7 +148,7 @@ class FinetuningConfig:
     def __post_init__(self):
         if not self.tasks:
             raise ValueError(
-                "tasks must name at least one task, such as config.tasks.sst2 = configuration.default(Recipe)"
+                "tasks must name at least one task, such as config.tasks.sst2 = config_reader.default(Recipe)"
             )
         if not self.checkpoint:
             raise ValueError(
