@@ -22,10 +22,9 @@ from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
 
-ON_MANY_HOSTS = ("train", "compare", "evaluate")  # if they do not fine-tune
+ON_MANY_HOSTS = ("train", "compare", "evaluate")
 _LONGEST_LINE = 2000  # characters of an error message that are printed
 KINDS = (ExperimentConfig, FinetuningConfig)  # what --config may be
-_TUNING_ON_MANY_HOSTS = "fine-tuning runs on one machine: leave --coordinator, --hosts and --host out"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +93,6 @@ class Request:
         place = hosts.find_place(self.coordinator, self.hosts, self.host, self.join_timeout)
         if place is None:
             return
-        if self.config and isinstance(self.checked(), FinetuningConfig):
-            raise ValueError(_TUNING_ON_MANY_HOSTS)
         command = {"the verb": verb, "--workdir": str(self.directory()), "--step": self.step}
         if self.config:
             self.checked()  # a wrong config need not wait for the other hosts to be refused
@@ -120,8 +117,6 @@ def _checked(verb: str, request: Request) -> ExperimentConfig | FinetuningConfig
     config = _suite(request) if verb == "evaluate" else request.checked()
     if verb == "compare":
         _comparison(config).arm_configs(request.config, request.overrides)
-    if isinstance(config, FinetuningConfig) and request.hosts not in (None, "1"):
-        raise ValueError(_TUNING_ON_MANY_HOSTS)
     return config
 
 
@@ -179,7 +174,8 @@ def _evaluate(request: Request) -> None:
 
 def _evaluate_suite(request: Request) -> None:
     config = _suite(request)
-    print(f"the report is {_comparison(config).evaluate(request.config, request.overrides, request.directory())}")
+    report = _comparison(config).evaluate(request.config, request.overrides, request.directory())
+    _tell(f"the report is {report}")
 
 
 def _inspect(request: Request) -> None:

@@ -5,12 +5,9 @@ from typing import Any
 import jax
 
 from ag_jax.data.text import batching
-from ag_jax.planning.compilation import PlannedVocabulary
 from ag_jax.pretraining import build
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training import sharding
-from ag_jax.training.state import abstract_state, state_shardings
-from ag_jax.training.step import compile_train_step
 
 
 def training_step(
@@ -23,11 +20,9 @@ def training_step(
     settings.guidance.mode = mode
     settings.training.batch_size = rows
     config, mesh = pretraining_config.parse(settings), sharding.make_mesh(sharding.MeshConfig())
-    made = build.make_learner(config, PlannedVocabulary(52_000), mesh)
-    shardings = state_shardings(made.init, made.optimizer, mesh)
+    program = build.make_program(config, build.VocabularyInfo(52_000), mesh)
     batch = {
         name: jax.ShapeDtypeStruct(field.shape, field.dtype)
         for name, field in batching.empty_batch(config.data, rows).items()
     }
-    step = compile_train_step(made.objective, made.optimizer, 1, mesh, shardings)
-    return step, (abstract_state(made.init, made.optimizer, shardings), batch, jax.eval_shape(lambda: made.key))
+    return program.train_step, (program.abstract, batch, jax.eval_shape(lambda: jax.random.key(0)))

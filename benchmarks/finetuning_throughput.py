@@ -25,7 +25,7 @@ from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.rows import Features
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.finetuning import program, splits, trial
+from ag_jax.finetuning import job, program, splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.encoded import TaskData, encode
 from ag_jax.finetuning.trial import Trial
@@ -64,9 +64,9 @@ class Ours:
         recipe = Recipe(epochs=3, max_length=options.max_length, batch_sizes=(options.batch_size,))
         config = FinetuningConfig(checkpoint="random", tasks={data.task.name: recipe})
         of = Trial(data.task.name, recipe, LEARNING_RATE, options.batch_size, seed=0)
-        self.program = program.compiled(trial.make_plan(of, config, opened, data))
+        self.program = program.compiled(job.make_plan(of, config, opened, data)).program
         self.key = jax.random.key(0)
-        self.state = self.program.create(self.key, np.float32(LEARNING_RATE))
+        self.state = program.with_learning_rate(self.program.create(self.key), LEARNING_RATE)
         self.batches = endless(data.train.features, options)
         self.times: list[float] = []
         self.examples = self.tokens = 0
@@ -76,7 +76,7 @@ class Ours:
         for one in {plan.length: plan for plan in planned}.values():
             batch = self._place(buckets.make_batch(data.train.features, one, options.batch_size))
             began = time.perf_counter()
-            self.compiled[one.length] = self.program.step.lower(self.state, batch, self.key).compile()
+            self.compiled[one.length] = self.program.train_step.lower(self.state, batch, self.key).compile()
             self.compile_seconds[one.length] = time.perf_counter() - began
         self.shares = {
             length: sum(plan.length == length for plan in planned) / len(planned) for length in sorted(self.compiled)

@@ -37,9 +37,7 @@ from ag_jax.models import encoder, flops
 from ag_jax.planning import chips, plan
 from ag_jax.pretraining import build, run
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.training import loop, sharding
-from ag_jax.training.state import create_state
-from ag_jax.training.step import compile_train_step
+from ag_jax.training import sharding
 
 ON_ACCELERATOR, ON_CPU = "configs/ag/table9_tpu_gpu.py:hardware=gpu", "configs/ag/table9_tpu_gpu.py:scale=small"
 # The embedded corpus stands in for Wikipedia, with the full table of words: no run depends on a download.
@@ -97,12 +95,11 @@ class Runner:
     ):
         self.name, self.config = variant.name, config
         self.job = run.make_job(config, workdir, corpus)
-        shardings = loop.job_shardings(self.job)
-        self.state = create_state(self.job.init, self.job.optimizer, shardings)
-        step = compile_train_step(
-            self.job.objective, self.job.optimizer, config.training.microbatches, self.job.mesh, shardings
-        )
-        example = sharding.place_batch(next(self.job.batches(0, 1)), self.job.mesh)
+        self.mesh = self.job.program.mesh
+        self.state = self.job.create()
+        example = sharding.place_batch(next(self.job.batches(0, 1)), self.mesh)
+        # Not the job's program: variants of one config share that, and would get the step that was traced first.
+        step = build.make_program(config, corpus.tokenizer, self.mesh).train_step
         began = time.perf_counter()
         with variant.change():
             self.program = step.lower(self.state, example, self.job.key).compile()
@@ -122,7 +119,7 @@ class Runner:
             batch = next(batches)
             waits.append(time.perf_counter() - asked)
             tokens.append(int((batch["sequences"] > 0).sum()))
-            self.state, metrics = self.program(self.state, sharding.place_batch(batch, self.job.mesh), self.job.key)
+            self.state, metrics = self.program(self.state, sharding.place_batch(batch, self.mesh), self.job.key)
             before = turns.finish(in_flight, times, before)
             in_flight = metrics["loss"]
         turns.finish(in_flight, times, before)
@@ -132,7 +129,7 @@ class Runner:
 
     def figures(self, peak: float | None) -> dict[str, Any]:
         """What was measured."""
-        devices = list(self.job.mesh.devices.flat)
+        devices = list(self.mesh.devices.flat)
         seconds = sum(self.times)
         memory, used = self.program.memory_analysis(), devices[0].memory_stats()
         compiled = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes

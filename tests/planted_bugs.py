@@ -199,9 +199,9 @@ BUGS = (
     ),
     Bug(
         "test sets are predicted with the weights of the last epoch",
-        "ag_jax/finetuning/trial.py",
-        "self.progress.best_epoch < len(self.progress.epochs)",
-        "self.progress.best_epoch < 0",
+        "ag_jax/finetuning/job.py",
+        "if data.others and best < len(history):",
+        "if data.others and best < 0:",
         "tests/finetuning/test_trial.py",
     ),
 )

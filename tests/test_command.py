@@ -17,7 +17,6 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.text import pipeline
 from ag_jax.pretraining import run as run_room
-from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests import commands
@@ -75,7 +74,7 @@ def content(workdir: pathlib.Path):
     config = run_room.read_config(workdir)
     job = run_room.make_job(config, epath.Path(workdir), pipeline.prepare(config.data))
     checkpoints = Checkpoints(job.workdir / "checkpoints", read_only=True)
-    restored = checkpoints.restore(STEPS, loop.abstract_state(job, loop.job_shardings(job)))
+    restored = checkpoints.restore(STEPS, job.program.abstract)
     checkpoints.close()
     rows = [{key: value for key, value in row.items() if key not in CLOCK_FIELDS} for row in read_metrics(workdir)]
     return restored.state, restored.progress, rows

@@ -15,7 +15,6 @@ from ag_jax.data.text import pipeline
 from ag_jax.pretraining import build, comparison, run
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
-from ag_jax.training import loop
 from ag_jax.training import step as step_room
 from tests.finetuning import test_configs as finetuning
 from tests.finetuning import tiny_tasks
@@ -153,9 +152,9 @@ def test_every_arm_can_be_traced(name, arm, source, tmp_path, one_device):
     config = parsed(name, small_scale(name, arm), **TINY, **source)
     job = run.make_job(config, epath.Path(tmp_path), pipeline.prepare(config.data))
     batch = next(iter(job.batches(0, 1)))
-    step = functools.partial(step_room.train_step, objective=job.objective, optimizer=job.optimizer)
-    state, metrics = jax.eval_shape(step, loop.abstract_state(job, loop.job_shardings(job)), batch, job.key)
-    assert state.step.shape == () and job.objective.headline.metric in metrics
+    step = functools.partial(step_room.train_step, objective=job.program.objective, optimizer=job.program.optimizer)
+    state, metrics = jax.eval_shape(step, job.program.abstract, batch, job.key)
+    assert state.step.shape == () and job.program.objective.headline.metric in metrics
 
 
 # Typed from the paper once more, so that a slip in `recipes.pretraining.TABLE_11` shows: language, model, learning rate, warm-up steps,

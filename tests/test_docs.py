@@ -11,7 +11,7 @@ import pytest
 from ag_jax import config_reader
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.finetuning.config import FinetuningConfig
-from ag_jax.finetuning.trial import make_head
+from ag_jax.finetuning.job import make_head
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.objectives.supervised import Supervised

@@ -14,7 +14,7 @@ from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.distributed import storage
 from ag_jax.finetuning import best
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
-from ag_jax.finetuning.trial import make_head
+from ag_jax.finetuning.job import make_head
 from ag_jax.interop import exporting, finetuned
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.pretraining import build, origin, run

@@ -12,7 +12,7 @@ from etils import epath
 
 from ag_jax import pipelines
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.finetuning.trial import make_head
+from ag_jax.finetuning.job import make_head
 from ag_jax.interop import exporting, finetuned, opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.encoder import Encoder

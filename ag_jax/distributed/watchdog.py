@@ -93,7 +93,7 @@ class Watchdog:
     def _bark(self, silent: float, doing: str) -> None:
         print(
             f"watchdog: host {hosts.index()} made no progress for {silent:.0f} seconds "
-            f"(training.step_timeout={self._seconds:g}); the last step that was done is {self._step}, it waits for: {doing}. "
+            f"(step_timeout={self._seconds:g}); the last step that was done is {self._step}, it waits for: {doing}. "
             "The stacks of all threads follow, then the program ends. Its checkpoints are whole: the same command goes on",
             file=sys.stderr,
             flush=True,

@@ -9,12 +9,13 @@ from typing import Any
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.distributed import lock, storage
+from ag_jax.distributed import hosts, lock, storage
 from ag_jax.finetuning import attacked, report, results, submission, suite
 from ag_jax.finetuning.attacked import Arm
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.finetuning.suite import Suite
 from ag_jax.pretraining import arms
+from ag_jax.training.wandb_run import Labels
 
 ALONE = "score"  # the column of a suite without arms
 # Settings of a recipe that say on which examples and how a model is judged.
@@ -63,23 +64,32 @@ def evaluate(source: str, overrides: dict[str, Any], workdir: epath.PathLike) ->
     config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
     workdir = storage.directory(workdir)
     with lock.hold(workdir):
-        prepared = suite.prepare(config, workdir)
-        return _report("evaluate", source, overrides, {ALONE: Arm(prepared, suite.run(prepared))}, workdir)
+        prepared = suite.prepare(config, workdir, labels=Labels(workdir.name))
+        done = {ALONE: Arm(prepared, suite.run(prepared))}
+        path = hosts.from_first("the report", lambda: str(_report("evaluate", source, overrides, done, workdir)))
+    return epath.Path(path)
 
 
 def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
     """The suites of every arm, in `workdir/ARM`, and the report on them; returns the report."""
     configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
     overridden = arms.overridden(source, configs, overrides)
-    for sentence in overridden:
-        print(sentence, file=sys.stderr, flush=True)
+    if hosts.is_first():
+        for sentence in overridden:
+            print(sentence, file=sys.stderr, flush=True)
     with lock.hold(workdir):
         # All are prepared before the first is trained: what is wrong with the second is worth nothing an hour later.
         suites: dict[str, Suite] = {}
         for arm, config in configs.items():
-            suites[arm] = suite.prepare(config, workdir / arm, tuple(suites.values()))
+            labels = Labels(workdir.name, (arm,))
+            suites[arm] = suite.prepare(config, workdir / arm, tuple(suites.values()), labels)
         done = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in suites.items()}
-        return _report("compare", source, overrides, done, workdir, overridden)
+
+        def write() -> str:
+            return str(_report("compare", source, overrides, done, workdir, overridden))
+
+        path = hosts.from_first("the report", write)
+    return epath.Path(path)
 
 
 def _report(

@@ -118,6 +118,8 @@ class FinetuningConfig:
     keep: weights of each task's and seed's best trial (`best`), or of none.
     dtype, remat, attention: as in the model's settings; None for those of the checkpoint.
     guidance: of attention, while fine-tuning.
+    checkpoint_every: steps between two checkpoints of a trial, from which it resumes; at most those of an epoch.
+    step_timeout, tensorboard, wandb: as in the settings of training.
     """
 
     title: str = "Fine-tuning"
@@ -134,6 +136,10 @@ class FinetuningConfig:
     attention: Implementation | None = None
     guidance: GuidanceConfig = GuidanceConfig()
     mesh: MeshConfig = MeshConfig()
+    checkpoint_every: Annotated[int, ">= 1"] = 1_000
+    step_timeout: Annotated[int, ">= 1"] | None = 1800
+    tensorboard: bool = True
+    wandb: str | None = None
 
     EARLIER_NONE: ClassVar = {
         "checkpoint": "",

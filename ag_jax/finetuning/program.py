@@ -8,12 +8,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ag_jax.attention import guidance
 from ag_jax.attention.adversary import ADVERSARY
@@ -32,9 +31,9 @@ from ag_jax.objectives.supervised import Supervised
 from ag_jax.pretraining import build, mask_trace
 from ag_jax.training import sharding
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
+from ag_jax.training.program import Program, make_program
 from ag_jax.training.sharding import MeshConfig
-from ag_jax.training.state import TrainState, abstract_state, state_shardings
-from ag_jax.training.step import compile_train_step
+from ag_jax.training.state import TrainState
 
 Batch = dict[str, np.ndarray]
 
@@ -82,21 +81,24 @@ def make_trial_optimizer(plan: Plan) -> optax.GradientTransformation:
     return optax.chain(make_optimizer(plan.optimizer, plan.steps, adversary), scale_by_peak(apart))
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
+class TaskProgram(NamedTuple):
     """The compiled parts of a plan.
 
-    step: (state, batch, key) -> (state, metrics); predict: (params, batch) -> logits; create: (key, learning rate) -> state.
+    program: the training steps.
+    model: the encoder with the task's head.
+    predict: (params, batch) -> logits, on every host.
     """
 
+    program: Program
     model: TaskModel
-    objective: Objective
-    mesh: Mesh
-    shardings: TrainState
-    abstract: TrainState
-    step: Callable[..., Any]
     predict: Callable[[Any, Batch], jax.Array]
-    create: Callable[[jax.Array, jax.Array], TrainState]
+
+
+def with_learning_rate(state: TrainState, learning_rate: float) -> TrainState:
+    """Return the state of a trial's optimizer with another peak of the learning rate."""
+    before, peak = state.opt_state
+    value = jax.device_put(np.float32(learning_rate), peak.learning_rate.sharding)
+    return state.replace(opt_state=(before, Peak(value)))
 
 
 def make_objective(plan: Plan, model: TaskModel) -> Objective:
@@ -118,7 +120,7 @@ def make_objective(plan: Plan, model: TaskModel) -> Objective:
 
 
 @functools.lru_cache(maxsize=4)
-def compiled(plan: Plan) -> Program:
+def compiled(plan: Plan) -> TaskProgram:
     """The program of a plan; shapes of batches are compiled when they first come.
 
     Raises ValueError if microbatches and devices do not divide the batch.
@@ -140,35 +142,17 @@ def compiled(plan: Plan) -> Program:
         heads=sharding.RULES["heads"],
     ).attend
     model = plan.head.model(plan.config, attend)
-    objective = make_objective(plan, model)
-    optimizer = make_trial_optimizer(plan)
-    # The reference has the same parameters, and no demands on the shape of the example.
-    fresh, row = plan.head.model(plan.config), heads.example(plan.head.kind)
+    # The reference attention has the same parameters, and accepts an example of any shape.
+    reference_model, row = plan.head.model(plan.config), heads.example(plan.head.kind)
 
     def init(key: jax.Array) -> Any:
-        beside = adversarial.init(plan.adversarial, plan.config, jax.random.fold_in(key, 1))
-        return fresh.init(key, row, deterministic=True)["params"] | beside
-
-    def create(key: jax.Array, learning_rate: jax.Array) -> TrainState:
-        params = nn.unbox(init(key))
-        before, _ = optimizer.init(params)
-        return TrainState(jnp.int32(0), params, (before, Peak(learning_rate)))
+        adversary = adversarial.init(plan.adversarial, plan.config, jax.random.fold_in(key, 1))
+        return reference_model.init(key, row, deterministic=True)["params"] | adversary
 
     def predict(params: Any, batch: Batch) -> jax.Array:
         return model.apply({"params": params}, batch, deterministic=True)
 
-    make = functools.partial(init, jax.random.key(0))
-    shardings = state_shardings(make, optimizer, mesh)
+    program = make_program(make_objective(plan, model), make_trial_optimizer(plan), init, mesh, plan.microbatches)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    return Program(
-        model=model,
-        objective=objective,
-        mesh=mesh,
-        shardings=shardings,
-        abstract=abstract_state(make, optimizer, shardings),
-        step=compile_train_step(objective, optimizer, plan.microbatches, mesh, shardings),
-        predict=jax.jit(
-            predict, in_shardings=(shardings.params, sharding.batch_sharding(mesh)), out_shardings=everywhere
-        ),
-        create=jax.jit(create, out_shardings=shardings),
-    )
+    in_shardings = (program.shardings.params, sharding.batch_sharding(mesh))
+    return TaskProgram(program, model, jax.jit(predict, in_shardings=in_shardings, out_shardings=everywhere))

@@ -14,8 +14,8 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tasks import catalogue
-from ag_jax.distributed import storage
-from ag_jax.finetuning import choosing, encoded, report, results, traces, trial
+from ag_jax.distributed import hosts, shared_files, storage
+from ag_jax.finetuning import choosing, encoded, job, report, results, traces, trial
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.choosing import Result
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
@@ -28,9 +28,21 @@ from ag_jax.interop.opening import Pretrained
 from ag_jax.pretraining import run as pretraining
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.wandb_run import Labels, check_installed
 
 # Settings that change no trial that is done: a suite may go on with others, more tasks and a larger sweep included.
-MAY_DIFFER = ("title", "arms", "seeds", "mesh.", "remat", "attention")
+MAY_DIFFER = (
+    "title",
+    "arms",
+    "seeds",
+    "mesh.",
+    "remat",
+    "attention",
+    "checkpoint_every",
+    "step_timeout",
+    "tensorboard",
+    "wandb",
+)
 SWEPT = (".batch_sizes", ".learning_rates")
 # Stands for `subset_seed` in suites from before that setting, whose trials must not be mixed with those on drawn subsets.
 FIRST_EXAMPLES = "none, as the first examples of each file were used"
@@ -153,54 +165,87 @@ def read(config: FinetuningConfig) -> dict[str, Splits]:
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """A suite that was found to be in order: its examples, its trials, and the checkpoint, None if nothing is to be trained."""
+    """A suite that was found to be in order, ready to be trained.
+
+    material: the examples of each task.
+    planned: the trials of each task.
+    opened: the checkpoint that they start from; None if all trials are done.
+    labels: of the trials' runs at Weights & Biases.
+    """
 
     config: FinetuningConfig
     workdir: epath.Path
     material: dict[str, Splits]
     planned: dict[str, list[Trial]]
     opened: Pretrained | None
+    labels: Labels
 
 
-def prepare(config: FinetuningConfig, workdir: epath.Path, earlier: Sequence[Suite] = ()) -> Suite:
-    """Everything that can be wrong is found here, before anything is trained. Raises ValueError or FileNotFoundError.
+def prepare(
+    config: FinetuningConfig, workdir: epath.Path, earlier: Sequence[Suite] = (), labels: Labels = Labels()
+) -> Suite:
+    """Read and check everything that a suite needs, before anything is trained. Raises ValueError or FileNotFoundError.
 
     earlier: suites that will have been run before this one, which may use what their trials leave.
+    labels: of the trials' runs at Weights & Biases.
     """
     config_reader.check(config)
-    check_directory(config, workdir)
+    check_installed(config.wandb)
+    hosts.agree("their settings", config_reader.flat(config_reader.to_dict(config)))
+    # On several hosts it is host 0 that looks at the directory, so that all decide alike.
+    hosts.from_first("the directory of the suite", lambda: check_directory(config, workdir))
     material = read(config)
+    hosts.agree("their examples", {name: _sizes(splits) for name, splits in material.items()})
     planned = {name: list(trials(config, name)) for name in config.ordered_tasks}
+    directories = [directory_of(workdir, one) for of_task in planned.values() for one in of_task]
     opened = None
-    if any(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task):
+    if not hosts.from_first("which trials are done", lambda: all(map(is_done, directories))):
         opened = opening.open_encoder(config.checkpoint, config.step, fresh=config.fresh)
         _check_lengths(config, opened.config.max_length)
-        promised = {directory for of_arm in earlier for directory in _traced(of_arm)}
-        for one in (one for of_task in planned.values() for one in of_task):
+    suite = Suite(config, workdir, material, planned, opened, labels)
+    if opened is not None:
+        hosts.from_first("the trials that are done", lambda: _check_trials(suite, earlier))
+    return suite
+
+
+def _sizes(splits: Splits) -> dict[str, int]:
+    return {"train": len(splits.train), "validation": len(splits.validation)} | {
+        name: len(examples) for name, examples in splits.others.items()
+    }
+
+
+def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
+    """Raise ValueError if a trial that is done does not go with the suite, or if one to be trained cannot start."""
+    config, workdir, opened = suite.config, suite.workdir, suite.opened
+    promised = {directory for of_arm in earlier for directory in _traced(of_arm)}
+    for name, of_task in suite.planned.items():
+        for one in of_task:
             if not is_done(directory_of(workdir, one)):
                 traces.check(one, workdir, opened.config.layers, promised)
-        for name, of_task in planned.items():
-            first = config.tasks[name].initial_task
-            if first:
-                _check_initial(config, workdir, name, material[first].task.metric)
-            else:
-                for one in of_task:
-                    _check_start(directory_of(workdir, one), opened.description)
-    return Suite(config, workdir, material, planned, opened)
+        first = config.tasks[name].initial_task
+        if first:
+            _check_initial(config, workdir, name, suite.material[first].task.metric)
+        else:
+            for one in of_task:
+                _check_start(directory_of(workdir, one), opened.description)
 
 
 def run(suite: Suite) -> dict[str, Chosen]:
-    """Train what is not trained yet, and choose; the tasks are in the order of the catalogue.
+    """Train the trials that are not done, and choose the best point of each task, in the order of the catalogue.
 
-    A trial that diverges is noted as failed, and the others go on. Raises ValueError if that leaves no point to choose.
+    A trial that diverges is noted as failed, and training continues with the next. On several hosts, host 0 chooses;
+    the result is empty on the others. Raises ValueError if every point of a task failed.
     """
     config, workdir, planned = suite.config, suite.workdir, suite.planned
     if suite.opened is not None:
-        claim(config, workdir)
-        missing = sum(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task)
-        _tell(f"{missing} of {sum(map(len, planned.values()))} trials to do, from {suite.opened.description}")
+        hosts.from_first("the directory of the suite", lambda: claim(config, workdir))
+        if hosts.is_first():
+            missing = sum(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task)
+            _tell(f"{missing} of {sum(map(len, planned.values()))} trials to do, from {suite.opened.description}")
     for name in planned:
         _run_task(suite, name)
+    if not hosts.is_first():
+        return {}
     order = [name for name in catalogue.TASKS if name in planned]
     try:
         chosen = {}
@@ -228,8 +273,7 @@ def _run_task(suite: Suite, name: str) -> None:
     data: dict[int | None, TaskData] = {}  # of each fold
     for one in suite.planned[name]:
         directory = directory_of(workdir, one)
-        if is_done(directory):
-            trial.tidy(directory, config.keeps_weights(name))
+        if hosts.from_first("a trial", lambda at=directory: _is_done_and_tidy(at, config.keeps_weights(name))):
             continue
         if one.fold not in data:
             examples = splits if one.fold is None else task_splits.of_fold(splits, one.fold, recipe.folds)
@@ -237,13 +281,21 @@ def _run_task(suite: Suite, name: str) -> None:
         start = _initial(suite, one)
         try:
             attacked = traces.resolved(one, workdir)
-            result = trial.run_trial(attacked, config, start, data[one.fold], directory, config.keeps_weights(name))
+            keep = config.keeps_weights(name)
+            result = job.run_trial(attacked, config, start, data[one.fold], directory, keep, suite.labels)
         except NonFiniteError as error:
-            trial.write_failure(one, directory, str(error))
+            if hosts.is_first():
+                trial.write_failure(one, directory, str(error))
             _tell(f"{name} {one.name} failed: {error}")
         else:
             _tell(f"{name} {one.name}: {_told(result, metric)}")
-    _keep_best(config, workdir, name, metric)
+    hosts.from_first("the best trials", lambda: _keep_best(config, workdir, name, metric))
+
+
+def _is_done_and_tidy(directory: epath.Path, keep: bool) -> bool:
+    if done := is_done(directory):
+        trial.tidy(directory, keep)
+    return done
 
 
 def is_done(directory: epath.Path) -> bool:
@@ -252,7 +304,8 @@ def is_done(directory: epath.Path) -> bool:
 
 
 def _tell(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    if hosts.is_first():
+        print(message, file=sys.stderr, flush=True)
 
 
 def _told(result: Result, metric: str) -> str:
@@ -336,11 +389,21 @@ def _initial(suite: Suite, one: Trial) -> Pretrained:
     first, opened = one.recipe.initial_task, suite.opened
     if not first:
         return opened
-    best = _best(suite.config, suite.workdir, first, suite.material[first].task.metric, one.seed)
+
+    def find() -> str:
+        return str(_best(suite.config, suite.workdir, first, suite.material[first].task.metric, one.seed))
+
+    best = epath.Path(hosts.from_first(f"the best trial of {first}", find))
+    if blind := shared_files.wait_for(best / finetuned.FOLDER / finetuned.TASK):
+        raise ValueError(f"{best} is not the same on all hosts: host {blind[0]} does not see what host 0 wrote there")
     start = opening.open_encoder(str(best))
-    for other in suite.planned[one.task]:
-        if other.seed == one.seed:
-            _check_start(directory_of(suite.workdir, other), start.description)
+    of_seed = [directory_of(suite.workdir, other) for other in suite.planned[one.task] if other.seed == one.seed]
+
+    def check() -> None:
+        for directory in of_seed:
+            _check_start(directory, start.description)
+
+    hosts.from_first("the trials that are done", check)
     return dataclasses.replace(
         start, config=opened.config
     )  # without the dropout that the other task's recipe may have changed

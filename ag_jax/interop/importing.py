@@ -1,6 +1,7 @@
 """From a Hugging Face directory to a run directory that stands at step 0."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -183,7 +184,7 @@ def parameters(
     Raises ValueError that lists every missing, extra and misshapen tensor.
     """
     mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
-    init = build.make_learner(config, tokenizer, mesh).init
+    init = functools.partial(build.make_program(config, tokenizer, mesh).init, build.random_keys(config.seed)[0])
     fresh = names.flat(build.unboxed(jax.eval_shape(init)))
     found = sources.untie(source)
     shapes = {path: leaf.shape for path, leaf in fresh.items()} | _pooler_shapes(source, found, expected)

@@ -15,8 +15,6 @@ from ag_jax.planning.topology import Topology
 from ag_jax.pretraining import build
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training import sharding
-from ag_jax.training.state import abstract_state, state_shardings
-from ag_jax.training.step import compile_train_step
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # "the total memory required for HLO temporaries (22.19G) exceeds available HBM (15.75G)", arguments counted in;
@@ -27,19 +25,10 @@ _TOO_LARGE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class PlannedVocabulary:
-    """Stands in for a tokenizer that is not trained yet. Which ids are special changes no shape."""
-
-    vocabulary_size: int
-    delimiter_ids: tuple[int, ...] = (0, 2)
-    period_ids: tuple[int, ...] = (5, 6)
-
-
 def vocabulary(config: ExperimentConfig) -> build.Vocabulary:
     """The tokenizer at `data.tokenizer.path`, or what the one that a run trains will be like; no text is read."""
     tokenizer = config.data.tokenizer
-    return tokenizers.load(tokenizer.path) if tokenizer.path else PlannedVocabulary(tokenizer.vocabulary_size)
+    return tokenizers.load(tokenizer.path) if tokenizer.path else build.VocabularyInfo(tokenizer.vocabulary_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,16 +70,13 @@ def compile_step(config: ExperimentConfig, topology: Topology, devices: list[jax
     Raises ValueError if mesh or batch do not go with the number of devices.
     """
     mesh = sharding.make_mesh(config.mesh, devices)
-    made = build.make_learner(config, vocabulary(config), mesh)
-    shardings = state_shardings(made.init, made.optimizer, mesh)
-    state = abstract_state(made.init, made.optimizer, shardings)
+    program = build.make_program(config, vocabulary(config), mesh)
     batch = {
         name: jax.ShapeDtypeStruct(field.shape, field.dtype)
         for name, field in batching.empty_batch(config.data, config.training.batch_size).items()
     }
-    step = compile_train_step(made.objective, made.optimizer, config.training.microbatches, mesh, shardings)
     began = time.perf_counter()
-    lowered = step.lower(state, batch, jax.eval_shape(lambda: made.key))
+    lowered = program.train_step.lower(program.abstract, batch, jax.eval_shape(lambda: jax.random.key(0)))
     try:
         executable = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

@@ -22,7 +22,6 @@ from ag_jax.planning.topology import Topology, versions
 from ag_jax.pretraining import build
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training import sharding
-from ag_jax.training.state import abstract_state, state_shardings
 
 _LARGEST_SPLIT = 64  # microbatches that are suggested, at most
 REMIND_EVERY = 15.0  # seconds between two lines about a compilation that is still running
@@ -219,7 +218,5 @@ class _Planner:
 
 
 def _state_bytes(config: ExperimentConfig, mesh: Mesh) -> float:
-    made = build.make_learner(config, vocabulary(config), mesh)
-    shardings = state_shardings(made.init, made.optimizer, mesh)
-    leaves = jax.tree.leaves(abstract_state(made.init, made.optimizer, shardings))
+    leaves = jax.tree.leaves(build.make_program(config, vocabulary(config), mesh).abstract)
     return float(sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves))

@@ -1,10 +1,11 @@
-"""What learns: from a checked config to model, objective and optimizer on the devices of a mesh.
+"""Model, objective and optimizer of a pre-training run, compiled for a mesh of devices.
 
-Runs train with it, plans compile it for devices that are not there.
+The devices need not exist: `ag-jax plan` compiles the same program ahead of time.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import flax.linen as nn
@@ -29,8 +30,9 @@ from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.pretraining import mask_trace
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.training import sharding
-from ag_jax.training.optimizer import AdversaryOptimizer, OptimizerConfig, learning_rate_schedule, make_optimizer
+from ag_jax.training import program, sharding
+from ag_jax.training.optimizer import AdversaryOptimizer, OptimizerConfig, make_optimizer
+from ag_jax.training.program import Program
 
 
 class Vocabulary(Protocol):
@@ -39,6 +41,18 @@ class Vocabulary(Protocol):
     vocabulary_size: int
     delimiter_ids: Sequence[int]
     period_ids: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyInfo:
+    """A `Vocabulary` without a tokenizer: for plans of runs whose tokenizer is not trained yet, and as a cache key.
+
+    The defaults are the special ids of a tokenizer that a run trains.
+    """
+
+    vocabulary_size: int
+    delimiter_ids: tuple[int, ...] = (0, 2)
+    period_ids: tuple[int, ...] = (5, 6)
 
 
 def model_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderConfig:
@@ -154,45 +168,49 @@ def optimizer_of(config: ExperimentConfig) -> optax.GradientTransformation:
     return make_optimizer(config.optimizer, config.training.steps, adversary)
 
 
-@dataclasses.dataclass(frozen=True)
-class Learner:
-    """What a step of training needs apart from its batch; the fields are those of `loop.Job`."""
+def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -> Program:
+    """Return the program of a run on the devices of `mesh`.
 
-    objective: Objective
-    optimizer: optax.GradientTransformation
-    learning_rate: Callable[[int], float]
-    init: Callable[[], Any]
-    key: jax.Array
-    mesh: Mesh
-
-
-def make_learner(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -> Learner:
-    """Model, objective and optimizer of a run on the devices of `mesh`, which may be some to compile for alone."""
+    Raises ValueError if the devices do not divide the rows of a microbatch.
+    """
     rows, parts = config.training.batch_size // config.training.microbatches, mesh.shape["data"] * mesh.shape["fsdp"]
     if rows % parts:
         raise ValueError(
             f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose a multiple"
         )
+    # The reference attention has the same parameters, and accepts an example of any shape.
     model = make_model(config, vocabulary)
     encoders = (None,) if config.generator is None else (None, config.generator)
     attends = [choose_attention(config, mesh, encoder).attend for encoder in encoders]
     example = batching.empty_batch(config.data, rows=1)
-    init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
 
-    def init() -> Any:
-        beside = adversarial.init(config.adversarial, model.config, jax.random.fold_in(init_key, 1))
-        return model.init(init_key, example, deterministic=True)["params"] | beside
+    def init(key: jax.Array) -> Any:
+        adversary = adversarial.init(config.adversarial, model.config, jax.random.fold_in(key, 1))
+        return model.init(key, example, deterministic=True)["params"] | adversary
 
-    return Learner(
-        objective=make_objective(config, vocabulary, *attends),
-        optimizer=optimizer_of(config),
-        learning_rate=learning_rate_schedule(config.optimizer, config.training.steps),
-        init=init,
-        key=dropout_key,
-        mesh=mesh,
-    )
+    objective = make_objective(config, vocabulary, *attends)
+    return program.make_program(objective, optimizer_of(config), init, mesh, config.training.microbatches)
+
+
+def random_keys(seed: int) -> tuple[jax.Array, jax.Array]:
+    """Return the random keys of a run: of its initial parameters and of dropout."""
+    init_key, dropout_key = jax.random.split(jax.random.key(seed))
+    return init_key, dropout_key
+
+
+def shared_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -> Program:
+    """Return `make_program`'s result, the same one for configs that differ only in their seed.
+
+    So the seeds of a comparison are compiled once.
+    """
+    alike = dataclasses.replace(config, seed=0, title="")
+    ids = (tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))
+    return _cached_program(alike, VocabularyInfo(vocabulary.vocabulary_size, *ids), mesh)
+
+
+_cached_program = functools.lru_cache(maxsize=4)(make_program)
 
 
 def unboxed(params: Any) -> Any:
-    """Parameters as a plain nested dict, without the axis names that `Learner.init` gives them."""
+    """Parameters as a plain nested dict, without the axis names that `Program.init` gives them."""
     return nn.unbox(params)

@@ -12,7 +12,7 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from ag_jax.data import tokenizers
 from ag_jax.data.json_files import read_json
 from ag_jax.data.text import batching, pipeline
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.distributed import hosts, lock, storage
+from ag_jax.distributed import hosts, lock, shared_files, storage
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial import wrap as adversarial
@@ -37,10 +37,13 @@ from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import origin as origins
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.origin import Origin, Pooler
-from ag_jax.training import loop, sharding
+from ag_jax.training import loop, sharding, summary
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
+from ag_jax.training.job import Batch, Beat, Evaluation, Job, Progress, metrics_evaluator
 from ag_jax.training.metrics import read_metrics
-from ag_jax.training.state import TrainState
+from ag_jax.training.optimizer import learning_rate_schedule
+from ag_jax.training.program import Program
+from ag_jax.training.state import TrainState, create_state, with_params
 from ag_jax.training.wandb_run import Labels, WandbRun, check_installed
 
 # Settings that change neither what is learnt nor the rows of metrics.jsonl: a run may be resumed with others.
@@ -64,25 +67,54 @@ MAY_DIFFER = (
 # Settings of the encoder with which the same parameters mean the same.
 MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "attention")
 SUMMARY = "summary.json"
-SHARED_WITHIN = 90.0  # seconds after which a file that one host wrote must show on another; NFS may take a minute
 
 
-def make_job(
-    config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus, labels: Labels = Labels()
-) -> loop.Job:
-    """Everything that the loop needs to train `config` in `workdir`; `labels` are for a run at wandb."""
-    made = build.make_learner(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
-    fed = sharding.process_rows(made.mesh, config.training.batch_size)
+def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus, labels: Labels = Labels()) -> Job:
+    """Return the job that trains `config` in `workdir`.
+
+    labels: of its run at Weights & Biases.
+    """
+    program = build.shared_program(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
+    rows = sharding.process_rows(program.mesh, config.training.batch_size)
     batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, config.training.batch_size, config.seed)
-    return loop.Job(
+    init_key, dropout_key = build.random_keys(config.seed)
+    headline = program.objective.headline
+
+    def create() -> TrainState:
+        initial = _initial_params(config, workdir, corpus.tokenizer, program)
+        return with_params(program.create(init_key), initial, program.shardings)
+
+    def held_out() -> Iterator[Batch]:
+        return pipeline.validation_batches(corpus, config.data, config.training.batch_size, rows)
+
+    def describe(evaluation: Evaluation) -> str:
+        return f"step {evaluation.step}: validation {headline.label} {evaluation.values[headline.metric]:.3f}"
+
+    def finish(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
+        del state, beat
+        return summary.summarise(workdir, headline.metric, progress)
+
+    return Job(
         name=workdir.name,
         config=config.training,
         workdir=workdir,
-        batches=functools.partial(batches.iterate, rows=fed),
-        validation=lambda: pipeline.validation_batches(corpus, config.data, config.training.batch_size, fed),
-        given=lambda: _given(config, workdir, corpus.tokenizer, made.init),
+        program=program,
+        key=dropout_key,
+        create=create,
+        learning_rate=learning_rate_schedule(config.optimizer, config.training.steps),
+        batches=functools.partial(batches.iterate, rows=rows),
+        evaluators=(metrics_evaluator(program, held_out),),
+        describe=describe,
+        finish=finish,
+        remedy=_remedy,
         wandb=lambda: _wandb_run(config, workdir, labels),
-        **vars(made),
+    )
+
+
+def _remedy(path: str) -> str:
+    return (
+        f"The last good checkpoint: {path}. Lower optimizer.learning_rate, lengthen optimizer.warmup_steps or set "
+        "optimizer.clip_norm, and start in another workdir"
     )
 
 
@@ -112,22 +144,16 @@ def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
     if hosts.count() == 1:
         return
     mark = workdir / "hosts.json"
-    written = hosts.from_first("a mark in the run directory", lambda: _mark(mark))
-    deadline = time.monotonic() + SHARED_WITHIN
-    while not (found := mark.exists() and mark.read_text() == written) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    if not all(everywhere := hosts.exchange("whether the run directory is shared", found)):
-        blind = ", ".join(str(host) for host, sees in enumerate(everywhere) if not sees)
+    hosts.from_first("a mark in the run directory", lambda: _mark(mark))
+    if blind := shared_files.wait_for(mark):
         raise ValueError(
-            f"--workdir={workdir} is not the same directory on all hosts: host {blind} does not see what host 0 writes there. "
-            "Give one that they share, such as gs://BUCKET/RUN or a network file system"
+            f"--workdir={workdir} is not the same directory on all hosts: host {', '.join(map(str, blind))} does not see what "
+            "host 0 writes there. Give one that they share, such as gs://BUCKET/RUN or a network file system"
         )
 
 
-def _mark(mark: epath.Path) -> str:
-    text = json.dumps({"hosts": hosts.count(), "started": time.time()}) + "\n"
-    storage.write_whole(mark, text)
-    return text
+def _mark(mark: epath.Path) -> None:
+    storage.write_whole(mark, json.dumps({"hosts": hosts.count(), "started": time.time()}) + "\n")
 
 
 def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -203,12 +229,12 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels) -> dic
     job = make_job(config, workdir, corpus, labels)
     pretraining_corpus.record(config, workdir, corpus)
     if hosts.is_first():
-        chosen = build.choose_attention(config, job.mesh)
+        chosen = build.choose_attention(config, job.program.mesh)
         print(f"attention: {chosen.name} ({chosen.reason})", file=sys.stderr, flush=True)
-    summary = loop.Loop(job).run()
+    found = loop.Loop(job).run()
     if hosts.is_first():
-        storage.write_whole(workdir / SUMMARY, json.dumps(summary, indent=2) + "\n")
-    return summary
+        storage.write_whole(workdir / SUMMARY, json.dumps(found, indent=2) + "\n")
+    return found
 
 
 def check_initial_weights(config: ExperimentConfig) -> None:
@@ -229,8 +255,10 @@ def check_initial_weights(config: ExperimentConfig) -> None:
         )
 
 
-def _given(config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, init: Callable[[], Any]) -> Any:
-    """The parameters of `training.initial_weights` that this run has, too; says which heads are not the same.
+def _initial_params(
+    config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, program: Program
+) -> dict[str, Any]:
+    """Return those parameters of the run `training.initial_weights` that this run has, too; prints which heads differ.
 
     Their origin is copied to this run. A new head for sentence pairs takes over the pooler of a BERT.
 
@@ -244,7 +272,7 @@ def _given(config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, 
             f"the weights of {opened.workdir} go with another tokenizer: set "
             f"--config.data.tokenizer.path={opened.workdir}/tokenizer"
         )
-    expected = build.unboxed(jax.eval_shape(init))
+    expected = program.abstract.params
     kept = [name for name in opened.params if name in expected]
     theirs, ours = (_shapes({name: tree[name] for name in kept}) for tree in (opened.params, expected))
     if different := _differences(theirs, ours):
@@ -276,7 +304,7 @@ def write(config: ExperimentConfig, workdir: epath.PathLike, tokenizer: Tokenize
     optimizer = build.optimizer_of(config)
     params = jax.tree.map(jnp.asarray, params)
     checkpoints = Checkpoints(workdir / "checkpoints")
-    checkpoints.save(TrainState(jnp.int32(0), params, optimizer.init(params)), loop.no_progress())
+    checkpoints.save(create_state(params, optimizer), Progress().to_json())
     checkpoints.close()
 
 
@@ -308,16 +336,14 @@ def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]
     job = make_job(config, workdir, corpus)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
-    shardings = loop.job_shardings(job)
-    state = checkpoints.restore(step, loop.abstract_state(job, shardings)).state
+    state = checkpoints.restore(step, job.program.abstract).state
     checkpoints.close()
     untrained = origins.read(workdir, config.model.width)[0].untrained(step)
     if untrained and hosts.is_first():
         names = ", ".join(untrained)
         print(f"warning: {names} of {workdir} was never trained, so its loss says nothing", file=sys.stderr)
-    evaluation_step = loop.compile_evaluation_step(job.objective, job.mesh, shardings)
-    metrics = loop.evaluate(job, state.params, step, evaluation_step)
-    return {"step": step, **metrics, "evaluated_on": evaluated_on}
+    (evaluator,) = job.evaluators
+    return {"step": step, **evaluator(state.params, step, lambda: None), "evaluated_on": evaluated_on}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,13 +59,23 @@ class MetricWriter:
     """Rows of `metrics.jsonl` in a run directory, and the same as TensorBoard events and to a run at wandb, where there is one.
 
     In an object store rows and events are there when `flush` returns, on a disk when `write` does. Opened at step s it drops
-    the rows after s: those that a run which died left behind, and will now be written again.
+    the rows after s: those that a run which died left behind, and will now be written again. `evaluated` says whether the
+    evaluation of step s belongs to the rows that stay.
     """
 
-    def __init__(self, workdir: epath.Path, step: int, *, tensorboard: bool = True, wandb: WandbRun | None = None):
+    def __init__(
+        self,
+        workdir: epath.Path,
+        step: int,
+        *,
+        evaluated: bool = False,
+        tensorboard: bool = True,
+        wandb: WandbRun | None = None,
+    ):
         self._workdir, self._wandb = workdir, wandb
         path = workdir / "metrics.jsonl"
-        kept = [row for row in read_metrics(workdir) if row["step"] <= step] if path.exists() else []
+        rows = read_metrics(workdir) if path.exists() else []
+        kept = [row for row in rows if row["step"] < step + (evaluated or row["split"] == "train")]
         self._events = None
         with self._explained():
             self._rows = storage.GrowingFile(path, "".join(json.dumps(row) + "\n" for row in kept))

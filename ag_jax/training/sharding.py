@@ -84,3 +84,10 @@ def process_rows(mesh: Mesh, rows: int) -> np.ndarray:
 def place_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """The rows of this process as part of the global batch on the mesh's devices."""
     return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
+
+
+def to_host(arrays: Any, mesh: Mesh) -> Any:
+    """Return a tree of arrays on the devices of `mesh` as NumPy arrays, whole on every host, which all must call it."""
+    if jax.process_count() > 1:
+        arrays = jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))(arrays)
+    return jax.device_get(arrays)

@@ -49,16 +49,9 @@ def state_shardings(init: Callable[[], Params], optimizer: optax.GradientTransfo
     return TrainState(everywhere, params, opt_state)
 
 
-def create_state(
-    init: Callable[[], Params], optimizer: optax.GradientTransformation, shardings: TrainState
-) -> TrainState:
-    """Fresh parameters and optimizer state, each piece made on the device that keeps it."""
-
-    def create() -> TrainState:
-        params = nn.unbox(init())
-        return TrainState(jnp.int32(0), params, optimizer.init(params))
-
-    return jax.jit(create, out_shardings=shardings)()
+def create_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+    """Return the state at step 0."""
+    return TrainState(jnp.int32(0), params, optimizer.init(params))
 
 
 def with_params(state: TrainState, given: Params, shardings: TrainState) -> TrainState:
@@ -77,7 +70,7 @@ def abstract_state(
     init: Callable[[], Params], optimizer: optax.GradientTransformation, shardings: TrainState
 ) -> TrainState:
     """Shapes, types and shardings of the state, without making it: what a checkpoint or a compiler wants to know."""
-    shapes = jax.eval_shape(lambda: create_state(init, optimizer, None))
+    shapes = jax.eval_shape(lambda: create_state(nn.unbox(init()), optimizer))
     return jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, shardings
     )

@@ -25,11 +25,9 @@ class Labels:
 
 
 def check_installed(project: str | None) -> None:
-    """Raise ValueError if `training.wandb` names a project, but the package is missing."""
+    """Raise ValueError if the setting `wandb` names a project, but the package is missing."""
     if project and importlib.util.find_spec("wandb") is None:
-        raise ValueError(
-            f"training.wandb={project!r} needs the package wandb: pip install 'ag_jax[wandb]', or set training.wandb=none"
-        )
+        raise ValueError(f"wandb={project!r} needs the package wandb: pip install 'ag_jax[wandb]', or set wandb=none")
 
 
 class WandbRun:
@@ -39,8 +37,18 @@ class WandbRun:
     sent, and training continues.
     """
 
-    def __init__(self, project: str, workdir: epath.Path, settings: dict[str, Any], labels: Labels = Labels()):
-        """Start or continue the run. settings: all of its config.
+    def __init__(
+        self,
+        project: str,
+        workdir: epath.Path,
+        settings: dict[str, Any],
+        labels: Labels = Labels(),
+        name: str | None = None,
+    ):
+        """Start or continue the run.
+
+        settings: all of its config.
+        name: at wandb; None for that of the directory.
 
         Raises ValueError if wandb is not installed or cannot start, for example without an API key.
         """
@@ -55,7 +63,7 @@ class WandbRun:
                 project=project,
                 id=identity.read_text().strip(),
                 resume="allow",
-                name=workdir.name,
+                name=name or workdir.name,
                 group=labels.group,
                 tags=labels.tags,
                 config=settings,
@@ -67,8 +75,8 @@ class WandbRun:
             self._run.define_metric("*", step_metric="step")
         except Exception as error:  # wandb has many kinds
             raise ValueError(
-                f"training.wandb={project!r}: wandb did not start ({error}). Log in with `wandb login`, set WANDB_MODE=offline to "
-                "upload later, or set training.wandb=none"
+                f"wandb={project!r}: wandb did not start ({error}). Log in with `wandb login`, set WANDB_MODE=offline to "
+                "upload later, or set wandb=none"
             ) from error
 
     def log(self, step: int, values: dict[str, float]) -> None:

@@ -53,9 +53,9 @@ def trained(monkeypatch, tmp_path):
     """Trials that were run, by directory; those under attack write what they masked."""
     trained = {}
 
-    def run_trial(one, config, start, splits, directory, keep):
+    def run_trial(one, config, start, splits, directory, keep, labels):
         trained["/".join(directory.parts[-3:])] = one
-        result = tiny_tasks.run_trial(one, config, start, splits, directory, keep)
+        result = tiny_tasks.run_trial(one, config, start, splits, directory, keep, labels)
         if one.recipe.adversarial.method != "none":
             level = 0.1 * (1 + one.seed)
             rows = [
@@ -65,7 +65,7 @@ def trained(monkeypatch, tmp_path):
             (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return result
 
-    monkeypatch.setattr(suite.trial, "run_trial", run_trial)
+    monkeypatch.setattr(suite.job, "run_trial", run_trial)
     monkeypatch.setattr(suite.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
     monkeypatch.setattr(suite.opening, "open_encoder", tiny_tasks.open_encoder)
     (tmp_path / "model").mkdir()

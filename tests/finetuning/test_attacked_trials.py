@@ -6,9 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from ag_jax.finetuning import encoded, program, trial
+from ag_jax.finetuning import encoded, job, program
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
-from ag_jax.finetuning.trial import Trial, run_trial
+from ag_jax.finetuning.job import run_trial
+from ag_jax.finetuning.trial import Trial
 from ag_jax.interop import finetuned
 from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, MaskingConfig
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -25,7 +26,7 @@ def setting(kind, adversarial, **settings):
     data = encoded.encode(tasks.splits(kind), opened.tokenizer, opened.config, recipe)
     config = FinetuningConfig(checkpoint="nowhere", tasks={kind: recipe})
     of = Trial(kind, recipe, 5e-3, 8, 0)
-    return lambda directory: run_trial(of, config, opened, data, directory, True), trial.make_plan(
+    return lambda directory: run_trial(of, config, opened, data, directory, True), job.make_plan(
         of, config, opened, data
     )
 

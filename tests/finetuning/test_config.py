@@ -152,7 +152,8 @@ def test_what_stood_for_none_in_earlier_suites_is_none():
     assert stored == dict.fromkeys(OFF) | {"tasks": {"rte": dict.fromkeys(OFF_OF_TASK)}}
     for kind, off in ((FinetuningConfig, OFF), (Recipe, OFF_OF_TASK)):
         hints = typing.get_type_hints(kind)
-        assert {name for name, hint in hints.items() if type(None) in typing.get_args(hint)} == off.keys()
+        optional = {name for name, hint in hints.items() if type(None) in typing.get_args(hint)}
+        assert optional - {"step_timeout", "wandb"} == off.keys()  # these two are newer
 
 
 def test_a_suite_made_in_python_is_checked_before_anything_is_read(tmp_path):

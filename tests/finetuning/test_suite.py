@@ -33,15 +33,15 @@ def calls(monkeypatch, tmp_path):
 
     calls = Calls()
 
-    def run_trial(one, config, start, splits, directory, keep):
+    def run_trial(one, config, start, splits, directory, keep, labels):
         calls.append(f"{one.task}/{directory.name}")
         if len(calls) == calls.stop:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "predictions_validation.jsonl").write_text('{"id": ')  # as a kill may leave it
             raise KeyboardInterrupt
-        return tiny_tasks.run_trial(one, config, start, splits, directory, keep)
+        return tiny_tasks.run_trial(one, config, start, splits, directory, keep, labels)
 
-    monkeypatch.setattr(suite.trial, "run_trial", run_trial)
+    monkeypatch.setattr(suite.job, "run_trial", run_trial)
     monkeypatch.setattr(suite.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
     monkeypatch.setattr(suite.opening, "open_encoder", tiny_tasks.open_encoder)
     (tmp_path / "model").mkdir()
@@ -262,15 +262,15 @@ def test_a_result_that_was_changed_is_named(tmp_path, data, calls, text, other, 
 
 
 def test_a_trial_that_fails_costs_its_point_and_nothing_else(tmp_path, data, calls, monkeypatch):
-    honest = suite.trial.run_trial
+    honest = suite.job.run_trial
 
     def run_trial(one, *rest):
         if one.learning_rate == 9.0 and one.seed == 1:
-            rest[-2].mkdir(parents=True)
+            rest[-3].mkdir(parents=True)
             raise NonFiniteError("task_loss of sst2 is not finite at step 3")
         return honest(one, *rest)
 
-    monkeypatch.setattr(suite.trial, "run_trial", run_trial)
+    monkeypatch.setattr(suite.job, "run_trial", run_trial)
     swept = config(tmp_path, data, **{"tasks.sst2.learning_rates": (9.0, 1e-4)})
     workdir = epath.Path(tmp_path / "w")
     for _ in range(2):

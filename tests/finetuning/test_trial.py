@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from ag_jax.distributed import storage
-from ag_jax.finetuning import encoded, program, trial
+from ag_jax.finetuning import encoded, job, program
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
-from ag_jax.finetuning.trial import RESULT, Trial, run_trial
+from ag_jax.finetuning.job import run_trial
+from ag_jax.finetuning.trial import RESULT, Trial
 from ag_jax.interop import finetuned
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.stopping import Interrupted, StopSignal
@@ -73,7 +74,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.parametrize("step", [2, 4, 8], ids=["first epoch", "second epoch", "third epoch"])
 def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, monkeypatch):
-    """Three steps an epoch; after the kill the same command goes on from the last whole epoch."""
+    """An epoch has three steps; after the signal the same command resumes at the next step, bit for bit."""
     asked = []
 
     def reached(_):
@@ -82,11 +83,11 @@ def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, m
 
     monkeypatch.setattr(StopSignal, "reached", reached)
     run = setting(keep=True)
-    with pytest.raises(Interrupted, match="SIGTERM: stopped in epoch"):
+    with pytest.raises(Interrupted, match=f"SIGTERM: stopped at step {step} of 9; everything is saved"):
         run(tmp_path)
     assert not (tmp_path / RESULT).exists()
     result = run(tmp_path)
-    assert len(asked) == step + 9 - (step - 1) // 3 * 3, "whole epochs must not be done again"
+    assert len(asked) == 9, "no step must be done again"
     whole, expected = undisturbed
     assert without_clock(result) == without_clock(expected)
     for name in ("metrics.jsonl", "predictions_validation.jsonl", "predictions_test.jsonl"):
@@ -94,9 +95,7 @@ def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, m
     assert (tmp_path / "weights" / finetuned.WEIGHTS).read_bytes() == (
         whole / "weights" / finetuned.WEIGHTS
     ).read_bytes()
-    assert run(tmp_path) == result and len(asked) == step + 9 - (step - 1) // 3 * 3, (
-        "a trial that is done is not done again"
-    )
+    assert run(tmp_path) == result and len(asked) == 9, "a trial that is done is not done again"
 
 
 def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, one_device, monkeypatch):
@@ -109,15 +108,15 @@ def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, o
             raise OSError("No space left on device")
         write(path, text)
 
-    monkeypatch.setattr(trial.storage, "write_whole", full)
+    monkeypatch.setattr(job.storage, "write_whole", full)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
             run(tmp_path)
-    monkeypatch.setattr(trial.storage, "write_whole", write)
+    monkeypatch.setattr(job.storage, "write_whole", write)
     result = run(tmp_path)
     assert result["best_epoch"] == 1 < len(result["epochs"])
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {RESULT, "metrics.jsonl", "predictions_validation.jsonl", "predictions_test.jsonl"}
+    assert left == {RESULT, "tensorboard", "metrics.jsonl", "predictions_validation.jsonl", "predictions_test.jsonl"}
     (tmp_path / "checkpoints").mkdir()
     assert run(tmp_path) == result and not (tmp_path / "checkpoints").exists(), (
         "what a kill after the result left goes, too"
@@ -143,7 +142,7 @@ def test_kept_weights_are_the_best_epochs(undisturbed):
 
 def test_test_sets_are_predicted_with_the_best_epochs_weights(tmp_path, one_device, monkeypatch):
     """The first of three epochs is made the best; weights that are kept are its own."""
-    measured, honest = [], trial.predicting.predicted
+    measured, honest = [], job.predicting.predicted
 
     def worse_and_worse(task, split, logits):
         found = honest(task, split, logits)
@@ -152,7 +151,7 @@ def test_test_sets_are_predicted_with_the_best_epochs_weights(tmp_path, one_devi
         measured.append(np.stack(logits))
         return dataclasses.replace(found, metrics={"accuracy": 1 / len(measured), "f1": 0.0})
 
-    monkeypatch.setattr(trial.predicting, "predicted", worse_and_worse)
+    monkeypatch.setattr(job.predicting, "predicted", worse_and_worse)
     assert setting(keep=True)(tmp_path)["best_epoch"] == 1
     assert len(measured) == 3 and np.abs(measured[0] - measured[-1]).max() > 1e-2, "later epochs say something else"
     tuned, opened = finetuned.load(tmp_path), tasks.pretrained()
@@ -231,7 +230,7 @@ def test_starts_from_what_it_is_given(tmp_path, one_device):
 
 def test_losses_that_are_no_numbers_are_told(tmp_path, one_device):
     with pytest.raises(
-        NonFiniteError, match=r"of classification is not finite at step \d.*Lower tasks.classification.learning_rates"
+        NonFiniteError, match=r"task_loss is not finite at step \d.*lower tasks.classification.learning_rates"
     ):
         setting(learning_rate=1e30)(tmp_path)
     assert not (tmp_path / RESULT).exists()

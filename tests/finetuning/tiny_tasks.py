@@ -130,7 +130,7 @@ def checkpoint(folder: pathlib.Path) -> pathlib.Path:
     config = config_reader.parse(pretraining_config.ExperimentConfig, values)
     tokenizer = pipeline.prepare_tokenizer(config.data)
     mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-    params = build.unboxed(build.make_learner(config, tokenizer, mesh).init())
+    params = build.make_program(config, tokenizer, mesh).create(jax.random.key(0)).params
     run.write(config, epath.Path(folder / "run"), tokenizer, params)
     return folder / "run"
 
@@ -153,8 +153,8 @@ def guess(example, *key) -> tuple[object, object]:
     return chosen, [2.0 * (chosen == number) - luck for number in range(2)]
 
 
-def run_trial(one, config, start, splits, directory, keep) -> dict:
-    """In the place of `trial.run_trial`: writes what it would write, from guesses."""
+def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
+    """In the place of `job.run_trial`: writes what it would write, from guesses."""
     directory.mkdir(parents=True, exist_ok=True)
     key = (one.task, one.learning_rate, one.batch_size, one.seed, bool(start.description.startswith("trial")))
     for name, examples in {"validation": splits.validation, **splits.others}.items():

@@ -23,7 +23,6 @@ from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import catalogue, finetuned, importing, opening, tokenizer_files
 from ag_jax.pretraining import build, comparison, run
 from ag_jax.pretraining import corpus as pretraining_corpus
-from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import MetricWriter, read_metrics
 from tests.fuzz import commands, material
@@ -128,8 +127,7 @@ def _train_finished() -> Result:
 def _interrupted_state() -> Any:
     workdir = epath.Path(os.path.abspath("interrupted"))
     config = run.read_config(workdir)
-    job = run.make_job(config, workdir, pipeline.prepare(config.data, quiet=True))
-    return loop.abstract_state(job, loop.job_shardings(job))
+    return run.make_job(config, workdir, pipeline.prepare(config.data, quiet=True)).program.abstract
 
 
 def _resume() -> Result:

@@ -14,9 +14,9 @@ from ag_jax import cli, pipelines
 from ag_jax.data.text import pipeline
 from ag_jax.interop import exporting, finetuned, importing, names, opening
 from ag_jax.interop.finetuned import FineTuned, Head
-from ag_jax.pretraining import build, origin, run
-from ag_jax.training import loop
+from ag_jax.pretraining import origin, run
 from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training.job import Progress
 from ag_jax.training.state import TrainState
 from tests.interop.test_goldens import GOLDENS, with_tensors
 from tests.interop.test_initial_weights import config, text  # noqa: F401 - a fixture
@@ -43,14 +43,14 @@ def start(wanted, workdir, step=0):
     workdir = epath.Path(workdir)
     workdir.mkdir()
     job = run.make_job(wanted, workdir, corpus := pipeline.prepare(wanted.data, quiet=True))
-    given = names.flat(job.given())
-    shapes = names.flat(build.unboxed(jax.eval_shape(job.init)))
+    given = names.flat(run._initial_params(wanted, workdir, corpus.tokenizer, job.program))
+    shapes = names.flat(job.program.abstract.params)
     params = names.nested({path: given.get(path, np.zeros(leaf.shape, leaf.dtype)) for path, leaf in shapes.items()})
     run.write(wanted, workdir, corpus.tokenizer, params)
     if step:
         params = jax.tree.map(jnp.asarray, params)
         checkpoints = Checkpoints(workdir / "checkpoints", keep_last=2)
-        checkpoints.save(TrainState(jnp.int32(step), params, job.optimizer.init(params)), loop.no_progress())
+        checkpoints.save(TrainState(jnp.int32(step), params, job.program.optimizer.init(params)), Progress().to_json())
         checkpoints.close()
     return workdir
 

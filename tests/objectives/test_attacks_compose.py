@@ -28,9 +28,9 @@ from ag_jax.training.optimizer import (
     learning_rate_schedule,
     make_optimizer,
 )
+from ag_jax.training.program import make_program
 from ag_jax.training.sharding import MeshConfig, make_mesh
-from ag_jax.training.state import create_state, state_shardings
-from ag_jax.training.step import compile_train_step, loss_and_gradient
+from ag_jax.training.step import loss_and_gradient
 from tests import reference, tiny
 from tests.objectives import test_packed_rows as packed_rows
 from tests.objectives.adversaries import RNGS, STEP, attacked, params_of, symmetric
@@ -160,20 +160,19 @@ def trained(eight_devices):
     example, batches = tiny.batch(), [tiny.batch(2 * LENGTHS, seed=seed) for seed in range(2)]
     config = AdversarialConfig("asa")
 
-    def init():
+    def init(key):
         beside = adversarial.init(config, model.config, jax.random.key(4))
-        return model.init(jax.random.key(0), example, deterministic=True)["params"] | beside
+        return model.init(key, example, deterministic=True)["params"] | beside
 
     @functools.cache
     def run(shape):
         mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
-        shardings = state_shardings(init, optimizer, mesh)
-        step = compile_train_step(objective, optimizer, 2, mesh, shardings)
-        state, losses = create_state(init, optimizer, shardings), []
+        program = make_program(objective, optimizer, init, mesh, 2)
+        state, losses = program.create(jax.random.key(0)), []
         for batch in batches:
-            state, metrics = step(state, sharding.place_batch(batch, mesh), jax.random.key(1))
+            state, metrics = program.train_step(state, sharding.place_batch(batch, mesh), jax.random.key(1))
             losses.append(float(metrics["loss"][0]))
-        return state, losses, metrics, shardings
+        return state, losses, metrics, program.shardings
 
     return run
 

@@ -192,15 +192,15 @@ def test_without_an_attack_a_run_is_what_it_was(text):
     )
     corpus = pipeline.prepare(plain.data)
     made = [
-        build.make_learner(config, corpus.tokenizer, jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor")))
+        build.make_program(config, corpus.tokenizer, jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor")))
         for config in (plain, other)
     ]
     assert made[0].objective == made[1].objective and type(made[0].objective).__name__ == "Pretraining"
     assert made[0].objective.sentences.of == "none"
-    trees = [jax.eval_shape(lambda one=one: one.optimizer.init(build.unboxed(one.init()))) for one in made]
+    trees = [one.abstract.opt_state for one in made]
     assert jax.tree.structure(trees[0]) == jax.tree.structure(trees[1]) and "Partition" not in str(
         jax.tree.structure(trees[0])
     )
-    attacked = build.make_learner(settings(text), corpus.tokenizer, made[0].mesh)
-    model, both = (jax.jit(lambda one=one: build.unboxed(one.init()))() for one in (made[0], attacked))
+    attacked = build.make_program(settings(text), corpus.tokenizer, made[0].mesh)
+    model, both = (one.create(jax.random.key(0)).params for one in (made[0], attacked))
     jax.tree.map(np.testing.assert_array_equal, model, {name: both[name] for name in model})

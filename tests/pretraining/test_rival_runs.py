@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.finetuning import encoded, trial
+from ag_jax.finetuning import encoded, job, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig, FreeLBConfig, Method, SiftConfig, SmartConfig
@@ -23,9 +23,8 @@ from ag_jax.pretraining import run
 from ag_jax.training import sharding
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
+from ag_jax.training.program import make_program
 from ag_jax.training.sharding import MeshConfig, make_mesh
-from ag_jax.training.state import create_state, state_shardings
-from ag_jax.training.step import compile_train_step
 from tests import tiny
 from tests.finetuning import tasks
 
@@ -59,7 +58,7 @@ def test_in_a_trial(method, tmp_path, one_device):
     opened = tasks.pretrained()
     data = encoded.encode(tasks.splits("choice"), opened.tokenizer, opened.config, recipe)
     config = FinetuningConfig(checkpoint="nowhere", tasks={"choice": recipe})
-    trial.run_trial(trial.Trial("choice", recipe, 5e-3, 8, 0), config, opened, data, tmp_path, False)
+    job.run_trial(trial.Trial("choice", recipe, 5e-3, 8, 0), config, opened, data, tmp_path, False)
     rows = [row for row in read_metrics(tmp_path) if row["split"] == "train"]
     assert rows and all(np.isfinite(row["task_loss"]) and row["delta_norm"] > 0 for row in rows)
     if method == "freelb":
@@ -124,10 +123,12 @@ def test_spread_over_devices_and_computed_again_it_is_the_same(method, remat, ei
         mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
         optimizer = make_optimizer(OptimizerConfig(), 10)
         init = functools.partial(of_model, model, batch)
-        shardings = state_shardings(init, optimizer, mesh)
-        step = compile_train_step(objective, optimizer, 2, mesh, shardings)
-        state = create_state(init, optimizer, shardings)
-        found.append(step(state, sharding.place_batch(batch, mesh), jax.random.key(1))[1])
+        program = make_program(objective, optimizer, init, mesh, 2)
+        found.append(
+            program.train_step(program.create(jax.random.key(0)), sharding.place_batch(batch, mesh), jax.random.key(1))[
+                1
+            ]
+        )
     alone, spread = found
     assert set(alone) == set(spread) and {"delta_norm", "gradient_norm", "ag_loss", "mlm_loss"} < set(alone)
     for name, (total, weight) in alone.items():
@@ -135,5 +136,5 @@ def test_spread_over_devices_and_computed_again_it_is_the_same(method, remat, ei
         np.testing.assert_array_equal(spread[name][1], weight, err_msg=name)
 
 
-def of_model(model, batch):
-    return model.init(jax.random.key(0), batch, deterministic=True)["params"]
+def of_model(model, batch, key):
+    return model.init(key, batch, deterministic=True)["params"]

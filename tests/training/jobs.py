@@ -1,5 +1,7 @@
 """A tiny job on made-up batches that are a pure function of the step, for tests of the loop and its checkpoints."""
 
+import functools
+
 import jax
 import numpy as np
 from etils import epath
@@ -10,9 +12,11 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.masked_lm import Pretraining
-from ag_jax.training import loop, sharding
+from ag_jax.training import sharding, summary
 from ag_jax.training.config import TrainingConfig
+from ag_jax.training.job import Job, metrics_evaluator
 from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from ag_jax.training.program import Program, make_program
 
 ROWS, LENGTH, MASKED, WORDS = 4, 11, 3, 37
 
@@ -41,7 +45,7 @@ def tiny_job(
     batches=lambda start, stop: (batch(step) for step in range(start, stop)),
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-2),
     **training,
-) -> loop.Job:
+) -> Job:
     """A guided two-layer model with dropout; `training` changes fields of its `TrainingConfig`."""
     settings = {
         "steps": 12,
@@ -52,6 +56,26 @@ def tiny_job(
         "tensorboard": False,
     }
     config = TrainingConfig(**(settings | training))
+    program = tiny_program(width, optimizer, config.steps)
+    metric = program.objective.headline.metric
+    return Job(
+        name="tiny",
+        config=config,
+        workdir=epath.Path(workdir),
+        program=program,
+        key=jax.random.key(5),
+        create=lambda: program.create(jax.random.key(3)),
+        learning_rate=learning_rate_schedule(optimizer, config.steps),
+        batches=batches,
+        evaluators=(metrics_evaluator(program, lambda: [batch(1000), batch(1001)]),),
+        describe=lambda evaluation: f"{metric} {evaluation.values[metric]:.3f}",
+        finish=lambda state, progress, beat: summary.summarise(epath.Path(workdir), metric, progress),
+    )
+
+
+@functools.cache
+def tiny_program(width: int, optimizer: OptimizerConfig, steps: int) -> Program:
+    """Compiled once for all tests of a process."""
     model = PretrainingModel(EncoderConfig(vocabulary_size=WORDS, layers=2, heads=3, width=width, max_length=LENGTH))
     guided = guidance.GuidanceConfig(mode="loss", fraction=1.0)
     objective = Guided(
@@ -60,18 +84,11 @@ def tiny_job(
         guidance.assign_heads(guided, 3),
         3,
         SpecialTokens((0, 2), (5,)),
-        guidance.coefficient_schedule(guided, config.steps),
+        guidance.coefficient_schedule(guided, steps),
     )
-    return loop.Job(
-        name="tiny",
-        config=config,
-        workdir=epath.Path(workdir),
-        objective=objective,
-        optimizer=make_optimizer(optimizer, config.steps),
-        learning_rate=learning_rate_schedule(optimizer, config.steps),
-        init=lambda: model.init(jax.random.key(3), batch(0), deterministic=True)["params"],
-        key=jax.random.key(5),
-        mesh=sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1]),
-        batches=batches,
-        validation=lambda: [batch(1000), batch(1001)],
-    )
+
+    def init(key):
+        return model.init(key, batch(0), deterministic=True)["params"]
+
+    mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
+    return make_program(objective, make_optimizer(optimizer, steps), init, mesh)

@@ -27,7 +27,13 @@ from tests.training.jobs import batch, tiny_job
 
 def final_state(job):
     checkpoints = Checkpoints(job.workdir / "checkpoints", read_only=True)
-    return checkpoints.restore(job.config.steps, loop.abstract_state(job, loop.job_shardings(job)))
+    return checkpoints.restore(job.config.steps, job.program.abstract)
+
+
+def progress_without_clock(job):
+    progress = final_state(job).progress
+    history = [{**evaluation, "seconds": 0.0} for evaluation in progress["history"]]
+    return progress | {"seconds": 0.0, "history": history}
 
 
 def rows_without_clock(job):
@@ -88,7 +94,7 @@ def test_a_signal_saves_and_the_next_run_ends_as_if_nothing_had_happened(uninter
     assert loop.Loop(job).run() == summary
     assert rows_without_clock(job) == rows_without_clock(whole)
     jax.tree.map(np.testing.assert_array_equal, final_state(job).state, final_state(whole).state)
-    assert final_state(job).progress == final_state(whole).progress
+    assert progress_without_clock(job) == progress_without_clock(whole)
 
 
 def test_a_finished_run_stays_as_it_is(uninterrupted):
@@ -112,7 +118,7 @@ def poisoned_at(step: int):
 def test_a_loss_that_is_no_number_stops_the_run_with_the_last_good_checkpoint(tmp_path):
     job = tiny_job(tmp_path, batches=poisoned_at(6), log_every=12)
     with pytest.raises(
-        NonFiniteError, match=r"mlm_loss is not finite at step 7\. The last good checkpoint: .*/checkpoints/4"
+        NonFiniteError, match=r"mlm_loss is not finite at step 7\. The last good checkpoint: .*/checkpoints/4$"
     ):
         loop.Loop(job).run()
     assert Checkpoints(job.workdir / "checkpoints", read_only=True).steps() == [0, 4]

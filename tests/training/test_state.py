@@ -6,21 +6,21 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
+from ag_jax.training.program import make_program
 from ag_jax.training.sharding import MeshConfig, make_mesh
-from ag_jax.training.state import create_state, state_shardings
 from tests import tiny
 
 MODEL, BATCH = tiny.model(heads=4, width=16), tiny.batch()
 OPTIMIZER = make_optimizer(OptimizerConfig(), 10)
 
 
-def init():
-    return MODEL.init(jax.random.key(0), BATCH, deterministic=True)["params"]
+def init(key):
+    return MODEL.init(key, BATCH, deterministic=True)["params"]
 
 
 def make(mesh):
-    shardings = state_shardings(init, OPTIMIZER, mesh)
-    return create_state(init, OPTIMIZER, shardings), shardings
+    program = make_program(None, OPTIMIZER, init, mesh)
+    return program.create(jax.random.key(0)), program.shardings
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,10 @@ import pytest
 from ag_jax.objectives.losses import Outcome
 from ag_jax.training import sharding
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
+from ag_jax.training.program import make_program
 from ag_jax.training.sharding import MeshConfig, make_mesh
-from ag_jax.training.state import TrainState, create_state, state_shardings
+from ag_jax.training.state import TrainState
 from ag_jax.training.step import (
-    compile_evaluation_step,
-    compile_train_step,
     loss_and_gradient,
     split_microbatches,
     train_step,
@@ -148,16 +147,15 @@ def trained(eight_devices):
     batches = [tiny.batch(2 * LENGTHS, seed=seed) for seed in range(3)]
     done = {}
 
-    def init():
-        return model.init(jax.random.key(0), example, deterministic=True)["params"]
+    def init(key):
+        return model.init(key, example, deterministic=True)["params"]
 
     def run(name):
         if name not in done:
             shape = MESHES[name] or (1, 1, 1)
             mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
-            shardings = state_shardings(init, optimizer, mesh)
-            step = compile_train_step(objective, optimizer, 2, mesh, shardings)
-            state, losses = create_state(init, optimizer, shardings), []
+            program = make_program(objective, optimizer, init, mesh, 2)
+            step, (state, losses) = program.train_step, (program.create(jax.random.key(0)), [])
             for batch in batches:
                 before = state
                 state, metrics = step(state, sharding.place_batch(batch, mesh), jax.random.key(1))
@@ -168,7 +166,8 @@ def trained(eight_devices):
                 "losses": losses,
                 "metrics": metrics,
                 "step": step,
-                "shardings": shardings,
+                "program": program,
+                "shardings": program.shardings,
                 "mesh": mesh,
                 "objective": objective,
                 "batch": batches[-1],
@@ -236,7 +235,7 @@ def test_dropout_follows_the_step_and_the_key(trained):
 
 def test_evaluation_has_no_dropout_and_no_update(trained):
     run = trained("2x2x2")
-    evaluate = compile_evaluation_step(run["objective"], run["mesh"], run["shardings"])
+    evaluate = run["program"].evaluation_step
     placed = sharding.place_batch(run["batch"], run["mesh"])
     metrics = evaluate(run["state"].params, placed, jnp.int32(3))
     again = evaluate(run["state"].params, placed, jnp.int32(3))

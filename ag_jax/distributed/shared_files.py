@@ -1,0 +1,23 @@
+"""Files that host 0 writes and the other hosts read, on a file system that they share."""
+
+import time
+
+from etils import epath
+
+from ag_jax.distributed import hosts
+
+WITHIN = 90.0  # seconds in which a file that one host wrote must show on another; NFS may take a minute
+
+
+def wait_for(path: epath.Path) -> list[int]:
+    """Wait until every host reads of a text file what host 0 reads of it; returns the hosts that do not within `WITHIN`.
+
+    Must be called by every host.
+    """
+    if hosts.count() == 1:
+        return []
+    written = hosts.from_first(f"the file {path.name}", path.read_text)
+    deadline = time.monotonic() + WITHIN
+    while not (found := path.exists() and path.read_text() == written) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return [host for host, sees in enumerate(hosts.exchange(f"whether {path.name} is shared", found)) if not sees]

@@ -1,0 +1,328 @@
+"""Training of one trial: the job that the loop runs, and what it leaves in the trial's directory."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.attention.adversary import separated
+from ag_jax.data.tasks import buckets
+from ag_jax.data.tasks.task import Task
+from ag_jax.distributed import hosts, shared_files, storage
+from ag_jax.evaluation import metrics
+from ag_jax.finetuning import predicting, program
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning.encoded import Encoded, TaskData
+from ag_jax.finetuning.predicting import Predicted
+from ag_jax.finetuning.program import Plan
+from ag_jax.finetuning.trial import RESULT, Trial, read_result, tidy
+from ag_jax.interop import finetuned
+from ag_jax.interop.finetuned import FineTuned, Head
+from ag_jax.interop.opening import Pretrained
+from ag_jax.models.config import EncoderConfig
+from ag_jax.pretraining import build
+from ag_jax.training import sharding
+from ag_jax.training.config import TrainingConfig
+from ag_jax.training.job import Batch, Beat, Evaluation, Job, Progress
+from ag_jax.training.loop import Loop
+from ag_jax.training.metrics import read_metrics
+from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule
+from ag_jax.training.state import TrainState, with_params
+from ag_jax.training.wandb_run import Labels, WandbRun
+
+LOG_EVERY = 50  # steps
+
+
+def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe) -> EncoderConfig:
+    """Return the checkpoint's encoder with the settings that fine-tuning changes."""
+    changed = {name: getattr(config, name) for name in ("dtype", "remat", "attention")}
+    changed |= {name: getattr(recipe, name) for name in ("dropout", "attention_dropout")}
+    given = {name: value for name, value in changed.items() if value is not None}
+    return dataclasses.replace(opened.config, **given)
+
+
+def make_head(task: Task, style: str, max_length: int) -> Head:
+    """Return the head of a task."""
+    low, high = task.span
+    return Head(task.name, task.kind, tuple(task.labels), style, low, high, max_length, task.answerable)
+
+
+def make_plan(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: TaskData) -> Plan:
+    """Return the plan of a trial, which all seeds and learning rates of its task and batch size share."""
+    recipe = trial.recipe
+    steps = recipe.total_epochs * buckets.steps(len(data.train.features), trial.batch_size)
+    return Plan(
+        config=encoder_config(opened, config, recipe),
+        head=make_head(data.task, opened.style, recipe.max_length),
+        optimizer=OptimizerConfig(
+            learning_rate=1.0,
+            warmup_steps=math.ceil(recipe.warmup_fraction * steps),
+            decay=recipe.decay,
+            beta1=recipe.beta1,
+            beta2=recipe.beta2,
+            epsilon=recipe.epsilon,
+            weight_decay=recipe.weight_decay,
+            clip_norm=recipe.clip_norm,
+        ),
+        steps=steps,
+        batch_size=trial.batch_size,
+        microbatches=recipe.microbatches,
+        guidance=config.guidance,
+        adversarial=recipe.adversarial,
+        special=build.special_tokens(opened.tokenizer),
+        mesh=config.mesh,
+    )
+
+
+def run_trial(
+    trial: Trial,
+    config: FinetuningConfig,
+    opened: Pretrained,
+    data: TaskData,
+    directory: epath.Path,
+    keep: bool = False,
+    labels: Labels = Labels(),
+) -> dict[str, Any]:
+    """Train a trial, or resume it; returns the content of `result.json`, which is written last.
+
+    The directory also gets metrics.jsonl, predictions_SPLIT.jsonl of every split by the best epoch's weights, and with
+    `keep` these weights (`ag_jax.interop.finetuned`).
+
+    labels: of its run at Weights & Biases.
+
+    Raises NonFiniteError, or Interrupted after a signal, each with everything so far saved.
+    """
+    directory = storage.directory(directory)
+    if done := hosts.from_first("the result of a trial", lambda: _result_of(directory, keep)):
+        return done
+    if not len(data.train.features):
+        raise ValueError(
+            f"task {trial.task} has nothing to learn from: {data.train.examples.source} gave no usable example"
+        )
+    if not data.validation.examples.items or any(map(metrics.is_unknown, data.validation.examples)):
+        raise ValueError(f"the validation split of {trial.task} has no labels to choose an epoch by")
+    hosts.from_first("the directory of a trial", lambda: directory.mkdir(parents=True, exist_ok=True))
+    result = Loop(_Training(trial, config, opened, data, directory, keep, labels).job()).run()
+    hosts.exchange("the end of a trial", None)  # host 0 deletes the checkpoints, which all have now closed
+    if hosts.is_first():
+        storage.write_whole(directory / RESULT, json.dumps(result, indent=2) + "\n")
+        tidy(directory, keep)
+    return result
+
+
+def _result_of(directory: epath.Path, keep: bool) -> dict[str, Any] | None:
+    if not (directory / RESULT).exists():
+        return None
+    tidy(directory, keep)
+    return read_result(directory)
+
+
+def best_epoch(history: list[Evaluation], metric: str) -> int:
+    """Return the number of the first epoch with the highest value of a metric, counted from 1; 0 if there is none."""
+    values = [evaluation.values[metric] for evaluation in history]
+    return values.index(max(values)) + 1 if values else 0
+
+
+def read_progress(stored: dict[str, Any], steps_of_epoch: int, directory: epath.Path) -> Progress:
+    """Read the progress of a trial's checkpoint.
+
+    Earlier versions saved a row for each whole epoch, and counted tokens only in `metrics.jsonl`.
+    """
+    if "epochs" not in stored:
+        return Progress.from_json(stored)
+    history = [
+        Evaluation(row["epoch"] * steps_of_epoch, row["train_loss"], row["seconds"], row["metrics"])
+        for row in stored["epochs"]
+    ]
+    rows = [row for row in read_metrics(directory) if row["step"] <= history[-1].step]
+    return Progress(history=history, tokens=int(sum(row.get("tokens", 0) for row in rows)))
+
+
+class _Training:
+    """The functions of a trial's job."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        config: FinetuningConfig,
+        opened: Pretrained,
+        data: TaskData,
+        directory: epath.Path,
+        keep: bool,
+        labels: Labels,
+    ):
+        self.trial, self.config, self.opened, self.data = trial, config, opened, data
+        self.directory, self.keep_weights, self.labels = directory, keep, labels
+        self.metric = data.task.metric
+        self.plan = make_plan(trial, config, opened, data)
+        self.program, _, self.predict_batch = program.compiled(self.plan)
+        self.rows = sharding.process_rows(self.program.mesh, trial.batch_size)
+        self.steps_of_epoch = self.plan.steps // trial.recipe.total_epochs
+        self.predicted: Predicted | None = None  # of the validation split, by the last evaluation
+
+    def job(self) -> Job:
+        """Return the job that trains the trial epoch by epoch, with an evaluation after each."""
+        trial, config = self.trial, self.config
+        init_key, dropout_key = jax.random.split(jax.random.key(trial.seed))
+        schedule = learning_rate_schedule(self.plan.optimizer, self.plan.steps)
+        training = TrainingConfig(
+            steps=self.plan.steps,
+            batch_size=trial.batch_size,
+            microbatches=trial.recipe.microbatches,
+            log_every=min(LOG_EVERY, self.steps_of_epoch),
+            evaluate_every=self.steps_of_epoch,
+            checkpoint_every=min(config.checkpoint_every, self.steps_of_epoch),
+            keep_last=1,
+            milestones=(),
+            step_timeout=config.step_timeout,
+            tensorboard=config.tensorboard,
+            wandb=config.wandb,
+        )
+        return Job(
+            name=f"{trial.task} {trial.name}",
+            config=training,
+            workdir=self.directory,
+            program=self.program,
+            key=dropout_key,
+            create=lambda: self.initial_state(init_key),
+            learning_rate=lambda step: trial.learning_rate * float(schedule(step)),
+            batches=self.batches,
+            evaluators=(self.evaluate,),
+            describe=self.describe,
+            finish=self.finish,
+            stop=self.is_over,
+            keep=self.keep,
+            read_progress=lambda stored: read_progress(stored, self.steps_of_epoch, self.directory),
+            # Not the last checkpoint: those of a trial that failed are deleted.
+            remedy=lambda _: (
+                f"The learning rate is {trial.learning_rate:g}: lower tasks.{trial.task}.learning_rates, or set "
+                "clip_norm or a longer warmup_fraction"
+            ),
+            wandb=self.wandb_run,
+        )
+
+    def initial_state(self, key: jax.Array) -> TrainState:
+        """Return the state at step 0, with the checkpoint's encoder and a new head."""
+        state = program.with_learning_rate(self.program.create(key), self.trial.learning_rate)
+        return with_params(state, self.opened.params, self.program.shardings)
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """Batches of the steps from `start` to `stop`, each a function of the seed and the step's number."""
+        trial, features, size = self.trial, self.data.train.features, self.steps_of_epoch
+        for epoch in range(start // size, -(-stop // size)):
+            planned = buckets.plan(
+                features,
+                trial.batch_size,
+                trial.recipe.max_length,
+                seed=trial.seed,
+                epoch=epoch,
+                shuffle=True,
+            )
+            for one in planned[max(start - epoch * size, 0) : stop - epoch * size]:
+                yield self._fed(buckets.make_batch(features, one, trial.batch_size))
+
+    def _fed(self, batch: Batch) -> Batch:
+        """Return the part of a batch that this host feeds to its devices."""
+        return {name: field[self.rows] for name, field in batch.items() if name != "rows"}
+
+    def evaluate(self, params: Any, step: int, beat: Beat) -> dict[str, float]:
+        """Return the metrics of the validation split."""
+        del step
+        self.predicted = self._predict(params, self.data.validation, beat)
+        return self.predicted.metrics
+
+    def _predict(self, params: Any, encoded: Encoded, beat: Beat) -> Predicted:
+        def predict(batch: Batch) -> jax.Array:
+            beat()
+            return self.predict_batch(params, sharding.place_batch(self._fed(batch), self.program.mesh))
+
+        recipe = self.trial.recipe
+        logits = predicting.logits_of(predict, encoded.features, self.trial.batch_size, recipe.max_length)
+        return predicting.predicted(self.data.task, encoded, logits)
+
+    def describe(self, evaluation: Evaluation) -> str:
+        """Return the line that is printed after an epoch."""
+        epoch, value = evaluation.step // self.steps_of_epoch, evaluation.values[self.metric]
+        return f"epoch {epoch}: {self.metric} {value:.4f}, train loss {evaluation.train_loss:.4f}"
+
+    def is_over(self, history: list[Evaluation]) -> bool:
+        """Whether as many epochs as `patience` brought no better one."""
+        patience = self.trial.recipe.patience
+        return patience is not None and bool(history) and patience <= len(history) - best_epoch(history, self.metric)
+
+    def keep(self, state: TrainState, history: list[Evaluation]) -> bool:
+        """Save the predictions of the best epoch so far, and its weights if they will be needed.
+
+        Returns whether the last epoch is the best.
+        """
+        if best_epoch(history, self.metric) < len(history):
+            return False
+        if hosts.is_first():
+            storage.write_whole(self.directory / "predictions_validation.jsonl", self.predicted.lines)
+        if not self.keep_weights and not (self.data.others and self.trial.recipe.total_epochs > 1):
+            return True
+        params, adversary = separated(sharding.to_host(state.params, self.program.mesh))
+        if hosts.is_first():
+            opened = self.opened
+            tuned = FineTuned(self.plan.head, self.plan.config, opened.tokenizer, params, opened.origin, adversary)
+            finetuned.save(tuned, self.directory / finetuned.FOLDER)
+        return True
+
+    def finish(self, state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
+        """Predict the other splits with the best epoch's weights; returns the content of `result.json`."""
+        trial, data, history = self.trial, self.data, progress.history
+        best, params, others = best_epoch(history, self.metric), state.params, {}
+        if data.others and best < len(history):
+            folder = self.directory / finetuned.FOLDER
+            if blind := shared_files.wait_for(folder / finetuned.TASK):
+                raise ValueError(f"{folder} is not the same on all hosts: host {blind[0]} does not see it")
+            params = with_params(state, finetuned.load(folder).params, self.program.shardings).params
+        for name, encoded in data.others.items():
+            if len(encoded.examples):
+                found = self._predict(params, encoded, beat)
+                if hosts.is_first():
+                    storage.write_whole(self.directory / f"predictions_{name}.jsonl", found.lines)
+                others |= {name: found.metrics} if found.metrics else {}
+        splits = {"train": data.train, "validation": data.validation, **data.others}
+        counts = {
+            name: sum(getattr(split.features, name) for split in splits.values())
+            for name in ("truncated", "cut_words", "lost")
+        }
+        epochs = [
+            {"epoch": epoch, "train_loss": of.train_loss, "seconds": of.seconds, "metrics": of.values}
+            for epoch, of in enumerate(history, 1)
+        ]
+        return {
+            "task": trial.task,
+            "seed": trial.seed,
+            "learning_rate": trial.learning_rate,
+            "batch_size": trial.batch_size,
+            **({} if trial.fold is None else {"fold": trial.fold}),
+            "start": self.opened.description,
+            "steps": history[-1].step,
+            "planned_steps": self.plan.steps,
+            "epochs": epochs,
+            "best_epoch": best,
+            "metrics": epochs[best - 1]["metrics"],
+            "others": others,
+            **counts,
+            "skipped": sum(split.examples.skipped for split in splits.values()),
+            "examples": {name: len(split.examples) for name, split in splits.items()},
+            "seconds": sum(evaluation.seconds for evaluation in history),
+        }
+
+    def wandb_run(self) -> WandbRun | None:
+        """Start the trial's run at Weights & Biases, if the suite names a project."""
+        trial, config = self.trial, self.config
+        if not config.wandb:
+            return None
+        settings = config_reader.to_dict(config) | {"task": trial.task, "recipe": config_reader.to_dict(trial.recipe)}
+        settings |= {name: getattr(trial, name) for name in ("learning_rate", "batch_size", "seed", "fold")}
+        del settings["tasks"]
+        labels = dataclasses.replace(self.labels, tags=(*self.labels.tags, trial.task, f"seed{trial.seed}"))
+        return WandbRun(config.wandb, self.directory, settings, labels, name=f"{trial.task} {trial.name}")

@@ -1,0 +1,76 @@
+"""Compiled training and evaluation steps, shared by all runs that differ only in seed or learning rate."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from ag_jax.objectives.losses import LossTerm, Objective
+from ag_jax.training.state import TrainState, abstract_state, create_state, state_shardings
+from ag_jax.training.step import compile_evaluation_step, compile_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """An objective and its optimizer, compiled for the devices of a mesh.
+
+    Each function is compiled when it is first called with arguments of new shapes.
+
+    objective: the loss, with its model.
+    optimizer: the optax transformation of the parameters' gradient.
+    mesh: the devices.
+    init: key -> randomly initialised parameters, boxed with the names of their axes.
+    shardings: a `TrainState` of shardings, one for each array of the state.
+    abstract: a `TrainState` of shapes, types and shardings, into which a checkpoint is restored.
+    create: key -> the state at step 0, with randomly initialised parameters.
+    train_step: (state, batch, key) -> (state after one update, metrics as totals and weights).
+    evaluation_step: (params, batch, step) -> metrics as totals and weights, without dropout.
+    """
+
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    mesh: Mesh
+    init: Callable[[jax.Array], Any]
+    shardings: TrainState
+    abstract: TrainState
+    create: Callable[[jax.Array], TrainState]
+    train_step: Callable[[TrainState, Any, jax.Array], tuple[TrainState, dict[str, LossTerm]]]
+    evaluation_step: Callable[[Any, Any, np.int32], dict[str, LossTerm]]
+
+
+def make_program(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    init: Callable[[jax.Array], Any],
+    mesh: Mesh,
+    microbatches: int = 1,
+) -> Program:
+    """Return the program of an objective; nothing is compiled yet. For the arguments see `Program`.
+
+    microbatches: the parts that a batch is computed in, one after the other.
+    """
+    # Shapes do not depend on the key.
+    boxed = functools.partial(init, jax.random.key(0))
+    shardings = state_shardings(boxed, optimizer, mesh)
+
+    def create(key: jax.Array) -> TrainState:
+        return create_state(nn.unbox(init(key)), optimizer)
+
+    return Program(
+        objective=objective,
+        optimizer=optimizer,
+        mesh=mesh,
+        init=init,
+        shardings=shardings,
+        abstract=abstract_state(boxed, optimizer, shardings),
+        # With output shardings every array is made on the device that keeps it.
+        create=jax.jit(create, out_shardings=shardings),
+        train_step=compile_train_step(objective, optimizer, microbatches, mesh, shardings),
+        evaluation_step=compile_evaluation_step(objective, mesh, shardings),
+    )

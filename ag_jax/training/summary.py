@@ -1,0 +1,34 @@
+"""The summary of a pre-training run: its losses, as in Table 3 of Deshpande & Narasimhan (2020)."""
+
+import math
+from typing import Any
+
+from etils import epath
+
+from ag_jax.distributed import hosts
+from ag_jax.training import metrics as metric_sums
+from ag_jax.training.job import Progress
+
+
+def summarise(workdir: epath.Path, metric: str, progress: Progress) -> dict[str, Any]:
+    """Return the content of `summary.json`, after the last evaluation of a run.
+
+    metric: the primary metric. `train_loss` is its mean over the last twentieth of the training rows in
+    `metrics.jsonl`, `validation_loss` is that of the last evaluation, `average_train_loss` the mean over all steps.
+    """
+    last = progress.history[-1]
+    losses = hosts.from_first("the last rows of metrics", lambda: _last_losses(workdir, metric))
+    return {
+        "steps": last.step,
+        "tokens_seen": progress.tokens,
+        "headline": metric,
+        "train_loss": sum(losses) / len(losses),
+        "validation_loss": last.values[metric],
+        "average_train_loss": metric_sums.divide(progress.run)[metric],
+        "validation": last.values,
+    }
+
+
+def _last_losses(workdir: epath.Path, metric: str) -> list[float]:
+    losses = [row[metric] for row in metric_sums.read_metrics(workdir) if row["split"] == "train"]
+    return losses[-max(1, math.ceil(len(losses) / 20)) :]
