@@ -2,19 +2,24 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
+from ag_jax.data.tasks import buckets
 from ag_jax.distributed import storage
 from ag_jax.finetuning import encoded, job, program
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import run_trial
 from ag_jax.finetuning.trial import RESULT, Trial
 from ag_jax.interop import finetuned
+from ag_jax.training.checkpoint import steps_in
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.stopping import Interrupted, StopSignal
+from ag_jax.training.wandb_run import Labels
 from tests.finetuning import tasks
 
 RECIPE = Recipe(epochs=3, max_length=24)
@@ -22,13 +27,22 @@ STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 CLOCK = ("seconds", "tokens_per_second")
 
 
-def setting(kind="classification", keep=False, seed=0, learning_rate=5e-3, opened=None, **settings):
+def setting(
+    kind="classification",
+    keep=False,
+    seed=0,
+    learning_rate=5e-3,
+    opened=None,
+    suite=types.MappingProxyType({}),
+    labels=Labels(),
+    **settings,
+):
     recipe = dataclasses.replace(RECIPE, **settings)
     opened = opened or tasks.pretrained()
     data = encoded.encode(tasks.splits(kind), opened.tokenizer, opened.config, recipe)
-    config = FinetuningConfig(checkpoint="nowhere", tasks={kind: recipe})
+    config = FinetuningConfig(checkpoint="nowhere", tasks={kind: recipe}, **suite)
     of = Trial(kind, recipe, learning_rate, 8, seed)
-    return lambda directory: run_trial(of, config, opened, data, directory, keep)
+    return lambda directory: run_trial(of, config, opened, data, directory, keep, labels)
 
 
 def without_clock(value):
@@ -249,3 +263,56 @@ def test_what_cannot_be_is_refused(tmp_path, one_device):
         run_trial(Trial("classification", RECIPE, 1e-3, 8, 0), config, opened, data, tmp_path)
     with pytest.raises(FileNotFoundError, match="keep=best"):
         finetuned.load(tmp_path)
+
+
+def test_a_trial_has_a_run_at_wandb(tmp_path, one_device, monkeypatch):
+    begun, rows_there = [], []
+
+    class Recorder:
+        def __init__(self, project, workdir, settings, labels, name):
+            begun.append((project, workdir, settings, labels, name))
+
+        def log(self, step, values):
+            rows_there.append(step)
+
+        def finish(self, failed):
+            rows_there.append(failed)
+
+    monkeypatch.setattr(job, "WandbRun", Recorder)
+    setting(epochs=2, suite={"wandb": "a project"}, labels=Labels("a comparison", ("asa",)))(tmp_path)
+    ((project, workdir, settings, labels, name),) = begun
+    assert (project, workdir, name) == ("a project", tmp_path, "classification lr0.005-bs8-seed0")
+    assert labels == Labels("a comparison", ("asa", "classification", "seed0"))
+    assert settings["recipe"]["epochs"] == 2 and settings["learning_rate"] == 5e-3 and "tasks" not in settings
+    assert rows_there == [3, 3, 6, 6, False]
+
+
+def test_a_validation_split_without_labels_is_an_error_before_training(tmp_path, one_device):
+    opened = tasks.pretrained()
+    splits = tasks.splits("classification")
+    splits = dataclasses.replace(splits, validation=splits.others["test"])
+    data = encoded.encode(splits, opened.tokenizer, opened.config, RECIPE)
+    config = FinetuningConfig(checkpoint="x", tasks={"classification": RECIPE})
+    with pytest.raises(ValueError, match="validation split of classification has no labels to choose an epoch by"):
+        run_trial(Trial("classification", RECIPE, 1e-3, 8, 0), config, opened, data, tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_checkpoints_within_an_epoch(tmp_path, one_device, monkeypatch):
+    """A killed trial, which could save nothing, resumes from the last checkpoint of `checkpoint_every`."""
+    batches = buckets.make_batch
+    made = []
+
+    def dies_at_step_8(*arguments):
+        made.append(1)
+        if len(made) == 3 + 2 + 3 + 2 + 2:  # three of an epoch, two of validation
+            raise OSError("the power went out")
+        return batches(*arguments)
+
+    run = setting(suite={"checkpoint_every": 2})
+    monkeypatch.setattr(job.buckets, "make_batch", dies_at_step_8)
+    with pytest.raises(OSError, match="power"):
+        run(tmp_path)
+    assert steps_in(epath.Path(tmp_path / "checkpoints")) == [6]
+    result = run(tmp_path)
+    assert without_clock(result) == without_clock(setting()(tmp_path / "whole"))

@@ -1,5 +1,6 @@
 """Attacks from the config to the run directory and back: resumption, what is kept and what is not, masks from a trace."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -204,3 +205,16 @@ def test_without_an_attack_a_run_is_what_it_was(text):
     attacked = build.make_program(settings(text), corpus.tokenizer, made[0].mesh)
     model, both = (one.create(jax.random.key(0)).params for one in (made[0], attacked))
     jax.tree.map(np.testing.assert_array_equal, model, {name: both[name] for name in model})
+
+
+def test_seeds_share_a_program_and_other_settings_do_not(text):
+    config = settings(text)
+    vocabulary, mesh = build.VocabularyInfo(300), jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"))
+    program = build.shared_program(config, vocabulary, mesh)
+    assert build.shared_program(dataclasses.replace(config, seed=5, title="another"), vocabulary, mesh) is program
+    longer = dataclasses.replace(config.training, steps=config.training.steps + 1)
+    guided = dataclasses.replace(config.guidance, alpha=7.0)
+    for other in (dataclasses.replace(config, training=longer), dataclasses.replace(config, guidance=guided)):
+        assert build.shared_program(other, vocabulary, mesh) is not program
+    other_ids = dataclasses.replace(vocabulary, period_ids=(7,))
+    assert build.shared_program(config, other_ids, mesh) is not program

@@ -19,6 +19,7 @@ from ag_jax import config_reader
 from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.config import TrainingConfig
+from ag_jax.training.job import Progress
 from ag_jax.training.loop import Interrupted, NonFiniteError
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from ag_jax.training.optimizer import OptimizerConfig
@@ -102,6 +103,72 @@ def test_a_finished_run_stays_as_it_is(uninterrupted):
     before = rows_without_clock(job)
     assert loop.Loop(job).run() == summary
     assert rows_without_clock(job) == before
+
+
+def test_a_stop_rule_ends_the_job_at_an_evaluation(tmp_path):
+    job = dataclasses.replace(tiny_job(tmp_path), stop=lambda history: history[-1:] and history[-1].step == 6)
+    summary = loop.Loop(job).run()
+    assert summary["steps"] == 6 and steps_in(job.workdir / "checkpoints")[-1] == 6
+    rows = rows_without_clock(job)
+    assert [(row["step"], row["split"]) for row in rows] == [(5, "train"), (6, "validation"), (6, "train")]
+    refused = dataclasses.replace(job, batches=lambda start, stop: pytest.fail("it is over"))
+    assert loop.Loop(refused).run() == summary
+    assert rows_without_clock(job) == rows
+
+
+def test_what_an_evaluation_saved_has_a_checkpoint_beside_it(tmp_path):
+    saved = []
+
+    def keep(state, history):
+        saved.append((int(state.step), [evaluation.step for evaluation in history]))
+        return history[-1].step == 3
+
+    loop.Loop(
+        dataclasses.replace(tiny_job(tmp_path, evaluate_every=3, checkpoint_every=5, keep_last=9), keep=keep)
+    ).run()
+    assert saved == [(3, [3]), (6, [3, 6]), (9, [3, 6, 9]), (12, [3, 6, 9, 12])]
+    assert steps_in(epath.Path(tmp_path / "checkpoints")) == [0, 3, 5, 10, 12]
+
+
+@pytest.mark.parametrize("step", [6, 12])
+def test_an_evaluation_that_died_is_made_again(uninterrupted, tmp_path, step):
+    """At step 6 a checkpoint of an earlier version follows its evaluation; the last step is saved before it."""
+    whole, summary = uninterrupted
+    job = tiny_job(tmp_path, checkpoint_every=6)
+    (honest,) = job.evaluators
+
+    def dies(params, at, beat):
+        if at == step:
+            raise OSError("no space left")
+        return honest(params, at, beat)
+
+    with pytest.raises(OSError, match="no space left"):
+        loop.Loop(dataclasses.replace(job, evaluators=(dies,))).run()
+    assert loop.Loop(job).run() == summary
+    assert rows_without_clock(job) == rows_without_clock(whole)
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_evaluations(uninterrupted, tmp_path):
+    whole, summary = uninterrupted
+    with pytest.raises(Interrupted):
+        loop.Loop(tiny_job(tmp_path, batches=signalled_at(5, signal.SIGTERM))).run()
+
+    def earlier(stored):
+        return Progress.from_json({name: stored[name] for name in ("interval", "run", "tokens") if name in stored})
+
+    job = dataclasses.replace(tiny_job(tmp_path), read_progress=earlier)
+    assert loop.Loop(job).run() == summary
+    assert rows_without_clock(job) == rows_without_clock(whole)
+
+
+def test_the_train_loss_of_an_evaluation_is_that_of_the_steps_since_the_one_before(tmp_path):
+    job = tiny_job(tmp_path, log_every=6)
+    progress = loop.Loop(dataclasses.replace(job, finish=lambda state, progress, beat: progress.to_json())).run()
+    train = [row for row in read_metrics(job.workdir) if row["split"] == "train"]
+    assert [row["train_loss"] for row in progress["history"]] == [row["mlm_loss"] for row in train]
+    assert all(row["seconds"] > 0 for row in progress["history"])
+    validation = [row for row in read_metrics(job.workdir) if row["split"] == "validation"]
+    assert [row["values"]["mlm_loss"] for row in progress["history"]] == [row["mlm_loss"] for row in validation]
 
 
 def poisoned_at(step: int):
