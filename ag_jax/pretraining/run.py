@@ -31,11 +31,12 @@ from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
-from ag_jax.pretraining import build, mask_trace
+from ag_jax.pretraining import build, extension, mask_trace
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import origin as origins
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.extension import SUMMARY
 from ag_jax.pretraining.origin import Origin, Pooler
 from ag_jax.training import loop, sharding, summary
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
@@ -66,7 +67,6 @@ MAY_DIFFER = (
 )
 # Settings of the encoder with which the same parameters mean the same.
 MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "attention")
-SUMMARY = "summary.json"
 
 
 def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus, labels: Labels = Labels()) -> Job:
@@ -108,6 +108,7 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
         finish=finish,
         remedy=_remedy,
         wandb=lambda: _wandb_run(config, workdir, labels),
+        kept_steps=tuple(hosts.from_first("the milestones", lambda: extension.kept_steps(config, workdir))),
     )
 
 
@@ -163,9 +164,12 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
         if path.exists():
             theirs = pretraining_config.read_settings(path)
             if is_begun(workdir) or not theirs.keys() <= ours.keys():  # the latter: a file that is none of ours
-                _check_same(theirs, ours, workdir)
-                return
-            _remove_attempt(workdir)
+                steps = _check_same(theirs, config, workdir)
+                if steps == config.training.steps:
+                    return
+                extension.begin(steps, config, workdir)
+            else:
+                _remove_attempt(workdir)
         storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
     except OSError as error:
         raise ValueError(
@@ -173,21 +177,28 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
         ) from error
 
 
-def _check_same(theirs: dict[str, Any], ours: dict[str, Any], workdir: epath.Path) -> None:
-    """Raise ValueError, with the settings that differ, if the configs are not those of one run."""
+def _check_same(theirs: dict[str, Any], config: ExperimentConfig, workdir: epath.Path) -> int:
+    """Return the steps of the run of `theirs`, which `config` resumes or extends.
+
+    Raises ValueError, with the settings that differ, if it does neither.
+    """
     # A setting that did not exist yet when that run began counts as its default.
     there = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(theirs)
-    here = config_reader.flat(ours)
+    here = config_reader.flat(config_reader.to_dict(config))
+    steps = there["training.steps"]
+    extends = config.training.steps > steps and extension.is_finished(steps, workdir)
+    may_differ = (*MAY_DIFFER, "training.steps") if extends else MAY_DIFFER
     different = [
         f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
         for key in sorted(there | here)
-        if there.get(key) != here.get(key) and not key.startswith(MAY_DIFFER)
+        if there.get(key) != here.get(key) and not key.startswith(may_differ)
     ]
     if different:
         raise ValueError(
             f"--workdir={workdir} holds a run of another config, by its config.json:\n" + "\n".join(different) + "\n"
-            "Go on with that config, or choose another directory"
+            "Use that config, or choose another directory. Only a finished run may be extended, by raising training.steps"
         )
+    return steps
 
 
 def is_begun(workdir: epath.Path) -> bool:
@@ -223,7 +234,7 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = La
 def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels) -> dict[str, Any]:
     claim_workdir(config, workdir)
     done = hosts.from_first("the summary", lambda: read_summary(workdir))
-    if done:
+    if done and done.get("steps", config.training.steps) == config.training.steps:
         return done
     corpus = pretraining_corpus.prepare(config, workdir)
     job = make_job(config, workdir, corpus, labels)

@@ -111,6 +111,7 @@ class Job:
     read_progress: the progress of a checkpoint, from JSON.
     remedy: path of the last good checkpoint, or "none" -> what to do if the loss is not finite, for the error.
     wandb: () -> a run at Weights & Biases that gets the metrics, or None.
+    kept_steps: steps whose checkpoints stay, besides those that `config` names.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Job:
     read_progress: Callable[[dict[str, Any]], Progress] = Progress.from_json
     remedy: Callable[[str], str] = lambda path: f"The last good checkpoint: {path}"
     wandb: Callable[[], WandbRun | None] = lambda: None
+    kept_steps: tuple[int, ...] = ()
 
 
 def metrics_evaluator(program: Program, batches: Callable[[], Iterable[Batch]]) -> Evaluator:

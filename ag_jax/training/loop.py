@@ -36,7 +36,7 @@ class Loop:
             job.workdir / "checkpoints",
             keep_last=config.keep_last,
             keep_every=config.keep_every,
-            milestones=config.milestone_steps(),
+            milestones=config.milestone_steps() + job.kept_steps,
         )
         self.pending: list[tuple[int, Any]] = []  # metrics of steps, still on the device
         self.saved_step = -1
@@ -80,7 +80,7 @@ class Loop:
             self.writer = MetricWriter(
                 job.workdir,
                 start,
-                evaluated=self.progress.is_evaluated(start),
+                evaluated=self.progress.is_evaluated(start) or not self._is_evaluation_step(start),
                 tensorboard=config.tensorboard,
                 wandb=job.wandb(),
             )

@@ -1,0 +1,44 @@
+"""Extended runs: a finished run continues when `training.steps` is raised.
+
+The summary of the shorter run stays as `summary-STEPS.json`, and its last checkpoint and milestones are kept.
+"""
+
+import dataclasses
+import re
+import sys
+
+from etils import epath
+
+from ag_jax.pretraining.config import ExperimentConfig
+
+SUMMARY = "summary.json"
+_EARLIER = re.compile(r"summary-(\d+)\.json")
+
+
+def earlier_lengths(workdir: epath.Path) -> list[int]:
+    """Return the values of `training.steps` before the run was extended, ascending."""
+    found = (_EARLIER.fullmatch(path.name) for path in workdir.iterdir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def is_finished(steps: int, workdir: epath.Path) -> bool:
+    """Whether a run of so many steps was trained to its end."""
+    return (workdir / SUMMARY).exists() or steps in earlier_lengths(workdir)
+
+
+def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Rename the summary of a finished run of `steps` steps, so that the run counts as unfinished, and say what changes."""
+    if (workdir / SUMMARY).exists():
+        (workdir / SUMMARY).rename(workdir / f"summary-{steps}.json")
+    print(
+        f"extending the run of {steps} steps to {config.training.steps}: from here on the learning rate and the coefficient of "
+        "guidance follow the schedules of the longer run",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def kept_steps(config: ExperimentConfig, workdir: epath.Path) -> tuple[int, ...]:
+    """Return the steps whose checkpoints were milestones of the run before it was extended."""
+    shorter = [dataclasses.replace(config.training, steps=steps) for steps in earlier_lengths(workdir)]
+    return tuple(sorted({step for training in shorter for step in training.milestone_steps()}))
