@@ -22,12 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ag_jax.data.tasks import buckets, catalogue, encoding
+from ag_jax.data.tasks import buckets, catalogue
 from ag_jax.data.tasks.rows import Features, Row, Shape
 from ag_jax.data.tasks.task import Choices, Example, Examples, Question, Task, Texts, Words
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.evaluation import predictions
-from ag_jax.finetuning import predicting
+from ag_jax.finetuning import kinds, predicting
 from ag_jax.interop import opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.encoder import Encoder
@@ -236,9 +235,9 @@ class _Predict:
 
     def __call__(self, given: list[Example]) -> tuple[list[Any], list[np.ndarray]]:
         examples, tokenizer = Examples(tuple(given), "a pipeline"), self.tuned.tokenizer
-        features = encoding.encode(self.task, examples, tokenizer, self.length, self.tuned.config.token_types)
+        features = kinds.encode(self.task, examples, tokenizer, self.length, self.tuned.config.token_types)
         logits = predicting.logits_of(self._apply, features, min(BATCH, max(len(features), 1)), self.length)
-        return predictions.predict(self.task, examples, features, logits), logits
+        return kinds.predict(self.task, examples, features, logits), logits
 
 
 def _split_at_masks(text: str, tokenizer: Tokenizer) -> list[str]:

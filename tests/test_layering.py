@@ -30,7 +30,7 @@ ARROWS = {
     "finetuning": {"attention", "data", "models", "objectives", "training", "distributed", "config_reader", "analysis"}
     | {"evaluation", "pretraining", "interop"},
     "recipes": {"config_reader", "pretraining", "finetuning"},  # for config files; nothing in the package imports it
-    "pipelines": {"data", "models", "evaluation", "interop", "finetuning"},  # for notebooks
+    "pipelines": {"data", "models", "interop", "finetuning"},  # for notebooks
     "inspection": {"analysis", "distributed", "interop"},
     "cli": {"config_reader", "interruption", "data", "distributed", "training", "pretraining", "planning", "interop"}
     | {"finetuning", "inspection"},

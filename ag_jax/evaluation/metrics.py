@@ -1,6 +1,6 @@
-"""Metrics of tasks from predictions, all from 0 to 1 (correlations from -1), larger is better.
+"""Metrics of predictions, all from 0 to 1 (correlations from -1), larger is better.
 
-A prediction is the index of a class or candidate, a number on the scale of the task, the tags of a sentence, or a text.
+`of_...` return the metrics of a set, `rate_...` how good one prediction is, for a paired test over examples. A prediction is the index of a class or candidate, a number on the scale of the task, the tags of a sentence, or a text.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,11 +52,8 @@ _SIMPLE: dict[str, Callable[[Sequence, Sequence], float]] = {
 _LABELS = {Texts: "label", Choices: "right", Words: "tags", Question: "answers"}
 
 
-def evaluate(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
-    """The metrics of `task.metrics`, in their order.
-
-    Raises ValueError if there are not as many predictions as examples, none at all, or examples whose label is not known.
-    """
+def check(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
+    """Raise ValueError unless there is a prediction for each example, and the label of each is known."""
     if len(examples) != len(predictions) or not len(examples):
         raise ValueError(f"expected a prediction for each example, got {len(predictions)} for {len(examples)}")
     unknown = sum(is_unknown(example) for example in examples)
@@ -64,17 +61,6 @@ def evaluate(task: Task, examples: Sequence[Example], predictions: Sequence[Any]
         raise ValueError(
             f"the labels of {unknown} of {len(examples)} examples of task {task.name} are not known: predict them only"
         )
-    scores = _scores(task, examples, predictions)
-    return {name: scores[name] for name in task.metrics}
-
-
-def per_example(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> np.ndarray:
-    """How good each prediction is, float64, larger is better: for a paired test over examples.
-
-    Right or not (classification, choice), minus the squared error (regression), F1 of the answer (span, ReCoRD), the part of
-    the words whose tag is right (tagging, whose F1 is no mean over sentences).
-    """
-    return np.asarray([_good(task, *pair) for pair in zip(examples, predictions, strict=True)], np.float64)
 
 
 def is_unknown(example: Example) -> bool:
@@ -82,17 +68,62 @@ def is_unknown(example: Example) -> bool:
     return getattr(example, _LABELS[type(example)]) is None
 
 
-def _scores(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
-    if task.kind == "tagging":
-        gold = [example.tags for example in examples]
-        found = entities.entity_scores(gold, predictions)
-        return {"entity_f1": found.pop("f1"), **found, "token_f1": entities.token_f1(gold, predictions)}
-    if _is_answered(task):
-        return _answer_scores([_answers(*pair) for pair in zip(examples, predictions, strict=True)])
-    if task.kind in ("choice", "ranking"):
-        return {"accuracy": float(np.mean(per_example(task, examples, predictions)))}
+def of_labels(task: Task, examples: Sequence[Texts], predictions: Sequence[Any]) -> dict[str, float]:
+    """Return the task's metrics of classes or numbers."""
     labels = [example.label for example in examples]
     return {name: _SIMPLE[name](labels, predictions) for name in task.metrics}
+
+
+def of_choices(task: Task, examples: Sequence[Choices], predictions: Sequence[int]) -> dict[str, float]:
+    """Return the accuracy; of ReCoRD, whose metrics have `exact_match`, the scores of the chosen texts."""
+    if _is_read_as_text(task):
+        return _answer_scores([_chosen_text(*pair) for pair in zip(examples, predictions, strict=True)])
+    return {"accuracy": float(np.mean([rate_choice(task, *pair) for pair in zip(examples, predictions, strict=True)]))}
+
+
+def of_tags(task: Task, examples: Sequence[Words], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return precision, recall and F1 of entities, and F1 of tokens."""
+    del task
+    gold = [example.tags for example in examples]
+    found = entities.entity_scores(gold, predictions)
+    return {"entity_f1": found.pop("f1"), **found, "token_f1": entities.token_f1(gold, predictions)}
+
+
+def of_answers(task: Task, examples: Sequence[Question], predictions: Sequence[str]) -> dict[str, float]:
+    """Return F1 and exact match of answers, as SQuAD's program counts them."""
+    del task
+    return _answer_scores([_answers(*pair) for pair in zip(examples, predictions, strict=True)])
+
+
+def rate_class(task: Task, example: Texts, prediction: int) -> float:
+    """Return 1 if the class is right, else 0."""
+    del task
+    return float(prediction == example.label)
+
+
+def rate_number(task: Task, example: Texts, prediction: float) -> float:
+    """Return minus the squared error."""
+    del task
+    return -((example.label - prediction) ** 2)
+
+
+def rate_choice(task: Task, example: Choices, prediction: int) -> float:
+    """Return 1 if the candidate is a right one, else 0; of ReCoRD the F1 of its text."""
+    return (
+        answers.f1(*_chosen_text(example, prediction)) if _is_read_as_text(task) else float(prediction in example.right)
+    )
+
+
+def rate_tags(task: Task, example: Words, prediction: Sequence[str]) -> float:
+    """Return the share of words whose tag is right; F1 of entities is no mean over sentences."""
+    del task
+    return float(np.mean([tag == other for tag, other in zip(example.tags, prediction, strict=True)]))
+
+
+def rate_answer(task: Task, example: Question, prediction: str) -> float:
+    """Return the F1 of an answer."""
+    del task
+    return answers.f1(*_answers(example, prediction))
 
 
 def _answer_scores(answered: Sequence[tuple[str, Sequence[str]]]) -> dict[str, float]:
@@ -107,26 +138,18 @@ def _answer_scores(answered: Sequence[tuple[str, Sequence[str]]]) -> dict[str, f
     }
 
 
-def _good(task: Task, example: Example, prediction: Any) -> float:
-    if task.kind == "tagging":
-        return float(np.mean([tag == other for tag, other in zip(example.tags, prediction, strict=True)]))
-    if task.kind == "regression":
-        return -((example.label - prediction) ** 2)
-    if _is_answered(task):
-        return answers.f1(*_answers(example, prediction))
-    return float(prediction in example.right if isinstance(example, Choices) else prediction == example.label)
+def _is_read_as_text(task: Task) -> bool:
+    return "exact_match" in task.metrics
 
 
-def _is_answered(task: Task) -> bool:
-    """Whether predictions are scored as texts: spans, and the candidates of ReCoRD."""
-    return task.kind == "span" or (task.kind == "choice" and "exact_match" in task.metrics)
-
-
-def _answers(example: Question | Choices, prediction: Any) -> tuple[str, Sequence[str]]:
-    """The predicted text, and those that are right."""
-    if isinstance(example, Question):
-        return prediction, [text for text, _ in example.answers]
+def _chosen_text(example: Choices, prediction: int) -> tuple[str, Sequence[str]]:
+    """Return the text of the chosen candidate, and those of the right ones."""
     return example.names[prediction], [example.names[right] for right in example.right]
+
+
+def _answers(example: Question, prediction: str) -> tuple[str, Sequence[str]]:
+    """Return the predicted answer, and the right ones."""
+    return prediction, [text for text, _ in example.answers]
 
 
 def _correlation(measure: Callable, labels: Sequence[float], predictions: Sequence[float]) -> float:

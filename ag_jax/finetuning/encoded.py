@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any
 
-from ag_jax.data.tasks import encoding
 from ag_jax.data.tasks.rows import Features
 from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.finetuning import kinds
 from ag_jax.finetuning.config import Recipe
 from ag_jax.finetuning.splits import Splits
 from ag_jax.models.config import EncoderConfig
@@ -39,7 +39,7 @@ def encode(splits: Splits, tokenizer: Tokenizer, config: EncoderConfig, recipe: 
         )
 
     def encoded(examples: Any, training: bool = False) -> Encoded:
-        features = encoding.encode(
+        features = kinds.encode(
             splits.task, examples, tokenizer, recipe.max_length, config.token_types, training=training
         )
         return Encoded(examples, features)

@@ -11,6 +11,7 @@ from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.rows import Features
 from ag_jax.data.tasks.task import Choices, Example, Question, Task, Texts
 from ag_jax.evaluation import metrics, predictions
+from ag_jax.finetuning import kinds
 from ag_jax.finetuning.encoded import Encoded
 
 IN_FLIGHT = 8  # batches that are made and computed before logits are brought from the device
@@ -52,10 +53,10 @@ def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Pre
     if not all(np.isfinite(row).all() for row in logits):
         raise ValueError(f"the model of task {task.name} says NaN or infinity: lower its learning rate")
     examples = encoded.examples
-    scores = predictions.scores(task, examples, encoded.features, logits)
-    found = [predictions.decide(task, example, of) for example, of in zip(examples, scores, strict=True)]
+    scores = kinds.scores(task, examples, encoded.features, logits)
+    found = [kinds.decide(task, example, of) for example, of in zip(examples, scores, strict=True)]
     unknown = not len(examples) or any(metrics.is_unknown(example) for example in examples)
-    measured = None if unknown else metrics.evaluate(task, examples, found)
+    measured = None if unknown else kinds.evaluate(task, examples, found)
     rows = [
         {"id": example.id, "prediction": prediction, "label": _label(example), "scores": predictions.to_plain(of)}
         for example, prediction, of in zip(examples, found, scores, strict=True)

@@ -12,9 +12,9 @@ from etils import epath
 
 from ag_jax.data.json_files import parse_json
 from ag_jax.data.tasks.task import Examples, Task
-from ag_jax.evaluation import metrics, predictions
+from ag_jax.evaluation import metrics
 from ag_jax.evaluation.significance import paired_t_test, paired_t_test_over_examples
-from ag_jax.finetuning import choosing
+from ag_jax.finetuning import choosing, kinds
 from ag_jax.finetuning.choosing import Point, Result, Summary
 from ag_jax.finetuning.config import Recipe
 from ag_jax.finetuning.splits import Splits, of_fold
@@ -68,12 +68,12 @@ class Predictions:
 
     def values(self) -> dict[str, list[float]]:
         """Every metric, for each seed."""
-        of_seeds = [metrics.evaluate(self.task, self.examples, _predictions(rows)) for rows in self.rows]
+        of_seeds = [kinds.evaluate(self.task, self.examples, _predictions(rows)) for rows in self.rows]
         return {name: [of_seed[name] for of_seed in of_seeds] for name in of_seeds[0]}
 
     def per_example(self) -> list[np.ndarray]:
         """How good every prediction is, for each seed."""
-        return [metrics.per_example(self.task, self.examples, _predictions(rows)) for rows in self.rows]
+        return [kinds.per_example(self.task, self.examples, _predictions(rows)) for rows in self.rows]
 
     def together(self) -> list[Row]:
         """The predictions of the ensemble of all seeds, whose scores are averaged."""
@@ -81,8 +81,8 @@ class Predictions:
             return self.rows[0]
         found = []
         for example, *same in zip(self.examples, *self.rows, strict=True):
-            of_models = [predictions.from_plain(self.task, row["scores"]) for row in same]
-            decided = predictions.decide(self.task, example, predictions.average(self.task, of_models))
+            of_models = [kinds.from_plain(self.task, row["scores"]) for row in same]
+            decided = kinds.decide(self.task, example, kinds.average(self.task, of_models))
             found.append({"id": same[0]["id"], "prediction": decided})
         return found
 
@@ -164,7 +164,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
     for name, predicted in labelled.items():
         sets[name] = {key: choosing.summary(of_seeds) for key, of_seeds in predicted.values().items()}
         if len(predicted.rows) > 1:
-            together[name] = metrics.evaluate(chosen.task, predicted.examples, _predictions(predicted.together()))
+            together[name] = kinds.evaluate(chosen.task, predicted.examples, _predictions(predicted.together()))
     if POOLED in sets:
         sets[OF_FOLDS] = {key: choosing.summary(_mean_of_folds(chosen, key)) for key in sets[POOLED]}
     trials = [result for point in chosen.points for of_seed in point.results.values() for result in of_seed]
@@ -197,7 +197,7 @@ def _mean_of_folds(chosen: Chosen, metric: str) -> list[float]:
                 of_seed
             )
             part = predicted.examples.take(slice(at, at + size))
-            of_folds.append(metrics.evaluate(chosen.task, part, _predictions(rows[at : at + size]))[metric])
+            of_folds.append(kinds.evaluate(chosen.task, part, _predictions(rows[at : at + size]))[metric])
             at += size
         means.append(float(np.mean(of_folds)))
     return means

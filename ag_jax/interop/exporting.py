@@ -83,7 +83,7 @@ def _convert_finetuned(
         lambda family: task_heads.misfits(family, head.kind, head.style),
     )
     architecture, table = (
-        family.classes + task_heads.CLASSES[head.kind],
+        family.classes + task_heads.HEADS[head.kind].ending,
         (*family.names, *task_heads.names(family, head.kind)),
     )
     text = card.finetuned_text(tuned, architecture, dtype, license or origin.license)

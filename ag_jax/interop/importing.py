@@ -110,7 +110,7 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
     source = sources.read(directories.find(path))
     kind = task_heads.kind_of(source.family, source.architectures)
     if kind is None:
-        known = ", ".join(dict.fromkeys(task_heads.CLASSES.values()))
+        known = ", ".join(dict.fromkeys(head.ending for head in task_heads.HEADS.values()))
         raise ValueError(
             f"{path} has no head of a task: the architectures in its config.json are {', '.join(source.architectures) or 'not stated'}, "
             f"known endings {known}"

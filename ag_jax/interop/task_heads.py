@@ -1,5 +1,6 @@
 """Heads of tasks as `transformers` names them, in both directions; by family and kind of task."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -8,16 +9,35 @@ from ag_jax.interop.families import Family, dense
 from ag_jax.interop.finetuned import Head
 from ag_jax.interop.names import Name
 from ag_jax.models.config import EncoderConfig
-from ag_jax.models.heads import CANDIDATES, OF_TEXTS, STYLES
+from ag_jax.models.heads import STYLES
 
-# The ending of the class for each kind; a pairwise ranking is a choice between two.
-CLASSES = {
-    "classification": "ForSequenceClassification",
-    "regression": "ForSequenceClassification",
-    "choice": "ForMultipleChoice",
-    "ranking": "ForMultipleChoice",
-    "tagging": "ForTokenClassification",
-    "span": "ForQuestionAnswering",
+
+@dataclasses.dataclass(frozen=True)
+class ExportedHead:
+    """One kind of head in `transformers`.
+
+    ending: of the class's name.
+    layer: the name of its only layer; None for a head with a dense layer and a classifier.
+    column: of `_OF_TEXTS`, for these two.
+    has_labels: whether config.json names classes.
+    problem_type: as config.json names it, None if it does not.
+    """
+
+    ending: str
+    layer: str | None = None
+    column: int = 0
+    has_labels: bool = False
+    problem_type: str | None = None
+
+
+_SEQUENCE, _CHOICE = "ForSequenceClassification", "ForMultipleChoice"
+HEADS = {
+    "classification": ExportedHead(_SEQUENCE, has_labels=True, problem_type="single_label_classification"),
+    "regression": ExportedHead(_SEQUENCE, has_labels=True, problem_type="regression"),
+    "choice": ExportedHead(_CHOICE, column=1),
+    "ranking": ExportedHead(_CHOICE, column=1),  # a pairwise ranking is a choice between two
+    "tagging": ExportedHead("ForTokenClassification", layer="classifier", has_labels=True),
+    "span": ExportedHead("ForQuestionAnswering", layer="qa_outputs"),
 }
 _OURS, _DENSE = "task_head/classifier", "task_head/dense"
 # Theirs of dense layer and classifier of a head for texts: of one text or a pair, and of a choice.
@@ -38,9 +58,10 @@ _ONLY = {
 
 def names(family: Family, kind: str) -> tuple[Name, ...]:
     """The table of a head."""
-    if kind not in OF_TEXTS:
-        return dense("qa_outputs" if kind == "span" else "classifier", _OURS)
-    hidden, classifier = _OF_TEXTS[family.root][kind in CANDIDATES]
+    head = HEADS[kind]
+    if head.layer:
+        return dense(head.layer, _OURS)
+    hidden, classifier = _OF_TEXTS[family.root][head.column]
     return *dense(hidden, _DENSE), *dense(classifier, _OURS)
 
 
@@ -57,27 +78,28 @@ def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> 
 
 def misfits(family: Family, kind: str, style: str) -> list[str]:
     """Why a head cannot be written as one of this family; empty if it can."""
-    if kind in CANDIDATES and family.model_type == "deberta":
+    head = HEADS[kind]
+    if head.ending == _CHOICE and family.model_type == "deberta":
         return ["transformers has no DebertaForMultipleChoice"]
-    if kind in OF_TEXTS and STYLES[family.root][0] is not STYLES[style][0]:
+    if not head.layer and STYLES[family.root][0] is not STYLES[style][0]:
         return [f"its heads for texts have another activation than that of style {style}"]
     return []
 
 
 def settings(head: Head) -> dict[str, Any]:
     """What config.json says of a head."""
-    if head.kind in CANDIDATES or head.kind == "span":
+    exported = HEADS[head.kind]
+    if not exported.has_labels:
         return {}
     labels = head.labels or ("LABEL_0",)
     written = {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
-    problems = {"classification": "single_label_classification", "regression": "regression"}
-    return written | ({"problem_type": problems[head.kind]} if head.kind in problems else {})
+    return written | ({"problem_type": exported.problem_type} if exported.problem_type else {})
 
 
 def kind_of(family: Family, architectures: Collection[str]) -> str | None:
     """The kind of task that a directory's classes are for; None for those of pre-training."""
     endings = {name.removeprefix(family.classes) for name in architectures}
-    return next((kind for kind, ending in CLASSES.items() if ending in endings), None)
+    return next((kind for kind, head in HEADS.items() if head.ending in endings), None)
 
 
 def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) -> Head:
@@ -85,7 +107,7 @@ def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) 
     problems = [
         f"{key}={values[key]!r} is not supported, only {wanted!r}"
         for key, wanted in _ONLY.items()
-        if kind in OF_TEXTS and values.get(key, wanted) != wanted
+        if not HEADS[kind].layer and values.get(key, wanted) != wanted
     ]
     if values.get("problem_type") == "multi_label_classification":
         problems.append("problem_type='multi_label_classification' is not supported: a text has one label here")

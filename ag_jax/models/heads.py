@@ -4,6 +4,7 @@ Shape letters: B batch, C candidates of an example, T classes, L length, D width
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -18,9 +19,6 @@ from ag_jax.models.encoder import Batch, Ports
 
 Array = jax.Array
 
-CANDIDATES = ("choice", "ranking")  # kinds whose examples are several texts, of which one is right
-OF_TEXTS = ("classification", "regression", *CANDIDATES)  # kinds that read the first token
-KINDS = (*OF_TEXTS, "tagging", "span")
 NEVER = -1e9  # the logit of what must not be chosen; finite, so that gradients are
 
 # Each style of a head for texts: activation, and whether dropout comes before the dense layer, too.
@@ -41,7 +39,7 @@ def task_encoder(config: EncoderConfig) -> EncoderConfig:
 
 def example(kind: str) -> Batch:
     """A batch of one row, for the shapes of parameters."""
-    shape = (1, 2, 4) if kind in CANDIDATES else (1, 4)
+    shape = (1, 2, 4) if head_of(kind).has_candidates else (1, 4)
     tokens, weights = jnp.ones(shape, jnp.int32), jnp.ones(shape)
     fields = {"tokens": tokens, "sequences": tokens, "segments": jnp.zeros_like(tokens)}
     return fields | {"choice_weights": weights[..., 0], "span_weights": weights}
@@ -85,6 +83,80 @@ class TokenHead(nn.Module):
         )
 
 
+def _classes(logits_BT: Array, batch: Batch) -> Array:
+    del batch
+    return logits_BT
+
+
+def _numbers(logits_B1: Array, batch: Batch) -> Array:
+    del batch
+    return logits_B1[:, 0]
+
+
+def _candidates(logits_B1: Array, batch: Batch) -> Array:
+    weights_BC = batch["choice_weights"]
+    return jnp.where(weights_BC > 0, logits_B1.reshape(weights_BC.shape), NEVER)
+
+
+def _ends(logits_BL2: Array, batch: Batch) -> Array:
+    return jnp.where(batch["span_weights"][:, :, None] > 0, logits_BL2, NEVER)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadKind:
+    """The head of one kind of task.
+
+    build: (config, classes of the task, style) -> module.
+    logits: (output of the module, batch) -> logits.
+    reads_first: whether the module gets the first token's vector, and not those of all tokens.
+    has_candidates: whether an example is several texts, of which one is right.
+    """
+
+    build: Callable[[EncoderConfig, int, str], nn.Module]
+    logits: Callable[[Array, Batch], Array]
+    reads_first: bool = True
+    has_candidates: bool = False
+
+
+def _text_head(config: EncoderConfig, classes: int, style: str) -> TextHead:
+    return TextHead(config, classes, style)
+
+
+def _score_head(config: EncoderConfig, classes: int, style: str) -> TextHead:
+    del classes
+    return TextHead(config, 1, style)
+
+
+def _tag_head(config: EncoderConfig, classes: int, style: str) -> TokenHead:
+    del style
+    return TokenHead(config, classes, drops=True)
+
+
+def _span_head(config: EncoderConfig, classes: int, style: str) -> TokenHead:
+    del classes, style
+    return TokenHead(config, 2, drops=False)
+
+
+HEADS = {
+    "classification": HeadKind(_text_head, _classes),
+    "regression": HeadKind(_score_head, _numbers),
+    "choice": HeadKind(_score_head, _candidates, has_candidates=True),
+    "ranking": HeadKind(_score_head, _candidates, has_candidates=True),
+    "tagging": HeadKind(_tag_head, _classes, reads_first=False),
+    "span": HeadKind(_span_head, _ends, reads_first=False),
+}
+KINDS = tuple(HEADS)
+CANDIDATES = tuple(kind for kind, head in HEADS.items() if head.has_candidates)
+OF_TEXTS = tuple(kind for kind, head in HEADS.items() if head.reads_first)
+
+
+def head_of(kind: str) -> HeadKind:
+    """Return the head of a kind of task. Raises ValueError for an unknown kind."""
+    if kind not in HEADS:
+        raise ValueError(f"the kind of a task must be one of {', '.join(KINDS)}, got {kind!r}")
+    return HEADS[kind]
+
+
 class TaskModel(nn.Module):
     """An encoder with the head of one kind of task.
 
@@ -99,16 +171,10 @@ class TaskModel(nn.Module):
     attend: Attend = reference.attend
 
     def setup(self):
-        if self.kind not in KINDS:
-            raise ValueError(f"the kind of a task must be one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.style not in STYLES:
             raise ValueError(f"the style of a head must be one of {', '.join(STYLES)}, got {self.style!r}")
         self.encoder = encoder.Encoder(self.config, self.attend)
-        if self.kind in OF_TEXTS:
-            self.task_head = TextHead(self.config, self.classes if self.kind == "classification" else 1, self.style)
-        else:
-            is_span = self.kind == "span"
-            self.task_head = TokenHead(self.config, 2 if is_span else self.classes, drops=not is_span)
+        self.task_head = head_of(self.kind).build(self.config, self.classes, self.style)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
         """Logits, float32: `BT` of classes, `B` of numbers, `BC` of candidates, `BLT` of tags, `BL2` of starts and ends.
@@ -116,17 +182,7 @@ class TaskModel(nn.Module):
         The candidates of a batch, `BCL`, are rows of their own for the encoder and its ports. Where `choice_weights` or
         `span_weights` of the batch are 0, nothing may be chosen and the logit is `NEVER`.
         """
+        head = HEADS[self.kind]
         hidden_BLD = self.encoder(encoder.rows(batch), ports=ports, deterministic=deterministic)
-        if self.kind in OF_TEXTS:
-            logits = self.task_head(hidden_BLD[:, 0], deterministic=deterministic)
-            if self.kind == "classification":
-                return logits
-            if self.kind == "regression":
-                return logits[:, 0]
-            return jnp.where(batch["choice_weights"] > 0, logits.reshape(batch["choice_weights"].shape), NEVER)
-        logits_BLT = self.task_head(hidden_BLD, deterministic=deterministic)
-        return (
-            logits_BLT
-            if self.kind == "tagging"
-            else jnp.where(batch["span_weights"][:, :, None] > 0, logits_BLT, NEVER)
-        )
+        read = hidden_BLD[:, 0] if head.reads_first else hidden_BLD
+        return head.logits(self.task_head(read, deterministic=deterministic), batch)

@@ -10,6 +10,7 @@ import sklearn.metrics
 from ag_jax.data.tasks.catalogue import TASKS
 from ag_jax.data.tasks.task import Choices, Question, Texts, Words
 from ag_jax.evaluation import metrics
+from ag_jax.finetuning import kinds
 
 RNG = np.random.default_rng(0)
 LABELS, PREDICTIONS = RNG.integers(0, 2, 53), RNG.integers(0, 2, 53)
@@ -65,13 +66,13 @@ def test_every_task_reports_the_metrics_that_it_names():
         ),
     }
     for task in TASKS.values():
-        found = metrics.evaluate(task, *right[task.kind])
+        found = kinds.evaluate(task, *right[task.kind])
         assert tuple(found) == task.metrics
         assert min(found.values()) > 0.9, (task.name, found)
 
 
 def test_two_metrics_tell_apart_what_they_should():
-    qqp = metrics.evaluate(TASKS["qqp"], texts(LABELS), list(PREDICTIONS))
+    qqp = kinds.evaluate(TASKS["qqp"], texts(LABELS), list(PREDICTIONS))
     assert qqp == {"f1": metrics.f1(LABELS, PREDICTIONS), "accuracy": metrics.accuracy(LABELS, PREDICTIONS)}
     questions = [
         Question("a", "q", "c", (("Denver Broncos", 0), ("Broncos", 7))),
@@ -79,7 +80,7 @@ def test_two_metrics_tell_apart_what_they_should():
         Question("c", "q", "c", ()),
         Question("d", "q", "c", ()),
     ]
-    found = metrics.evaluate(TASKS["squad2"], questions, ["the Broncos", "Bowl", "", "x"])
+    found = kinds.evaluate(TASKS["squad2"], questions, ["the Broncos", "Bowl", "", "x"])
     assert found == pytest.approx(
         {
             "f1": (1 + 2 / 3 + 1 + 0) / 4,
@@ -93,37 +94,37 @@ def test_two_metrics_tell_apart_what_they_should():
         Choices("a", (("x", "y"),) * 3, (1, 2), ("Anna", "Anna Lee", "Lee Ann")),
         Choices("b", (("x", "y"),) * 2, (0,), ("Bo", "Al")),
     ]
-    found = metrics.evaluate(TASKS["record"], entities, [0, 0])
+    found = kinds.evaluate(TASKS["record"], entities, [0, 0])
     assert found == pytest.approx({"f1": (2 / 3 + 1) / 2, "exact_match": 1 / 2})
     tagged = [Words("a", ("x", "y", "z"), ("B-PER", "I-PER", "O"))]
-    found = metrics.evaluate(TASKS["conll2003"], tagged, [("B-PER", "O", "O")])
+    found = kinds.evaluate(TASKS["conll2003"], tagged, [("B-PER", "O", "O")])
     assert found == pytest.approx({"entity_f1": 0, "precision": 0, "recall": 0, "token_f1": 2 / 3})
 
 
 def test_how_good_each_example_is():
     task = TASKS["stsb"]
-    assert metrics.per_example(task, texts([1.0, 2.0]), [1.5, 2.0]) == pytest.approx([-0.25, 0])
-    assert list(metrics.per_example(TASKS["sst2"], texts([1, 0]), [1, 1])) == [1, 0]
+    assert kinds.per_example(task, texts([1.0, 2.0]), [1.5, 2.0]) == pytest.approx([-0.25, 0])
+    assert list(kinds.per_example(TASKS["sst2"], texts([1, 0]), [1, 1])) == [1, 0]
     sentences = [Words("a", ("x", "y"), ("B-PER", "O"))] * 2
-    assert list(metrics.per_example(TASKS["conll2003"], sentences, [("B-PER", "B-PER"), ("B-PER", "O")])) == [0.5, 1]
+    assert list(kinds.per_example(TASKS["conll2003"], sentences, [("B-PER", "B-PER"), ("B-PER", "O")])) == [0.5, 1]
     question = [Question("a", "q", "c", (("Super Bowl", 0),))]
-    assert metrics.per_example(TASKS["squad1"], question, ["Bowl"]) == pytest.approx([2 / 3])
+    assert kinds.per_example(TASKS["squad1"], question, ["Bowl"]) == pytest.approx([2 / 3])
     choices = [Choices("a", (("x", "y"), ("x", "z")), (1,))] * 2
-    assert list(metrics.per_example(TASKS["dream"], choices, [1, 0])) == [1, 0]
-    accuracy = metrics.evaluate(TASKS["sst2"], texts(LABELS), list(PREDICTIONS))["accuracy"]
-    assert metrics.per_example(TASKS["sst2"], texts(LABELS), list(PREDICTIONS)).mean() == pytest.approx(accuracy)
+    assert list(kinds.per_example(TASKS["dream"], choices, [1, 0])) == [1, 0]
+    accuracy = kinds.evaluate(TASKS["sst2"], texts(LABELS), list(PREDICTIONS))["accuracy"]
+    assert kinds.per_example(TASKS["sst2"], texts(LABELS), list(PREDICTIONS)).mean() == pytest.approx(accuracy)
 
 
 def test_what_cannot_be_scored_is_refused():
     with pytest.raises(ValueError, match="expected a prediction for each example, got 1 for 2"):
-        metrics.evaluate(TASKS["sst2"], texts([0, 1]), [0])
+        kinds.evaluate(TASKS["sst2"], texts([0, 1]), [0])
     with pytest.raises(ValueError, match="got 0 for 0"):
-        metrics.evaluate(TASKS["sst2"], [], [])
+        kinds.evaluate(TASKS["sst2"], [], [])
     unknown = [*texts([0, 1]), *texts([None])]
     with pytest.raises(ValueError, match="the labels of 1 of 3 examples of task sst2 are not known"):
-        metrics.evaluate(TASKS["sst2"], unknown, [0, 0, 0])
+        kinds.evaluate(TASKS["sst2"], unknown, [0, 0, 0])
     for example in (Choices("a", (), None), Words("a", (), None), Question("a", "q", "c", None)):
         assert metrics.is_unknown(example)
     assert not metrics.is_unknown(Question("a", "q", "c", ())) and not metrics.is_unknown(texts([0])[0])
     with pytest.raises(ValueError, match="zip"):
-        metrics.per_example(dataclasses.replace(TASKS["sst2"]), texts([0]), [0, 1])
+        kinds.per_example(dataclasses.replace(TASKS["sst2"]), texts([0]), [0, 1])

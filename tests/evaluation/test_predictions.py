@@ -9,10 +9,10 @@ from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.catalogue import TASKS
-from ag_jax.data.tasks.encoding import encode
 from ag_jax.data.tasks.task import Choices, Examples, Question, Texts, Words
-from ag_jax.evaluation import metrics
-from ag_jax.evaluation.predictions import average, decide, from_plain, predict, scores, to_plain
+from ag_jax.evaluation.predictions import to_plain
+from ag_jax.finetuning import kinds
+from ag_jax.finetuning.kinds import average, decide, encode, from_plain, predict, scores
 
 CONTEXT = "Anna met Bo in the old house. It rained, and the dog ran to Cleo. " * 3
 
@@ -74,7 +74,7 @@ def test_right_logits_give_the_labels_back(tokenizer, name):
     features = encode(task, examples, tokenizer, 64, 1, stride=16)
     predictions = predict(task, examples, features, run(task, features))
     assert predictions == RIGHT[name]
-    assert metrics.evaluate(task, examples, predictions)[task.metric] == pytest.approx(1)
+    assert kinds.evaluate(task, examples, predictions)[task.metric] == pytest.approx(1)
     with pytest.raises(ValueError, match=f"expected the logits of {len(features)} rows, got 0"):
         predict(task, examples, features, [])
 

@@ -6,9 +6,12 @@ import pytest
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.data.tasks import rows
+from ag_jax.data.tasks import rows, task
+from ag_jax.finetuning import kinds
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.suite import prepare
+from ag_jax.interop import task_heads
+from ag_jax.models import heads
 
 
 def suite(**settings):
@@ -160,3 +163,8 @@ def test_a_suite_made_in_python_is_checked_before_anything_is_read(tmp_path):
     config = FinetuningConfig(checkpoint="not there", tasks={"rte": Recipe(epochs=0)})
     with pytest.raises(ValueError, match="^tasks.rte.epochs must be at least 1, got 0"):
         prepare(config, epath.Path(tmp_path / "suite"))
+
+
+def test_the_tables_of_kinds_have_the_same_keys():
+    assert list(kinds.KINDS) == list(heads.HEADS) == list(task_heads.HEADS)
+    assert set(kinds.KINDS) == set(task.KINDS)

@@ -12,7 +12,7 @@ from ag_jax import config_reader
 from ag_jax.data.tasks import catalogue
 from ag_jax.data.tasks.task import Texts, Words
 from ag_jax.data.text import pipeline
-from ag_jax.evaluation import metrics
+from ag_jax.finetuning import kinds
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import build, run
@@ -173,7 +173,7 @@ def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
         "start": start.description,
         "epochs": [{"epoch": 1}, {"epoch": 2}],
         "best_epoch": 2,
-        "metrics": metrics.evaluate(splits.task, splits.validation, predicted),
+        "metrics": kinds.evaluate(splits.task, splits.validation, predicted),
         "truncated": 3,
         "cut_words": 2,
         "lost": 1,

@@ -91,7 +91,12 @@ def test_with_a_constant_learning_rate_it_is_the_longer_run(text, short, copy, t
 
 def test_the_schedules_are_those_of_the_longer_run_from_there_on(text, tmp_path, one_device):
     workdir = epath.Path(tmp_path / "run")
-    changed = {"optimizer.decay": "linear", "optimizer.learning_rate": 1e-2, "guidance.mode": "loss", "guidance.fraction": 1.0}
+    changed = {
+        "optimizer.decay": "linear",
+        "optimizer.learning_rate": 1e-2,
+        "guidance.mode": "loss",
+        "guidance.fraction": 1.0,
+    }
     run.train(settings(text, SHORT, **changed), workdir)
     run.train(settings(text, LONG, **changed), workdir)
     found = {row["step"]: row for row in rows(workdir) if row["split"] == "train"}

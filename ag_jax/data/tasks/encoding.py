@@ -1,47 +1,41 @@
-"""Examples to features, by kind of task.
+"""Examples to features; questions about a context are in `windows`.
 
 Too long a row is cut as its task says (`Task.pair_limit`; a long context becomes several rows), and the examples of which
 something was cut are counted. Examples whose label is not known have weight 0, and zeros in the place of labels.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ag_jax.data.tasks.rows import Features, Row, Shape, first_gives_way, ids_of, longest_first
 from ag_jax.data.tasks.task import Examples, Task
-from ag_jax.data.tasks.windows import encode_questions
 from ag_jax.data.tokenizers import Tokenizer
 
 
-def encode(
-    task: Task,
-    examples: Examples,
-    tokenizer: Tokenizer,
-    max_length: int,
-    segments: int,
-    *,
-    training: bool = False,
-    stride: int = 128,
+def encode_classes(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+    """Return the rows of texts or pairs with the index of their class."""
+    return _texts(task, examples, tokenizer, shape, lambda label: np.int32(0 if label is None else label))
+
+
+def encode_numbers(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+    """Return the rows of texts or pairs with their number, scaled from the span of the task to 0 to 1."""
+    low, high = task.span
+
+    def scaled(label: float | None) -> np.float32:
+        return np.float32(0 if label is None else (label - low) / (high - low))
+
+    return _texts(task, examples, tokenizer, shape, scaled)
+
+
+def _texts(
+    task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape, to_label: Callable[[Any], np.generic]
 ) -> Features:
-    """Features of examples, in their order.
-
-    max_length: of a row, in tokens. segments: segment embeddings of the model; with 2, the second text of a pair has number 1.
-    training: leave out windows that hold no answer where every question has one. stride: tokens from one window of a context
-    to the next, half a window at most. Raises ValueError if max_length leaves no room.
-    """
-    shape = Shape(tokenizer.specials, max_length, segments)
-    if task.kind == "span":
-        return encode_questions(task, examples, tokenizer, shape, training=training, stride=stride)
-    return _ENCODERS[task.kind](task, examples, tokenizer, shape)
-
-
-def _texts(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
     ids = ids_of(
         tokenizer, [text for example in examples for text in (example.first, example.second) if text is not None]
     )
     rows, truncated = [], 0
-    low, high = task.span
     for example in examples:
         if example.second is None:
             whole = ids[example.first]
@@ -49,18 +43,15 @@ def _texts(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -
             row, cut = shape.row(first), len(first) < len(whole)
         else:
             row, cut = _pair(task, ids[example.first], ids[example.second], shape)
-        known = example.label is not None
-        if task.kind == "regression":
-            row["labels"] = np.float32((example.label - low) / (high - low) if known else 0)
-        else:
-            row["labels"] = np.int32(example.label if known else 0)
-        row["weights"] = np.float32(known)
+        row["labels"] = to_label(example.label)
+        row["weights"] = np.float32(example.label is not None)
         truncated += cut
         rows.append(row)
     return _features(rows, truncated, shape)
 
 
-def _choices(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+    """Return the rows of examples with several candidates, each a pair of texts."""
     ids = ids_of(tokenizer, [text for example in examples for pair in example.pairs for text in pair])
     rows, truncated = [], 0
     for example in examples:
@@ -88,7 +79,8 @@ def _choices(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape)
     return _features(rows, truncated, shape)
 
 
-def _words(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+def encode_words(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+    """Return the rows of tagged sentences; the tag of a word stands at its first piece."""
     located = tokenizer.locate_batch([" ".join(example.words) for example in examples])
     rows, truncated, cut_words = [], 0, 0
     room = shape.room(pair=False)
@@ -139,12 +131,3 @@ def _pair(task: Task, first: list[int], second: list[int], shape: Shape) -> tupl
 
 def _features(rows: list[Row], truncated: int, shape: Shape, **counts: int) -> Features:
     return Features(rows, np.arange(len(rows), dtype=np.int32), truncated, shape.specials.pad, **counts)
-
-
-_ENCODERS: dict[str, Callable[[Task, Examples, Tokenizer, Shape], Features]] = {
-    "classification": _texts,
-    "regression": _texts,
-    "choice": _choices,
-    "ranking": _choices,
-    "tagging": _words,
-}

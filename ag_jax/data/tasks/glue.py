@@ -43,11 +43,10 @@ def _glue(
     fields = {**columns, "label": "label", "id": "idx"}
     return Task(
         name=name,
-        form="texts",
         labels=labels,
         layouts=(lines(name, fields, splits), *official),
         prepared=(Layout("tfds", splits, (f"glue/{name}",), fields), *also_prepared),
-        **{"kind": "classification", **ACCURACY, **settings},
+        **{"kind": "classification", "form": "texts", **ACCURACY, **settings},
     )
 
 
@@ -81,6 +80,7 @@ GLUE = (
         (),
         tables("STS-B", {**_PAIR, "label": "score"}),
         kind="regression",
+        form="numbers",
         span=(0.0, 5.0),
         metric="pearson",
         metrics=("pearson", "spearman"),

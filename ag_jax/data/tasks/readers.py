@@ -14,6 +14,7 @@ from ag_jax.data.tasks.task import Example, Examples, Layout, Task, is_held_out,
 Parser = Callable[[Record, Task, bool], list[Example]]
 PARSERS: dict[str, Parser] = {
     "texts": texts.texts,
+    "numbers": texts.numbers,
     "paws": texts.paws,
     "hellaswag": choice.hellaswag,
     "swag": choice.swag,

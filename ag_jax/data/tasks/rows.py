@@ -42,13 +42,24 @@ class Features:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """How rows are built: their special tokens, the most tokens that they may have, and the model's segment embeddings."""
+    """How rows are built.
+
+    specials: the special tokens.
+    max_length: the most tokens of a row.
+    segments: the model's token types; with 2, the second text of a pair has number 1.
+    training: leave out windows of a context that hold no answer, where every question has one.
+    stride: tokens from one window of a context to the next, half a window at most.
+    """
 
     specials: SpecialTokens
     max_length: int
     segments: int
+    training: bool = False
+    stride: int = 128
 
     def __post_init__(self):
+        if self.stride < 1:
+            raise ValueError(f"stride must be at least 1 token, got {self.stride}")
         if self.max_length < SHORTEST:
             raise ValueError(
                 f"max_length must be at least {SHORTEST}, got {self.max_length}: a pair of texts needs room"

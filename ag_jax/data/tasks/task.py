@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-KINDS = ("classification", "regression", "ranking", "choice", "tagging", "span")
+KINDS = ("classification", "regression", "choice", "ranking", "tagging", "span")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import ast
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 from ag_jax.data.tasks.containers import Record
@@ -38,14 +39,20 @@ def is_unknown(value: Any) -> bool:
 
 
 def texts(record: Record, task: Task, labelled: bool) -> list[Texts]:
-    """One example from the fields id, first, perhaps second, and label."""
+    """Return one example, with a class, from the fields id, first, perhaps second, and label."""
+    return [_example(record, task.label_index, labelled)]
+
+
+def numbers(record: Record, task: Task, labelled: bool) -> list[Texts]:
+    """Return one example, with a number in the span of the task, from the same fields as `texts`."""
+    return [_example(record, lambda label: _number(task, label), labelled)]
+
+
+def _example(record: Record, read: Callable[[Any], int | float], labelled: bool) -> Texts:
     first, second = pair_of(record) if "second" in record else (text_of(record, "first"), None)
     label = record.get("label")
-    if labelled or not is_unknown(label):
-        label = _number(task, label) if task.kind == "regression" else task.label_index(label)
-    else:
-        label = None
-    return [Texts(record["id"], first, second, label)]
+    label = read(label) if labelled or not is_unknown(label) else None
+    return Texts(record["id"], first, second, label)
 
 
 def paws(record: Record, task: Task, labelled: bool) -> list[Texts]:

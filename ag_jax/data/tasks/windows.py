@@ -36,12 +36,8 @@ class Context:
         return (int(touching[0]), int(touching[-1])) if len(touching) else None
 
 
-def encode_questions(
-    task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape, *, training: bool, stride: int
-) -> Features:
-    """Rows of all windows of all questions; see `encoding.encode`."""
-    if stride < 1:
-        raise ValueError(f"stride must be at least 1 token, got {stride}")
+def encode_questions(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+    """Return the rows of questions, one for each window of a context that is longer than a row."""
     questions = ids_of(tokenizer, [example.question for example in examples])
     texts = list(dict.fromkeys(example.context for example in examples))
     located = tokenizer.locate_batch(texts)
@@ -53,12 +49,12 @@ def encode_questions(
         question = questions[example.question]
         kept = question[: min(QUESTION, shape.max_length // 2)]
         context = contexts[example.context]
-        found = _windows(task, example, context, kept, shape, stride)
+        found = _windows(task, example, context, kept, shape)
         truncated += len(kept) < len(question)
         answered = [row for row, _ in found if row["starts"]]
         lost += bool(example.answers) and not answered
         for row, places in found:
-            if training and task.answerable and not row["starts"]:
+            if shape.training and task.answerable and not row["starts"]:
                 continue
             rows.append(row)
             characters.append(places)
@@ -69,10 +65,10 @@ def encode_questions(
 
 
 def _windows(
-    task: Task, example: Question, context: Context, question: list[int], shape: Shape, stride: int
+    task: Task, example: Question, context: Context, question: list[int], shape: Shape
 ) -> list[tuple[Row, np.ndarray]]:
     room = shape.room(pair=True) - len(question)
-    begins = _begins(len(context.ids), room, min(stride, max(room // 2, 1)))
+    begins = _begins(len(context.ids), room, min(shape.stride, max(room // 2, 1)))
     widest = _widest(len(context.ids), begins, room)
     answer = None
     if example.answers:

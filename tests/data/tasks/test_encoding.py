@@ -9,8 +9,9 @@ from hypothesis import given, settings
 
 from ag_jax.data.tasks import rows
 from ag_jax.data.tasks.catalogue import TASKS
-from ag_jax.data.tasks.encoding import encode, pieces_of_words
+from ag_jax.data.tasks.encoding import pieces_of_words
 from ag_jax.data.tasks.task import Choices, Examples, Texts, Words
+from ag_jax.finetuning.kinds import encode
 from tests.data.tasks.conftest import KINDS
 
 LETTERS = st.text("abcxyzGüß,.!?'’“ \u00a0\n\t😀1ﬁe\u0301\u200b", max_size=24)

@@ -6,11 +6,11 @@ import pytest
 from ag_jax.data import tokenizers
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.catalogue import TASKS
-from ag_jax.data.tasks.encoding import encode
 from ag_jax.data.tasks.ranking import rank
 from ag_jax.data.tasks.readers import load
-from ag_jax.evaluation import metrics
 from ag_jax.evaluation.answers import normalized
+from ag_jax.finetuning import kinds
+from ag_jax.finetuning.kinds import encode
 
 COUNTS = {
     "cola": {"train": 8551, "validation": 1043},
@@ -50,7 +50,7 @@ def test_a_set_is_read_whole(data, name, split):
     assert len(examples) == COUNTS[name][split] and examples.skipped == 0
     assert len({example.id for example in examples}) == len(examples)
     gold = [metrics_gold(task, example) for example in examples]
-    scores = metrics.evaluate(task, examples, gold)
+    scores = kinds.evaluate(task, examples, gold)
     assert scores[task.metric] == pytest.approx(1)
     if task.kind == "classification":
         assert set(gold) == set(range(len(task.labels)))  # every class occurs, none other
@@ -73,7 +73,7 @@ def test_xquad_in_two_parts_without_a_common_context(data, language):
     assert len(train) + len(validation) == 1190 and 50 < len(validation) < 200
     assert not {example.context for example in train} & {example.context for example in validation}
     gold = [example.answers[0][0] for example in train]
-    assert metrics.evaluate(task, train, gold) == {"f1": 1, "exact_match": 1}
+    assert kinds.evaluate(task, train, gold) == {"f1": 1, "exact_match": 1}
 
 
 @pytest.mark.parametrize("language", ["en", "de"])

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 
 from ag_jax.data.tasks.catalogue import TASKS
-from ag_jax.data.tasks.encoding import encode
 from ag_jax.data.tasks.task import Examples, Question
 from ag_jax.data.tasks.windows import _begins, _widest
 from ag_jax.evaluation.answers import normalized
+from ag_jax.finetuning.kinds import encode
 from tests.data.tasks.conftest import KINDS
 
 CONTEXT = "The cat sat on a mat, and the “old dog” ran to Grüße house. It rained all day (by the river) where 😀 red brick sat."

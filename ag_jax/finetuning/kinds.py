@@ -1,0 +1,162 @@
+"""The kinds of tasks: from examples to rows, from logits to predictions, and from predictions to metrics.
+
+`KINDS` has one object for each kind. The functions take a task, and use the object of its kind. The heads of the kinds are
+in `models.heads`, and their exported names in `interop.task_heads`, in tables with the same keys.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ag_jax.data.tasks import encoding, windows
+from ag_jax.data.tasks.rows import Features, Shape
+from ag_jax.data.tasks.task import Example, Examples, Task
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.evaluation import answers, metrics, predictions
+from ag_jax.evaluation.predictions import Logits, Prediction, Scores
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskKind:
+    """Everything that differs between kinds of tasks.
+
+    encode: (task, examples, tokenizer, shape) -> rows of token ids with labels.
+    scores: (task, examples, features, logits) -> scores of each example's candidates.
+    decide: (task, example, scores) -> prediction.
+    average: scores of one example by several models -> scores of their ensemble.
+    from_plain: scores from JSON, as `predictions.to_plain` wrote them.
+    measure: (task, examples, predictions) -> metrics of the set.
+    rate: (task, example, prediction) -> how good the prediction is, larger is better.
+    """
+
+    encode: Callable[[Task, Examples, Tokenizer, Shape], Features]
+    scores: Callable[[Task, Examples, Features, Logits], list[Scores]]
+    decide: Callable[[Task, Any, Any], Prediction]
+    average: Callable[[Sequence[Any]], Scores]
+    from_plain: Callable[[Any], Scores]
+    measure: Callable[[Task, Sequence[Any], Sequence[Any]], dict[str, float]]
+    rate: Callable[[Task, Any, Any], float]
+
+
+_CHOICE = TaskKind(
+    encode=encoding.encode_choices,
+    scores=predictions.candidate_scores,
+    decide=predictions.best_index,
+    average=predictions.mean_of_probabilities,
+    from_plain=predictions.array_from_plain,
+    measure=metrics.of_choices,
+    rate=metrics.rate_choice,
+)
+KINDS = {
+    "classification": TaskKind(
+        encode=encoding.encode_classes,
+        scores=predictions.class_scores,
+        decide=predictions.best_index,
+        average=predictions.mean_of_probabilities,
+        from_plain=predictions.array_from_plain,
+        measure=metrics.of_labels,
+        rate=metrics.rate_class,
+    ),
+    "regression": TaskKind(
+        encode=encoding.encode_numbers,
+        scores=predictions.number_scores,
+        decide=predictions.number,
+        average=predictions.mean_of_numbers,
+        from_plain=predictions.array_from_plain,
+        measure=metrics.of_labels,
+        rate=metrics.rate_number,
+    ),
+    "choice": _CHOICE,
+    "ranking": _CHOICE,
+    "tagging": TaskKind(
+        encode=encoding.encode_words,
+        scores=predictions.tag_scores,
+        decide=predictions.tags,
+        average=predictions.mean_of_probabilities,
+        from_plain=predictions.array_from_plain,
+        measure=metrics.of_tags,
+        rate=metrics.rate_tags,
+    ),
+    "span": TaskKind(
+        encode=windows.encode_questions,
+        scores=predictions.answer_scores,
+        decide=predictions.answer,
+        average=answers.average,
+        from_plain=predictions.answers_from_plain,
+        measure=metrics.of_answers,
+        rate=metrics.rate_answer,
+    ),
+}
+
+
+def encode(
+    task: Task,
+    examples: Examples,
+    tokenizer: Tokenizer,
+    max_length: int,
+    token_types: int,
+    *,
+    training: bool = False,
+    stride: int = 128,
+) -> Features:
+    """Return the rows of examples, in their order.
+
+    max_length: the most tokens of a row.
+    token_types: those of the model; with 2, the second text of a pair has number 1.
+    training: leave out windows that hold no answer, where every question has one.
+    stride: tokens from one window of a context to the next, half a window at most.
+
+    Raises ValueError if max_length leaves no room.
+    """
+    shape = Shape(tokenizer.specials, max_length, token_types, training, stride)
+    return KINDS[task.kind].encode(task, examples, tokenizer, shape)
+
+
+def scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
+    """Return the scores of each example's candidates.
+
+    logits: of each row of the features, in their order: `C` (classification, choice, ranking), a scalar (regression),
+        `LC` (tagging), `L2` (span).
+    """
+    if len(logits) != len(features):
+        raise ValueError(f"expected the logits of {len(features)} rows, got {len(logits)}")
+    return KINDS[task.kind].scores(task, examples, features, logits)
+
+
+def decide(task: Task, example: Example, found: Scores) -> Prediction:
+    """Return the prediction for an example: an index, a number, tags, or an answer's text."""
+    return KINDS[task.kind].decide(task, example, found)
+
+
+def predict(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Prediction]:
+    """Return the prediction for each example."""
+    found = scores(task, examples, features, logits)
+    return [decide(task, example, of_example) for example, of_example in zip(examples, found, strict=True)]
+
+
+def average(task: Task, of_models: Sequence[Scores]) -> Scores:
+    """Return the scores of an ensemble for one example."""
+    return KINDS[task.kind].average(of_models)
+
+
+def from_plain(task: Task, value: Any) -> Scores:
+    """Read scores from JSON, where they are rounded to six decimals."""
+    return KINDS[task.kind].from_plain(value)
+
+
+def evaluate(task: Task, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
+    """Return the metrics of `task.metrics`, in their order, for predictions.
+
+    Raises ValueError if there are not as many predictions as examples, none at all, or examples whose label is not known.
+    """
+    metrics.check(task, examples, found)
+    measured = KINDS[task.kind].measure(task, examples, found)
+    return {name: measured[name] for name in task.metrics}
+
+
+def per_example(task: Task, examples: Sequence[Example], found: Sequence[Any]) -> np.ndarray:
+    """Return how good each prediction is, float64, larger is better: for a paired test over examples."""
+    rate = KINDS[task.kind].rate
+    return np.asarray([rate(task, *pair) for pair in zip(examples, found, strict=True)], np.float64)
