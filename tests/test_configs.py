@@ -154,7 +154,7 @@ def test_every_arm_can_be_traced(name, arm, source, tmp_path, one_device):
     batch = next(iter(job.batches(0, 1)))
     step = functools.partial(step_room.train_step, objective=job.program.objective, optimizer=job.program.optimizer)
     state, metrics = jax.eval_shape(step, job.program.abstract, batch, job.key)
-    assert state.step.shape == () and job.program.objective.headline.metric in metrics
+    assert state.step.shape == () and job.program.objective.primary_metric.metric in metrics
 
 
 # Typed from the paper once more, so that a slip in `recipes.pretraining.TABLE_11` shows: language, model, learning rate, warm-up steps,

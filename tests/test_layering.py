@@ -21,7 +21,7 @@ ARROWS = {
     "models": {"attention"},
     "evaluation": {"data"},
     "objectives": {"attention", "models"},
-    "training": {"attention", "models", "objectives", "distributed", "interruption"},
+    "training": {"attention", "objectives", "distributed", "interruption"},
     "analysis": {"attention", "data", "models", "objectives"},
     "pretraining": {"attention", "data", "models", "objectives", "training", "distributed", "config_reader", "analysis"}
     | {"evaluation"},

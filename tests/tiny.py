@@ -1,5 +1,7 @@
 """A model and batches small enough to compile in a second, with sizes that no two axes share."""
 
+from typing import Any, NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Ports
 from ag_jax.models.heads import TaskModel
 from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.objectives.base import Outputs
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.masked_lm import Pretraining
 from tests import reference
@@ -195,3 +198,17 @@ def guided(of, assignment=ASSIGNMENT, total_steps=10, objective=Pretraining, **s
         special=SPECIAL,
         alpha=guidance.coefficient_schedule(chosen, total_steps),
     )
+
+
+class Evaluated(NamedTuple):
+    """Everything that an objective computes for a batch."""
+
+    totals: dict[str, Any]
+    metrics: dict[str, Any]
+    outputs: Outputs
+
+
+def evaluate(objective, params, batch, rngs, step, ports=Ports()) -> Evaluated:
+    """A forward pass and its loss terms."""
+    outputs = objective.forward(params, batch, rngs, step, ports)
+    return Evaluated(*objective.terms(outputs, batch), outputs)

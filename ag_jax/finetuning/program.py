@@ -25,8 +25,8 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.models.heads import TaskModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
+from ag_jax.objectives.base import Objective
 from ag_jax.objectives.guided import Guided
-from ag_jax.objectives.losses import Objective
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.pretraining import build, mask_trace
 from ag_jax.training import sharding

@@ -40,8 +40,6 @@ class Ports:
     on_embeddings: called with the sum of a token's embeddings, `BLE`; what it returns goes on to their LayerNorm. A pytree.
     attention_bias: broadcasts to `BHQK`, added to the scores of every layer.
     attack: called by every layer with its input; each leaf has a leading axis over the layers.
-    factors: what the loss multiplies each total of the objective with: for who needs the gradient of the loss before there is
-        one, which no encoder does.
     """
 
     guides: guidance.Guides | None = None
@@ -49,7 +47,6 @@ class Ports:
     on_embeddings: Callable[[Array], Array] | None = None
     attention_bias: Array | None = None
     attack: Attack | None = None
-    factors: dict[str, Array] | None = None
 
 
 @flax.struct.dataclass

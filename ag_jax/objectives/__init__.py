@@ -1,1 +1,1 @@
-"""What a model is trained to minimise: sums with weights, divided once."""
+"""Training objectives: losses as sums with weights, divided once, and wrappers that guide or attack a model."""

@@ -1,4 +1,4 @@
-"""How far two passes of a model are apart: D[p(y|x), p(y|x, attack)], as sums with weights.
+"""The divergence of two passes of a model, D[p(y|x), p(y|x, attack)], as sums with weights, and objectives that add it.
 
 With p = softmax(a) of the clean pass and q = softmax(b) of the other one,
 
@@ -15,9 +15,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from ag_jax.models.encoder import Batch
 from ag_jax.models.masked_lm import word_scores
-from ag_jax.objectives.losses import Array
-from ag_jax.objectives.predictions import Counts, Numbers, Prediction, Predictions, Words, YesNo
+from ag_jax.objectives.base import Array, LossTerm, Outputs, Wrapper
+from ag_jax.objectives.predictions import Counts, Numbers, Prediction, Words, YesNo
 from ag_jax.objectives.word_loss import in_chunks
 
 Form = Literal["symmetric", "one_way"]
@@ -26,13 +27,14 @@ StopGradient = Literal["none", "clean", "targets"]
 
 @dataclasses.dataclass(frozen=True)
 class DivergenceConfig:
-    """How two predictions are compared.
+    """Settings of the divergence of two predictions.
 
-    form: `symmetric` or `one_way`, from the clean prediction to the other; squared error of numbers is the same either way.
-    stop_gradient: `none` lets both passes learn; `clean` makes the clean pass a teacher; `targets` keeps the gradient from the
-        first distribution of every KL.
-    legacy: as in the code released with adversarial self-attention: numbers are compared by softmax across the batch, and tags
-        summed over all positions, padding too, of a row.
+    form: `symmetric` or `one_way`, from the clean prediction to the other; squared error of numbers is the same either
+        way.
+    stop_gradient: `none` lets both passes learn; `clean` makes the clean pass a teacher; `targets` keeps the gradient
+        from the first distribution of every KL.
+    legacy: as in the code released with adversarial self-attention: numbers are compared by softmax across the batch,
+        and tags summed over all positions, padding too, of a row.
     """
 
     form: Form = "symmetric"
@@ -40,18 +42,11 @@ class DivergenceConfig:
     legacy: bool = False
 
 
-def divergences(
-    clean: Predictions, other: Predictions, counts: dict[str, Counts], config: DivergenceConfig
-) -> dict[str, Array]:
-    """`divergence` of every prediction, by its name."""
-    return {name: divergence(clean.said[name], other.said[name], counts[name], config) for name in counts}
-
-
 def divergence(clean: Prediction, other: Prediction, counts: Counts, config: DivergenceConfig) -> Array:
-    """Sum of w D[clean, other], to be divided by `weight`; at least 0, and 0 if and only if both say the same.
+    """Sum of w D[clean, other], to be divided by `weight`; at least 0, and 0 if and only if both are equal.
 
-    Squared error for numbers, averaged over the components of a vector. Words must be of one model: embeddings and bias are
-    taken from `other`, and get the gradient of both passes.
+    Squared error for numbers, averaged over the components of a vector. Words must be of one model: embeddings and bias
+    are taken from `other`, and get the gradient of both passes.
     """
     if isinstance(clean, Words):
         arrays = clean.hidden_BMD, other.hidden_BMD, other.embedding_VD, other.bias_V, counts.weights
@@ -68,8 +63,65 @@ def divergence(clean: Prediction, other: Prediction, counts: Counts, config: Div
 
 
 def weight(counts: Counts, config: DivergenceConfig) -> Array:
-    """What the sum of `divergence` is to be divided by."""
+    """The weight by which the sum of `divergence` is divided."""
     return (counts.weights if counts.rows_B is None or not config.legacy else counts.rows_B).sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class SecondPass(Wrapper):
+    """L_inner + coefficient(step) * D[clean pass, second pass], for a second pass in which the model is disturbed.
+
+    A subclass runs the second pass in its `forward`, adds it with `with_second_pass`, and defines `distance`. There is
+    a term for each prediction of the inner objective: `NAME` for `task`, `NAME_nsp`, `NAME_sentence`, NAME being the
+    field `term`. Means are taken as in the inner objective's loss. Without a second pass, as in an evaluation, all
+    terms are the inner objective's.
+    """
+
+    term: str
+
+    def distance(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+        """The weighted sum of D over the parts of a prediction."""
+        raise NotImplementedError
+
+    def weight(self, counts: Counts) -> Array:
+        """The weight by which `distance` is divided."""
+        return weight(counts, DivergenceConfig())
+
+    def coefficient_at(self, step: Array) -> Array:
+        """The coefficient of D."""
+        raise NotImplementedError
+
+    def term_of(self, prediction: str) -> str:
+        """The name of the term that compares a prediction."""
+        return self.term if prediction == "task" else f"{self.term}_{prediction}"
+
+    def normalizers(self, batch: Batch) -> dict[str, Array]:
+        """The inner objective's weights, and one for each prediction."""
+        counts = self.counts(batch)
+        own = {self.term_of(name): self.weight(counts[name]) for name in self.prediction_names}
+        return self.inner.normalizers(batch) | own
+
+    def coefficients(self, step: Array) -> dict[str, Array]:
+        """The inner objective's coefficients, and one for each prediction."""
+        own = self.coefficient_at(step)
+        return self.inner.coefficients(step) | {self.term_of(name): own for name in self.prediction_names}
+
+    def with_second_pass(self, outputs: Outputs, other: Outputs) -> Outputs:
+        """The outputs of the clean pass, with those of the second one for `terms`."""
+        return outputs.replace(second_passes=outputs.second_passes | {self.term: other})
+
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+        """The inner objective's terms, and D of each prediction; metrics of D and of the second pass."""
+        totals, metrics = self.inner.terms(outputs, batch)
+        other = outputs.second_passes.get(self.term)
+        if other is None:
+            return totals, metrics
+        counts = self.counts(batch)
+        for name in self.prediction_names:
+            total = self.distance(outputs.predictions[name], other.predictions[name], counts[name])
+            totals[self.term_of(name)] = total
+            metrics[f"{self.term_of(name)}_loss"] = (total, self.weight(counts[name]))
+        return totals, metrics | other.metrics
 
 
 def _two_classes(logits: Array) -> Array:
@@ -111,7 +163,10 @@ def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weig
 def _words(
     config: DivergenceConfig, clean_BMD: Array, other_BMD: Array, embedding_VD: Array, bias_V: Array, weights_BM: Array
 ) -> Array:
-    """`_categorical` of the words' scores, a few positions at a time; gradients are made in the forward pass (`word_loss`)."""
+    """`_categorical` of the words' scores, a few positions at a time.
+
+    Gradients are computed in the forward pass, as in `word_loss`.
+    """
 
     def add(total: Array, chunk: tuple) -> tuple:
         clean, other, weights = chunk

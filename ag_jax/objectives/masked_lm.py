@@ -6,105 +6,88 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from ag_jax.models.encoder import Batch, Ports
-from ag_jax.models.masked_lm import Predictions as Said
 from ag_jax.models.masked_lm import PretrainingModel
-from ag_jax.objectives.losses import Array, Headline, Outcome, Params, cross_entropy, sown, wanted
-from ag_jax.objectives.predictions import Categorical, Counts, Predictions, Words
+from ag_jax.objectives.base import Array, LossTerm, Objective, Outputs, Params, PrimaryMetric, Rngs, apply_model
+from ag_jax.objectives.losses import cross_entropy
+from ag_jax.objectives.predictions import Categorical, Counts, Words
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
 
-MLM = Headline("mlm_loss", "MLM loss", "nats per masked token", margin=0.3)
+MLM = PrimaryMetric("mlm_loss", "MLM loss", "nats per masked token", margin=0.3)
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretraining:
-    """-log P(word) averaged over the masked positions of the batch, plus the same for `is the next segment random`.
+class Pretraining(Objective):
+    """-log P(word) averaged over masked positions, plus -log P(`is the next segment random`) averaged over examples.
 
     Terms: `mlm`, weighted by the masked positions; `nsp`, weighted by the examples (Devlin et al. 2019, section 3.1).
 
-    sentences: what is predicted of the first positions besides, for those who compare predictions.
+    sentences: predictions at the first positions of texts, which have no loss but can be compared between passes.
     """
 
     model: PretrainingModel
     sentences: Sentences = Sentences()
 
-    headline: ClassVar[Headline] = MLM
+    primary_metric: ClassVar[PrimaryMetric] = MLM
 
     @property
-    def says(self) -> tuple[str, ...]:
-        """The masked words, the next sentence if there is one, and what is asked of first positions."""
-        return ("task", *self.sentences.says, *(("nsp",) if self.model.next_sentence else ()))
+    def prediction_names(self) -> tuple[str, ...]:
+        """The masked words, the first positions if they are predicted, and the next sentence if there is one."""
+        return ("task", *self.sentences.prediction_names, *(("nsp",) if self.model.next_sentence else ()))
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
         """Masked positions, and examples that are not padding."""
         weights = {"mlm": batch["masked_weights"].sum()}
         if self.model.next_sentence:
-            weights["nsp"] = (batch["sequences"] > 0).any(-1).sum().astype(jnp.float32)
+            weights["nsp"] = _examples(batch).sum()
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Both terms count once."""
+        """1 for both terms."""
         terms = ("mlm", "nsp") if self.model.next_sentence else ("mlm",)
         return {term: jnp.ones_like(step, jnp.float32) for term in terms}
 
-    def __call__(
-        self, params: Params, batch: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
-    ) -> Outcome:
-        """Totals of the terms; accuracy of both predictions; number of tokens that are not padding."""
+    def counts(self, batch: Batch) -> dict[str, Counts]:
+        """Masked positions, examples and texts, with the weight 1 each."""
+        counts = {"task": Counts(batch["masked_weights"])} | self.sentences.counts(batch)
+        if self.model.next_sentence:
+            counts["nsp"] = Counts(_examples(batch))
+        return counts
+
+    def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
+        """Predict masked words, next sentence and first positions, as enabled."""
         del step
-        said, collections = self._apply(params, batch, rngs, ports)
-        weights = self.normalizers(batch)
+        of_head, texts, read = self.sentences.of == "head", self.sentences.texts, batch
+        if of_head:  # the word head is applied at the first positions, too, before the masked ones
+            first_BT, _ = self.sentences.places(batch)
+            positions = jnp.concatenate([first_BT.astype(jnp.int32), batch["masked_positions"]], axis=1)
+            read = batch | {"masked_positions": positions}
+        heads, sown = apply_model(self.model, params, read, rngs, ports)
+        masked_BMD = heads.hidden_BMD[:, texts:] if of_head else heads.hidden_BMD
+        predictions = {"task": Words(masked_BMD, heads.embedding_VD, heads.bias_V)}
+        if of_head:
+            predictions["sentence"] = Words(heads.hidden_BMD[:, :texts], heads.embedding_VD, heads.bias_V)
+        elif self.sentences.of != "none":
+            predictions["sentence"] = self.sentences.hidden(heads.encoded_BLD, batch)
+        if self.model.next_sentence:
+            predictions["nsp"] = Categorical(heads.next_B2)
+        return Outputs(predictions, batch, **sown)
+
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+        """Totals of the terms; loss and accuracy of both predictions."""
+        weights, words = self.normalizers(batch), outputs.predictions["task"]
         loss, correct = word_loss(
-            self._masked(said.hidden_BMD),
-            said.embedding_VD,
-            said.bias_V,
-            batch["masked_labels"],
-            batch["masked_weights"],
+            words.hidden_BMD, words.embedding_VD, words.bias_V, batch["masked_labels"], batch["masked_weights"]
         )
         totals = {"mlm": loss}
         metrics = {"mlm_loss": (loss, weights["mlm"]), "mlm_accuracy": (correct, weights["mlm"])}
         if self.model.next_sentence:
-            examples_B = (batch["sequences"] > 0).any(-1).astype(jnp.float32)
-            loss, correct = cross_entropy(said.next_B2, batch["next_labels"], examples_B)
+            loss, correct = cross_entropy(outputs.predictions["nsp"].logits, batch["next_labels"], _examples(batch))
             totals["nsp"] = loss
             metrics |= {"nsp_loss": (loss, weights["nsp"]), "nsp_accuracy": (correct, weights["nsp"])}
-        predictions = self._compared(said, collections, batch)
-        return Outcome(totals, metrics, predictions, batch, sown(collections, "statistics"))
+        return totals, metrics
 
-    def predict(
-        self, params: Params, shown: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
-    ) -> Predictions:
-        """The masked words, the next sentence, and what is predicted of first positions."""
-        del step
-        return self._compared(*self._apply(params, shown, rngs, ports), shown)
 
-    def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Masked positions, examples and texts count once each."""
-        counts = {"task": Counts(batch["masked_weights"])} | self.sentences.counts(batch)
-        if self.model.next_sentence:
-            counts["nsp"] = Counts((batch["sequences"] > 0).any(-1).astype(jnp.float32))
-        return counts
-
-    def _apply(self, params: Params, batch: Batch, rngs: dict[str, Array] | None, ports: Ports) -> tuple[Said, Params]:
-        if self.sentences.of == "head":  # it is asked at the first positions, too, before the masked ones
-            places_BT, _ = self.sentences.places(batch)
-            asked = jnp.concatenate([places_BT.astype(jnp.int32), batch["masked_positions"]], axis=1)
-            batch = batch | {"masked_positions": asked}
-        return self.model.apply(
-            {"params": params}, batch, ports=ports, deterministic=rngs is None, rngs=rngs, mutable=wanted(ports)
-        )
-
-    def _masked(self, asked_BMD: Array) -> Array:
-        """Of what the word head was asked at, the masked positions."""
-        return asked_BMD[:, self.sentences.texts :] if self.sentences.of == "head" else asked_BMD
-
-    def _compared(self, said: Said, collections: Params, batch: Batch) -> Predictions:
-        of = {"task": Words(self._masked(said.hidden_BMD), said.embedding_VD, said.bias_V)}
-        if self.sentences.of == "head":
-            first_BTD = said.hidden_BMD[:, : self.sentences.texts]
-            of["sentence"] = Words(first_BTD, said.embedding_VD, said.bias_V)
-        elif self.sentences.of != "none":
-            of["sentence"] = self.sentences.hidden(said.encoded_BLD, batch)
-        if self.model.next_sentence:
-            of["nsp"] = Categorical(said.next_B2)
-        return Predictions(of, sown(collections, "attack"))
+def _examples(batch: Batch) -> Array:
+    """1 for rows that have tokens, else 0."""
+    return (batch["sequences"] > 0).any(-1).astype(jnp.float32)

@@ -10,24 +10,26 @@ import jax
 import jax.numpy as jnp
 
 from ag_jax.models.encoder import Batch, Ports
-from ag_jax.models.replaced_tokens import Detection, ReplacedTokensModel
-from ag_jax.objectives.losses import Array, Headline, LossTerm, Outcome, Params, sown, wanted
-from ag_jax.objectives.predictions import Counts, Predictions, YesNo
+from ag_jax.models.replaced_tokens import ReplacedTokensModel
+from ag_jax.objectives.base import Array, LossTerm, Objective, Outputs, Params, PrimaryMetric, Rngs, apply_model
+from ag_jax.objectives.predictions import Counts, Words, YesNo
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
 from ag_jax.objectives.word_samples import sample_words
 
-RTD = Headline("rtd_loss", "replaced-token loss", "nats per token", margin=0.02)
+RTD = PrimaryMetric("rtd_loss", "replaced-token loss", "nats per token", margin=0.02)
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedTokensConfig:
-    """Which tokens are replaced by what, to be detected by the encoder (Clark et al. 2020).
+    """Settings of replaced-token detection (Clark et al. 2020).
 
-    generator: `none` is masked language modelling instead; `unigram` goes with `data.masking.replacement=unigram`; `mlm` is a
-        small encoder that is trained beside the other one and shares its embeddings.
-    weight: of the detection's loss; None takes the usual one, 1 with `unigram` and 50 with `mlm`, whose own loss counts once.
-    generator_fraction: of the encoder's width, heads and feed-forward features that the `mlm` generator has; layers are as many.
+    generator: `none` is masked language modelling instead; `unigram` goes with `data.masking.replacement=unigram`;
+        `mlm` is a small encoder that is trained jointly and shares its embeddings.
+    weight: of the detection's loss; None takes the usual one, 1 with `unigram` and 50 with `mlm`, whose own loss counts
+        once.
+    generator_fraction: of the encoder's width, heads and feed-forward features that the `mlm` generator has; layers are
+        as many.
     tokens: `all` that are not padding are judged, or `words` alone, without those that begin and end a text.
     """
 
@@ -40,12 +42,12 @@ class ReplacedTokensConfig:
 
     @property
     def coefficient(self) -> float:
-        """What the detection's loss is multiplied with."""
+        """The coefficient of the detection's loss."""
         return self.weight or (50.0 if self.generator == "mlm" else 1.0)
 
 
 def detection_loss(logits_BL: Array, replaced_BL: Array, judged_BL: Array) -> tuple[Array, dict[str, LossTerm]]:
-    """Sum over the judged tokens of -log sigmoid(+-logit), and what there is to say of the predictions.
+    """Sum over the judged tokens of -log sigmoid(+-logit), and metrics of the predictions.
 
     L = -[y log p + (1 - y) log(1 - p)] (Clark et al. 2020, section 2). Zero if and only if every judged token has the
     probability 1 of what it is. `replaced_BL` and `judged_BL` are booleans.
@@ -68,20 +70,21 @@ def detection_loss(logits_BL: Array, replaced_BL: Array, judged_BL: Array) -> tu
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplacedTokens:
-    """-log P(replaced or not) averaged over the tokens of the batch, plus the generator's masked-word loss if it has one.
+class ReplacedTokens(Objective):
+    """-log P(replaced or not) averaged over the tokens of the batch, plus the loss of the generator if there is one.
 
-    A token counts as replaced if it differs from the original; one that was replaced by itself does not. Terms: `rtd`, times
-    `weight`, by the judged tokens, which depend on the batch alone; `mlm`, by the masked positions. Without a generator in the
-    model the tokens of the batch hold the replacements; with one they hold masks, and a sample stands at every masked
-    position of what the encoder sees. Guidance and other ports are the encoder's.
+    A token counts as replaced if it differs from the original; one that was replaced by itself does not. Terms: `rtd`,
+    times `weight`, by the judged tokens, which depend on the batch alone; `mlm`, by the masked positions. Without a
+    generator in the model the tokens of the batch hold the replacements; with one they hold masks, and a sample stands
+    at every masked position of what the encoder sees. Guidance and other ports are the encoder's.
 
-    Microbatches change nothing of the unigram variant. Beside a generator, its loss and gradient stay exact, too (without
-    dropout), but parts draw other samples than the whole, as they draw other dropout masks. An evaluation always draws the
-    same ones, for a given batch size.
+    Microbatches change nothing in the unigram variant. With a generator, loss and gradient of given samples stay exact,
+    too (without dropout), but parts draw other samples than the whole, as they draw other dropout masks. An evaluation
+    always draws the same ones, for a given batch size.
 
+    weight: the coefficient of `rtd`.
     ignored: ids that are not judged.
-    sentences: what is predicted of the first positions besides, for those who compare predictions.
+    sentences: predictions at the first positions of texts, which have no loss but can be compared between passes.
     """
 
     model: ReplacedTokensModel
@@ -89,15 +92,15 @@ class ReplacedTokens:
     ignored: tuple[int, ...] = ()
     sentences: Sentences = Sentences()
 
-    headline: ClassVar[Headline] = RTD
+    primary_metric: ClassVar[PrimaryMetric] = RTD
 
     @property
-    def says(self) -> tuple[str, ...]:
-        """Which tokens are replaced, and what is asked of first positions."""
-        return ("task", *self.sentences.says)
+    def prediction_names(self) -> tuple[str, ...]:
+        """The replaced tokens, and the first positions if they are predicted."""
+        return ("task", *self.sentences.prediction_names)
 
     def judged(self, batch: Batch) -> Array:
-        """Which tokens are judged, boolean `BL`."""
+        """True for tokens that are judged, `BL`."""
         original_BL = batch["original"]
         ignored = jnp.asarray(self.ignored, original_BL.dtype)
         return (batch["sequences"] > 0) & ~jnp.isin(original_BL, ignored)
@@ -110,75 +113,61 @@ class ReplacedTokens:
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """The weight of the detection; the generator's loss counts once."""
+        """The weight of the detection, and 1 for the generator's loss."""
         coefficients = {"rtd": jnp.full_like(step, self.weight, jnp.float32)}
         if self.model.generator_config is not None:
             coefficients["mlm"] = jnp.ones_like(step, jnp.float32)
         return coefficients
 
-    def __call__(
-        self, params: Params, batch: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
-    ) -> Outcome:
-        """Totals of the terms; how many replaced tokens there are and are found, and how many alarms are right."""
-        del step
-        totals, metrics = {}, {}
-        if self.model.generator_config is not None:
-            totals["mlm"], metrics, batch = self.generate(params, batch, rngs)
-        said, collections = self._apply(params, batch, rngs, ports)
-        replaced_BL = batch["tokens"] != batch["original"]
-        totals["rtd"], more = detection_loss(said.replaced_BL, replaced_BL, self.judged(batch))
-        predictions = self._compared(said, collections, batch)
-        return Outcome(totals, more | metrics, predictions, batch, sown(collections, "statistics"))
-
-    def predict(
-        self, params: Params, shown: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
-    ) -> Predictions:
-        """Which of the tokens shown are replaced; the generator is not asked again."""
-        del step
-        return self._compared(*self._apply(params, shown, rngs, ports), shown)
-
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Judged tokens and texts count once each."""
+        """Judged tokens and texts, with the weight 1 each."""
         return {"task": Counts(self.judged(batch).astype(jnp.float32))} | self.sentences.counts(batch)
 
-    def _apply(
-        self, params: Params, batch: Batch, rngs: dict[str, Array] | None, ports: Ports
-    ) -> tuple[Detection, Params]:
-        return self.model.apply(
-            {"params": params},
-            batch,
-            ports=ports,
-            deterministic=rngs is None,
-            rngs=rngs,
-            mutable=wanted(ports),
-            method="detect",
+    def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
+        """Predict replaced tokens; with a generator, after replacing masks by its samples.
+
+        The generator's own prediction, `generator`, is for its loss. It is made before the encoder runs and is not
+        attacked, so it is not among the `prediction_names`.
+        """
+        if self.model.generator_config is None:
+            return self.predict(params, batch, rngs, step, ports)
+        words, encoder_batch = self.generate(params, batch, rngs)
+        outputs = self.predict(params, encoder_batch, rngs, step, ports)
+        return outputs.replace(predictions=outputs.predictions | {"generator": words})
+
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+        """Totals of the terms; accuracy, and the shares of replaced tokens, of those found and of right alarms."""
+        replaced_BL = outputs.encoder_batch["tokens"] != batch["original"]
+        detection, metrics = detection_loss(outputs.predictions["task"].logits, replaced_BL, self.judged(batch))
+        if self.model.generator_config is None:
+            return {"rtd": detection}, metrics
+        words, weights_BM = outputs.predictions["generator"], batch["masked_weights"]
+        loss, correct = word_loss(
+            words.hidden_BMD, words.embedding_VD, words.bias_V, batch["masked_labels"], weights_BM
         )
+        metrics |= {"mlm_loss": (loss, weights_BM.sum()), "mlm_accuracy": (correct, weights_BM.sum())}
+        return {"mlm": loss, "rtd": detection}, metrics
 
-    def _compared(self, said: Detection, collections: Params, batch: Batch) -> Predictions:
-        of = {"task": YesNo(said.replaced_BL)}
+    def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
+        """Predict replaced tokens in a batch that has its replacements already."""
+        del step
+        detection, sown = apply_model(self.model, params, encoder_batch, rngs, ports, method="detect")
+        predictions = {"task": YesNo(detection.replaced_BL)}
         if self.sentences.of == "head":
-            places_BT, _ = self.sentences.places(batch)
-            of["sentence"] = YesNo(jnp.take_along_axis(said.replaced_BL, places_BT, axis=1))
+            places_BT, _ = self.sentences.places(encoder_batch)
+            predictions["sentence"] = YesNo(jnp.take_along_axis(detection.replaced_BL, places_BT, axis=1))
         elif self.sentences.of != "none":
-            of["sentence"] = self.sentences.hidden(said.encoded_BLD, batch)
-        return Predictions(of, sown(collections, "attack"))
+            predictions["sentence"] = self.sentences.hidden(detection.encoded_BLD, encoder_batch)
+        return Outputs(predictions, encoder_batch, **sown)
 
-    def generate(
-        self, params: Params, batch: Batch, rngs: dict[str, Array] | None
-    ) -> tuple[Array, dict[str, LossTerm], Batch]:
-        """The generator's masked-word loss, what there is to say of it, and the batch with its samples in place."""
+    def generate(self, params: Params, batch: Batch, rngs: Rngs) -> tuple[Words, Batch]:
+        """The generator's prediction of the masked words, and the batch with samples of it in place of the masks."""
         key = jax.random.key(0) if rngs is None else rngs.get("samples", rngs["dropout"])
         own = None if rngs is None else {"dropout": jax.random.fold_in(key, 1)}
-        predictions = self.model.apply(
-            {"params": params}, batch, deterministic=rngs is None, rngs=own, method="generate"
-        )
-        weights_BM = batch["masked_weights"]
-        loss, correct = word_loss(
-            predictions.hidden_BMD, predictions.embedding_VD, predictions.bias_V, batch["masked_labels"], weights_BM
-        )
-        samples_BM = sample_words(predictions, jax.random.fold_in(key, 2))
-        metrics = {"mlm_loss": (loss, weights_BM.sum()), "mlm_accuracy": (correct, weights_BM.sum())}
-        return loss, metrics, batch | {"tokens": with_samples(batch, samples_BM)}
+        heads = self.model.apply({"params": params}, batch, deterministic=rngs is None, rngs=own, method="generate")
+        words = Words(heads.hidden_BMD, heads.embedding_VD, heads.bias_V)
+        samples_BM = sample_words(words, jax.random.fold_in(key, 2))
+        return words, batch | {"tokens": with_samples(batch, samples_BM)}
 
 
 def with_samples(batch: Batch, samples_BM: Array) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ag_jax.attention import sequences
 from ag_jax.models.encoder import Batch
-from ag_jax.objectives.losses import Array
+from ag_jax.objectives.base import Array
 from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Prediction
 
 SentenceTerm = Literal["head", "softmax", "squares", "none"]
@@ -18,33 +18,34 @@ SentenceTerm = Literal["head", "softmax", "squares", "none"]
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """What is predicted of the first position of a text, for the sentence-level term of Wu et al. 2022, equation 10.
+    """A prediction at the first position of each text, for the sentence-level term of Wu et al. 2022, equation 10.
 
-    of: `head`: what the pre-training head says there; `softmax`: the hidden state as the logits of a distribution; `squares`: the
-        hidden state itself, compared by squared error; `none`: nothing. The paper does not say which.
-    texts: of a row, at most, that are looked at; 1 unless texts are packed.
+    of: `head`: the output of the pre-training head; `softmax`: the hidden state as the logits of a distribution;
+        `squares`: the hidden state itself, compared by squared error; `none`: no prediction. The paper does not say
+        which.
+    texts: the largest number of texts of a row that have one; 1 unless texts are packed.
     """
 
     of: SentenceTerm = "none"
     texts: int = 1
 
     @property
-    def says(self) -> tuple[str, ...]:
+    def prediction_names(self) -> tuple[str, ...]:
         """The name of the prediction, if there is one."""
         return () if self.of == "none" else ("sentence",)
 
     def places(self, batch: Batch) -> tuple[Array, Array]:
-        """First positions `BT` in the order of the row, and 1.0 for those that are of a text."""
+        """First positions `BT` in the order of the row, and 1.0 for each that a text begins at, else 0.0."""
         firsts_BL = sequences.firsts(batch["sequences"])
         places_BT = jnp.argsort(jnp.logical_not(firsts_BL), axis=1, stable=True)[:, : self.texts]
         return places_BT, jnp.take_along_axis(firsts_BL, places_BT, axis=1).astype(jnp.float32)
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """That every text counts once."""
+        """The weight 1 for every text."""
         return {} if self.of == "none" else {"sentence": Counts(self.places(batch)[1])}
 
     def hidden(self, encoded_BLD: Array, batch: Batch) -> Prediction:
-        """The hidden states of the first positions, `BTD`, as something to be compared."""
+        """The hidden states at the first positions, `BTD`, as a prediction."""
         places_BT, _ = self.places(batch)
         first_BTD = jnp.take_along_axis(encoded_BLD, places_BT[:, :, None], axis=1).astype(jnp.float32)
         return Categorical(first_BTD) if self.of == "softmax" else Numbers(first_BTD)

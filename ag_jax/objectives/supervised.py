@@ -1,4 +1,4 @@
-"""What a model is fine-tuned on: the labels of a task.
+"""The objective of fine-tuning: the labels of a task.
 
 Shape letters: B batch, C candidates of an example, L length, T classes.
 """
@@ -11,10 +11,11 @@ import jax.numpy as jnp
 
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.models.heads import CANDIDATES, TaskModel
-from ag_jax.objectives.losses import Array, Headline, Outcome, Params, cross_entropy, sown, wanted
-from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Predictions
+from ag_jax.objectives.base import Array, LossTerm, Objective, Outputs, Params, PrimaryMetric, Rngs, apply_model
+from ag_jax.objectives.losses import cross_entropy
+from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Prediction
 
-TASK = Headline("task_loss", "task loss", "of an example or a tag", margin=0.0)
+TASK = PrimaryMetric("task_loss", "task loss", "of an example or a tag", margin=0.0)
 
 
 def choice_loss(logits_BC: Array, labels_BC: Array, weights_B: Array) -> tuple[Array, Array]:
@@ -28,31 +29,31 @@ def choice_loss(logits_BC: Array, labels_BC: Array, weights_B: Array) -> tuple[A
     return (losses_B * weights_B).sum(), (right_B * weights_B).sum()
 
 
-def span_loss(logits_BL2: Array, starts_B: Array, ends_B: Array, weights_B: Array) -> tuple[Array, Array]:
-    """Sum of -w (log P(start) + log P(end)) / 2 (Devlin et al. 2019, section 4.2), and sum of w where both are right."""
+def span_loss(logits_B2L: Array, starts_B: Array, ends_B: Array, weights_B: Array) -> tuple[Array, Array]:
+    """Sum of -w (log P(start) + log P(end)) / 2 (Devlin et al. 2019, section 4.2), and of w where both are right."""
     labels_B2 = jnp.stack([starts_B, ends_B], axis=-1)
-    scores_B2L = logits_BL2.swapaxes(1, 2)
     both_B2 = jnp.broadcast_to(weights_B[:, None], labels_B2.shape)
-    total, _ = cross_entropy(scores_B2L, labels_B2, both_B2)
-    right_B = (jnp.argmax(scores_B2L, axis=-1) == labels_B2).all(-1).astype(jnp.float32)
+    total, _ = cross_entropy(logits_B2L, labels_B2, both_B2)
+    right_B = (jnp.argmax(logits_B2L, axis=-1) == labels_B2).all(-1).astype(jnp.float32)
     return total / 2, (right_B * weights_B).sum()
 
 
 @dataclasses.dataclass(frozen=True)
-class Supervised:
+class Supervised(Objective):
     """The loss of a task's labels, averaged over the examples of the batch, or over its tags.
 
-    One term, `task`: cross entropy of classes, tags, candidates or both ends of a span; squared error of numbers. Examples with
-    `weights` 0 fill a batch up and count for nothing; nor does a window of which the answer may not be chosen.
+    One term, `task`: cross entropy of classes, tags, candidates or both ends of a span; squared error of numbers.
+    Examples with `weights` 0 fill a batch up and count for nothing; nor does a window of which the answer may not be
+    chosen.
     """
 
     model: TaskModel
 
-    headline: ClassVar[Headline] = TASK
-    says: ClassVar[tuple[str, ...]] = ("task",)
+    primary_metric: ClassVar[PrimaryMetric] = TASK
+    prediction_names: ClassVar[tuple[str, ...]] = ("task",)
 
     def weights(self, batch: Batch) -> Array:
-        """What each label counts: `B`, for tagging `BL`."""
+        """The weight of each label: `B`, for tagging `BL`."""
         weights_B = batch["weights"]
         if self.model.kind == "tagging":
             return batch["label_weights"] * weights_B[:, None]
@@ -67,29 +68,8 @@ class Supervised:
         return {"task": self.weights(batch).sum()}
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """The term counts once."""
+        """1 for the term."""
         return {"task": jnp.ones_like(step, jnp.float32)}
-
-    def __call__(
-        self, params: Params, batch: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
-    ) -> Outcome:
-        """Total of the term; the loss, and the accuracy but for numbers."""
-        del step
-        logits, collections = self._apply(params, batch, rngs, ports)
-        weights = self.weights(batch)
-        total, correct = self._loss(logits, batch, weights)
-        metrics = {"task_loss": (total, weights.sum())}
-        if correct is not None:
-            metrics["accuracy"] = (correct, weights.sum())
-        said = self._said(logits, collections)
-        return Outcome({"task": total}, metrics, said, batch, sown(collections, "statistics"))
-
-    def predict(
-        self, params: Params, shown: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
-    ) -> Predictions:
-        """What the model says, without loss."""
-        del step
-        return self._said(*self._apply(params, shown, rngs, ports))
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
         """Of the task, as in its loss: each end of a span counts half."""
@@ -100,23 +80,33 @@ class Supervised:
             weights = jnp.stack([weights / 2, weights / 2], axis=-1)
         return {"task": Counts(weights)}
 
-    def _apply(self, params: Params, batch: Batch, rngs: dict[str, Array] | None, ports: Ports) -> tuple[Array, Params]:
-        return self.model.apply(
-            {"params": params}, batch, ports=ports, deterministic=rngs is None, rngs=rngs, mutable=wanted(ports)
-        )
+    def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
+        """Predict the labels."""
+        del step
+        logits, sown = apply_model(self.model, params, batch, rngs, ports)
+        return Outputs({"task": self._prediction(logits)}, batch, **sown)
 
-    def _said(self, logits: Array, collections: Params) -> Predictions:
-        said = Numbers(logits) if self.model.kind == "regression" else Categorical(logits)
-        if self.model.kind == "span":
-            said = Categorical(logits.swapaxes(1, 2))
-        return Predictions({"task": said}, sown(collections, "attack"))
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+        """Total of the term; the loss, and the accuracy but for numbers."""
+        weights = self.weights(batch)
+        total, correct = self._loss(outputs.predictions["task"], batch, weights)
+        metrics = {"task_loss": (total, weights.sum())}
+        if correct is not None:
+            metrics["accuracy"] = (correct, weights.sum())
+        return {"task": total}, metrics
 
-    def _loss(self, logits: Array, batch: Batch, weights: Array) -> tuple[Array, Array | None]:
+    def _prediction(self, logits: Array) -> Prediction:
+        if self.model.kind == "regression":
+            return Numbers(logits)
+        # The distributions of a span are over positions, `B2L`, where the model has `BL2`.
+        return Categorical(logits.swapaxes(1, 2) if self.model.kind == "span" else logits)
+
+    def _loss(self, prediction: Prediction, batch: Batch, weights: Array) -> tuple[Array, Array | None]:
         kind = self.model.kind
         if kind == "regression":
-            return (jnp.square(logits - batch["labels"]) * weights).sum(), None
+            return (jnp.square(prediction.values - batch["labels"]) * weights).sum(), None
         if kind in CANDIDATES:
-            return choice_loss(logits, batch["labels"], weights)
+            return choice_loss(prediction.logits, batch["labels"], weights)
         if kind == "span":
-            return span_loss(logits, batch["starts"], batch["ends"], weights)
-        return cross_entropy(logits, batch["labels"], weights)
+            return span_loss(prediction.logits, batch["starts"], batch["ends"], weights)
+        return cross_entropy(prediction.logits, batch["labels"], weights)

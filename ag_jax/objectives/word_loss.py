@@ -1,4 +1,4 @@
-"""The loss of the masked words, without the scores of all words at all positions ever being in memory.
+"""The loss of the masked words, without the scores of all words at all positions in memory at once.
 
 Shape letters: B batch, M masked positions of a row, D width, V vocabulary.
 """
@@ -26,9 +26,9 @@ def word_loss(
 ) -> tuple[Array, Array]:
     """`losses.cross_entropy` of the scores h E^T + b, and its number of correct predictions, a few positions at a time.
 
-    The gradient with regard to a score s_v is w (softmax(s)_v - [v = label]), known as soon as the scores are. So h, E and b
-    get theirs, up to the factor that comes from outside, while the loss is computed, and no score is computed twice.
-    Not differentiable in labels and weights, nor in the second result.
+    The gradient with regard to a score s_v is w (softmax(s)_v - [v = label]), known as soon as the scores are. So h, E
+    and b get theirs, up to the factor that comes from outside, while the loss is computed, and no score is computed
+    twice. Not differentiable in labels and weights, nor in the second result.
     """
 
     def add(sums: tuple, chunk: tuple) -> tuple:

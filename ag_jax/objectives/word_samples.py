@@ -1,4 +1,4 @@
-"""Words drawn from what a masked-language head predicts, without the scores of all words ever being in memory.
+"""Samples from the predictions of a masked-language head, without the scores of all words in memory at once.
 
 Shape letters: B batch, M masked positions of a row, D width, V vocabulary.
 """
@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from ag_jax.attention import dropout
-from ag_jax.models.masked_lm import Predictions, word_scores
+from ag_jax.models.masked_lm import word_scores
+from ag_jax.objectives.predictions import Words
 from ag_jax.objectives.word_loss import in_chunks
 
 Array = jax.Array
@@ -16,20 +17,19 @@ Array = jax.Array
 def gumbel(key: Array, shape: tuple[int, ...]) -> Array:
     """-log(-log(1 - u)) for u uniform in (0, 1), float32: a hash of each element's index, as the masks of dropout are.
 
-    From 1 - u, for a sample is decided by the largest noises: those come of small u, which float32 tells apart, where numbers just
-    below 1 are few and round to 1, whose noise is infinite.
+    Computed from 1 - u, because samples are decided by the largest noises: these come from small u, which float32
+    resolves, whereas numbers just below 1 are sparse and round to 1, whose noise is infinite.
     """
     return -jnp.log(-jnp.log1p(-dropout.uniform(key, shape)))
 
 
-def sample_words(predictions: Predictions, key: Array) -> Array:
-    """A word for each slot, int32 `BM`, with probability softmax(h E^T + b): argmax of scores and Gumbel noise.
+def sample_words(words: Words, key: Array) -> Array:
+    """Sample a token id for each masked position, int32 `BM`, with probability softmax(h E^T + b).
 
-    Temperature 1, as Clark et al. 2020 (section 2) sample. No gradient flows back. A few positions at a time.
+    The sample is the argmax of scores plus Gumbel noise. Temperature 1, as Clark et al. 2020 (section 2) sample. No
+    gradient flows back. A few positions at a time.
     """
-    hidden_BMD, embedding_VD, bias_V = jax.lax.stop_gradient(
-        (predictions.hidden_BMD, predictions.embedding_VD, predictions.bias_V)
-    )
+    hidden_BMD, embedding_VD, bias_V = jax.lax.stop_gradient((words.hidden_BMD, words.embedding_VD, words.bias_V))
 
     def draw(number: Array, hidden: Array) -> tuple[Array, Array]:
         scores = word_scores(hidden, embedding_VD, bias_V)

@@ -23,8 +23,8 @@ from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
+from ag_jax.objectives.base import Objective, PrimaryMetric
 from ag_jax.objectives.guided import Guided
-from ag_jax.objectives.losses import Headline, Objective
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences
@@ -114,9 +114,9 @@ def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
     return guidance.assign_heads(config.guidance, config.model.heads)
 
 
-def headline(config: ExperimentConfig) -> Headline:
+def headline(config: ExperimentConfig) -> PrimaryMetric:
     """The loss that the runs of a config are summed up by: that of their objective, without making it."""
-    return (ReplacedTokens if config.detects_replaced_tokens else Pretraining).headline
+    return (ReplacedTokens if config.detects_replaced_tokens else Pretraining).primary_metric
 
 
 def make_objective(

@@ -7,7 +7,7 @@ from typing import Any
 from ag_jax import config_reader
 from ag_jax.analysis.attacks import masked_share, masked_table
 from ag_jax.evaluation.significance import paired_t_test, spread
-from ag_jax.objectives.losses import Headline
+from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
 
 MEASURES = {
@@ -36,7 +36,7 @@ def first_step_below(rows: list[dict[str, Any]], loss: float, metric: str = MLM.
 
 
 def numbers(
-    arms: Sequence[ArmResults], seeds: Sequence[int], headline: Headline, plateau_loss: float
+    arms: Sequence[ArmResults], seeds: Sequence[int], headline: PrimaryMetric, plateau_loss: float
 ) -> dict[str, Any]:
     """Every number of the report. Arms are tested against the first one, paired by seed."""
     baseline, left = arms[0], plateau_loss - headline.margin
@@ -73,7 +73,7 @@ def _speed(rows: list[dict[str, Any]]) -> float | None:
 
 def markdown(
     title: str,
-    headline: Headline,
+    headline: PrimaryMetric,
     arms: Sequence[ArmResults],
     results: dict[str, Any],
     figures: Sequence[tuple[str, str]],
@@ -92,7 +92,7 @@ def markdown(
     return "\n".join(lines)
 
 
-def _loss_table(headline: Headline, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+def _loss_table(headline: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
     seeds = results["seeds"]
     lines = [
         f"## {headline.label[0].upper()}{headline.label[1:]}",
@@ -122,7 +122,7 @@ def _loss_table(headline: Headline, arms: Sequence[ArmResults], results: dict[st
     return [*lines, ""]
 
 
-def _reading(headline: Headline, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+def _reading(headline: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
     best = min(arms, key=lambda arm: results["arms"][arm.name]["mean"]["validation_loss"])
     return [
         "*Train* is the mean over the last twentieth of training, *validation* is on held-out documents after the last "

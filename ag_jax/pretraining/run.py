@@ -78,7 +78,7 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
     rows = sharding.process_rows(program.mesh, config.training.batch_size)
     batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, config.training.batch_size, config.seed)
     init_key, dropout_key = build.random_keys(config.seed)
-    headline = program.objective.headline
+    primary = program.objective.primary_metric
 
     def create() -> TrainState:
         initial = _initial_params(config, workdir, corpus.tokenizer, program)
@@ -88,11 +88,11 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
         return pipeline.validation_batches(corpus, config.data, config.training.batch_size, rows)
 
     def describe(evaluation: Evaluation) -> str:
-        return f"step {evaluation.step}: validation {headline.label} {evaluation.values[headline.metric]:.3f}"
+        return f"step {evaluation.step}: validation {primary.label} {evaluation.values[primary.metric]:.3f}"
 
     def finish(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
         del state, beat
-        return summary.summarise(workdir, headline.metric, progress)
+        return summary.summarise(workdir, primary.metric, progress)
 
     return Job(
         name=workdir.name,

@@ -31,7 +31,7 @@ class Loop:
 
     def __init__(self, job: Job):
         self.job, config = job, job.config
-        self.train_step, self.metric = job.program.train_step, job.program.objective.headline.metric
+        self.train_step, self.metric = job.program.train_step, job.program.objective.primary_metric.metric
         self.checkpoints = Checkpoints(
             job.workdir / "checkpoints",
             keep_last=config.keep_last,

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from ag_jax.objectives.losses import LossTerm, Objective
+from ag_jax.objectives.base import LossTerm, Objective
 from ag_jax.training.state import TrainState, abstract_state, create_state, state_shardings
 from ag_jax.training.step import compile_evaluation_step, compile_train_step
 

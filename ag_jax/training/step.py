@@ -9,8 +9,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ag_jax.attention.adversary import separated
-from ag_jax.models.encoder import Ports
-from ag_jax.objectives.losses import LossTerm, Objective, loss_factors
+from ag_jax.objectives.base import LossTerm, Objective, loss_factors
 from ag_jax.training import sharding
 from ag_jax.training.state import TrainState
 
@@ -32,36 +31,29 @@ def loss_and_gradient(
 ) -> tuple[Array, dict[str, LossTerm], Any]:
     """Loss, metrics and gradient of the whole batch, computed in `microbatches` equal parts.
 
-    loss = sum_terms c(step) * (sum_parts total) / weight, with the weight of the whole batch: the same value and gradient
-    for any number of parts, however uneven their weights.
+    loss = sum_terms c(step) * (sum_parts total) / weight, with the weight of the whole batch: value and gradient do not
+    depend on the number of parts, however uneven their weights.
     """
-    weights, coefficients = objective.normalizers(batch), objective.coefficients(step)
-    ports = Ports(factors=loss_factors(weights, coefficients))
+    factors = loss_factors(objective, batch, step)
 
-    def part_loss(params, part: Batch, key: Array):
-        outcome = objective(params, part, {"dropout": key}, step, ports)
-        terms = {
-            term: coefficients[term] * total / jnp.maximum(weights[term], 1.0) for term, total in outcome.totals.items()
-        }
-        return sum(terms.values()), outcome.metrics
-
-    gradient_of = jax.value_and_grad(part_loss, has_aux=True)
-    if microbatches == 1:
-        (loss, metrics), gradient = gradient_of(params, batch, key)
+    def of_part(part: Batch, key: Array) -> tuple[Array, dict[str, LossTerm], Any]:
+        (loss, metrics), gradient = objective.value_and_grad(params, part, {"dropout": key}, step, factors)
         return loss, metrics, gradient
 
+    if microbatches == 1:
+        return of_part(batch, key)
+
     def accumulate(sums, part_and_key):
-        (loss, metrics), gradient = gradient_of(params, *part_and_key)
-        return jax.tree.map(jnp.add, sums, (loss, metrics, gradient)), None
+        return jax.tree.map(jnp.add, sums, of_part(*part_and_key)), None
 
     parts = (split_microbatches(batch, microbatches), jax.random.split(key, microbatches))
-    shapes = jax.eval_shape(gradient_of, params, *jax.tree.map(lambda leaf: leaf[0], parts))
-    (loss, metrics), gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.scan(accumulate, (loss, metrics, gradient), parts)[0]
+    shapes = jax.eval_shape(of_part, *jax.tree.map(lambda leaf: leaf[0], parts))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(accumulate, zeros, parts)[0]
 
 
 def gradient_norms(gradient: Any) -> dict[str, Array]:
-    """The norm of the model's gradient, and apart from it that of an adversary, which may be of another order of magnitude."""
+    """The norms of the model's gradient and of an adversary's, which may be of another order of magnitude."""
     model, beside = separated(gradient)
     norms = {"gradient_norm": optax.tree.norm(model)}
     return norms | ({"adversary_gradient_norm": optax.tree.norm(beside)} if beside else {})
@@ -97,7 +89,8 @@ def train_step(
 
 def evaluation_step(params: Any, batch: Batch, step: Array, *, objective: Objective) -> dict[str, LossTerm]:
     """Metrics of a batch as (total, weight), without dropout."""
-    return objective(params, batch, None, step).metrics
+    _, metrics = objective.terms(objective.forward(params, batch, None, step), batch)
+    return metrics
 
 
 def compile_train_step(

@@ -199,7 +199,9 @@ def test_no_array_of_batch_times_length_times_vocabulary():
     objective = tiny.guided(model)
 
     def loss(params, batch):
-        return sum(objective(params, batch, {"dropout": jax.random.key(0)}, jnp.int32(0)).totals.values())
+        return sum(
+            tiny.evaluate(objective, params, batch, {"dropout": jax.random.key(0)}, jnp.int32(0)).totals.values()
+        )
 
     sizes = array_sizes(jax.jit(jax.grad(loss)).lower(params, batch).compile().as_text())
     assert B * M * V in sizes, "the logits at the masked positions are not where this test looks for them"

@@ -127,7 +127,7 @@ def slope_of(name, remat="none"):
     @jax.jit
     @jax.value_and_grad
     def loss(params):
-        outcome = objective(params, batch, {"dropout": jax.random.key(1)}, jnp.int32(0))
+        outcome = tiny.evaluate(objective, params, batch, {"dropout": jax.random.key(1)}, jnp.int32(0))
         return sum(outcome.totals.values())
 
     return params, loss, loss(params)
@@ -188,7 +188,7 @@ def test_a_kernel_gives_the_same_loss_and_gradient(batch):
         @jax.jit
         @jax.value_and_grad
         def loss(params):
-            outcome = objective(params, batch, {"dropout": jax.random.key(1)}, jnp.int32(0))
+            outcome = tiny.evaluate(objective, params, batch, {"dropout": jax.random.key(1)}, jnp.int32(0))
             return sum(outcome.totals.values())
 
         return loss(params)
@@ -230,7 +230,7 @@ def test_program_does_not_grow_with_depth(batch, name):
         objective, params = tiny.guided(model), jax.eval_shape(lambda: tiny.params(model, batch))
 
         def loss(params):
-            return sum(objective(params, batch, None, jnp.int32(0)).totals.values())
+            return sum(tiny.evaluate(objective, params, batch, None, jnp.int32(0)).totals.values())
 
         return jax.jit(jax.grad(loss)).lower(params).as_text().count("\n")
 

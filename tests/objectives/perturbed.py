@@ -11,9 +11,9 @@ from ag_jax.models.encoder import Ports
 from ag_jax.models.heads import KINDS
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
-from ag_jax.objectives.losses import Headline, Outcome
+from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Wrapper
 from ag_jax.objectives.masked_lm import Pretraining
-from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Predictions
+from ag_jax.objectives.predictions import Categorical, Counts, Numbers
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.training.step import loss_and_gradient
@@ -25,13 +25,13 @@ SMALL = tiny.config(heads=2, width=8, feedforward=10, embedding_width=12)
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear:
+class Linear(Objective):
     """y = w . sum of the vectors of a text, trained on squares of y - label; or sigmoid(y), on yes or no."""
 
     is_yes_or_no: bool = False
 
-    headline = Headline("task_loss", "", "", 0.0)
-    says = ("task",)
+    primary_metric = PrimaryMetric("task_loss", "", "", 0.0)
+    prediction_names = ("task",)
 
     def normalizers(self, batch):
         return {"task": batch["weights"].sum()}
@@ -42,28 +42,25 @@ class Linear:
     def counts(self, batch):
         return {"task": Counts(batch["weights"])}
 
-    def _values(self, params, batch, ports):
+    def forward(self, params, batch, rngs, step, ports=Ports()):
         vectors = batch["vectors"] if ports.embedding_delta is None else batch["vectors"] + ports.embedding_delta
         if ports.on_embeddings is not None:
             vectors = ports.on_embeddings(vectors)
-        return (jnp.where(batch["sequences"][:, :, None] > 0, vectors, 0).sum(1) * params["w"][None]).sum(-1)
+        values = (jnp.where(batch["sequences"][:, :, None] > 0, vectors, 0).sum(1) * params["w"][None]).sum(-1)
+        is_class = self.is_yes_or_no
+        task = Categorical(jnp.stack([values, 0 * values], -1)) if is_class else Numbers(values)
+        return Outputs({"task": task}, batch)
 
-    def __call__(self, params, batch, rngs, step, ports=Ports()):
-        values = self._values(params, batch, ports)
+    def terms(self, outputs, batch):
+        task = outputs.predictions["task"]
+        values = task.logits[:, 0] if self.is_yes_or_no else task.values
         losses = (
             jax.nn.softplus((1 - 2 * batch["labels"]) * values)
             if self.is_yes_or_no
             else (values - batch["labels"]) ** 2
         )
         total = (batch["weights"] * losses).sum()
-        metrics = {"task_loss": (total, batch["weights"].sum())}
-        return Outcome({"task": total}, metrics, self.predict(params, batch, rngs, step, ports), batch)
-
-    def predict(self, params, shown, rngs, step, ports=Ports()):
-        values = self._values(params, shown, ports)
-        if self.is_yes_or_no:
-            return Predictions({"task": Categorical(jnp.stack([values, 0 * values], -1))})
-        return Predictions({"task": Numbers(values)})
+        return {"task": total}, {"task_loss": (total, batch["weights"].sum())}
 
 
 def linear_batch():
@@ -83,17 +80,16 @@ W = {"w": jnp.array([0.5, -2.0, 1.0])}
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
-    """An objective whose metrics tell the perturbation it was given."""
+class Seen(Wrapper):
+    """An objective whose metrics have the perturbation of its embeddings."""
 
-    inner: object
+    def forward(self, params, batch, rngs, step, ports=Ports()):
+        outputs = self.inner.forward(params, batch, rngs, step, ports)
+        return outputs.replace(metrics={"delta": (ports.embedding_delta, jnp.float32(1))})
 
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def __call__(self, params, batch, rngs, step, ports=Ports()):
-        outcome = self.inner(params, batch, rngs, step, ports)
-        return outcome.replace(metrics=outcome.metrics | {"delta": (ports.embedding_delta, jnp.float32(1))})
+    def terms(self, outputs, batch):
+        totals, metrics = self.inner.terms(outputs, batch)
+        return totals, metrics | outputs.metrics
 
 
 def objectives(**settings):

@@ -76,7 +76,7 @@ def test_accumulation_is_exact(what):
         np.testing.assert_allclose(parts[1][name][0], total, rtol=3e-6, err_msg=name)
         np.testing.assert_array_equal(parts[1][name][1], weight, err_msg=name)
     weights, coefficients = objective.normalizers(batch), objective.coefficients(STEP)
-    totals = jax.jit(lambda params: objective(params, batch, RNGS, STEP).totals)(params)
+    totals = jax.jit(lambda params: tiny.evaluate(objective, params, batch, RNGS, STEP).totals)(params)
     loss = sum(float(coefficients[term] * totals[term] / weights[term]) for term in totals)
     np.testing.assert_allclose(whole[0], loss, rtol=1e-6)
     assert totals.keys() == weights.keys() == coefficients.keys()
@@ -95,7 +95,7 @@ def of_rows(name, texts):
     objective = attacked(inner)
 
     def loss(params, batch):
-        outcome = objective(params, batch, RNGS, STEP)
+        outcome = tiny.evaluate(objective, params, batch, RNGS, STEP)
         coefficients, weights = objective.coefficients(STEP), objective.normalizers(batch)
         terms = {term: coefficients[term] * total / weights[term] for term, total in outcome.totals.items()}
         return sum(terms.values()), (terms, outcome.metrics)
@@ -140,7 +140,9 @@ def test_computed_again_it_is_the_same(encoder, method, policy):
             objective = attacked(inner, "bernoulli", shape=model.config, share=0.2)
         batch = tiny.mixed_batch()
         params = params_of(objective, batch)
-        loss = jax.jit(jax.value_and_grad(lambda params: sum(objective(params, batch, RNGS, STEP).totals.values())))
+        loss = jax.jit(
+            jax.value_and_grad(lambda params: sum(tiny.evaluate(objective, params, batch, RNGS, STEP).totals.values()))
+        )
         return loss(params)
 
     check_same(slope(policy), slope("none"), 3e-6)
@@ -286,7 +288,7 @@ def test_magnitude_looks_at_the_layers_own_attention(name):
     batch, model = tiny.mixed_batch(), tiny.model(**tiny.ENCODERS[name])
     objective = attacked(Pretraining(model), "magnitude", shape=model.config, share=0.25)
     params = params_of(objective, batch)
-    outcome = jax.jit(lambda params: objective(params, batch, RNGS, STEP))(params)
+    outcome = jax.jit(lambda params: tiny.evaluate(objective, params, batch, RNGS, STEP))(params)
     exact, masks = tiny.float64(params), {}
 
     def keep(index, x_BLD):
@@ -324,7 +326,9 @@ def test_no_mask_that_nobody_learns_has_a_penalty_or_a_gradient_of_its_own():
     objective = attacked(Pretraining(tiny.model(), Sentences("head")), "bernoulli", share=0.2)
     assert set(objective.coefficients(STEP)) == {"mlm", "nsp", "masking", "masking_nsp", "masking_sentence"}
     params = params_of(objective, batch)
-    metrics = jax.jit(lambda params: objective(params, batch, RNGS, STEP).metrics)(params)
+    metrics = jax.jit(lambda params: tiny.evaluate(objective, params, batch, RNGS, STEP).metrics)(params)
     np.testing.assert_allclose(metrics["masked"][0] / metrics["masked"][1], 0.2, atol=0.06)
-    other = jax.jit(lambda params: objective(params, batch, {"dropout": jax.random.key(2)}, STEP).metrics)(params)
+    other = jax.jit(
+        lambda params: tiny.evaluate(objective, params, batch, {"dropout": jax.random.key(2)}, STEP).metrics
+    )(params)
     assert metrics["masking_loss"][0] != other["masking_loss"][0]

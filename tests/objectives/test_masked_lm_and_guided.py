@@ -37,7 +37,7 @@ def expected(params, batch):
 
 @functools.cache
 def compiled(objective):
-    return jax.jit(lambda params, batch, ports: objective(params, batch, None, STEP, ports))
+    return jax.jit(lambda params, batch, ports: tiny.evaluate(objective, params, batch, None, STEP, ports))
 
 
 def call(objective, params, batch, ports=Ports()):
@@ -59,7 +59,7 @@ def test_pretraining_terms_and_metrics(params, batch, expected):
     nsp = -(functions.log_softmax(following, axis=-1)[np.arange(6), batch["next_labels"]] * present).sum()
     np.testing.assert_allclose(outcome.totals["mlm"], mlm, rtol=1e-5)
     np.testing.assert_allclose(outcome.totals["nsp"], nsp, rtol=1e-5)
-    assert set(outcome.totals) == {"mlm", "nsp"} and outcome.statistics is None
+    assert set(outcome.totals) == {"mlm", "nsp"} and outcome.outputs.statistics is None
     number = float(weights.sum())
     assert number == 0 + 1 + 2 + 0 + 4 + 2
     assert set(outcome.metrics) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
@@ -148,7 +148,9 @@ def test_empty_rows_add_nothing(params, batch):
 def test_a_batch_without_masks_or_tokens_is_not_nan(params, batch):
     empty = jax.tree.map(np.zeros_like, batch)
     objective = GUIDED
-    gradient = jax.jit(jax.grad(lambda params: sum(objective(params, empty, None, STEP).totals.values())))(params)
+    gradient = jax.jit(
+        jax.grad(lambda params: sum(tiny.evaluate(objective, params, empty, None, STEP).totals.values()))
+    )(params)
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient))
     assert all(float(total) == 0 for total in call(objective, params, empty).totals.values())
 
@@ -180,7 +182,7 @@ def test_dropout_only_with_random_keys(params, batch):
     objective = Pretraining(tiny.model(dropout=0.3, attention_dropout=0.3))
     quiet = call(objective, params, batch).totals["mlm"]
     assert quiet == call(PLAIN, params, batch).totals["mlm"]
-    noisy = jax.jit(lambda key: objective(params, batch, {"dropout": key}, STEP).totals["mlm"])
+    noisy = jax.jit(lambda key: tiny.evaluate(objective, params, batch, {"dropout": key}, STEP).totals["mlm"])
     one, again, other = (float(noisy(jax.random.key(seed))) for seed in (0, 0, 1))
     assert one == again != other and one != float(quiet)
 

@@ -66,7 +66,7 @@ def compiled(name, mode):
     objective = tiny.guided(PretrainingModel(tiny.CONFIG, attend=IMPLEMENTATIONS[name]), ASSIGNMENT, mode=mode)
 
     def loss(params, batch):
-        outcome = objective(params, batch, None, STEP)
+        outcome = tiny.evaluate(objective, params, batch, None, STEP)
         coefficients, weights = objective.coefficients(STEP), objective.normalizers(batch)
         total = sum(coefficients[term] * outcome.totals[term] / weights[term] for term in outcome.totals)
         return total, (outcome.totals, outcome.metrics, weights)

@@ -46,18 +46,20 @@ def test_predicted_again_it_is_the_same(name):
 
     @jax.jit
     def both(params, batch):
-        outcome = objective(params, batch, rngs, STEP)
-        again = objective.predict(params, outcome.shown, {"dropout": jax.random.key(8)}, STEP)
+        outcome = tiny.evaluate(objective, params, batch, rngs, STEP)
+        read = outcome.outputs.encoder_batch
+        again = objective.predict(params, read, {"dropout": jax.random.key(8)}, STEP)
+        first = {prediction: outcome.outputs.predictions[prediction] for prediction in objective.prediction_names}
         return (
-            outcome.predictions,
-            again,
-            outcome.shown["tokens"],
+            first,
+            again.predictions,
+            read["tokens"],
             objective.counts(batch),
             objective.normalizers(batch),
         )
 
     first, again, tokens, counts, normalizers = both(params, batch)
-    assert set(first.said) == set(again.said) == set(counts)
+    assert set(first) == set(again) == set(counts)
     for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(one, other)
     assert (name == "generator") == bool((tokens != batch["tokens"]).any())
@@ -75,7 +77,7 @@ def test_first_positions(of):
     batch, model = tiny.mixed_batch(), tiny.model()
     params = tiny.params(model, batch)
     objective = Pretraining(model, Sentences(of, texts=3))
-    said = jax.jit(lambda params: objective.predict(params, batch, None, STEP))(params).said
+    said = jax.jit(lambda params: objective.predict(params, batch, None, STEP))(params).predictions
     if of == "none":
         assert set(said) == {"task", "nsp"}
         return
@@ -94,7 +96,7 @@ def test_asking_at_first_positions_changes_no_loss():
     batch, model = tiny.mixed_batch(), tiny.model(**tiny.DEBERTA_V1)
     params = tiny.params(model, batch)
     plain, asked = (
-        jax.jit(lambda params, one=one: one(params, batch, None, STEP).totals)(params)
+        jax.jit(lambda params, one=one: tiny.evaluate(one, params, batch, None, STEP).totals)(params)
         for one in (Pretraining(model), Pretraining(model, Sentences("head", 2)))
     )
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), plain, asked)

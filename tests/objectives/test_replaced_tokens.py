@@ -14,6 +14,7 @@ from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel, generator_parameters
 from ag_jax.objectives import word_loss
 from ag_jax.objectives.masked_lm import Pretraining
+from ag_jax.objectives.predictions import Words
 from ag_jax.objectives.replaced_tokens import ReplacedTokens, ReplacedTokensConfig, detection_loss, with_samples
 from ag_jax.objectives.word_samples import gumbel, sample_words
 from ag_jax.training import sharding
@@ -59,7 +60,7 @@ def alone(params):
 
 @functools.cache
 def compiled(objective):
-    return jax.jit(lambda params, batch, key: objective(params, batch, key, STEP))
+    return jax.jit(lambda params, batch, key: tiny.evaluate(objective, params, batch, key, STEP))
 
 
 def call(objective, params, batch, key=None):
@@ -97,7 +98,7 @@ def test_equals_the_numpy_model(params, batch, ignored):
     probability = 1 / (1 + np.exp(-scores))
     loss = -(np.log(np.where(labels, probability, 1 - probability)) * judged).sum()
     outcome = call(ReplacedTokens(ALONE, 3.0, ignored), alone(params), batch)
-    assert set(outcome.totals) == {"rtd"} and outcome.statistics is None
+    assert set(outcome.totals) == {"rtd"} and outcome.outputs.statistics is None
     np.testing.assert_allclose(outcome.totals["rtd"], loss, rtol=1e-5)
     number = 49 - (14 if ignored else 0)  # a delimiter at both ends of seven rows
     assert judged.sum() == number
@@ -116,7 +117,7 @@ def test_normalizers_and_coefficients(batch, masked):
     assert {k: float(v) for k, v in MLM.normalizers(masked).items()} == {"rtd": 49, "mlm": slots}
     assert {k: float(v) for k, v in MLM.coefficients(STEP).items()} == {"rtd": 50, "mlm": 1}
     guided = dataclasses.replace(tiny.guided(BESIDE), inner=MLM)
-    assert set(guided.coefficients(STEP)) == {"rtd", "mlm", "ag"} and guided.headline.metric == "rtd_loss"
+    assert set(guided.coefficients(STEP)) == {"rtd", "mlm", "ag"} and guided.primary_metric.metric == "rtd_loss"
 
 
 def test_padding_and_empty_batches_add_nothing(params, batch):
@@ -125,7 +126,7 @@ def test_padding_and_empty_batches_add_nothing(params, batch):
     for one, other in zip(jax.tree.leaves(few), jax.tree.leaves(many), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
     empty = jax.tree.map(np.zeros_like, batch)
-    loss = jax.jit(jax.grad(lambda params: sum(MLM(params, empty, None, STEP).totals.values())))
+    loss = jax.jit(jax.grad(lambda params: sum(tiny.evaluate(MLM, params, empty, None, STEP).totals.values())))
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(loss(params)))
 
 
@@ -155,7 +156,7 @@ def test_the_generator_is_a_masked_language_model_of_its_own(masked, own, settin
     both = ReplacedTokensModel(tiny.config(**settings | {"heads": 4, "width": 16, "embedding_width": own}), small)
     params = tiny.params(both, masked)
     found = call(ReplacedTokens(both), params, masked)
-    expected = jax.jit(lambda params: Pretraining(PretrainingModel(small))(params, masked, None, STEP))(
+    expected = jax.jit(lambda params: tiny.evaluate(Pretraining(PretrainingModel(small)), params, masked, None, STEP))(
         generator_parameters(params)
     )
     np.testing.assert_allclose(found.totals["mlm"], expected.totals["mlm"], rtol=1e-6)
@@ -180,7 +181,7 @@ def test_the_encoder_sees_samples_and_judges_them(params, masked):
 
 def test_no_gradient_of_the_detection_reaches_the_generator(params, masked):
     def gradient(term):
-        return jax.jit(jax.grad(lambda params: MLM(params, masked, None, STEP).totals[term]))(params)
+        return jax.jit(jax.grad(lambda params: tiny.evaluate(MLM, params, masked, None, STEP).totals[term]))(params)
 
     of_rtd, of_mlm = gradient("rtd"), gradient("mlm")
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_rtd["generator"]))
@@ -204,12 +205,10 @@ def test_samples_follow_the_softmax(monkeypatch, together):
     rng = np.random.default_rng(0)
     hidden_BMD = np.broadcast_to(rng.standard_normal((1, 5, 3)), (6000, 5, 3)).astype(np.float32)
     embedding_VD, bias_V = rng.standard_normal((7, 3)).astype(np.float32), rng.standard_normal(7).astype(np.float32)
-    from ag_jax.models.masked_lm import Predictions
-
-    predictions = Predictions(jnp.asarray(hidden_BMD), jnp.asarray(embedding_VD), jnp.asarray(bias_V), None)
-    drawn_BM = np.asarray(jax.jit(sample_words)(predictions, jax.random.key(3)))
+    words = Words(jnp.asarray(hidden_BMD), jnp.asarray(embedding_VD), jnp.asarray(bias_V))
+    drawn_BM = np.asarray(jax.jit(sample_words)(words, jax.random.key(3)))
     assert drawn_BM.dtype == np.int32 and drawn_BM.shape == (6000, 5)
-    scores = np.asarray(predictions.words_BMV[0], np.float64)
+    scores = np.float64(hidden_BMD[0]) @ embedding_VD.T + bias_V
     probability = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     for position in range(5):
         counts = np.bincount(drawn_BM[:, position], minlength=7)
@@ -226,7 +225,7 @@ def test_noise_is_gumbels():
 def test_never_all_scores_at_once(monkeypatch, params):
     monkeypatch.setattr(word_loss, "POSITIONS", 2)
     long = tiny.batch(LENGTHS, masked=9)
-    text = str(jax.make_jaxpr(lambda params: MLM(params, long, None, STEP).totals)(params))
+    text = str(jax.make_jaxpr(lambda params: tiny.evaluate(MLM, params, long, None, STEP).totals)(params))
     assert f"f32[8,2,{tiny.VOCABULARY}]" in text and f"[8,9,{tiny.VOCABULARY}]" not in text
 
 
@@ -298,7 +297,7 @@ def test_the_same_on_any_mesh(params, masked, shape, eight_devices):
     rngs = {"dropout": jax.random.key(4)}
     boxed = jax.eval_shape(lambda: noisy.model.init(jax.random.key(0), masked, deterministic=True))["params"]
     spread = jax.device_put(params, sharding.parameter_shardings(boxed, mesh))
-    compute = jax.jit(lambda params, batch: noisy(params, batch, rngs, STEP))
+    compute = jax.jit(lambda params, batch: tiny.evaluate(noisy, params, batch, rngs, STEP))
     expected, found = compute(params, masked), compute(spread, sharding.place_batch(masked, mesh))
     for name in expected.totals:
         np.testing.assert_allclose(found.totals[name], expected.totals[name], rtol=1e-5)

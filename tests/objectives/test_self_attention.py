@@ -28,7 +28,7 @@ ENCODERS = ("roberta", "electra", "deberta_v1", "deberta_v2")
 
 @functools.cache
 def compiled(objective):
-    return jax.jit(lambda params, batch: objective(params, batch, RNGS, STEP))
+    return jax.jit(lambda params, batch: tiny.evaluate(objective, params, batch, RNGS, STEP))
 
 
 def check_units(outcome, keeper, weight):
@@ -146,7 +146,7 @@ def test_equation_10_for_replaced_tokens(generator):
     params = params_of(objective, batch)
     outcome = compiled(objective)(params, batch)
     exact, keeper = tiny.float64(params), Keeper(params["adversary"], batch["sequences"])
-    shown = {name: np.asarray(field) for name, field in outcome.shown.items()}
+    shown = {name: np.asarray(field) for name, field in outcome.outputs.encoder_batch.items()}
     assert generator == bool((shown["tokens"] != batch["tokens"]).any())
     logits = []
     for keep in (None, keeper):
@@ -169,7 +169,7 @@ def case():
     objective = attacked(tiny.guided(tiny.model(), objective=lambda model: Pretraining(model, HEAD)), tau=0.1)
     params = params_of(objective, batch)
 
-    gradients = jax.jit(jax.jacrev(lambda params: objective(params, batch, RNGS, STEP).totals))(params)
+    gradients = jax.jit(jax.jacrev(lambda params: tiny.evaluate(objective, params, batch, RNGS, STEP).totals))(params)
     return objective, batch, params, gradients
 
 
@@ -194,7 +194,9 @@ def test_the_model_and_the_adversary_both_learn_from_the_divergence(case):
 def test_reversal_turns_the_adversarys_gradient_and_no_other(case, monkeypatch):
     objective, batch, params, gradients = case
     monkeypatch.setattr(adversary, "reverse_gradient", lambda x, scale: x)
-    straight = jax.jit(jax.jacrev(lambda params: objective(params, batch, RNGS, STEP).totals))(params)["asa"]
+    straight = jax.jit(jax.jacrev(lambda params: tiny.evaluate(objective, params, batch, RNGS, STEP).totals))(params)[
+        "asa"
+    ]
     found = gradients["asa"]
     for name in straight:
         sign = -1 if name == "adversary" else 1
@@ -209,7 +211,7 @@ def test_a_step_of_the_adversary_raises_the_divergence_and_one_of_the_model_lowe
     @jax.jit
     @jax.value_and_grad
     def asa(params, batch):
-        return objective(params, batch, RNGS, STEP).totals["asa"]
+        return tiny.evaluate(objective, params, batch, RNGS, STEP).totals["asa"]
 
     def grown(params, batch, part, size):
         """How much larger it is with those parameters moved against their gradient, as an optimizer does."""
@@ -236,7 +238,7 @@ def test_the_gradient_of_the_model_is_the_slope(case):
     @jax.jit
     def value(size):
         moved = jax.tree.map(lambda leaf, of: leaf + size * of, model, way)
-        outcome = objective(params | moved, batch, RNGS, STEP)
+        outcome = tiny.evaluate(objective, params | moved, batch, RNGS, STEP)
         return outcome.totals["asa"], outcome.totals["penalty"]
 
     (ahead, kept), (behind, still) = value(2e-4), value(-2e-4)
@@ -252,7 +254,11 @@ def test_guidance_stays_with_the_clean_pass(case):
     for term, total in inner.totals.items():
         np.testing.assert_allclose(outcome.totals[term], total, rtol=1e-6)
     assert {"mass/next", "mass/period", "ag_loss", "asa_loss"} <= set(outcome.metrics)
-    assert objective.headline == objective.inner.headline and objective.says == ("task", "sentence", "nsp")
+    assert objective.primary_metric == objective.inner.primary_metric and objective.prediction_names == (
+        "task",
+        "sentence",
+        "nsp",
+    )
 
 
 def test_a_bias_of_guidance_is_in_both_passes():
@@ -274,23 +280,25 @@ def test_a_bias_of_guidance_is_in_both_passes():
 def test_an_evaluation_is_that_of_the_clean_model(case):
     objective, batch, params, _ = case
     both = (objective, objective.inner)
-    found, plain = (jax.jit(lambda params, of=of: of(params, batch, None, STEP).metrics)(params) for of in both)
+    found, plain = (
+        jax.jit(lambda params, of=of: tiny.evaluate(of, params, batch, None, STEP).metrics)(params) for of in both
+    )
     jax.tree.map(np.testing.assert_array_equal, found, plain)
 
 
 def test_a_model_without_the_port_is_refused():
     class Deaf(Pretraining):
-        """Its predictions lack units, as those of an encoder that never calls the attack."""
+        """Its outputs lack mask counts, as those of an encoder that never calls the attack."""
 
-        def predict(self, params, shown, rngs, step, ports=Ports()):
-            return super().predict(params, shown, rngs, step, ports).replace(units=None)
+        def forward(self, params, batch, rngs, step, ports=Ports()):
+            return super().forward(params, batch, rngs, step, ports).replace(mask_counts=None)
 
     batch = tiny.mixed_batch()
     objective = attacked(Deaf(tiny.model(), HEAD))
     with pytest.raises(
         ValueError, match="the model of Deaf has no port for that: its encoder must hand `ports.attack` on"
     ):
-        jax.eval_shape(lambda params: objective(params, batch, RNGS, STEP), params_of(objective, batch))
+        jax.eval_shape(lambda params: tiny.evaluate(objective, params, batch, RNGS, STEP), params_of(objective, batch))
 
 
 def test_delay():

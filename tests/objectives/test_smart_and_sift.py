@@ -13,8 +13,8 @@ from ag_jax.models.encoder import Ports
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig, SiftConfig, SmartConfig
 from ag_jax.objectives.adversarial.sift import Normalized, sift
-from ag_jax.objectives.adversarial.smart import Ball, Released, smart, stable_kl
-from ag_jax.objectives.adversarial.smoothness import apart
+from ag_jax.objectives.adversarial.smart import MtDnnPerturbation, SmartPerturbation, smart, stable_kl
+from ag_jax.objectives.adversarial.smoothness import symmetric_kl
 from ag_jax.objectives.predictions import Categorical, Counts, Numbers, YesNo
 from ag_jax.objectives.supervised import Supervised
 from tests import tiny
@@ -41,7 +41,7 @@ def test_smart_by_hand():
     batch, w = perturbed.linear_batch(), np.asarray(perturbed.W["w"], np.float64)
     attacked = smart(perturbed.Linear(), dataclasses.replace(LARGE, steps=2), 3)
     sequences = jnp.asarray(batch["sequences"])
-    delta = np.asarray(attacked.neighbours.first(NOISE_KEY, sequences), np.float64)
+    delta = np.asarray(attacked.perturbation.init(NOISE_KEY, sequences), np.float64)
     assert not delta[batch["sequences"] == 0].any() and delta.any()
     for _ in range(2):
         sign = np.sign(delta.sum(1) @ w)[:, None, None]
@@ -66,7 +66,7 @@ def test_smart_as_released_by_hand():
     batch["labels"] = np.array([1, 0, 1, 0], np.float32)
     inner = perturbed.Linear(is_yes_or_no=True)
     attacked = smart(inner, dataclasses.replace(LARGE, mtdnn_compat=True), 3)
-    delta = np.asarray(attacked.neighbours.first(NOISE_KEY, jnp.asarray(batch["sequences"])), np.float64)
+    delta = np.asarray(attacked.perturbation.init(NOISE_KEY, jnp.asarray(batch["sequences"])), np.float64)
     valid = batch["sequences"][:, :, None]
     y = (batch["vectors"] * valid).sum(1) @ w
     other = y + delta.sum(1) @ w
@@ -92,7 +92,7 @@ def test_sift_by_hand():
     attacked = ATTACKS["sift"](perturbed.Linear(), 3, weight=4.0)
     valid, x = batch["sequences"][:, :, None], batch["vectors"].astype(np.float64)
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-7) * valid
-    delta = np.asarray(attacked.neighbours.first(NOISE_KEY, jnp.asarray(batch["sequences"])), np.float64)
+    delta = np.asarray(attacked.perturbation.init(NOISE_KEY, jnp.asarray(batch["sequences"])), np.float64)
     slope = 2 * (delta.sum(1) @ w * batch["weights"])[:, None, None] * w * valid
     delta = delta + 0.3 * slope / (np.abs(slope).max(-1, keepdims=True) + 1e-6)
     residual, moved = (x.sum(1) @ w - batch["labels"]) * batch["weights"], delta.sum(1) @ w * batch["weights"]
@@ -114,40 +114,40 @@ def test_the_same_as_a_plain_loop(name, attack):
     """Around any objective: noise moved along gradients that differentiate everything, then the sum of both losses."""
     (objective, batch), params = perturbed.CASES[name], perturbed.plain(name)[0]
     attacked = ATTACKS[attack](objective, **({} if attack == "sift" else {"steps": 2}))
-    neighbours, counts = attacked.neighbours, objective.counts(batch)
+    perturbation, counts = attacked.perturbation, objective.counts(batch)
     rngs, sequences = {"dropout": perturbed.KEY}, jnp.asarray(batch["sequences"]).reshape(-1, tiny.LENGTH)
     assert set(attacked.normalizers(batch)) == set(objective.normalizers(batch)) | {
-        attacked.term if said == "task" else f"{attacked.term}_{said}" for said in objective.says
+        attacked.term if name == "task" else f"{attacked.term}_{name}" for name in objective.prediction_names
     }
 
     def passes(params, delta):
-        outcome = objective(params, batch, rngs, perturbed.STEP, neighbours.clean(Ports()))
-        return outcome, objective.predict(
-            params, outcome.shown, rngs, perturbed.STEP, neighbours.perturbed(Ports(), delta)
-        )
+        outcome = tiny.evaluate(objective, params, batch, rngs, perturbed.STEP, perturbation.clean(Ports()))
+        ports = perturbation.perturbed(Ports(), delta)
+        other = objective.predict(params, outcome.outputs.encoder_batch, rngs, perturbed.STEP, ports)
+        return outcome, outcome.outputs.predictions, other.predictions
 
     def sought(params, delta):
-        outcome, other = passes(params, delta)
-        fixed = jax.lax.stop_gradient(outcome.predictions.said)
-        return sum(neighbours.sought(fixed[said], other.said[said], counts[said]) for said in counts)
+        _, clean, other = passes(params, delta)
+        fixed = jax.lax.stop_gradient(clean)
+        return sum(perturbation.objective(fixed[name], other[name], counts[name]) for name in counts)
 
     def loss(params, delta):
-        outcome, other = passes(params, delta)
+        outcome, clean, other = passes(params, delta)
         weights, coefficients = objective.normalizers(batch), objective.coefficients(perturbed.STEP)
         value = sum(
             coefficients[term] * total / jnp.maximum(weights[term], 1) for term, total in outcome.totals.items()
         )
-        for said, of in counts.items():
-            total = apart(outcome.predictions.said[said], other.said[said], of, attacked.stop_gradient)
+        for name, of in counts.items():
+            total = symmetric_kl(clean[name], other[name], of, attacked.stop_gradient)
             value += attacked.coefficient * total / of.weights.sum()
         return value
 
     @jax.jit
     def plainly(params):
-        delta = neighbours.first(NOISE_KEY, sequences)
+        delta = perturbation.init(NOISE_KEY, sequences)
         for _ in range(attacked.steps):
             slope = jnp.where(sequences[:, :, None] > 0, jax.grad(sought, argnums=(0, 1))(params, delta)[1], 0)
-            delta = jnp.where(sequences[:, :, None] > 0, neighbours.ascend(delta, slope, sequences), 0)
+            delta = jnp.where(sequences[:, :, None] > 0, perturbation.update(delta, slope, sequences), 0)
         return *jax.value_and_grad(loss)(params, jax.lax.stop_gradient(delta)), delta
 
     value, gradient, delta = plainly(params)
@@ -179,7 +179,7 @@ def test_parts_are_exact(name, attack):
     objective, batch = perturbed.CASES[name]
     params = perturbed.params_of(objective, batch)
     attacked = ATTACKS[attack](objective)
-    attacked = dataclasses.replace(attacked, neighbours=Constant(attacked.neighbours))
+    attacked = dataclasses.replace(attacked, perturbation=Constant(attacked.perturbation))
     whole, parts = (perturbed.trained(attacked, params, batch, microbatches) for microbatches in (1, 2))
     np.testing.assert_allclose(parts[0], whole[0], rtol=1e-5)
     perturbed.close(parts[2], whole[2], rtol=1e-3, atol=1e-4)
@@ -187,50 +187,52 @@ def test_parts_are_exact(name, attack):
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """Neighbours that begin at the same place in every part of a batch."""
+    """A perturbation that begins at the same place in every part of a batch."""
 
     inner: object
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
-    def first(self, key, sequences):
+    def init(self, key, sequences):
         return jnp.where(sequences[:, :, None] > 0, 0.05 * jnp.cos(jnp.arange(self.inner.width)), 0.0)
 
 
 def test_where_smart_goes():
     """Not out of the ball, but by the released code, where the largest component of every token is 1 (less 1e-6)."""
     slope = jax.random.normal(perturbed.KEY, (*MIXED.shape, 5)) * jnp.where(MIXED > 0, 1.0, 0.0)[:, :, None]
-    ball = Ball(SmartConfig(), 5)
-    first = ball.first(perturbed.KEY, MIXED)
+    ball = SmartPerturbation(SmartConfig(), 5)
+    first = ball.init(perturbed.KEY, MIXED)
     assert not np.asarray(first)[~VALID].any()
     np.testing.assert_allclose(np.std(np.asarray(first)[VALID]), 1e-5, rtol=0.2)
-    moved = np.asarray(ball.ascend(first, slope, MIXED))
+    moved = np.asarray(ball.update(first, slope, MIXED))
     assert np.abs(moved).max() <= np.float32(1e-5) and (np.abs(moved[VALID]).max(-1) > 0.999e-5).all()
     far = SmartConfig(step_size=0.5, epsilon=10.0)
     for normalize, largest in (("text", [np.abs(moved[row]).max() for row in range(6)]), ("token", None)):
-        gone = np.abs(Ball(dataclasses.replace(far, normalize=normalize), 5).ascend(0 * first, slope, MIXED))
+        gone = np.abs(
+            SmartPerturbation(dataclasses.replace(far, normalize=normalize), 5).update(0 * first, slope, MIXED)
+        )
         if largest is None:
             np.testing.assert_allclose(gone[VALID].max(-1), 0.5, rtol=1e-6)
         else:
             np.testing.assert_allclose([gone[row].max() for row in (0, 1, 2, 5)], 0.5, rtol=1e-6)
             np.testing.assert_allclose([gone[4, :3].max(), gone[4, 3:].max()], 0.5, rtol=1e-6)
             assert gone[0].max(-1).min() < 0.45
-    assert not np.asarray(ball.ascend(0 * first, 0 * slope, MIXED)).any()
-    released = np.abs(Released(SmartConfig(mtdnn_compat=True, step_size=1e-3), 5).ascend(first, slope, MIXED))
+    assert not np.asarray(ball.update(0 * first, 0 * slope, MIXED)).any()
+    released = np.abs(MtDnnPerturbation(SmartConfig(mtdnn_compat=True, step_size=1e-3), 5).update(first, slope, MIXED))
     np.testing.assert_allclose(released[VALID].max(-1), 1, atol=0.02)
     assert released.max() <= 1 and not released[~VALID].any()
 
 
 def test_where_sift_goes():
-    neighbours = ATTACKS["sift"](None, 5, noise=0.1, step_size=0.3).neighbours
-    first = np.asarray(neighbours.first(perturbed.KEY, MIXED))
+    perturbation = ATTACKS["sift"](perturbed.Linear(), 5, noise=0.1, step_size=0.3).perturbation
+    first = np.asarray(perturbation.init(perturbed.KEY, MIXED))
     assert not first[~VALID].any() and np.abs(first).max() == np.float32(0.2) and 0.07 < first[VALID].std() < 0.1
     slope = jax.random.normal(perturbed.KEY, first.shape)
-    moved = np.asarray(neighbours.ascend(first, slope, MIXED)) - first
+    moved = np.asarray(perturbation.update(first, slope, MIXED)) - first
     np.testing.assert_allclose(np.abs(moved).max(-1), 0.3, rtol=1e-4)
     for broken in (jnp.nan, jnp.inf):
-        np.testing.assert_array_equal(neighbours.ascend(first, slope.at[0, 0, 0].set(broken), MIXED), first)
+        np.testing.assert_array_equal(perturbation.update(first, slope.at[0, 0, 0].set(broken), MIXED), first)
 
 
 @pytest.mark.parametrize("unit", [False, True])
@@ -265,8 +267,11 @@ def test_no_perturbation_is_no_loss_and_no_gradient():
     loss, metrics, _ = perturbed.trained(attacked, params, batch)
     assert abs(metrics["smart_loss"][0]) < 1e-5 and metrics["delta_norm"][0] < 1
     np.testing.assert_allclose(loss, plain[0], rtol=1e-5)
-    found = ATTACKS["sift"](objective)(params, batch, None, perturbed.STEP)
-    assert found.totals == objective(params, batch, None, perturbed.STEP).totals and "sift_loss" not in found.metrics
+    found = tiny.evaluate(ATTACKS["sift"](objective), params, batch, None, perturbed.STEP)
+    assert (
+        found.totals == tiny.evaluate(objective, params, batch, None, perturbed.STEP).totals
+        and "sift_loss" not in found.metrics
+    )
 
 
 def test_dropout_is_shared_or_not():
@@ -279,26 +284,28 @@ def test_dropout_is_shared_or_not():
         assert bool(perturbed.trained(attacked, params, batch)[1]["smart_loss"][0] < 1e-4) == same
 
 
-def test_apart():
+def test_symmetric_kl():
     rng = np.random.default_rng(0)
     p, q = (jnp.asarray(rng.standard_normal((2, 5)), jnp.float32) for _ in range(2))
     counts = Counts(jnp.array([1.0, 2.0]))
     of_p, of_q = (functions.softmax(np.asarray(logits, np.float64), axis=-1) for logits in (p, q))
     both = (functions.rel_entr(of_p, of_q) + functions.rel_entr(of_q, of_p)).sum(-1)
-    np.testing.assert_allclose(apart(Categorical(p), Categorical(q), counts, "none"), both @ [1, 2], rtol=1e-5)
+    np.testing.assert_allclose(symmetric_kl(Categorical(p), Categorical(q), counts, "none"), both @ [1, 2], rtol=1e-5)
     numbers = [Numbers(of[:, 0]) for of in (p, q)]
     wanted = (p[:, 0] - q[:, 0]) ** 2 @ np.array([1, 2])
     for stop, learns in (("none", True), ("targets", True), ("clean", False)):
-        value, slope = jax.value_and_grad(lambda a, stop=stop: apart(Numbers(a), numbers[1], counts, stop))(p[:, 0])
+        value, slope = jax.value_and_grad(lambda a, stop=stop: symmetric_kl(Numbers(a), numbers[1], counts, stop))(
+            p[:, 0]
+        )
         np.testing.assert_allclose(value, wanted, rtol=1e-5)
         np.testing.assert_allclose(slope, 2 * (p[:, 0] - q[:, 0]) * np.array([1, 2]) if learns else 0, rtol=1e-5)
     found = stable_kl(p, q, counts.weights)
     logits = [functions.logit(of) for of in (of_p, of_q)]
     np.testing.assert_allclose(found, (2 * of_q * (logits[1] - logits[0])).sum(-1) @ [1, 2], rtol=1e-3)
-    seek = lambda b: ATTACKS["sift"](None).neighbours.sought(Categorical(p), Categorical(b), counts)  # noqa: E731
+    seek = lambda b: ATTACKS["sift"](perturbed.Linear()).perturbation.objective(Categorical(p), Categorical(b), counts)  # noqa: E731
     fixed = jax.nn.softmax(p), jnp.array([[1.0], [2.0]])  # of KL(p || q) by q's logits: softmax(q) - softmax(p)
     np.testing.assert_allclose(jax.grad(seek)(q), (jax.nn.softmax(q) - fixed[0]) * fixed[1], atol=1e-6)
-    yes = Released(SmartConfig(mtdnn_compat=True), 5).sought(YesNo(p[:, 0]), YesNo(q[:, 0]), counts)
+    yes = MtDnnPerturbation(SmartConfig(mtdnn_compat=True), 5).objective(YesNo(p[:, 0]), YesNo(q[:, 0]), counts)
     stacked = [jnp.stack([of[:, 0], 0 * of[:, 0]], -1) for of in (p, q)]
     np.testing.assert_allclose(yes, stable_kl(*stacked, counts.weights), rtol=1e-6)
 
@@ -348,7 +355,9 @@ def test_the_usual_steps():
 def test_a_ball_that_rounding_loses_is_refused():
     def wrapped(dtype, **settings):
         config = AdversarialConfig("smart", smart=SmartConfig(**settings))
-        return adversarial.wrap(None, config, adversarial.Setting(tiny.config(dtype=dtype), tiny.SPECIAL, 10))
+        return adversarial.wrap(
+            perturbed.Linear(), config, adversarial.Setting(tiny.config(dtype=dtype), tiny.SPECIAL, 10)
+        )
 
     for dtype, settings in (("float32", {}), ("bfloat16", {"epsilon": 2e-3}), ("bfloat16", {"mtdnn_compat": True})):
         assert wrapped(dtype, **settings).term == "smart"

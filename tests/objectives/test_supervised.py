@@ -92,7 +92,7 @@ def test_equals_numpy(kind, style):
         pytest.skip("the other kinds have the same head, or one without a style")
     model, batch, params = case(kind, style)
     objective = Supervised(model)
-    outcome = jax.jit(lambda params: objective(params, batch, None, STEP))(params)
+    outcome = jax.jit(lambda params: tiny.evaluate(objective, params, batch, None, STEP))(params)
     logits = numpy_logits(kind, style, params, batch)
     total, weight, right = numpy_loss(kind, logits, batch)
     assert weight == (batch["label_weights"][:-1].sum() if kind == "tagging" else 6 if kind == "span" else 7)
@@ -194,7 +194,7 @@ def test_the_ports_reach_the_encoder(kind):
     """Both ports of adversaries, for which each candidate is a row of its own."""
     model, batch, params = case(kind)
     rows = flat_rows(batch)["tokens"].shape[0]
-    call = jax.jit(lambda ports: Supervised(model)(params, batch, None, STEP, ports).totals["task"])
+    call = jax.jit(lambda ports: tiny.evaluate(Supervised(model), params, batch, None, STEP, ports).totals["task"])
     plain = call(Ports())
     rng = np.random.default_rng(1)
     delta = jnp.asarray(rng.standard_normal((rows, tiny.LENGTH, tiny.CONFIG.width)), jnp.float32)

@@ -15,8 +15,8 @@ from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig, FreeLBConfig, Method, SiftConfig, SmartConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
-from ag_jax.objectives.adversarial.sift import NormalizedEmbeddings
-from ag_jax.objectives.adversarial.smart import Ball, Released
+from ag_jax.objectives.adversarial.sift import SiftPerturbation
+from ag_jax.objectives.adversarial.smart import MtDnnPerturbation, SmartPerturbation
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
@@ -41,12 +41,12 @@ def test_the_method_chooses():
     setting = adversarial.Setting(config, tiny.SPECIAL, 10)
     made = {method: adversarial.wrap(inner, AdversarialConfig(method, **RIVALS[method]), setting) for method in RIVALS}
     assert made["freelb"] == FreeLB(inner, RIVALS["freelb"]["freelb"], 7)
-    assert made["smart"].neighbours == Ball(RIVALS["smart"]["smart"], 7) and made["smart"].steps == 2
-    assert made["sift"].neighbours == NormalizedEmbeddings(RIVALS["sift"]["sift"], 7) and made["sift"].steps == 1
+    assert made["smart"].perturbation == SmartPerturbation(RIVALS["smart"]["smart"], 7) and made["smart"].steps == 2
+    assert made["sift"].perturbation == SiftPerturbation(RIVALS["sift"]["sift"], 7) and made["sift"].steps == 1
     assert [made[method].coefficients(jnp.int32(0))[method] for method in ("smart", "sift")] == [3, 2]
     assert (made["smart"].stop_gradient, made["sift"].stop_gradient) == ("none", "targets")
     compat = adversarial.wrap(inner, AdversarialConfig("smart", smart=SmartConfig(mtdnn_compat=True)), setting)
-    assert isinstance(compat.neighbours, Released) and compat.stop_gradient == "targets"
+    assert isinstance(compat.perturbation, MtDnnPerturbation) and compat.stop_gradient == "targets"
     assert set(RIVALS) < set(get_args(Method)) and AdversarialConfig("sift").sentence == "none"
     with pytest.raises(ValueError, match="adversarial.method must be one of none, asa, .*freelb, smart, sift"):
         config_reader.check(AdversarialConfig("pgd"), "adversarial")

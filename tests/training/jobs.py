@@ -57,7 +57,7 @@ def tiny_job(
     }
     config = TrainingConfig(**(settings | training))
     program = tiny_program(width, optimizer, config.steps)
-    metric = program.objective.headline.metric
+    metric = program.objective.primary_metric.metric
     return Job(
         name="tiny",
         config=config,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ag_jax.objectives.losses import Outcome
+from ag_jax.objectives.base import Objective, Outputs
 from ag_jax.training import sharding
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.program import make_program
@@ -81,8 +81,8 @@ def test_loss_is_the_sum_of_coefficient_times_total_over_weight(batch, by_parts)
     assert alpha * mean["ag_loss"] > 0.01 * loss
 
 
-class Draws:
-    """An objective that only says what its random key for dropout gives it, in the place of its part of the batch."""
+class Draws(Objective):
+    """An objective whose metric has a number drawn with its key for dropout, in the place of its part of the batch."""
 
     def normalizers(self, batch):
         return {"task": batch["weights"].sum()}
@@ -90,9 +90,12 @@ class Draws:
     def coefficients(self, step):
         return {"task": jnp.float32(1)}
 
-    def __call__(self, params, batch, rngs, step, ports):
+    def forward(self, params, batch, rngs, step, ports):
         drawn = batch["part"].mean(0) * jax.random.uniform(rngs["dropout"])
-        return Outcome({"task": params * 0}, {"drawn": (drawn, jnp.float32(1))}, None, batch)
+        return Outputs({"task": params * 0}, batch, metrics={"drawn": (drawn, jnp.float32(1))})
+
+    def terms(self, outputs, batch):
+        return {"task": outputs.predictions["task"]}, outputs.metrics
 
 
 def test_every_microbatch_has_dropout_of_its_own():
@@ -241,7 +244,7 @@ def test_evaluation_has_no_dropout_and_no_update(trained):
     again = evaluate(run["state"].params, placed, jnp.int32(3))
     np.testing.assert_array_equal(jax.tree.leaves(metrics["mlm_loss"]), jax.tree.leaves(again["mlm_loss"]))
     still = tiny.guided(tiny.model(heads=4, width=16), ASSIGNMENT)
-    expected = jax.jit(lambda params, batch: still(params, batch, None, jnp.int32(3)).metrics)(
+    expected = jax.jit(lambda params, batch: tiny.evaluate(still, params, batch, None, jnp.int32(3)).metrics)(
         jax.device_get(run["state"].params), run["batch"]
     )
     for name, pair in expected.items():

@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter
 
 from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, colours, label, save, tidy
 from ag_jax.analysis.maps import title
-from ag_jax.objectives.losses import Headline
+from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
 
 Rows = Sequence[Mapping[str, Any]]  # of one run
@@ -24,7 +24,7 @@ AXES = {"step": "step", "tokens_seen": "training tokens seen"}
 
 
 def loss_curves(
-    series: Mapping[str, Sequence[Rows]], path: str | os.PathLike, x: str = "step", headline: Headline = MLM
+    series: Mapping[str, Sequence[Rows]], path: str | os.PathLike, x: str = "step", headline: PrimaryMetric = MLM
 ) -> epath.Path:
     """Write `draw_losses` as a PNG; returns its path."""
     return save(draw_losses(series, x, headline), path)
@@ -35,7 +35,7 @@ def mass_curves(rows_by_arm: Mapping[str, Rows], path: str | os.PathLike) -> epa
     return save(draw_masses(rows_by_arm), path)
 
 
-def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step", headline: Headline = MLM) -> Figure:
+def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step", headline: PrimaryMetric = MLM) -> Figure:
     """The headline loss over `x`, below it the guidance loss if there is one; `series` maps an arm to the rows of its seeds.
 
     A thick line is the mean over the seeds, thin ones are the seeds, dots are validation (Deshpande & Narasimhan 2020,

@@ -1,1 +1,1 @@
-"""Objectives that attack another one while it trains: it must say the same, or be right, all the same."""
+"""Objectives that attack the model of another one during training, in its attention or its embeddings."""

@@ -1,4 +1,4 @@
-"""Whether a model is attacked while it trains, and how."""
+"""Settings of attacks during training."""
 
 import dataclasses
 from typing import Annotated, ClassVar, Literal
@@ -10,26 +10,33 @@ from ag_jax.objectives.sentences import SentenceTerm
 NAIVE = ("bernoulli", "scheduled", "magnitude")
 Method = Literal["none", "asa", "bernoulli", "scheduled", "magnitude", "freelb", "smart", "sift"]
 Dropout = Literal["independent", "shared"]
-# Beyond the limit, float32 loses the scores of a row that is masked as a whole beside what is taken from them.
+# Above the limit, a wholly masked row has scores so negative that float32 cannot tell them apart.
 Strength = Annotated[float, "> 0", "<= 1e6"]
 
 
 @dataclasses.dataclass(frozen=True)
 class AsaConfig:
-    """Adversarial self-attention (Wu et al. 2022); the defaults are those of the released code where paper and code differ.
+    """Adversarial self-attention (Wu et al. 2022); where paper and released code differ, defaults follow the code.
 
-    tau, tau_power: the penalty's coefficient is tau ** tau_power; the paper writes tau, the code squares it. Lower attacks more.
-    count: what the penalty counts: kept `units` of all layers, or the sum over layers of the kept `fraction`.
-    strength: C, what is taken from the score of a masked unit.
-    heads: of a layer have one mask (`shared`), or each its `own`.
-    gate: a unit is kept where its score is above 0 (`threshold`), or above logistic noise (`gumbel`, at `gumbel_temperature`).
-    empty_rows: a row of which everything is masked attends to its text evenly (`uniform`), or to itself (`keep_diagonal`).
-    protect_specials, protect_diagonal: keep what is of special tokens, or of a token with itself, from being masked.
-    keep_init: about this share of the units is kept at first; None leaves it to the initial values (about half).
+    tau: the temperature; lower values attack more.
+    tau_power: the penalty's coefficient is tau ** tau_power; the paper writes tau, the code squares it.
+    count: the penalty counts kept `units` of all layers, or the sum over layers of the kept `fraction`.
+    strength: C, subtracted from the score of a masked unit.
+    heads: the heads of a layer have one mask (`shared`), or each its `own`.
+    gate: a unit is kept where its score is above 0 (`threshold`), or above logistic noise (`gumbel`, at
+        `gumbel_temperature`).
+    empty_rows: a row of which everything is masked attends to its text evenly (`uniform`), or to itself
+        (`keep_diagonal`).
+    protect_specials: never mask rows and columns of special tokens.
+    protect_diagonal: never mask a token's attention to itself.
+    keep_init: the share of units that is kept initially, approximately; None leaves it to the initial values (about
+        half).
     delay_steps: steps before the attack begins.
-    dropout: of the attacked pass: `independent` of the clean one's, or the same (`shared`).
+    dropout: masks of the attacked pass: `independent` of the clean pass's, or the same (`shared`).
     sentence: the sentence-level term in pre-training (`Sentences.of`).
-    learning_rate, weight_decay: of the adversary's own optimizer; None takes the model's. clip_norm: as in `OptimizerConfig`.
+    learning_rate: of the adversary's own optimizer; None takes the model's.
+    weight_decay: of the adversary's own optimizer; None takes the model's.
+    clip_norm: of the adversary's gradient, as in `OptimizerConfig`.
     """
 
     tau: Annotated[float, "> 0"] = 0.3
@@ -61,12 +68,12 @@ class AsaConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MaskingConfig:
-    """Masks that nobody learns, against which a model is trained as against an adversary's (Wu et al. 2022, table 3).
+    """Non-learned masks in place of an adversary's (Wu et al. 2022, table 3).
 
-    share: of the units that are masked, by `bernoulli` at random, by `magnitude` those of each row that are attended to most.
-    trace: metrics.jsonl of a run or trial with method=asa, or its directory: `scheduled` masks at random as much as was masked
-        there, layer by layer. In a suite `{arms}`, `{task}` and `{trial}` stand for what `finetuning.traces` says.
-    strength, empty_rows, dropout, sentence, divergence: as of `AsaConfig`.
+    share: the masked share of units: by `bernoulli` random ones, by `magnitude` those of each row with most attention.
+    trace: metrics.jsonl of a run or trial with method=asa, or its directory; `scheduled` masks the same shares at
+        random, layer by layer. In a suite it may contain `{arms}`, `{task}` and `{trial}` (`finetuning.traces`).
+    strength, empty_rows, dropout, sentence, divergence: as in `AsaConfig`.
     """
 
     share: Annotated[float, "> 0", "< 1"] = 0.1
@@ -84,17 +91,18 @@ class MaskingConfig:
 class FreeLBConfig:
     """FreeLB (Zhu et al. 2020).
 
-    The defaults of `steps`, `step_size`, `init_magnitude` and `max_norm` are the authors' for RoBERTa-large on MNLI, which they
-    trained with `count=fairseq`.
+    The defaults of `steps`, `step_size`, `init_magnitude` and `max_norm` are the authors' for RoBERTa-large on MNLI,
+    which they trained with `count=fairseq`.
 
-    steps: K, as one of the authors' two programs counts it.
-    count: that program. With `huggingface` there are K passes, and K - 1 steps of ascent between them; with `fairseq` K + 1 passes
-        and K steps. In both the first pass is at the initial perturbation, so it is clean only if `init_magnitude` is 0, and the
-        gradient of the parameters is the mean over all passes.
-    step_size: how far the perturbation of a text moves from pass to pass; max_norm: its largest norm, None for any.
-    init_magnitude: the most that its length can be at first; 0 begins without one.
-    dropout: `shared` by all passes, or `independent` in each.
-    begin_step: steps before the attack begins; until then passes are clean, and as many.
+    steps: K, counted as in one of the authors' two programs.
+    count: the program. With `huggingface` there are K passes, and K - 1 steps of ascent between them; with `fairseq` K
+        + 1 passes and K steps. In both the first pass is at the initial perturbation, so it is clean only if
+        `init_magnitude` is 0, and the gradient of the parameters is the mean over all passes.
+    step_size: length of a step of a text's perturbation.
+    max_norm: largest norm of a text's perturbation; None for no limit.
+    init_magnitude: largest norm of the initial perturbation; 0 begins without one.
+    dropout: masks `shared` by all passes, or `independent` in each.
+    begin_step: steps before the attack begins; until then there are as many passes, all clean.
     """
 
     steps: Annotated[int, ">= 1"] = 2
@@ -115,16 +123,17 @@ class FreeLBConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SmartConfig:
-    """SMART's smoothness-inducing regularizer (Jiang et al. 2020), without the proximal term: no teacher is kept.
+    """SMART's smoothness-inducing regularizer (Jiang et al. 2020), without the proximal term and its momentum teacher.
 
-    alpha: its coefficient. steps: K, times that the noise moves.
-    noise: standard deviation of the noise at first.
-    step_size: how far it moves; None takes the usual 1e-3, or 1e-5 with `mtdnn_compat`.
-    epsilon: the largest that a component may become.
+    alpha: its coefficient.
+    steps: K, steps of gradient ascent on the noise.
+    noise: standard deviation of the initial noise.
+    step_size: of the ascent; None takes the usual 1e-3, or 1e-5 with `mtdnn_compat`.
+    epsilon: the largest absolute value of a component.
     normalize: gradients are divided by the largest component of their `text`, or of their `token`.
-    mtdnn_compat: as in the authors' program, where the noise of every token is divided by its largest component, so that
-        `epsilon` and `normalize` are not read, and targets are fixed.
-    dropout: of each perturbed pass, `independent` of the clean one's, or the same (`shared`).
+    mtdnn_compat: as in the authors' program, where the noise of every token is divided by its largest component, so
+        that `epsilon` and `normalize` are not read, and targets are fixed.
+    dropout: masks of each perturbed pass, `independent` of the clean pass's, or the same (`shared`).
     """
 
     alpha: Annotated[float, ">= 0"] = 1.0
@@ -149,10 +158,10 @@ class SiftConfig:
     """SiFT, scale-invariant fine-tuning (He et al. 2021, section 5); the defaults are those of the released code.
 
     weight: lambda, the coefficient of the divergence.
-    noise: standard deviation of the perturbation at first, which is cut off at twice as much.
-    step_size: how far the largest component of each token's moves, once.
+    noise: standard deviation of the initial perturbation, which is cut off at twice as much.
+    step_size: of the one step; the largest component of each token's perturbation moves by it.
     normalize: embeddings by `layer_norm`, without scale and offset, or to vectors of length 1 (`unit`).
-    dropout: of each perturbed pass, `independent` of the clean one's, or the same (`shared`).
+    dropout: masks of each perturbed pass, `independent` of the clean pass's, or the same (`shared`).
     """
 
     weight: Annotated[float, ">= 0"] = 5.0
@@ -164,10 +173,10 @@ class SiftConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AdversarialConfig:
-    """The attack, and the settings of each; only those of the chosen `method` are read.
+    """The attack, and settings of all attacks, of which only those of the chosen `method` are read.
 
-    method: `none`; `asa`, adversarial self-attention; `bernoulli`, `scheduled` and `magnitude`, masks that nobody learns;
-        `freelb`, `smart` and `sift`, perturbed embeddings.
+    method: `none`; `asa`, adversarial self-attention; `bernoulli`, `scheduled` and `magnitude`, non-learned
+        masks; `freelb`, `smart` and `sift`, perturbed embeddings.
     """
 
     method: Method = "none"
@@ -180,13 +189,13 @@ class AdversarialConfig:
     def __post_init__(self):
         if self.method == "scheduled" and not self.masking.trace:
             raise ValueError(
-                "adversarial.method=scheduled masks as much as was masked in a run with method=asa: name its directory in "
-                "adversarial.masking.trace"
+                "adversarial.method=scheduled masks as much as was masked in a run with method=asa: name its directory "
+                "in adversarial.masking.trace"
             )
 
     @property
     def in_effect(self) -> "AdversarialConfig":
-        """The same attack, with the settings that its method does not read at their defaults."""
+        """A copy with defaults for the settings that its method does not read."""
         section = "masking" if self.method in NAIVE else self.method
         read = {section: getattr(self, section)} if self.method != "none" else {}
         return AdversarialConfig(self.method, **read)
@@ -198,5 +207,5 @@ class AdversarialConfig:
 
     @property
     def sentence(self) -> str:
-        """What pre-training predicts of first positions for the attack's sake."""
+        """The kind of prediction at first positions that the attack compares in pre-training (`Sentences.of`)."""
         return self.compares.sentence if self.compares else "none"

@@ -1,6 +1,7 @@
-"""Masks that nobody learns, in the place of an adversary's: at random, on a schedule, or of what is attended to most.
+"""Non-learned attention masks in place of an adversary's: random, scheduled, or of the largest attention weights.
 
-Wu et al. 2022, section 5.1, with the first two terms of equation 9. Every layer has masks of its own, shared by its heads.
+Wu et al. 2022, section 5.1, with the first two terms of equation 9. Every layer has masks of its own, shared by its
+heads.
 
 Shape letters: N layers, B batch, Q query position, K key position.
 """
@@ -17,18 +18,22 @@ from ag_jax.attention.adversary import Attack, Attacked, Rules
 from ag_jax.models.encoder import Batch
 from ag_jax.objectives.adversarial.config import MaskingConfig
 from ag_jax.objectives.adversarial.self_attention import AttackedAttention
-from ag_jax.objectives.losses import Array, Objective, Params
+from ag_jax.objectives.base import Array, Objective, Params
 
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What a run with an adversary masked: the share of every layer, after these parts of the run, ascending and at most 1."""
+    """The shares that a run with an adversary masked, over training.
+
+    progress: parts of the run, ascending and at most 1.
+    shares: the share of every layer after each of these parts.
+    """
 
     progress: tuple[float, ...]
     shares: tuple[tuple[float, ...], ...]
 
     def at(self, progress: Array) -> Array:
-        """The shares `N` after a part of the run: straight lines between those recorded, and the nearest beyond."""
+        """The shares `N` after a part of the run: interpolated, or the nearest recorded ones beyond the range."""
         shares_TN = jnp.asarray(self.shares, jnp.float32)
         known_T = jnp.asarray(self.progress, jnp.float32)
         return jax.vmap(lambda share_T: jnp.interp(progress, known_T, share_T), in_axes=1)(shares_TN)
@@ -46,7 +51,7 @@ class RandomMasks:
     ) -> Attacked:
         """The masks of one layer. Raises ValueError without a key."""
         if key is None:
-            raise ValueError("masks at random need a random key: give the pass rngs, as a step of training has them")
+            raise ValueError("random masks need a random key: give the pass rngs, as a training step does")
         batch, length = sequences_BL.shape
         uniform_B1QK = dropout.uniform(key, (batch, 1, length, length))
         return self.rules.attacked((uniform_B1QK >= self.share_N).astype(jnp.float32), sequences_BL)
@@ -54,7 +59,10 @@ class RandomMasks:
 
 @flax.struct.dataclass
 class LargestMasks:
-    """Masks `share_N[n]` of every row, rounded to whole units, in which attention, averaged over the heads, is largest."""
+    """Masks the units of every row in which attention, averaged over the heads, is largest.
+
+    share_N: the masked share of a row, rounded to whole units, of each layer.
+    """
 
     share_N: Array
     rules: Rules = flax.struct.field(pytree_node=False)
@@ -73,7 +81,7 @@ class LargestMasks:
 
 @dataclasses.dataclass(frozen=True)
 class NaiveMasks:
-    """The attack of a `method` at a step of `steps`."""
+    """Non-learned masks of a `method` (`bernoulli`, `scheduled` or `magnitude`) in a run of `steps` steps."""
 
     method: str
     config: MaskingConfig
@@ -81,9 +89,9 @@ class NaiveMasks:
     steps: int
     trace: Trace | None
 
-    def __call__(self, params: Params, shown: Batch, step: Array) -> Attack:
-        """Masks of the same share in all layers, or of the shares that the trace has after as large a part of its run."""
-        del params, shown
+    def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Attack:
+        """The attack at a step: one share for all layers, or with `scheduled` the trace's shares at this progress."""
+        del params, encoder_batch
         rules = Rules(self.config.strength, self.config.empty_rows)
         share_N = jnp.full(self.layers, self.config.share, jnp.float32)
         if self.method == "magnitude":
@@ -96,7 +104,7 @@ class NaiveMasks:
 def naive_masking(
     inner: Objective, method: str, config: MaskingConfig, layers: int, steps: int, trace: Trace | None
 ) -> AttackedAttention:
-    """The objective against masks that nobody learns."""
+    """The objective under non-learned masks."""
     return AttackedAttention(
         inner=inner,
         attacker=NaiveMasks(method, config, layers, steps, trace),

@@ -1,36 +1,61 @@
-"""Perturbations of embeddings: on valid tokens alone, and measured text by text.
+"""Perturbations of embeddings: of valid tokens only, and measured text by text.
 
 The texts of a packed row are perturbed as if each had a row of its own, and so is each candidate of an example.
 
 Shape letters: B batch, L length, E width of the embeddings.
 """
 
+from typing import Protocol
+
 import jax
 import jax.numpy as jnp
 
 from ag_jax.attention import sequences
 from ag_jax.models import encoder
-from ag_jax.models.encoder import Batch
-from ag_jax.objectives.losses import Array, LossTerm
+from ag_jax.models.encoder import Batch, Ports
+from ag_jax.objectives.base import Array, LossTerm
+from ag_jax.objectives.predictions import Counts, Prediction
+
+
+class Perturbation(Protocol):
+    """A kind of perturbation, and the steps of the search for its worst value."""
+
+    def clean(self, ports: Ports) -> Ports:
+        """The ports of the clean pass."""
+
+    def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
+        """The ports of a pass with a perturbation."""
+
+    def init(self, key: Array, sequences_BL: Array) -> Array:
+        """The initial perturbation, `BLE`, 0 on padding."""
+
+    def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+        """The function that the perturbation maximises, with `clean` fixed.
+
+        A sum over examples, so that the gradient of one does not depend on others.
+        """
+
+    def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
+        """The perturbation after one step along a gradient, which is 0 on padding."""
 
 
 def rows(batch: Batch) -> Array:
-    """Which text each token is of, `BL`, as the encoder reads the batch."""
+    """The number of the text of each token, `BL`, in the rows that the encoder reads."""
     return encoder.rows(batch)["sequences"]
 
 
 def on_texts(delta_BLE: Array, sequences_BL: Array) -> Array:
-    """The perturbation of valid tokens, and 0 for padding."""
+    """The perturbation on valid tokens, and 0 on padding."""
     return jnp.where(sequences_BL[:, :, None] > 0, delta_BLE, 0.0)
 
 
 def norms(values_BLE: Array, sequences_BL: Array) -> Array:
-    """For every position the length of all that its text has, together; `BL1`, 0 on padding."""
+    """For every position the Euclidean norm over its whole text; `BL1`, 0 on padding."""
     return jnp.sqrt(sequences.totals(jnp.square(values_BLE).sum(-1), sequences_BL))[:, :, None]
 
 
 def largest(values_BLE: Array, sequences_BL: Array) -> Array:
-    """For every position the largest absolute component that its text has; `BL1`, 0 on padding."""
+    """For every position the largest absolute component in its text; `BL1`, 0 on padding."""
     of_tokens_B1L = jnp.abs(values_BLE).max(-1)[:, None, :]
     return jnp.where(sequences.together(sequences_BL), of_tokens_B1L, 0.0).max(-1)[:, :, None]
 
@@ -41,7 +66,7 @@ def normal(key: Array, sequences_BL: Array, width: int, deviation: float) -> Arr
 
 
 def plus(before_BLE: Array | None, delta_BLE: Array) -> Array:
-    """A perturbation beside one that is there already."""
+    """The sum of a perturbation and an earlier one, if there is one."""
     return delta_BLE if before_BLE is None else before_BLE + delta_BLE
 
 

@@ -1,4 +1,4 @@
-"""A model that says the same when its attention is attacked: adversarial self-attention, in tasks and in pre-training.
+"""Adversarial self-attention: a loss for predictions that change when attention is masked.
 
 Shape letters: N layers, B batch, L length.
 """
@@ -18,33 +18,33 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.objectives import consistency
 from ag_jax.objectives.adversarial.config import AsaConfig
-from ag_jax.objectives.consistency import DivergenceConfig
-from ag_jax.objectives.losses import Array, Headline, LossTerm, Objective, Outcome, Params
-from ag_jax.objectives.predictions import Counts, Predictions
+from ag_jax.objectives.base import Array, LossTerm, Objective, Outputs, Params, Rngs
+from ag_jax.objectives.consistency import DivergenceConfig, SecondPass
+from ag_jax.objectives.predictions import Counts, Prediction
 
-_ATTACKED = 0x5A  # what the random numbers of the attacked pass are for
+_ATTACKED = 0x5A  # purpose of random keys: the attacked pass
 
 
 class Attacker(Protocol):
-    """Makes the attack of a step, from all parameters, the batch as it is shown to the encoder, and the step."""
+    """A function from all parameters, the batch as the encoder reads it, and the step, to the attack of that step."""
 
-    def __call__(self, params: Params, shown: Batch, step: Array) -> Attack: ...
+    def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Attack: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class LearntMasks:
-    """The attack of `params["adversary"]`."""
+    """The attack by the parameters `params["adversary"]`."""
 
     config: AsaConfig
     encoder: EncoderConfig
     special: SpecialTokens
 
-    def __call__(self, params: Params, shown: Batch, step: Array) -> Adversary:
-        """That of the parameters, whatever the step."""
+    def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Adversary:
+        """The adversary with these parameters, the same at every step."""
         del step
         config, shape, special_NBL = self.config, self.encoder, None
         if config.protect_specials:
-            original_BL = encoder.rows(shown)["original"]
+            original_BL = encoder.rows(encoder_batch)["original"]
             special_BL = jnp.isin(original_BL, jnp.asarray(self.special.delimiters, original_BL.dtype))
             special_NBL = jnp.broadcast_to(special_BL, (shape.layers, *special_BL.shape))
         is_drawn = config.gate == "gumbel"
@@ -58,136 +58,138 @@ class LearntMasks:
         )
 
     def init(self, key: Array) -> dict[str, Any]:
-        """Fresh parameters: two linear layers for each layer of the encoder, born as the encoder's are, boxed."""
+        """Initial parameters, boxed: two linear layers for each layer of the encoder, initialised as its own are."""
         layers, width = self.encoder.layers, self.encoder.width
         kernel_init = nn.with_logical_partitioning(
             nn.initializers.normal(self.encoder.initializer_range), ("layers", "embed", "heads")
         )
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("layers", "heads"))
         return {
-            name: {"kernel": kernel_init(of, (layers, width, width)), "bias": bias_init(of, (layers, width))}
-            for name, of in zip(("query", "key"), jax.random.split(key), strict=True)
+            name: {
+                "kernel": kernel_init(layer_key, (layers, width, width)),
+                "bias": bias_init(layer_key, (layers, width)),
+            }
+            for name, layer_key in zip(("query", "key"), jax.random.split(key), strict=True)
         }
 
 
 def _texts(sequences_BL: Array) -> Array:
-    """How many texts there are."""
+    """The number of texts."""
     return sequences.firsts(sequences_BL).sum().astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Penalty:
-    """tau^power * L_c, the sum over layers of the units that are kept, for each text; or of their share, for each row."""
+    """The penalty of kept units, tau^power * L_c.
+
+    coefficient: tau^power.
+    count: `units`, the kept units of all layers, a mean over texts; or `fraction`, their share of all units, a mean
+        over rows.
+    """
 
     coefficient: float
     count: str
 
     def weight(self, sequences_BL: Array) -> Array:
-        """What the total is divided by."""
+        """The number of texts, or of rows."""
         return _texts(sequences_BL) if self.count == "units" else (sequences_BL > 0).any(-1).sum().astype(jnp.float32)
 
     def total(self, units_NB: Units) -> Array:
-        """L_c; its gradient comes back reversed, and only to the adversary."""
+        """L_c; its gradient is reversed, and reaches only the adversary."""
         if self.count == "units":
             return units_NB.kept_B.sum()
         return (units_NB.kept_B / jnp.maximum(units_NB.all_B, 1.0)).sum()
 
 
 @dataclasses.dataclass(frozen=True)
-class AttackedAttention:
+class AttackedAttention(SecondPass):
     """L_inner + D[p(y|x), p(y|x, attack)] + tau^2 L_c (Wu et al. 2022, equations 9 and 10).
 
-    The inner objective sees the clean pass; a second pass of its model, with the attack, has to say the same. Terms, named after
-    `term`: `asa` of what the task is about, `asa_nsp` of the next sentence, `asa_sentence` of first positions, `penalty`; each
-    from `delay_steps` on. Means are over what the inner loss is a mean over. An evaluation is the inner objective's.
+    The inner objective sees the clean pass; a second pass of its model runs with the attack. Model and adversary are
+    trained by one gradient, reversed where it reaches the adversary: the model lowers D, the adversary raises D and the
+    kept units L_c, so it masks where that disturbs most. The term of L_c is `penalty`. From `delay_steps` on all terms
+    of the attack count. An evaluation is the inner objective's.
 
-    penalty: None for attacks that learn nothing; shared_dropout: the attacked pass drops what the clean one does.
+    attacker: makes the attack of a step.
+    divergence: settings of D.
+    penalty: None for attacks without parameters.
+    shared_dropout: whether the attacked pass has the clean pass's dropout masks.
+    delay_steps: steps before the attack begins.
     """
 
-    inner: Objective
     attacker: Attacker
     divergence: DivergenceConfig
-    term: str
     penalty: Penalty | None = None
     shared_dropout: bool = False
     delay_steps: int = 0
 
-    @property
-    def headline(self) -> Headline:
-        """That of the inner objective."""
-        return self.inner.headline
+    def distance(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+        """D, summed."""
+        return consistency.divergence(clean, other, counts, self.divergence)
 
-    @property
-    def says(self) -> tuple[str, ...]:
-        """What the inner objective says."""
-        return self.inner.says
+    def weight(self, counts: Counts) -> Array:
+        """The weight of D."""
+        return consistency.weight(counts, self.divergence)
 
-    def _term(self, said: str) -> str:
-        return self.term if said == "task" else f"{self.term}_{said}"
+    def coefficient_at(self, step: Array) -> Array:
+        """1 from `delay_steps` on."""
+        return jnp.asarray(step >= self.delay_steps, jnp.float32)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Those of the inner objective, and what predictions and texts count."""
-        weights, counts = self.inner.normalizers(batch), self.counts(batch)
-        weights |= {self._term(said): consistency.weight(counts[said], self.divergence) for said in self.says}
+        """Weights of the inner objective, of D and of the penalty."""
+        weights = super().normalizers(batch)
         if self.penalty is not None:
             weights["penalty"] = self.penalty.weight(encoder.rows(batch)["sequences"])
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Those of the inner objective; 1 for each divergence, and the penalty's, from `delay_steps` on."""
-        begun = jnp.asarray(step >= self.delay_steps, jnp.float32)
-        coefficients = self.inner.coefficients(step) | {self._term(said): begun for said in self.says}
+        """Coefficients of the inner objective, of D and of the penalty."""
+        coefficients = super().coefficients(step)
         if self.penalty is not None:
-            coefficients["penalty"] = begun * self.penalty.coefficient
+            coefficients["penalty"] = self.coefficient_at(step) * self.penalty.coefficient
         return coefficients
 
-    def __call__(
-        self, params: Params, batch: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
-    ) -> Outcome:
-        """The inner outcome with the terms of the attack; the share of units that is masked, overall and by layer."""
-        outcome = self.inner(params, batch, rngs, step, ports)
+    def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
+        """A clean and an attacked pass; the share of units that is masked, overall and by layer."""
+        outputs = self.inner.forward(params, batch, rngs, step, ports)
         if rngs is None:
-            return outcome
+            return outputs
         if not self.shared_dropout:
+            # All keys, not only that of dropout: the attacked pass draws no samples, it reads those of the clean one.
             rngs = {name: jax.random.fold_in(key, _ATTACKED) for name, key in rngs.items()}
-        attack = self.attacker(params, outcome.shown, step)
-        attacked = self.predict(params, outcome.shown, rngs, step, ports.replace(attack=attack))
-        if attacked.units is None:
+        # The attack is made from what the clean pass read, so that both passes differ in nothing but the masks. It
+        # reads the parameters without stop_gradient: the adversary learns by the reversed gradient inside `Adversary`.
+        attack = self.attacker(params, outputs.encoder_batch, step)
+        attacked = self.predict(params, outputs.encoder_batch, rngs, step, ports.replace(attack=attack))
+        if attacked.mask_counts is None:
             raise ValueError(
-                f"adversarial.method attacks attention, and the model of {type(self.inner).__name__} has no port for that: its encoder "
-                "must hand `ports.attack` on to every layer, and its predictions must have the `units` that these sow"
+                f"adversarial.method attacks attention, and the model of {type(self.inner).__name__} has no port for "
+                "that: its encoder must hand `ports.attack` on to every layer, and its outputs must have the "
+                "`mask_counts` that these sow"
             )
-        counts = self.counts(batch)
-        apart = consistency.divergences(outcome.predictions, attacked, counts, self.divergence)
-        totals = {self._term(said): total for said, total in apart.items()}
-        metrics = masked(attacked.units, step >= self.delay_steps)
-        for said, total in apart.items():
-            metrics[f"{self._term(said)}_loss"] = (total, consistency.weight(counts[said], self.divergence))
-        if self.penalty is not None:
-            totals["penalty"] = self.penalty.total(attacked.units)
-            metrics["kept_units"] = (attacked.units.kept_B.sum(), _texts(encoder.rows(batch)["sequences"]))
-        return outcome.replace(totals=outcome.totals | totals, metrics=outcome.metrics | metrics)
+        metrics = masked(attacked.mask_counts, step >= self.delay_steps)
+        return self.with_second_pass(outputs, attacked.replace(metrics=metrics))
 
-    def predict(
-        self, params: Params, shown: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
-    ) -> Predictions:
-        """What the inner objective predicts; attacked only if `ports` say so."""
-        return self.inner.predict(params, shown, rngs, step, ports)
-
-    def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Those of the inner objective."""
-        return self.inner.counts(batch)
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+        """Terms of the inner objective, D, and the penalty with the number of kept units of a text."""
+        totals, metrics = super().terms(outputs, batch)
+        attacked = outputs.second_passes.get(self.term)
+        if attacked is not None and self.penalty is not None:
+            kept = attacked.mask_counts.kept_B.sum()
+            totals["penalty"] = self.penalty.total(attacked.mask_counts)
+            metrics["kept_units"] = (kept, _texts(encoder.rows(batch)["sequences"]))
+        return totals, metrics
 
 
 def masked(units_NB: Units, begun: Array) -> dict[str, LossTerm]:
-    """1 - kept / all, of all layers and of each; 0 until the attack has begun."""
+    """The masked share 1 - kept / all, of all layers and of each; 0 until the attack has begun."""
     all_N = units_NB.all_B.sum(1)
     masked_N = jnp.where(begun, all_N - units_NB.kept_B.sum(1), 0.0)
     return {"masked": (masked_N.sum(), all_N.sum()), "masked/layers": (masked_N, all_N)}
 
 
 def adversarial_self_attention(inner: Objective, attacker: LearntMasks) -> AttackedAttention:
-    """The objective against an adversary that learns."""
+    """The objective under the attack of a learning adversary."""
     config = attacker.config
     return AttackedAttention(
         inner=inner,

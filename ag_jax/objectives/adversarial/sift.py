@@ -1,4 +1,4 @@
-"""SiFT, scale-invariant fine-tuning: perturbations of embeddings that were normalised before.
+"""SiFT, scale-invariant fine-tuning: perturbations of normalised embeddings.
 
 Shape letters: B batch, L length, E width of the embeddings.
 """
@@ -13,12 +13,12 @@ from ag_jax.models.encoder import Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.config import SiftConfig
 from ag_jax.objectives.adversarial.smoothness import Smooth
+from ag_jax.objectives.base import Array, Objective
 from ag_jax.objectives.consistency import DivergenceConfig, divergence
-from ag_jax.objectives.losses import Array, Objective
 from ag_jax.objectives.predictions import Counts, Prediction
 
 _VARIANCE = 1e-7  # added to variances and squared lengths, as in the released code
-_EPSILON = 1e-6  # added to the largest component of a gradient, in the same
+_EPSILON = 1e-6  # added to the largest component of a gradient, as in the released code
 
 
 @flax.struct.dataclass
@@ -43,41 +43,41 @@ class Normalized:
 
 
 @dataclasses.dataclass(frozen=True)
-class NormalizedEmbeddings:
+class SiftPerturbation:
     """Normalised embeddings + delta (He et al. 2021, section 5).
 
     delta_0   = cut(N(0, noise^2), to twice the deviation)
     delta_1   = delta_0 + step_size * g / (max |g| + 1e-6), of each token; g as it is while it is finite, else no step
 
-    with g the gradient of KL(p || q), q the perturbed prediction, or of squares for numbers, summed over the batch: of the
-    regularizer, with fixed targets.
+    with g the gradient of KL(p || q), q the perturbed prediction, or of squares for numbers, summed over the batch: of
+    the regularizer, with fixed targets.
     """
 
     config: SiftConfig
     width: int
 
     def clean(self, ports: Ports) -> Ports:
-        """Normalised."""
+        """The ports, with normalised embeddings."""
         return ports.replace(on_embeddings=self._normalized(None))
 
     def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
-        """Normalised, and perturbed."""
+        """The ports, with normalised and then perturbed embeddings."""
         return ports.replace(on_embeddings=self._normalized(delta_BLE))
 
     def _normalized(self, delta_BLE: Array | None) -> Normalized:
         return Normalized(delta_BLE, unit=self.config.normalize == "unit")
 
-    def first(self, key: Array, sequences_BL: Array) -> Array:
-        """delta_0."""
+    def init(self, key: Array, sequences_BL: Array) -> Array:
+        """delta_0, `BLE`."""
         most = 2 * self.config.noise
         return jnp.clip(perturbation.normal(key, sequences_BL, self.width, self.config.noise), -most, most)
 
-    def sought(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """The part of the regularizer that moves with the perturbation."""
+    def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+        """KL(p || q), the part of the regularizer that depends on the perturbation when targets are fixed."""
         return divergence(clean, other, counts, DivergenceConfig(form="one_way", stop_gradient="clean"))
 
-    def ascend(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """delta_1."""
+    def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
+        """delta_1, or delta_0 if the gradient is not finite."""
         del sequences_BL
         largest_BL1 = jnp.abs(slope_BLE).max(-1, keepdims=True)
         moved_BLE = delta_BLE + self.config.step_size * slope_BLE / (largest_BL1 + _EPSILON)
@@ -94,7 +94,7 @@ def sift(inner: Objective, config: SiftConfig, width: int) -> Smooth:
     """
     return Smooth(
         inner=inner,
-        neighbours=NormalizedEmbeddings(config, width),
+        perturbation=SiftPerturbation(config, width),
         term="sift",
         coefficient=config.weight,
         steps=1,

@@ -1,4 +1,4 @@
-"""SMART: small perturbations of word embeddings, in a ball around them.
+"""SMART: a loss for predictions that change under small perturbations of word embeddings.
 
 Shape letters: B batch, L length, E width of the embeddings.
 """
@@ -11,46 +11,46 @@ import jax.numpy as jnp
 from ag_jax.models.encoder import Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.config import SmartConfig
-from ag_jax.objectives.adversarial.smoothness import Smooth, apart
-from ag_jax.objectives.losses import Array, Objective
+from ag_jax.objectives.adversarial.smoothness import Smooth, symmetric_kl
+from ag_jax.objectives.base import Array, Objective
 from ag_jax.objectives.predictions import Categorical, Counts, Prediction, YesNo
 
-_EPSILON = 1e-6  # of the released code, in quotients
-_TINY = 1e-30  # what a gradient of 0 is divided by
+_EPSILON = 1e-6  # added to denominators by the released code
+_TINY = 1e-30  # the least denominator, for gradients of 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Ball:
+class SmartPerturbation:
     """Word embeddings + noise (Jiang et al. 2020, algorithm 1, lines 4 to 7).
 
     noise_0     from N(0, noise^2)
     noise_t+1 = cut(noise_t + step_size * g / max |g|, to [-epsilon, epsilon]);  max of the text, or of each token
 
-    with g the gradient of KL both ways, or of squares for numbers. The maximum makes g the same whatever the loss is multiplied
-    with.
+    with g the gradient of KL both ways, or of squares for numbers. Division by the maximum makes the step independent
+    of the loss's scale.
     """
 
     config: SmartConfig
     width: int
 
     def clean(self, ports: Ports) -> Ports:
-        """The same."""
+        """The ports, unchanged."""
         return ports
 
     def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
-        """With the noise."""
+        """The ports, with the noise added to the word embeddings."""
         return ports.replace(embedding_delta=perturbation.plus(ports.embedding_delta, delta_BLE))
 
-    def first(self, key: Array, sequences_BL: Array) -> Array:
-        """noise_0, which may lie outside of the ball."""
+    def init(self, key: Array, sequences_BL: Array) -> Array:
+        """noise_0, which may exceed epsilon."""
         return perturbation.normal(key, sequences_BL, self.width, self.config.noise)
 
-    def sought(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """The regularizer itself."""
-        return apart(clean, other, counts, "clean")
+    def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+        """The regularizer, `symmetric_kl`."""
+        return symmetric_kl(clean, other, counts, "clean")
 
-    def ascend(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """One step, and back to the ball."""
+    def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
+        """One step, cut to [-epsilon, epsilon]."""
         if self.config.normalize == "text":
             largest_BL1 = perturbation.largest(slope_BLE, sequences_BL)
         else:
@@ -60,25 +60,25 @@ class Ball:
 
 
 @dataclasses.dataclass(frozen=True)
-class Released(Ball):
-    """The same as in the authors' program.
+class MtDnnPerturbation(SmartPerturbation):
+    """The perturbation of the authors' program, mt-dnn.
 
-    noise_t+1 = n / (max |n| + 1e-6) of each token, with n = noise_t + step_size * g: there is no ball, and the largest component
-    of any token's noise is about 1, however small it was meant to be.
+    noise_t+1 = n / (max |n| + 1e-6) of each token, with n = noise_t + step_size * g: there is no bound epsilon, and the
+    largest component of any token's noise is about 1.
     """
 
-    def sought(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+    def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
         """`stable_kl`; squares, and words of a vocabulary, which that program does not compare, are as in the paper."""
         if isinstance(other, YesNo):
             clean, other = (
                 Categorical(jnp.stack([of.logits, jnp.zeros_like(of.logits)], axis=-1)) for of in (clean, other)
             )
         if not isinstance(other, Categorical):
-            return super().sought(clean, other, counts)
+            return super().objective(clean, other, counts)
         return stable_kl(clean.logits, other.logits, counts.weights)
 
-    def ascend(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """One step, and the largest component of every token 1."""
+    def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
+        """One step, then a division by the largest component of each token."""
         del sequences_BL
         moved_BLE = delta_BLE + self.config.length_of_step * slope_BLE
         return moved_BLE / (jnp.abs(moved_BLE).max(-1, keepdims=True) + _EPSILON)
@@ -99,13 +99,13 @@ def stable_kl(clean: Array, other: Array, weights: Array) -> Array:
 
 
 def smart(inner: Objective, config: SmartConfig, width: int) -> Smooth:
-    """The objective with SMART's regularizer; its proximal term, towards a momentum teacher, is not there.
+    """The objective with SMART's regularizer; its proximal term, towards a momentum teacher, is not implemented.
 
     The targets of both KLs are fixed in the authors' program; in the paper gradients flow everywhere.
     """
     return Smooth(
         inner=inner,
-        neighbours=(Released if config.mtdnn_compat else Ball)(config, width),
+        perturbation=(MtDnnPerturbation if config.mtdnn_compat else SmartPerturbation)(config, width),
         term="smart",
         coefficient=config.alpha,
         steps=config.steps,

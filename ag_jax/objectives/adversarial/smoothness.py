@@ -1,27 +1,28 @@
-"""A model that says the same of embeddings that are nearly the same: what SMART and SiFT have in common.
+"""A loss for predictions that change under small perturbations of embeddings: the common part of SMART and SiFT.
 
 Shape letters: B batch, L length, E width of the embeddings.
 """
 
 import dataclasses
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.objectives.adversarial import perturbation
-from ag_jax.objectives.consistency import DivergenceConfig, divergence, weight
-from ag_jax.objectives.losses import Array, Headline, Objective, Outcome, Params
-from ag_jax.objectives.predictions import Counts, Numbers, Prediction, Predictions
+from ag_jax.objectives.adversarial.perturbation import Perturbation
+from ag_jax.objectives.base import Array, Outputs, Params, Rngs
+from ag_jax.objectives.consistency import DivergenceConfig, SecondPass, divergence
+from ag_jax.objectives.predictions import Counts, Numbers, Prediction
 
-_NOISE, _PASS = 0x5317, 0x5A00  # what random numbers are for: the first perturbation, and the perturbed passes
+_NOISE, _PASS = 0x5317, 0x5A00  # purposes of random keys: the initial perturbation, and the perturbed passes
 
 
-def apart(clean: Prediction, other: Prediction, counts: Counts, stop_gradient: str) -> Array:
-    """Sum of w [KL(p || q) + KL(q || p)], or of w (a - b)^2 for numbers, with gradients as `DivergenceConfig.stop_gradient` says.
+def symmetric_kl(clean: Prediction, other: Prediction, counts: Counts, stop_gradient: str) -> Array:
+    """Sum of w [KL(p || q) + KL(q || p)], or of w (a - b)^2 for numbers.
 
-    Squares have no targets: their gradient then goes to both passes.
+    Gradients stop where `DivergenceConfig.stop_gradient` says. Squares have no targets: with `targets` their gradient
+    goes to both passes.
     """
     if isinstance(clean, Numbers):
         stop_gradient = "none" if stop_gradient == "targets" else stop_gradient
@@ -29,123 +30,76 @@ def apart(clean: Prediction, other: Prediction, counts: Counts, stop_gradient: s
     return 2 * divergence(clean, other, counts, DivergenceConfig(stop_gradient=stop_gradient))
 
 
-class Neighbours(Protocol):
-    """Where perturbed embeddings lie, and how the worst of them are looked for."""
-
-    def clean(self, ports: Ports) -> Ports:
-        """The ports of the clean pass."""
-
-    def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
-        """The ports of a pass with a perturbation."""
-
-    def first(self, key: Array, sequences_BL: Array) -> Array:
-        """The perturbation to begin with, `BLE`, 0 on padding."""
-
-    def sought(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """What the perturbation is to make large, summed over examples so that none depends on another; `clean` is fixed."""
-
-    def ascend(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """The perturbation after one step along a gradient, which is 0 on padding."""
-
-
 @dataclasses.dataclass(frozen=True)
-class Smooth:
-    """L_inner + coefficient * max_delta R[p(y|x), p(y|x + delta)], with R of `apart`.
+class Smooth(SecondPass):
+    """L_inner + coefficient * max_delta R[p(y|x), p(y|x + delta)], where R is `symmetric_kl`.
 
-    The inner objective sees the clean pass. A perturbation moves `steps` times along a gradient that is taken with regard
-    to it alone, parameters and clean predictions fixed, at the price of a forward pass and half a backward one; then one
-    more pass is compared with the clean one. Terms, named after `term`: of what the task is about, and as `term_nsp` of
-    the next sentence. Means are over what the inner loss is a mean over. An evaluation is the inner objective's.
+    The inner objective sees the clean pass. The maximum is approximated by `steps` steps of gradient ascent from a
+    random perturbation; then one more pass is compared with the clean one. An evaluation is the inner objective's.
 
-    stop_gradient: in R (`DivergenceConfig`); shared_dropout: perturbed passes drop what the clean one does.
+    perturbation: the kind of perturbation, and its steps.
+    coefficient: the coefficient of R.
+    steps: number of steps of ascent.
+    stop_gradient: in R (`DivergenceConfig`).
+    shared_dropout: whether perturbed passes have the clean pass's dropout masks.
     """
 
-    inner: Objective
-    neighbours: Neighbours
-    term: str
+    perturbation: Perturbation
     coefficient: float
     steps: int
     stop_gradient: str
     shared_dropout: bool
 
-    @property
-    def headline(self) -> Headline:
-        """That of the inner objective."""
-        return self.inner.headline
+    def distance(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+        """R, summed."""
+        return symmetric_kl(clean, other, counts, self.stop_gradient)
 
-    @property
-    def says(self) -> tuple[str, ...]:
-        """What the inner objective says."""
-        return self.inner.says
+    def coefficient_at(self, step: Array) -> Array:
+        """The coefficient, constant over steps."""
+        return jnp.full_like(step, self.coefficient, jnp.float32)
 
-    def _term(self, said: str) -> str:
-        return self.term if said == "task" else f"{self.term}_{said}"
-
-    def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Those of the inner objective, and what predictions count."""
-        counts = self.counts(batch)
-        return self.inner.normalizers(batch) | {
-            self._term(said): weight(counts[said], DivergenceConfig()) for said in self.says
-        }
-
-    def coefficients(self, step: Array) -> dict[str, Array]:
-        """Those of the inner objective, and one for every prediction."""
-        own = jnp.full_like(step, self.coefficient, jnp.float32)
-        return self.inner.coefficients(step) | {self._term(said): own for said in self.says}
-
-    def __call__(
-        self, params: Params, batch: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
-    ) -> Outcome:
-        """The inner outcome with the terms of the perturbed pass; `delta_norm`, the mean length of a text's perturbation."""
+    def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
+        """A clean and a perturbed pass; `delta_norm`, the mean length of a text's perturbation."""
         if rngs is None:
-            return self.inner(params, batch, None, step, ports)
-        outcome = self.inner(params, batch, rngs, step, self.neighbours.clean(ports))
-        counts, sequences_BL = self.counts(batch), perturbation.rows(batch)
-        delta_BLE = self._worst(params, outcome, counts, rngs, step, ports)
-        perturbed = self.neighbours.perturbed(ports, delta_BLE)
-        other = self.inner.predict(params, outcome.shown, self._rngs(rngs, self.steps), step, perturbed)
-        totals, metrics = dict(outcome.totals), dict(outcome.metrics)
-        for said in self.says:
-            total = apart(outcome.predictions.said[said], other.said[said], counts[said], self.stop_gradient)
-            totals[self._term(said)] = total
-            metrics[f"{self._term(said)}_loss"] = (total, weight(counts[said], DivergenceConfig()))
-        metrics["delta_norm"] = perturbation.length_metric(delta_BLE, sequences_BL)
-        return outcome.replace(totals=totals, metrics=metrics)
+            return self.inner.forward(params, batch, None, step, ports)
+        outputs = self.inner.forward(params, batch, rngs, step, self.perturbation.clean(ports))
+        delta_BLE = self._worst(params, outputs, self.counts(batch), rngs, step, ports)
+        ports = self.perturbation.perturbed(ports, delta_BLE)
+        other = self.predict(params, outputs.encoder_batch, self._rngs(rngs, self.steps), step, ports)
+        metrics = {"delta_norm": perturbation.length_metric(delta_BLE, perturbation.rows(batch))}
+        return self.with_second_pass(outputs, other.replace(metrics=metrics))
 
     def _worst(
         self,
         params: Params,
-        outcome: Outcome,
+        outputs: Outputs,
         counts: dict[str, Counts],
         rngs: dict[str, Array],
         step: Array,
         ports: Ports,
     ) -> Array:
         """The perturbation `BLE` after all its steps, without gradient."""
-        params, clean = jax.lax.stop_gradient((params, outcome.predictions.said))
-        sequences_BL = perturbation.rows(outcome.shown)
+        # Parameters and clean predictions are fixed, so a step costs a forward pass and half a backward one: the
+        # gradient with regard to the perturbation alone.
+        params, clean = jax.lax.stop_gradient((params, outputs.predictions))
+        sequences_BL = perturbation.rows(outputs.encoder_batch)
 
-        def sought(delta_BLE: Array, rngs: dict[str, Array]) -> Array:
-            other = self.inner.predict(params, outcome.shown, rngs, step, self.neighbours.perturbed(ports, delta_BLE))
-            return sum(self.neighbours.sought(clean[said], other.said[said], counts[said]) for said in self.says)
+        def objective(delta_BLE: Array, rngs: dict[str, Array]) -> Array:
+            perturbed = self.perturbation.perturbed(ports, delta_BLE)
+            other = self.predict(params, outputs.encoder_batch, rngs, step, perturbed).predictions
+            return sum(
+                self.perturbation.objective(clean[name], other[name], counts[name]) for name in self.prediction_names
+            )
 
-        delta_BLE = self.neighbours.first(jax.random.fold_in(rngs["dropout"], _NOISE), sequences_BL)
+        delta_BLE = self.perturbation.init(jax.random.fold_in(rngs["dropout"], _NOISE), sequences_BL)
         for number in range(self.steps):
-            slope_BLE = perturbation.on_texts(jax.grad(sought)(delta_BLE, self._rngs(rngs, number)), sequences_BL)
-            delta_BLE = perturbation.on_texts(self.neighbours.ascend(delta_BLE, slope_BLE, sequences_BL), sequences_BL)
+            slope_BLE = jax.grad(objective)(delta_BLE, self._rngs(rngs, number))
+            slope_BLE = perturbation.on_texts(slope_BLE, sequences_BL)
+            delta_BLE = self.perturbation.update(delta_BLE, slope_BLE, sequences_BL)
+            delta_BLE = perturbation.on_texts(delta_BLE, sequences_BL)
         return jax.lax.stop_gradient(delta_BLE)
 
     def _rngs(self, rngs: dict[str, Array], number: int) -> dict[str, Array]:
         if self.shared_dropout:
             return rngs
         return rngs | {"dropout": jax.random.fold_in(rngs["dropout"], _PASS + number)}
-
-    def predict(
-        self, params: Params, shown: Batch, rngs: dict[str, Array] | None, step: Array, ports: Ports = Ports()
-    ) -> Predictions:
-        """What the inner objective predicts, without a perturbation."""
-        return self.inner.predict(params, shown, rngs, step, ports)
-
-    def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Those of the inner objective."""
-        return self.inner.counts(batch)

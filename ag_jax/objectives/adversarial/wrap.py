@@ -1,4 +1,9 @@
-"""From the settings to the attack around an objective: the outermost of all that wrap."""
+"""Wrap an objective in the attack that the settings name.
+
+The order of wrappers: the task's or pre-training objective innermost, then guidance (`Guided`), then one attack. An
+attack is outside of guidance, because guidance applies to the clean pass, and FreeLB must be outermost
+(`Objective.value_and_grad`).
+"""
 
 import dataclasses
 from typing import Any
@@ -15,14 +20,17 @@ from ag_jax.objectives.adversarial.masking import Trace, naive_masking
 from ag_jax.objectives.adversarial.self_attention import LearntMasks, adversarial_self_attention
 from ag_jax.objectives.adversarial.sift import sift
 from ag_jax.objectives.adversarial.smart import smart
-from ag_jax.objectives.losses import Objective
+from ag_jax.objectives.base import Objective
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What an attack must know of the model and of the run besides its settings.
+    """Facts about the model and the run that attacks need besides their own settings.
 
-    encoder: the model's; special: in the ids of its tokenizer; steps: of the run; trace: that `adversarial.masking.trace` names.
+    encoder: the model's config.
+    special: special token ids of its tokenizer.
+    steps: number of steps of the run.
+    trace: the trace named by `adversarial.masking.trace`.
     """
 
     encoder: EncoderConfig
@@ -32,7 +40,7 @@ class Setting:
 
 
 def wrap(objective: Objective, config: AdversarialConfig, setting: Setting) -> Objective:
-    """The objective under attack; itself with `method=none`. What the attack learns is made by `init`."""
+    """The objective under attack; itself with `method=none`. `init` makes the parameters of an attack that learns."""
     attacker = learnt(config, setting.encoder, setting.special)
     if attacker is not None:
         return adversarial_self_attention(objective, attacker)
@@ -51,7 +59,7 @@ def wrap(objective: Objective, config: AdversarialConfig, setting: Setting) -> O
 
 
 def _check_precision(config: SmartConfig, encoder: EncoderConfig) -> None:
-    """Raise ValueError if the ball is so small that the model's numbers round to its centre."""
+    """Raise ValueError if epsilon is so small that it is lost when it is added to embeddings."""
     least = float(jnp.finfo(encoder.dtype).eps) / 8
     if not config.mtdnn_compat and config.epsilon < least:
         raise ValueError(
@@ -61,11 +69,11 @@ def _check_precision(config: SmartConfig, encoder: EncoderConfig) -> None:
 
 
 def learnt(config: AdversarialConfig, encoder: EncoderConfig, special: SpecialTokens) -> LearntMasks | None:
-    """What makes the attack of an adversary from its parameters; None if none is learnt."""
+    """The adversary that the settings describe, without parameters; None if the attack does not learn."""
     return LearntMasks(config.asa, encoder, special) if config.method == "asa" else None
 
 
 def init(config: AdversarialConfig, encoder: EncoderConfig, key: jax.Array) -> dict[str, Any]:
-    """Parameters that the attack has beside the model's, boxed with the names of their axes; none if it learns nothing."""
+    """Initial parameters of the attack, boxed with the names of their axes; an empty dict if it does not learn."""
     attacker = learnt(config, encoder, SpecialTokens((), ()))
     return {} if attacker is None else {ADVERSARY: attacker.init(key)}

@@ -1,0 +1,219 @@
+"""The contract of training objectives, and the base class of objectives that wrap another one.
+
+Losses are sums; nothing here or in the objectives divides. A mean of microbatch means weighs a row by how few others
+share its microbatch. So every loss term is a total, its weight depends on the batch alone, and a train step divides by
+the weight of the whole batch: by the factors of `loss_factors`, which it computes once and gives to every microbatch.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from ag_jax.attention.adversary import Units
+from ag_jax.attention.guidance import AttentionStatistics
+from ag_jax.models.encoder import Batch, Ports
+from ag_jax.objectives.predictions import Counts, Prediction
+
+Array = jax.Array
+LossTerm = tuple[Array, Array]  # (total, weight)
+Params = Any
+Rngs = dict[str, Array] | None
+Schedule = Callable[[Array], Array]
+
+
+@flax.struct.dataclass
+class Outputs:
+    """Results of one pass of a model, before any loss.
+
+    predictions: by name; `task` is the prediction that the objective's own loss is about, `nsp` the next sentence,
+        `sentence` the first position of each text. Names beside `Objective.prediction_names` are never compared between
+        passes.
+    encoder_batch: the batch as the encoder read it, with a generator's samples in place.
+    statistics: of the guided heads, with a leading axis over the layers; None without `ports.guides`.
+    mask_counts: of an attack on attention, with a leading axis over the layers; None without `ports.attack`.
+    metrics: (total, weight) of measurements that the predictions do not contain, such as the length of a perturbation.
+    second_passes: outputs of further passes on the same `encoder_batch`, by the loss term that compares them with this
+        one.
+    """
+
+    predictions: dict[str, Prediction]
+    encoder_batch: Batch
+    statistics: AttentionStatistics | None = None
+    mask_counts: Units | None = None
+    metrics: dict[str, LossTerm] = flax.struct.field(default_factory=dict)
+    second_passes: dict[str, "Outputs"] = flax.struct.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrimaryMetric:
+    """The loss by which a run is summarised: the task's, without terms that are only added for training.
+
+    metric: its name among the metrics.
+    label: its name in reports and progress lines.
+    unit: for reports, such as `nats per token`.
+    margin: how far below the loss of guessing without context it is when a run has left that plateau.
+    """
+
+    metric: str
+    label: str
+    unit: str
+    margin: float
+
+
+class Objective:
+    """A training objective: sum over terms of coefficients(step)[term] * totals[term] / normalizers(batch)[term].
+
+    A new objective defines the two attributes and all methods above `predict`; the others are derived from them.
+
+    primary_metric: the loss by which runs are summarised.
+    prediction_names: the predictions that another pass of the model can be compared in, with `task` first.
+    """
+
+    primary_metric: PrimaryMetric
+    prediction_names: tuple[str, ...]
+
+    def normalizers(self, batch: Batch) -> dict[str, Array]:
+        """The weight of each term, a function of the batch alone."""
+        raise NotImplementedError
+
+    def coefficients(self, step: Array) -> dict[str, Array]:
+        """The coefficient of each term at a step."""
+        raise NotImplementedError
+
+    def counts(self, batch: Batch) -> dict[str, Counts]:
+        """For each of `prediction_names` the weights of its parts."""
+        raise NotImplementedError
+
+    def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
+        """Run the model without computing losses.
+
+        `rngs` is None for an evaluation, without dropout and attacks. Otherwise it has the key `dropout`, and may have
+        a key `samples` for tokens that are drawn before the encoder runs.
+        """
+        raise NotImplementedError
+
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+        """The total of each loss term, and metrics as (total, weight)."""
+        raise NotImplementedError
+
+    def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
+        """Run the encoder once more on `Outputs.encoder_batch`, for a comparison of predictions.
+
+        Not the same as `forward` where that draws samples or collects statistics of guided heads: a second pass must
+        read the first one's samples, and statistics that no term uses would still cost time in a fused kernel.
+        """
+        return self.forward(params, encoder_batch, rngs, step, ports)
+
+    def loss(
+        self,
+        params: Params,
+        batch: Batch,
+        rngs: Rngs,
+        step: Array,
+        factors: dict[str, Array],
+        ports: Ports = Ports(),
+    ) -> tuple[Array, dict[str, LossTerm]]:
+        """The sum over terms of factor * total, and metrics; `factors` are the whole batch's (`loss_factors`)."""
+        totals, metrics = self.terms(self.forward(params, batch, rngs, step, ports), batch)
+        return sum(factors[term] * total for term, total in totals.items()), metrics
+
+    def value_and_grad(
+        self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
+    ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
+        """`loss` with its gradient with regard to the parameters: ((loss, metrics), gradient).
+
+        A method, so that an objective whose gradient is not that of one forward pass can override it. It must then be
+        the outermost one, because objectives that wrap it would only call its `forward` and `terms`.
+        """
+        return jax.value_and_grad(self.loss, has_aux=True)(params, batch, rngs, step, factors)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapper(Objective):
+    """An objective that changes or extends another one, and leaves to it what a subclass does not override.
+
+    Raises ValueError around an objective that overrides `value_and_grad`.
+    """
+
+    inner: Objective
+
+    def __post_init__(self):
+        if type(self.inner).value_and_grad is not Objective.value_and_grad:
+            name, own = type(self.inner).__name__, type(self).__name__
+            raise ValueError(
+                f"{name} computes its gradient itself and must be the outermost objective: wrap {name} around {own}, "
+                f"not {own} around {name}"
+            )
+
+    @property
+    def primary_metric(self) -> PrimaryMetric:
+        """The inner objective's."""
+        return self.inner.primary_metric
+
+    @property
+    def prediction_names(self) -> tuple[str, ...]:
+        """The inner objective's."""
+        return self.inner.prediction_names
+
+    def normalizers(self, batch: Batch) -> dict[str, Array]:
+        """The inner objective's weights."""
+        return self.inner.normalizers(batch)
+
+    def coefficients(self, step: Array) -> dict[str, Array]:
+        """The inner objective's coefficients."""
+        return self.inner.coefficients(step)
+
+    def counts(self, batch: Batch) -> dict[str, Counts]:
+        """The inner objective's counts."""
+        return self.inner.counts(batch)
+
+    def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
+        """Run the inner objective's model."""
+        return self.inner.forward(params, batch, rngs, step, ports)
+
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+        """The inner objective's totals and metrics."""
+        return self.inner.terms(outputs, batch)
+
+    def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
+        """Run the inner objective's encoder once more."""
+        return self.inner.predict(params, encoder_batch, rngs, step, ports)
+
+
+def loss_factors(objective: Objective, batch: Batch, step: Array) -> dict[str, Array]:
+    """The factor of each total in the loss of a batch: coefficient / weight."""
+    coefficients = objective.coefficients(step)
+    return {
+        term: coefficients[term] / jnp.maximum(weight, 1.0) for term, weight in objective.normalizers(batch).items()
+    }
+
+
+def apply_model(
+    model: nn.Module, params: Params, batch: Batch, rngs: Rngs, ports: Ports, method: str | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """Apply a model, with dropout if there are keys.
+
+    Returns its result, and the fields of `Outputs` that its layers sowed for `ports`.
+    """
+    collections = {"statistics": ports.guides, "attack": ports.attack}
+    result, sown = model.apply(
+        {"params": params},
+        batch,
+        ports=ports,
+        deterministic=rngs is None,
+        rngs=rngs,
+        mutable=[name for name, port in collections.items() if port is not None],
+        method=method,
+    )
+    return result, {"statistics": _sown(sown, "statistics"), "mask_counts": _sown(sown, "attack")}
+
+
+def _sown(collections: Params, name: str) -> Any:
+    """The value that the scanned layers sowed into a collection, with a leading axis over them; None if nothing."""
+    found = jax.tree.leaves(dict(collections).get(name, {}), is_leaf=lambda node: isinstance(node, tuple))
+    return found[0][0] if found else None
