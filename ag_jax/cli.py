@@ -17,7 +17,7 @@ from ag_jax.distributed import hosts, storage
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import exporting, importing
 from ag_jax.planning import plan, text, topology
-from ag_jax.pretraining import build, run
+from ag_jax.pretraining import run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
@@ -151,7 +151,7 @@ def _train(request: Request) -> None:
     config, workdir = request.experiment(), request.directory()
     summary = run.train(config, workdir)
     _tell(
-        f"{workdir.name}: {build.headline(config).label} {summary['train_loss']:.3f} train, {summary['validation_loss']:.3f} validation, "
+        f"{workdir.name}: {workloads.workload_of(config).primary_metric.label} {summary['train_loss']:.3f} train, {summary['validation_loss']:.3f} validation, "
         f"{summary['average_train_loss']:.3f} average over training; everything is in {workdir}"
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from ag_jax.data.text import batching
-from ag_jax.pretraining import build
+from ag_jax.pretraining import build, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training import sharding
 
@@ -20,7 +20,7 @@ def training_step(
     settings.guidance.mode = mode
     settings.training.batch_size = rows
     config, mesh = pretraining_config.parse(settings), sharding.make_mesh(sharding.MeshConfig())
-    program = build.make_program(config, build.VocabularyInfo(52_000), mesh)
+    program = build.make_program(config, workloads.VocabularyInfo(52_000), mesh)
     batch = {
         name: jax.ShapeDtypeStruct(field.shape, field.dtype)
         for name, field in batching.empty_batch(config.data, rows).items()

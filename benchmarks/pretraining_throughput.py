@@ -34,8 +34,8 @@ from ag_jax import config_reader
 from ag_jax.attention import dropout
 from ag_jax.data.text import pipeline
 from ag_jax.models import encoder, flops
-from ag_jax.planning import chips, plan
-from ag_jax.pretraining import build, run
+from ag_jax.planning import chips
+from ag_jax.pretraining import build, run, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training import sharding
 
@@ -105,7 +105,7 @@ class Runner:
             self.program = step.lower(self.state, example, self.job.key).compile()
         self.compile_seconds = time.perf_counter() - began
         predicted = config.data.masking.rate * config.data.sequence_length
-        self.flops = plan.objective_flops(config, corpus.tokenizer, predicted).total
+        self.flops = workloads.workload_of(config).flops(config, corpus.tokenizer, predicted).total
         self.times: list[float] = []
         self.waits: list[float] = []
         self.tokens = 0
@@ -224,7 +224,7 @@ def runners(options: argparse.Namespace, overrides: dict[str, Any]) -> Iterator[
         yield like
     peer = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
     if peer and not like.config.detects_replaced_tokens:
-        yield HuggingFace(like, build.model_config(like.config, corpus.tokenizer).vocabulary_size)
+        yield HuggingFace(like, workloads.model_config(like.config, corpus.tokenizer).vocabulary_size)
 
 
 def main() -> None:

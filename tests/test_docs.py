@@ -14,8 +14,7 @@ from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.finetuning.job import make_head
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
-from ag_jax.objectives.supervised import Supervised
-from ag_jax.pretraining import build, run
+from ag_jax.pretraining import run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from tests import tiny
 from tests.finetuning import tasks
@@ -45,7 +44,7 @@ def test_the_attack_of_ones_own_masks_what_its_page_says():
     names = {"__name__": "page"}
     exec(code, names)
     model, batch = tiny.task_model("classification"), tiny.task_batch("classification")
-    objective = names["attacked"](Supervised(model), model.config.layers)
+    objective = names["attacked"](tiny.supervised(model), model.config.layers)
     rngs = {"dropout": jax.random.key(0)}
     outcome = tiny.evaluate(objective, tiny.params(model, batch), batch, rngs, jnp.int32(3))
     lengths = (batch["sequences"] > 0).sum(-1)
@@ -62,7 +61,7 @@ def readers_place(tmp_path_factory):
     tasks.TOKENIZER.save(place / "tokenizer")
     data = DataConfig(sequence_length=64, tokenizer=TokenizerConfig(path=str(place / "tokenizer")))
     config = ExperimentConfig(data=data, model=encoder)
-    params = tiny.params(build.make_model(config, tasks.TOKENIZER), tiny.batch())
+    params = tiny.params(workloads.reference_model(config, tasks.TOKENIZER), tiny.batch())
     run.write(config, place / "runs" / "quickstart" / "ag-seed0", tasks.TOKENIZER, params)
     head = make_head(tasks.task("classification"), "roberta", 64)
     tuned = FineTuned(

@@ -17,7 +17,7 @@ from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import make_head
 from ag_jax.interop import exporting, finetuned
 from ag_jax.interop.finetuned import FineTuned
-from ag_jax.pretraining import build, origin, run
+from ag_jax.pretraining import build, origin, run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.config import TrainingConfig
 from tests import tiny
@@ -59,7 +59,7 @@ def places(tmp_path_factory):
         guidance=build.guidance.GuidanceConfig("loss", heads="next:1"),
         training=TrainingConfig(batch_size=8),
     )
-    model = build.make_model(config, TOKENIZER)
+    model = workloads.reference_model(config, TOKENIZER)
     batch = {
         name: np.ones((1, 6), np.int32) for name in ("tokens", "original", "sequences", "segments", "masked_positions")
     }

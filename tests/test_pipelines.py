@@ -16,7 +16,7 @@ from ag_jax.finetuning.job import make_head
 from ag_jax.interop import exporting, finetuned, opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.encoder import Encoder
-from ag_jax.pretraining import build, run
+from ag_jax.pretraining import run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.damage import CorruptCheckpointError
@@ -40,7 +40,7 @@ def places(tmp_path_factory):
         model=CONFIG,
         training=TrainingConfig(batch_size=8),
     )
-    model = build.make_model(config, TOKENIZER)
+    model = workloads.reference_model(config, TOKENIZER)
     batch = {
         name: np.ones((1, 6), np.int32) for name in ("tokens", "original", "sequences", "segments", "masked_positions")
     }

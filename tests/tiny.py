@@ -11,6 +11,7 @@ from ag_jax.attention import guidance
 from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.attention.patterns import PATTERNS, SpecialTokens
+from ag_jax.finetuning.kinds import KINDS
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Ports
 from ag_jax.models.heads import TaskModel
@@ -18,6 +19,7 @@ from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.base import Outputs
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.masked_lm import Pretraining
+from ag_jax.objectives.supervised import Supervised
 from tests import reference
 
 LENGTHS = (11, 7, 3, 0)
@@ -144,6 +146,11 @@ def task_batch(kind, rows=8, candidates=3, seed=0) -> dict[str, np.ndarray]:
 
 def task_model(kind, style="roberta", **settings) -> TaskModel:
     return TaskModel(config(**settings), kind, classes=3, style=style)
+
+
+def supervised(model: TaskModel) -> Supervised:
+    """The objective of the labels of the model's kind of task."""
+    return Supervised(model, KINDS[model.kind].loss)
 
 
 def mixed_batch() -> dict[str, np.ndarray]:

@@ -16,6 +16,8 @@ from ag_jax.data.tasks.task import Example, Examples, Task
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.evaluation import answers, metrics, predictions
 from ag_jax.evaluation.predictions import Logits, Prediction, Scores
+from ag_jax.objectives import supervised
+from ag_jax.objectives.supervised import TaskLoss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,7 @@ class TaskKind:
     """Everything that differs between kinds of tasks.
 
     encode: (task, examples, tokenizer, shape) -> rows of token ids with labels.
+    loss: of the labels.
     scores: (task, examples, features, logits) -> scores of each example's candidates.
     decide: (task, example, scores) -> prediction.
     average: scores of one example by several models -> scores of their ensemble.
@@ -32,6 +35,7 @@ class TaskKind:
     """
 
     encode: Callable[[Task, Examples, Tokenizer, Shape], Features]
+    loss: TaskLoss
     scores: Callable[[Task, Examples, Features, Logits], list[Scores]]
     decide: Callable[[Task, Any, Any], Prediction]
     average: Callable[[Sequence[Any]], Scores]
@@ -42,6 +46,7 @@ class TaskKind:
 
 _CHOICE = TaskKind(
     encode=encoding.encode_choices,
+    loss=supervised.CHOICE_LOSS,
     scores=predictions.candidate_scores,
     decide=predictions.best_index,
     average=predictions.mean_of_probabilities,
@@ -52,6 +57,7 @@ _CHOICE = TaskKind(
 KINDS = {
     "classification": TaskKind(
         encode=encoding.encode_classes,
+        loss=supervised.CLASS_LOSS,
         scores=predictions.class_scores,
         decide=predictions.best_index,
         average=predictions.mean_of_probabilities,
@@ -61,6 +67,7 @@ KINDS = {
     ),
     "regression": TaskKind(
         encode=encoding.encode_numbers,
+        loss=supervised.NUMBER_LOSS,
         scores=predictions.number_scores,
         decide=predictions.number,
         average=predictions.mean_of_numbers,
@@ -72,6 +79,7 @@ KINDS = {
     "ranking": _CHOICE,
     "tagging": TaskKind(
         encode=encoding.encode_words,
+        loss=supervised.TAG_LOSS,
         scores=predictions.tag_scores,
         decide=predictions.tags,
         average=predictions.mean_of_probabilities,
@@ -81,6 +89,7 @@ KINDS = {
     ),
     "span": TaskKind(
         encode=windows.encode_questions,
+        loss=supervised.SPAN_LOSS,
         scores=predictions.answer_scores,
         decide=predictions.answer,
         average=answers.average,

@@ -14,11 +14,11 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ag_jax.attention import guidance
 from ag_jax.attention.adversary import ADVERSARY
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.attention.kernels import dispatch
 from ag_jax.attention.patterns import SpecialTokens
+from ag_jax.finetuning.kinds import KINDS
 from ag_jax.interop.finetuned import Head
 from ag_jax.models import heads
 from ag_jax.models.config import EncoderConfig
@@ -26,9 +26,8 @@ from ag_jax.models.heads import TaskModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.base import Objective
-from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.supervised import Supervised
-from ag_jax.pretraining import build, mask_trace
+from ag_jax.pretraining import build
 from ag_jax.training import sharding
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.program import Program, make_program
@@ -103,20 +102,8 @@ def with_learning_rate(state: TrainState, learning_rate: float) -> TrainState:
 
 def make_objective(plan: Plan, model: TaskModel) -> Objective:
     """The task's loss, guided and attacked if the plan says so."""
-    objective = Supervised(model)
-    if plan.guidance.mode != "none":
-        objective = Guided(
-            inner=objective,
-            config=plan.guidance,
-            assignment=guidance.assign_heads(plan.guidance, plan.config.heads),
-            heads=plan.config.heads,
-            special=plan.special,
-            alpha=guidance.coefficient_schedule(plan.guidance, plan.steps),
-        )
-    trace = mask_trace.read(plan.adversarial, plan.config.layers)
-    return adversarial.wrap(
-        objective, plan.adversarial, adversarial.Setting(plan.config, plan.special, plan.steps, trace)
-    )
+    objective = Supervised(model, KINDS[plan.head.kind].loss)
+    return build.guided_and_attacked(objective, plan.guidance, plan.adversarial, plan.config, plan.special, plan.steps)
 
 
 @functools.lru_cache(maxsize=4)

@@ -10,6 +10,7 @@ from typing import Any
 from ag_jax import config_reader
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.config import EncoderConfig
+from ag_jax.pretraining import workloads
 from ag_jax.pretraining.origin import Origin
 from ag_jax.pretraining.run import OpenRun
 from ag_jax.training.metrics import read_metrics
@@ -133,7 +134,7 @@ def _data(opened: OpenRun) -> list[str]:
         return ["None here: the weights are those that the run began with."]
     return [
         f"`{data.source}`, as rows of up to {data.sequence_length} tokens (`{data.format}`).",
-        f"Of these, {data.masking.rate:.0%} are {'replaced' if opened.config.detects_replaced_tokens else 'masked'}.",
+        f"Of these, {data.masking.rate:.0%} are {workloads.workload_of(opened.config).changed}.",
     ]
 
 

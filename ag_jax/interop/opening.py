@@ -18,10 +18,11 @@ from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
 from ag_jax.pretraining import run
-from ag_jax.pretraining.build import make_model, special_tokens
+from ag_jax.pretraining.build import special_tokens
 from ag_jax.pretraining.config import InspectionConfig
 from ag_jax.pretraining.origin import Origin, Pooler
 from ag_jax.pretraining.run import OpenRun
+from ag_jax.pretraining.workloads import reference_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +175,7 @@ def open_masked_lm(directory: str, step: int | None = None) -> tuple[Pretraining
     if is_huggingface(place):
         opened = importing.open_model(str(place))
         untrained, architectures = opened.new, opened.source.architectures
-        model, params, tokenizer = make_model(opened.config, opened.tokenizer), opened.params, opened.tokenizer
+        model, params, tokenizer = reference_model(opened.config, opened.tokenizer), opened.params, opened.tokenizer
     else:
         opened = run.open_run(place, step)
         untrained, architectures = opened.untrained, opened.origin.architectures

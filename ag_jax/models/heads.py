@@ -146,8 +146,6 @@ HEADS = {
     "span": HeadKind(_span_head, _ends, reads_first=False),
 }
 KINDS = tuple(HEADS)
-CANDIDATES = tuple(kind for kind, head in HEADS.items() if head.has_candidates)
-OF_TEXTS = tuple(kind for kind, head in HEADS.items() if head.reads_first)
 
 
 def head_of(kind: str) -> HeadKind:

@@ -4,13 +4,14 @@ Shape letters: B batch, C candidates of an example, L length, T classes.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from ag_jax.models.encoder import Batch, Ports
-from ag_jax.models.heads import CANDIDATES, TaskModel
+from ag_jax.models.heads import TaskModel
 from ag_jax.objectives.base import Array, LossTerm, Objective, Outputs, Params, PrimaryMetric, Rngs, apply_model
 from ag_jax.objectives.losses import cross_entropy
 from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Prediction
@@ -39,74 +40,121 @@ def span_loss(logits_B2L: Array, starts_B: Array, ends_B: Array, weights_B: Arra
 
 
 @dataclasses.dataclass(frozen=True)
+class TaskLoss:
+    """The loss of one kind of task.
+
+    prediction: logits of the model -> prediction.
+    total: (prediction, batch, weights) -> sum of weights * loss, and sum of weights where the prediction is right (None
+        for numbers).
+    weights: batch -> weight of each label, `B`, for tags `BL`.
+    counts: (batch, weights) -> weights of the parts of the prediction, for comparisons of two passes.
+    """
+
+    prediction: Callable[[Array], Prediction]
+    total: Callable[[Prediction, Batch, Array], tuple[Array, Array | None]]
+    weights: Callable[[Batch], Array]
+    counts: Callable[[Batch, Array], Counts]
+
+
+def _example_weights(batch: Batch) -> Array:
+    return batch["weights"]
+
+
+def _tag_weights(batch: Batch) -> Array:
+    return batch["label_weights"] * batch["weights"][:, None]
+
+
+def _span_weights(batch: Batch) -> Array:
+    """Weights `B`, 0 for a window in which an end of the answer may not be chosen."""
+    weights_B = batch["weights"]
+    for name in ("starts", "ends"):
+        allowed_B1 = jnp.take_along_axis(batch["span_weights"], batch[name][:, None], axis=1) > 0
+        weights_B = weights_B * allowed_B1[:, 0]
+    return weights_B
+
+
+def _counts(batch: Batch, weights: Array) -> Counts:
+    del batch
+    return Counts(weights)
+
+
+def _tag_counts(batch: Batch, weights_BL: Array) -> Counts:
+    return Counts(weights_BL, batch["weights"])
+
+
+def _span_counts(batch: Batch, weights_B: Array) -> Counts:
+    del batch
+    return Counts(jnp.stack([weights_B / 2, weights_B / 2], axis=-1))  # each end counts half, as in the loss
+
+
+def _label_total(prediction: Categorical, batch: Batch, weights: Array) -> tuple[Array, Array]:
+    return cross_entropy(prediction.logits, batch["labels"], weights)
+
+
+def _number_total(prediction: Numbers, batch: Batch, weights_B: Array) -> tuple[Array, None]:
+    return (jnp.square(prediction.values - batch["labels"]) * weights_B).sum(), None
+
+
+def _choice_total(prediction: Categorical, batch: Batch, weights_B: Array) -> tuple[Array, Array]:
+    return choice_loss(prediction.logits, batch["labels"], weights_B)
+
+
+def _span_total(prediction: Categorical, batch: Batch, weights_B: Array) -> tuple[Array, Array]:
+    return span_loss(prediction.logits, batch["starts"], batch["ends"], weights_B)
+
+
+def _over_positions(logits_BL2: Array) -> Categorical:
+    return Categorical(logits_BL2.swapaxes(1, 2))
+
+
+CLASS_LOSS = TaskLoss(Categorical, _label_total, _example_weights, _counts)
+NUMBER_LOSS = TaskLoss(Numbers, _number_total, _example_weights, _counts)
+CHOICE_LOSS = TaskLoss(Categorical, _choice_total, _example_weights, _counts)
+TAG_LOSS = TaskLoss(Categorical, _label_total, _tag_weights, _tag_counts)
+SPAN_LOSS = TaskLoss(_over_positions, _span_total, _span_weights, _span_counts)
+
+
+@dataclasses.dataclass(frozen=True)
 class Supervised(Objective):
     """The loss of a task's labels, averaged over the examples of the batch, or over its tags.
 
     One term, `task`: cross entropy of classes, tags, candidates or both ends of a span; squared error of numbers.
     Examples with `weights` 0 fill a batch up and count for nothing; nor does a window of which the answer may not be
     chosen.
+
+    model: the encoder with the head of the task's kind.
+    task_loss: the loss of the same kind.
     """
 
     model: TaskModel
+    task_loss: TaskLoss
 
     primary_metric: ClassVar[PrimaryMetric] = TASK
     prediction_names: ClassVar[tuple[str, ...]] = ("task",)
 
-    def weights(self, batch: Batch) -> Array:
-        """The weight of each label: `B`, for tagging `BL`."""
-        weights_B = batch["weights"]
-        if self.model.kind == "tagging":
-            return batch["label_weights"] * weights_B[:, None]
-        if self.model.kind == "span":
-            for name in ("starts", "ends"):
-                allowed_B1 = jnp.take_along_axis(batch["span_weights"], batch[name][:, None], axis=1) > 0
-                weights_B = weights_B * allowed_B1[:, 0]
-        return weights_B
-
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Examples or tags that count."""
-        return {"task": self.weights(batch).sum()}
+        """The number of examples or tags."""
+        return {"task": self.task_loss.weights(batch).sum()}
 
     def coefficients(self, step: Array) -> dict[str, Array]:
         """1 for the term."""
         return {"task": jnp.ones_like(step, jnp.float32)}
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Of the task, as in its loss: each end of a span counts half."""
-        weights = self.weights(batch)
-        if self.model.kind == "tagging":
-            return {"task": Counts(weights, batch["weights"])}
-        if self.model.kind == "span":
-            weights = jnp.stack([weights / 2, weights / 2], axis=-1)
-        return {"task": Counts(weights)}
+        """The weights of the prediction's parts, as in the loss."""
+        return {"task": self.task_loss.counts(batch, self.task_loss.weights(batch))}
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Predict the labels."""
         del step
         logits, sown = apply_model(self.model, params, batch, rngs, ports)
-        return Outputs({"task": self._prediction(logits)}, batch, **sown)
+        return Outputs({"task": self.task_loss.prediction(logits)}, batch, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
         """Total of the term; the loss, and the accuracy but for numbers."""
-        weights = self.weights(batch)
-        total, correct = self._loss(outputs.predictions["task"], batch, weights)
+        weights = self.task_loss.weights(batch)
+        total, correct = self.task_loss.total(outputs.predictions["task"], batch, weights)
         metrics = {"task_loss": (total, weights.sum())}
         if correct is not None:
             metrics["accuracy"] = (correct, weights.sum())
         return {"task": total}, metrics
-
-    def _prediction(self, logits: Array) -> Prediction:
-        if self.model.kind == "regression":
-            return Numbers(logits)
-        # The distributions of a span are over positions, `B2L`, where the model has `BL2`.
-        return Categorical(logits.swapaxes(1, 2) if self.model.kind == "span" else logits)
-
-    def _loss(self, prediction: Prediction, batch: Batch, weights: Array) -> tuple[Array, Array | None]:
-        kind = self.model.kind
-        if kind == "regression":
-            return (jnp.square(prediction.values - batch["labels"]) * weights).sum(), None
-        if kind in CANDIDATES:
-            return choice_loss(prediction.logits, batch["labels"], weights)
-        if kind == "span":
-            return span_loss(prediction.logits, batch["starts"], batch["ends"], weights)
-        return cross_entropy(prediction.logits, batch["labels"], weights)

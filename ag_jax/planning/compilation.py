@@ -12,7 +12,7 @@ from ag_jax.data.text import batching
 from ag_jax.planning import costs
 from ag_jax.planning.hlo import Program
 from ag_jax.planning.topology import Topology
-from ag_jax.pretraining import build
+from ag_jax.pretraining import build, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training import sharding
 
@@ -25,10 +25,10 @@ _TOO_LARGE = (
 )
 
 
-def vocabulary(config: ExperimentConfig) -> build.Vocabulary:
+def vocabulary(config: ExperimentConfig) -> workloads.Vocabulary:
     """The tokenizer at `data.tokenizer.path`, or what the one that a run trains will be like; no text is read."""
     tokenizer = config.data.tokenizer
-    return tokenizers.load(tokenizer.path) if tokenizer.path else build.VocabularyInfo(tokenizer.vocabulary_size)
+    return tokenizers.load(tokenizer.path) if tokenizer.path else workloads.VocabularyInfo(tokenizer.vocabulary_size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ag_jax.planning import search
 from ag_jax.planning.compilation import Compiled, TooLarge, compile_step, vocabulary
 from ag_jax.planning.roofline import Roofline, roofline
 from ag_jax.planning.topology import Topology, versions
-from ag_jax.pretraining import build
+from ag_jax.pretraining import build, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training import sharding
 
@@ -97,7 +97,7 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
     data, rows, length = config.data, config.training.batch_size, config.data.sequence_length
     words = vocabulary(config)
     task, computed = (
-        objective_flops(config, words, predicted)
+        workloads.workload_of(config).flops(config, words, predicted)
         for predicted in (data.masking.rate * length, max_masked(data.masking, length))
     )
     device = topology.chip.per_device()
@@ -114,17 +114,6 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
         run_seconds=run_seconds,
         chip_hours=run_seconds / 3600 * topology.chips,
     )
-
-
-def objective_flops(config: ExperimentConfig, words: build.Vocabulary, predicted: float) -> flops.Flops:
-    """FLOPs of a step of whichever objective the config has; `predicted` as `flops.step_flops` has it."""
-    model, size = (
-        build.model_config(config, words),
-        {"rows": config.training.batch_size, "length": config.data.sequence_length},
-    )
-    if config.detects_replaced_tokens:
-        return flops.replaced_tokens_flops(model, build.generator_config(config, words), predicted=predicted, **size)
-    return flops.step_flops(model, predicted=predicted, next_sentence=config.next_sentence, **size)
 
 
 def with_settings(config: ExperimentConfig, settings: dict[str, Any]) -> ExperimentConfig:

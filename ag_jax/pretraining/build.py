@@ -5,8 +5,7 @@ The devices need not exist: `ag-jax plan` compiles the same program ahead of tim
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,76 +13,22 @@ import optax
 from jax.sharding import Mesh
 
 from ag_jax.attention import guidance
-from ag_jax.attention.kernels import dispatch, reference
-from ag_jax.attention.kernels.interface import Attend
+from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.kernels import dispatch
 from ag_jax.attention.patterns import SpecialTokens
 from ag_jax.data.text import batching
 from ag_jax.models.config import EncoderConfig
-from ag_jax.models.masked_lm import PretrainingModel
-from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
-from ag_jax.objectives.base import Objective, PrimaryMetric
+from ag_jax.objectives.base import Objective
 from ag_jax.objectives.guided import Guided
-from ag_jax.objectives.masked_lm import Pretraining
-from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.pretraining import mask_trace
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.workloads import Model, Vocabulary, VocabularyInfo, reference_model, workload_of
 from ag_jax.training import program, sharding
 from ag_jax.training.optimizer import AdversaryOptimizer, OptimizerConfig, make_optimizer
 from ag_jax.training.program import Program
-
-
-class Vocabulary(Protocol):
-    """What a model needs to know of a tokenizer."""
-
-    vocabulary_size: int
-    delimiter_ids: Sequence[int]
-    period_ids: Sequence[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class VocabularyInfo:
-    """A `Vocabulary` without a tokenizer: for plans of runs whose tokenizer is not trained yet, and as a cache key.
-
-    The defaults are the special ids of a tokenizer that a run trains.
-    """
-
-    vocabulary_size: int
-    delimiter_ids: tuple[int, ...] = (0, 2)
-    period_ids: tuple[int, ...] = (5, 6)
-
-
-def model_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderConfig:
-    """The encoder's config with the vocabulary filled in. Raises ValueError if it is smaller than the tokenizer's."""
-    size = config.model.vocabulary_size or vocabulary.vocabulary_size
-    if size < vocabulary.vocabulary_size:
-        raise ValueError(
-            f"model.vocabulary_size={size} is smaller than the tokenizer's {vocabulary.vocabulary_size} tokens; "
-            "set it to none to take the tokenizer's"
-        )
-    return dataclasses.replace(config.model, vocabulary_size=size)
-
-
-def generator_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderConfig | None:
-    """The same for the generator of replaced tokens, if a run has one."""
-    if config.generator is None:
-        return None
-    return dataclasses.replace(config.generator, vocabulary_size=model_config(config, vocabulary).vocabulary_size)
-
-
-def make_model(
-    config: ExperimentConfig,
-    vocabulary: Vocabulary,
-    attend: Attend = reference.attend,
-    generator_attend: Attend = reference.attend,
-) -> PretrainingModel | ReplacedTokensModel:
-    """The model of a run; `attend` is the implementation of its attention, `generator_attend` that of its generator's."""
-    encoder = model_config(config, vocabulary)
-    if config.detects_replaced_tokens:
-        return ReplacedTokensModel(encoder, generator_config(config, vocabulary), attend, generator_attend)
-    return PretrainingModel(encoder, config.next_sentence, attend)
 
 
 def choose_attention(config: ExperimentConfig, mesh: Mesh, encoder: EncoderConfig | None = None) -> dispatch.Choice:
@@ -114,38 +59,41 @@ def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
     return guidance.assign_heads(config.guidance, config.model.heads)
 
 
-def headline(config: ExperimentConfig) -> PrimaryMetric:
-    """The loss that the runs of a config are summed up by: that of their objective, without making it."""
-    return (ReplacedTokens if config.detects_replaced_tokens else Pretraining).primary_metric
-
-
-def make_objective(
-    config: ExperimentConfig,
-    vocabulary: Vocabulary,
-    attend: Attend = reference.attend,
-    generator_attend: Attend = reference.attend,
-) -> Objective:
-    """Pre-training on masked words or replaced tokens, guided and attacked if the config says so."""
-    model = make_model(config, vocabulary, attend, generator_attend)
+def make_objective(config: ExperimentConfig, vocabulary: Vocabulary, model: Model) -> Objective:
+    """Return the objective of a run: that of its workload, guided and attacked if the config says so."""
     slots = batching.empty_batch(config.data, rows=1)["masked_positions"].shape[1]
     sentences = Sentences(config.adversarial.sentence, slots if config.data.pack else 1)
-    if config.detects_replaced_tokens:
-        ignored = tuple(vocabulary.delimiter_ids) if config.replaced_tokens.tokens == "words" else ()
-        objective = ReplacedTokens(model, config.replaced_tokens.coefficient, ignored, sentences)
-    else:
-        objective = Pretraining(model, sentences)
-    special, steps = special_tokens(vocabulary), config.training.steps
-    if config.guidance.mode != "none":
+    objective = workload_of(config).make_objective(config, vocabulary, model, sentences)
+    special = special_tokens(vocabulary)
+    return guided_and_attacked(
+        objective, config.guidance, config.adversarial, model.config, special, config.training.steps
+    )
+
+
+def guided_and_attacked(
+    objective: Objective,
+    guidance_config: GuidanceConfig,
+    adversarial_config: AdversarialConfig,
+    encoder: EncoderConfig,
+    special: SpecialTokens,
+    steps: int,
+) -> Objective:
+    """Return an objective with guidance, and around that with an attack, as far as the settings have them.
+
+    special: the token ids that patterns look for.
+    steps: of the run, for schedules.
+    """
+    if guidance_config.mode != "none":
         objective = Guided(
             inner=objective,
-            config=config.guidance,
-            assignment=assignment(config),
-            heads=config.model.heads,
+            config=guidance_config,
+            assignment=guidance.assign_heads(guidance_config, encoder.heads),
+            heads=encoder.heads,
             special=special,
-            alpha=guidance.coefficient_schedule(config.guidance, steps),
+            alpha=guidance.coefficient_schedule(guidance_config, steps),
         )
-    trace = mask_trace.read(config.adversarial, model.config.layers)
-    return adversarial.wrap(objective, config.adversarial, adversarial.Setting(model.config, special, steps, trace))
+    trace = mask_trace.read(adversarial_config, encoder.layers)
+    return adversarial.wrap(objective, adversarial_config, adversarial.Setting(encoder, special, steps, trace))
 
 
 def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> AdversaryOptimizer | None:
@@ -178,17 +126,17 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
         raise ValueError(
             f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose a multiple"
         )
+    workload = workload_of(config)
     # The reference attention has the same parameters, and accepts an example of any shape.
-    model = make_model(config, vocabulary)
-    encoders = (None,) if config.generator is None else (None, config.generator)
-    attends = [choose_attention(config, mesh, encoder).attend for encoder in encoders]
+    example_model = reference_model(config, vocabulary)
+    model = workload.make_model(config, vocabulary, lambda encoder: choose_attention(config, mesh, encoder).attend)
     example = batching.empty_batch(config.data, rows=1)
 
     def init(key: jax.Array) -> Any:
         adversary = adversarial.init(config.adversarial, model.config, jax.random.fold_in(key, 1))
-        return model.init(key, example, deterministic=True)["params"] | adversary
+        return example_model.init(key, example, deterministic=True)["params"] | adversary
 
-    objective = make_objective(config, vocabulary, *attends)
+    objective = make_objective(config, vocabulary, model)
     return program.make_program(objective, optimizer_of(config), init, mesh, config.training.microbatches)
 
 

@@ -14,7 +14,7 @@ from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.analysis.figures import plots
 from ag_jax.data.text import pipeline
 from ag_jax.distributed import hosts, lock, storage
-from ag_jax.pretraining import arms, build, plateau, report, run
+from ag_jax.pretraining import arms, build, report, run, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
@@ -41,7 +41,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
             configs[arm, seed] = pretraining_config.parse(named)
     in_effect = {arm: of_arm.in_effect for (arm, seed), of_arm in configs.items() if seed == config.comparison.seeds[0]}
     arms.check_distinct(source, in_effect, overrides)
-    measured = {build.headline(config).label for config in configs.values()}
+    measured = {workloads.workload_of(config).primary_metric.label for config in configs.values()}
     if len(measured) > 1:
         raise ValueError(
             f"the arms of {source} are measured by different losses ({', '.join(sorted(measured))}), which cannot be compared: "
@@ -92,14 +92,16 @@ def _compare(
         ArmResults(
             name=arm,
             summaries=[summaries[arm, seed] for seed in seeds],
-            metrics=[_rows(directories[arm, seed], build.headline(first).metric) for seed in seeds],
+            metrics=[
+                _rows(directories[arm, seed], workloads.workload_of(first).primary_metric.metric) for seed in seeds
+            ],
             settings=_settings(configs[arm, seeds[0]]),
         )
         for arm in compared
     ]
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(first.data, directories[first_run]))
-    headline = build.headline(first)
-    numbers = report.numbers(results, seeds, headline, plateau.plateau_loss(first, corpus))
+    headline = workloads.workload_of(first).primary_metric
+    numbers = report.numbers(results, seeds, headline, workloads.workload_of(first).plateau_loss(first, corpus))
     settings = "".join(f" --config.{key}={config_reader.shown(value)}" for key, value in overrides.items())
     command = f"ag-jax compare --config={source}{settings}"
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in compared}
@@ -143,7 +145,10 @@ def _figures(
     """Draw the figures of the paper, with the maps of `runs`; (caption, path relative to the report) of each."""
     directory = workdir / "figures"
     directory.mkdir(parents=True, exist_ok=True)
-    series, headline = {arm.name: arm.metrics for arm in results}, build.headline(next(iter(runs.values()))[1])
+    series, headline = (
+        {arm.name: arm.metrics for arm in results},
+        workloads.workload_of(next(iter(runs.values()))[1]).primary_metric,
+    )
     drawn = [
         (f"Loss over {name}", plots.loss_curves(series, directory / f"loss_over_{name}.png", x=x, headline=headline))
         for x, name in (("step", "steps"), ("tokens_seen", "tokens"))

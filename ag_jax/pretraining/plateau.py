@@ -9,7 +9,6 @@ import numpy as np
 
 from ag_jax.data.text import pipeline
 from ag_jax.data.text.unigram import Unigram
-from ag_jax.pretraining.config import ExperimentConfig
 
 UNIGRAM_SAMPLE = 10_000_000  # tokens that are counted for the unigram loss
 
@@ -39,15 +38,12 @@ def replaced_tokens_loss(frequencies_V: np.ndarray, rate: float, words_share: fl
     return float(words_share * (frequencies_V * binary_entropy(rate * (1 - frequencies_V))).sum())
 
 
-def plateau_loss(config: ExperimentConfig, corpus: pipeline.Corpus) -> float:
-    """The loss of a config's objective for the best guess without context, in the unit of its headline.
+def replaced_tokens_loss_of(corpus: pipeline.Corpus, rate: float, ignored: list[int]) -> float:
+    """Return `replaced_tokens_loss` of a corpus, if tokens with the ids `ignored` are not judged.
 
-    Beside an `mlm` generator, whose samples get better, the unigram's is a rough upper bound.
+    Beside an `mlm` generator, whose samples get better, it is a rough upper bound.
     """
-    if not config.detects_replaced_tokens:
-        return unigram_loss(corpus.train)
     words = Unigram.of(corpus.train, corpus.tokenizer)
     tokens = corpus.train.counts(corpus.tokenizer.vocabulary_size)
-    ignored = list(corpus.tokenizer.delimiter_ids) if config.replaced_tokens.tokens == "words" else []
     share = words.counts_V.sum() / (tokens.sum() - tokens[ignored].sum())
-    return replaced_tokens_loss(words.frequencies_V, config.data.masking.rate, float(share))
+    return replaced_tokens_loss(words.frequencies_V, rate, float(share))

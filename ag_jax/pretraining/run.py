@@ -31,7 +31,7 @@ from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
-from ag_jax.pretraining import build, extension, mask_trace
+from ag_jax.pretraining import build, extension, mask_trace, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import origin as origins
@@ -399,7 +399,7 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     workdir = storage.directory(workdir)
     config = read_config(workdir)
     tokenizer = tokenizers.load(workdir / "tokenizer")
-    model = build.make_model(config, tokenizer)
+    model = workloads.reference_model(config, tokenizer)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     steps = checkpoints.steps()
     step = _chosen(step, steps, workdir)

@@ -17,7 +17,7 @@ from ag_jax.interop import catalogue, exporting, importing, names
 from ag_jax.models.encoder import Encoder
 from ag_jax.models.replaced_tokens import generator_parameters
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
-from ag_jax.pretraining import build, run
+from ag_jax.pretraining import build, run, workloads
 
 GOLDENS = pathlib.Path(__file__).parent / "goldens"
 NAMES = sorted(path.name for path in GOLDENS.iterdir())
@@ -259,7 +259,7 @@ def test_the_generator_of_replaced_tokens_is_a_model_of_its_own(tmp_path):
         replaced_tokens=replaced,
         model=dataclasses.replace(opened.model.config, heads=2, width=8, layers=1),
     )
-    model = build.make_model(config, opened.tokenizer)
+    model = workloads.reference_model(config, opened.tokenizer)
     params = build.unboxed(
         model.init(jax.random.key(1), batching.empty_batch(config.data, 1), deterministic=True)["params"]
     )

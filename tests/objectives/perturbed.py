@@ -15,7 +15,6 @@ from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Wrapper
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.predictions import Categorical, Counts, Numbers
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
-from ag_jax.objectives.supervised import Supervised
 from ag_jax.training.step import loss_and_gradient
 from tests import tiny
 
@@ -97,8 +96,8 @@ def objectives(**settings):
     config = tiny.config(**settings)
     mixed = tiny.mixed_batch()
     for kind in KINDS:
-        yield kind, Supervised(tiny.task_model(kind, **settings)), tiny.task_batch(kind)
-    guided = tiny.guided(tiny.task_model("classification", **settings), objective=Supervised)
+        yield kind, tiny.supervised(tiny.task_model(kind, **settings)), tiny.task_batch(kind)
+    guided = tiny.guided(tiny.task_model("classification", **settings), objective=tiny.supervised)
     yield "guided", guided, tiny.task_batch("classification")
     yield "mlm", Pretraining(PretrainingModel(config)), mixed
     yield "nsp", tiny.guided(tiny.model(**settings)), mixed

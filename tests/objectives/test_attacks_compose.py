@@ -19,7 +19,6 @@ from ag_jax.objectives.adversarial.masking import LargestMasks, RandomMasks, Tra
 from ag_jax.objectives.consistency import DivergenceConfig
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.sentences import Sentences
-from ag_jax.objectives.supervised import Supervised
 from ag_jax.training import sharding
 from ag_jax.training.optimizer import (
     AdversaryOptimizer,
@@ -67,7 +66,7 @@ def test_accumulation_is_exact(what):
         batch, objective = tiny.batch(LENGTHS), attacked(inner, tau=0.1)
     else:
         settings = {"divergence": DivergenceConfig(legacy=True), "count": "fraction"} if what == "tagging" else {}
-        batch, objective = tiny.task_batch(what), attacked(Supervised(tiny.task_model(what)), **settings)
+        batch, objective = tiny.task_batch(what), attacked(tiny.supervised(tiny.task_model(what)), **settings)
     params = params_of(objective, batch)
     whole = by_parts(objective, params, batch, 1)
     parts = by_parts(objective, params, batch, 4)

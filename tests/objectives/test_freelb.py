@@ -12,7 +12,6 @@ from ag_jax.models.encoder import Ports
 from ag_jax.objectives.adversarial.config import AdversarialConfig, FreeLBConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.guided import Guided
-from ag_jax.objectives.supervised import Supervised
 from tests import tiny
 from tests.objectives import perturbed
 
@@ -273,9 +272,9 @@ def test_dropout_is_the_same_in_all_passes_or_not():
     model = tiny.task_model("classification", dropout=0.3)
     batch = tiny.task_batch("classification")
     params = tiny.params(model, batch)
-    plain = perturbed.trained(Supervised(model), params, batch)[0]
+    plain = perturbed.trained(tiny.supervised(model), params, batch)[0]
     for shared, dropout in ((True, "shared"), (False, "independent")):
-        attacked = FreeLB(Supervised(model), dataclasses.replace(STILL, steps=2, dropout=dropout), WIDTH)
+        attacked = FreeLB(tiny.supervised(model), dataclasses.replace(STILL, steps=2, dropout=dropout), WIDTH)
         assert bool(abs(perturbed.trained(attacked, params, batch)[0] - plain) < 1e-5) == shared
 
 
@@ -288,9 +287,9 @@ def test_dropout_is_the_same_in_all_passes_or_not():
     ],
 )
 def test_a_step_costs_as_many_passes(guided, steps, count, passes):
-    objective = Supervised(tiny.task_model("classification", width=48, heads=3, feedforward=192, remat="none"))
+    objective = tiny.supervised(tiny.task_model("classification", width=48, heads=3, feedforward=192, remat="none"))
     if guided:
-        objective = tiny.guided(objective.model, objective=Supervised)
+        objective = tiny.guided(objective.model, objective=tiny.supervised)
         assert isinstance(objective, Guided)
     batch = tiny.task_batch("classification")
     params = perturbed.params_of(objective, batch)

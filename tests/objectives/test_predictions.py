@@ -15,7 +15,6 @@ from ag_jax.objectives.consistency import DivergenceConfig, weight
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences, SentenceTerm
-from ag_jax.objectives.supervised import Supervised
 from tests import tiny
 
 STEP = jnp.int32(5)
@@ -24,7 +23,7 @@ SMALL = tiny.config(heads=2, width=8, feedforward=10, embedding_width=12)
 
 def objectives():
     head = Sentences("head", texts=2)
-    yield from ((kind, Supervised(tiny.task_model(kind)), tiny.task_batch(kind)) for kind in KINDS)
+    yield from ((kind, tiny.supervised(tiny.task_model(kind)), tiny.task_batch(kind)) for kind in KINDS)
     mixed = tiny.mixed_batch()
     yield "mlm", Pretraining(PretrainingModel(tiny.CONFIG)), mixed
     yield "nsp", Pretraining(tiny.model(), head), mixed
@@ -103,7 +102,7 @@ def test_asking_at_first_positions_changes_no_loss():
 
 
 def test_tags_and_spans_count_as_in_their_losses():
-    tagging, span = (Supervised(tiny.task_model(kind)) for kind in ("tagging", "span"))
+    tagging, span = (tiny.supervised(tiny.task_model(kind)) for kind in ("tagging", "span"))
     of_tags = tagging.counts(tiny.task_batch("tagging"))["task"]
     assert of_tags.weights.shape == (8, tiny.LENGTH) and of_tags.rows_B.tolist() == [1] * 7 + [0]
     of_spans = span.counts(tiny.task_batch("span"))["task"].weights

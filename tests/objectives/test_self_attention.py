@@ -10,14 +10,13 @@ import pytest
 from ag_jax.attention import adversary, guidance
 from ag_jax.attention.adversary import Units
 from ag_jax.models.encoder import Ports
-from ag_jax.models.heads import KINDS, OF_TEXTS
+from ag_jax.models.heads import HEADS, KINDS
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial.self_attention import masked
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences
-from ag_jax.objectives.supervised import Supervised
 from tests import reference, tiny
 from tests.objectives.adversaries import RNGS, STEP, Keeper, attacked, params_of, symmetric
 from tests.objectives.test_supervised import flat_rows
@@ -45,7 +44,7 @@ def check_units(outcome, keeper, weight):
 def task_logits(kind, params, batch, keep=None):
     hidden, _ = reference.encode(params["encoder"], flat_rows(batch), tiny.CONFIG, keep=keep)
     head = params["task_head"]
-    if kind not in OF_TEXTS:
+    if not HEADS[kind].reads_first:
         return reference.linear(hidden, head["classifier"])
     return reference.linear(np.tanh(reference.linear(hidden[:, 0], head["dense"])), head["classifier"])
 
@@ -53,7 +52,7 @@ def task_logits(kind, params, batch, keep=None):
 @pytest.mark.parametrize("kind", KINDS)
 def test_equation_9_for_every_head(kind):
     batch = tiny.task_batch(kind)
-    objective = attacked(Supervised(tiny.task_model(kind)), tau=0.3)
+    objective = attacked(tiny.supervised(tiny.task_model(kind)), tau=0.3)
     params = params_of(objective, batch)
     outcome = compiled(objective)(params, batch)
     exact, keeper = tiny.float64(params), Keeper(params["adversary"], flat_rows(batch)["sequences"])
@@ -206,7 +205,7 @@ def test_reversal_turns_the_adversarys_gradient_and_no_other(case, monkeypatch):
 
 
 def test_a_step_of_the_adversary_raises_the_divergence_and_one_of_the_model_lowers_it():
-    objective = attacked(Supervised(tiny.task_model("classification")))
+    objective = attacked(tiny.supervised(tiny.task_model("classification")))
 
     @jax.jit
     @jax.value_and_grad
@@ -302,7 +301,7 @@ def test_a_model_without_the_port_is_refused():
 
 
 def test_delay():
-    objective = attacked(Supervised(tiny.task_model("classification")), delay_steps=5)
+    objective = attacked(tiny.supervised(tiny.task_model("classification")), delay_steps=5)
     for step, begun in ((4, 0), (5, 1)):
         found = {term: float(value) for term, value in objective.coefficients(np.float32(step)).items()}
         assert found == pytest.approx({"task": 1, "asa": begun, "penalty": 0.09 * begun})

@@ -16,7 +16,6 @@ from ag_jax.objectives.adversarial.sift import Normalized, sift
 from ag_jax.objectives.adversarial.smart import MtDnnPerturbation, SmartPerturbation, smart, stable_kl
 from ag_jax.objectives.adversarial.smoothness import symmetric_kl
 from ag_jax.objectives.predictions import Categorical, Counts, Numbers, YesNo
-from ag_jax.objectives.supervised import Supervised
 from tests import tiny
 from tests.objectives import perturbed
 
@@ -276,7 +275,7 @@ def test_no_perturbation_is_no_loss_and_no_gradient():
 
 def test_dropout_is_shared_or_not():
     """Without noise to speak of, passes differ by dropout or not at all."""
-    objective = Supervised(tiny.task_model("classification", dropout=0.3))
+    objective = tiny.supervised(tiny.task_model("classification", dropout=0.3))
     batch = tiny.task_batch("classification")
     params = perturbed.params_of(objective, batch)
     for dropout, same in (("shared", True), ("independent", False)):
@@ -316,7 +315,7 @@ def test_symmetric_kl():
 def test_noise_costs_no_gradient_of_parameters(attack, steps):
     """A pass is one part forward and two backward: two passes, and for each step of the noise one of each. But for attention."""
     settings = {"width": 96, "heads": 3, "feedforward": 384, "remat": "none"}
-    objective = Supervised(tiny.task_model("classification", **settings))
+    objective = tiny.supervised(tiny.task_model("classification", **settings))
     batch = tiny.task_batch("classification")
     params = perturbed.params_of(objective, batch)
     attacked = ATTACKS[attack](objective, 96, **({"steps": steps} if attack == "smart" else {}))

@@ -12,8 +12,7 @@ from scipy import special as functions
 
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Ports
-from ag_jax.models.heads import CANDIDATES, KINDS, NEVER, OF_TEXTS, STYLES, TaskModel, task_encoder
-from ag_jax.objectives.supervised import Supervised
+from ag_jax.models.heads import HEADS, KINDS, NEVER, STYLES, TaskModel, task_encoder
 from ag_jax.training.step import loss_and_gradient
 from tests import reference, tiny
 
@@ -41,7 +40,7 @@ def numpy_logits(kind, style, params, batch):
     params = tiny.float64(params)
     hidden, _ = reference.encode(params["encoder"], flat_rows(batch), tiny.CONFIG)
     head = params["task_head"]
-    if kind not in OF_TEXTS:
+    if not HEADS[kind].reads_first:
         return reference.linear(hidden, head["classifier"])
     activation = np.tanh if style in ("bert", "roberta") else reference.gelu
     return reference.linear(activation(reference.linear(hidden[:, 0], head["dense"])), head["classifier"])
@@ -58,7 +57,7 @@ def numpy_loss(kind, logits, batch):
         elif kind == "regression":
             total, weight = total + (logits[row, 0] - batch["labels"][row]) ** 2, weight + 1
             continue
-        elif kind in CANDIDATES:
+        elif HEADS[kind].has_candidates:
             several = batch["labels"].shape[1]
             there = [c for c in range(several) if batch["choice_weights"][row, c]]
             scores = logits.reshape(-1, several)[row, there]
@@ -91,7 +90,7 @@ def test_equals_numpy(kind, style):
     if kind not in ("classification", "choice") and style != "roberta":
         pytest.skip("the other kinds have the same head, or one without a style")
     model, batch, params = case(kind, style)
-    objective = Supervised(model)
+    objective = tiny.supervised(model)
     outcome = jax.jit(lambda params: tiny.evaluate(objective, params, batch, None, STEP))(params)
     logits = numpy_logits(kind, style, params, batch)
     total, weight, right = numpy_loss(kind, logits, batch)
@@ -151,17 +150,17 @@ def test_accumulation_is_exact(kind, monkeypatch):
     monkeypatch.setattr(encoder, "Encoder", Shallow)
     model, batch = tiny.task_model(kind), tiny.task_batch(kind)
     compiled.cache_clear()
-    check_parts(in_parts(Supervised(model), tiny.params(model, batch), batch))
+    check_parts(in_parts(tiny.supervised(model), tiny.params(model, batch), batch))
     compiled.cache_clear()
 
 
 def test_guidance_in_fine_tuning():
     """Its term is added for every text, candidates included, and stays exact in parts."""
     model, batch, params = case("choice")
-    results = in_parts(tiny.guided(model, (("next", 1), ("first", 1)), objective=Supervised), params, batch)
+    results = in_parts(tiny.guided(model, (("next", 1), ("first", 1)), objective=tiny.supervised), params, batch)
     check_parts(results)
     loss, metrics, gradient = results[1]
-    plain, _, plain_gradient = compiled(Supervised(model), 1)(params, batch, jax.random.key(0))
+    plain, _, plain_gradient = compiled(tiny.supervised(model), 1)(params, batch, jax.random.key(0))
     texts = (flat_rows(batch)["sequences"] > 0).any(-1).sum()
     assert float(metrics["ag_loss"][1]) == texts
     np.testing.assert_allclose(loss, plain + 3 * 5 / 8 * metrics["ag_loss"][0] / texts, rtol=1e-5)
@@ -184,9 +183,9 @@ def test_rows_that_fill_a_batch_up_change_nothing(kind):
     model, batch, params = case(kind)
     changed = {name: field.copy() for name, field in batch.items()}
     changed["tokens"][-1] = 5
-    if "labels" in changed and kind not in CANDIDATES:
+    if "labels" in changed and not HEADS[kind].has_candidates:
         changed["labels"][-1] = 2
-    one, other = (compiled(Supervised(model), 1)(params, these, jax.random.key(0)) for these in (batch, changed))
+    one, other = (compiled(tiny.supervised(model), 1)(params, these, jax.random.key(0)) for these in (batch, changed))
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
@@ -194,7 +193,7 @@ def test_the_ports_reach_the_encoder(kind):
     """Both ports of adversaries, for which each candidate is a row of its own."""
     model, batch, params = case(kind)
     rows = flat_rows(batch)["tokens"].shape[0]
-    call = jax.jit(lambda ports: tiny.evaluate(Supervised(model), params, batch, None, STEP, ports).totals["task"])
+    call = jax.jit(lambda ports: tiny.evaluate(tiny.supervised(model), params, batch, None, STEP, ports).totals["task"])
     plain = call(Ports())
     rng = np.random.default_rng(1)
     delta = jnp.asarray(rng.standard_normal((rows, tiny.LENGTH, tiny.CONFIG.width)), jnp.float32)

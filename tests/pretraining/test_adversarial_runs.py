@@ -15,7 +15,7 @@ from ag_jax import config_reader
 from ag_jax.data.text import pipeline
 from ag_jax.interop import opening
 from ag_jax.objectives.adversarial.config import AdversarialConfig, MaskingConfig
-from ag_jax.pretraining import build, mask_trace, run
+from ag_jax.pretraining import build, mask_trace, run, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.loop import Interrupted
@@ -209,7 +209,7 @@ def test_without_an_attack_a_run_is_what_it_was(text):
 
 def test_seeds_share_a_program_and_other_settings_do_not(text):
     config = settings(text)
-    vocabulary, mesh = build.VocabularyInfo(300), jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"))
+    vocabulary, mesh = workloads.VocabularyInfo(300), jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"))
     program = build.shared_program(config, vocabulary, mesh)
     assert build.shared_program(dataclasses.replace(config, seed=5, title="another"), vocabulary, mesh) is program
     longer = dataclasses.replace(config.training, steps=config.training.steps + 1)

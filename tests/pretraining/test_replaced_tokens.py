@@ -14,7 +14,7 @@ from ag_jax import config_reader
 from ag_jax.analysis import maps
 from ag_jax.data.text import pipeline
 from ag_jax.data.text.unigram import Unigram
-from ag_jax.pretraining import comparison, plateau, run
+from ag_jax.pretraining import comparison, plateau, run, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.loop import Interrupted
@@ -153,6 +153,6 @@ def test_the_plateau_is_what_replacing_costs_whoever_knows_the_frequencies(overr
     number = np.bincount(seen, minlength=300)
     share = np.bincount(seen, weights=changed, minlength=300) / np.maximum(number, 1)
     empirical = (number * plateau.binary_entropy(share)).sum() / number.sum()
-    assert plateau.plateau_loss(config, corpus) == pytest.approx(empirical, rel=0.02)
+    assert workloads.workload_of(config).plateau_loss(config, corpus) == pytest.approx(empirical, rel=0.02)
     words = Unigram.of(corpus.train, corpus.tokenizer)
     assert np.isclose(words.frequencies_V.sum(), 1.0)

@@ -1,0 +1,166 @@
+"""The workloads of pre-training, masked words and replaced tokens: everything that depends on what a run predicts."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ag_jax.attention.kernels import reference
+from ag_jax.attention.kernels.interface import Attend
+from ag_jax.data.text import pipeline
+from ag_jax.models import flops
+from ag_jax.models.config import EncoderConfig
+from ag_jax.models.flops import Flops
+from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.models.replaced_tokens import ReplacedTokensModel
+from ag_jax.objectives.base import Objective, PrimaryMetric
+from ag_jax.objectives.masked_lm import Pretraining
+from ag_jax.objectives.replaced_tokens import ReplacedTokens
+from ag_jax.objectives.sentences import Sentences
+from ag_jax.pretraining import plateau
+from ag_jax.pretraining.config import ExperimentConfig
+
+Model = PretrainingModel | ReplacedTokensModel
+# The attention of an encoder; None stands for the model's own, whose heads may be guided.
+ChooseAttend = Callable[[EncoderConfig | None], Attend]
+
+
+class Vocabulary(Protocol):
+    """What a model needs to know of a tokenizer."""
+
+    vocabulary_size: int
+    delimiter_ids: Sequence[int]
+    period_ids: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyInfo:
+    """A `Vocabulary` without a tokenizer: for plans of runs whose tokenizer is not trained yet, and as a cache key.
+
+    The defaults are the special ids of a tokenizer that a run trains.
+    """
+
+    vocabulary_size: int
+    delimiter_ids: tuple[int, ...] = (0, 2)
+    period_ids: tuple[int, ...] = (5, 6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What a run predicts.
+
+    changed: what happens to the tokens that are predicted, for model cards.
+    primary_metric: the loss by which runs are summarised.
+    make_model: (config, vocabulary, attention by encoder) -> model.
+    make_objective: (config, vocabulary, model, sentences) -> objective, without guidance and attacks.
+    flops: (config, vocabulary, predicted) -> FLOPs of a step; for `predicted` see `flops.step_flops`.
+    plateau_loss: (config, corpus) -> the primary metric of the best guess without context.
+    """
+
+    changed: str
+    primary_metric: PrimaryMetric
+    make_model: Callable[[ExperimentConfig, Vocabulary, ChooseAttend], Model]
+    make_objective: Callable[[ExperimentConfig, Vocabulary, Any, Sentences], Objective]
+    flops: Callable[[ExperimentConfig, Vocabulary, float], Flops]
+    plateau_loss: Callable[[ExperimentConfig, pipeline.Corpus], float]
+
+
+def workload_of(config: ExperimentConfig) -> Workload:
+    """Return the workload of a run."""
+    return REPLACED_TOKENS if config.detects_replaced_tokens else MASKED_WORDS
+
+
+def reference_model(config: ExperimentConfig, vocabulary: Vocabulary) -> Model:
+    """Return the model of a run with the reference implementation of attention, which accepts rows of any shape."""
+    return workload_of(config).make_model(config, vocabulary, lambda encoder: reference.attend)
+
+
+def model_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderConfig:
+    """Return the encoder's config with the vocabulary filled in. Raises ValueError if it is smaller than the tokenizer's."""
+    size = config.model.vocabulary_size or vocabulary.vocabulary_size
+    if size < vocabulary.vocabulary_size:
+        raise ValueError(
+            f"model.vocabulary_size={size} is smaller than the tokenizer's {vocabulary.vocabulary_size} tokens; "
+            "set it to none to take the tokenizer's"
+        )
+    return dataclasses.replace(config.model, vocabulary_size=size)
+
+
+def generator_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderConfig | None:
+    """Return the config of the generator of replaced tokens, with the vocabulary filled in; None if a run has none."""
+    if config.generator is None:
+        return None
+    return dataclasses.replace(config.generator, vocabulary_size=model_config(config, vocabulary).vocabulary_size)
+
+
+def _size(config: ExperimentConfig) -> dict[str, int]:
+    return {"rows": config.training.batch_size, "length": config.data.sequence_length}
+
+
+def _masked_words_model(config: ExperimentConfig, vocabulary: Vocabulary, attend: ChooseAttend) -> PretrainingModel:
+    return PretrainingModel(model_config(config, vocabulary), config.next_sentence, attend(None))
+
+
+def _masked_words_objective(
+    config: ExperimentConfig, vocabulary: Vocabulary, model: PretrainingModel, sentences: Sentences
+) -> Pretraining:
+    del config, vocabulary
+    return Pretraining(model, sentences)
+
+
+def _masked_words_flops(config: ExperimentConfig, vocabulary: Vocabulary, predicted: float) -> Flops:
+    model = model_config(config, vocabulary)
+    return flops.step_flops(model, predicted=predicted, next_sentence=config.next_sentence, **_size(config))
+
+
+def _masked_words_plateau(config: ExperimentConfig, corpus: pipeline.Corpus) -> float:
+    del config
+    return plateau.unigram_loss(corpus.train)
+
+
+MASKED_WORDS = Workload(
+    changed="masked",
+    primary_metric=Pretraining.primary_metric,
+    make_model=_masked_words_model,
+    make_objective=_masked_words_objective,
+    flops=_masked_words_flops,
+    plateau_loss=_masked_words_plateau,
+)
+
+
+def _replaced_tokens_model(
+    config: ExperimentConfig, vocabulary: Vocabulary, attend: ChooseAttend
+) -> ReplacedTokensModel:
+    generator = generator_config(config, vocabulary)
+    of_generator = reference.attend if generator is None else attend(generator)
+    return ReplacedTokensModel(model_config(config, vocabulary), generator, attend(None), of_generator)
+
+
+def _ignored_ids(config: ExperimentConfig, vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Return the ids of tokens that are not judged."""
+    return tuple(vocabulary.delimiter_ids) if config.replaced_tokens.tokens == "words" else ()
+
+
+def _replaced_tokens_objective(
+    config: ExperimentConfig, vocabulary: Vocabulary, model: ReplacedTokensModel, sentences: Sentences
+) -> ReplacedTokens:
+    return ReplacedTokens(model, config.replaced_tokens.coefficient, _ignored_ids(config, vocabulary), sentences)
+
+
+def _replaced_tokens_flops(config: ExperimentConfig, vocabulary: Vocabulary, predicted: float) -> Flops:
+    model, generator = model_config(config, vocabulary), generator_config(config, vocabulary)
+    return flops.replaced_tokens_flops(model, generator, predicted=predicted, **_size(config))
+
+
+def _replaced_tokens_plateau(config: ExperimentConfig, corpus: pipeline.Corpus) -> float:
+    ignored = list(_ignored_ids(config, corpus.tokenizer))
+    return plateau.replaced_tokens_loss_of(corpus, config.data.masking.rate, ignored)
+
+
+REPLACED_TOKENS = Workload(
+    changed="replaced",
+    primary_metric=ReplacedTokens.primary_metric,
+    make_model=_replaced_tokens_model,
+    make_objective=_replaced_tokens_objective,
+    flops=_replaced_tokens_flops,
+    plateau_loss=_replaced_tokens_plateau,
+)
