@@ -52,9 +52,9 @@ def call(attend: Callable, rows: int, length: int, *, guided: bool = False, rate
     """A function of query, key and value that gives the output, and the statistics if they are guided."""
 
     def results(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, ...]:
-        sequences = jnp.ones((rows, length), jnp.int32)
+        segments = jnp.ones((rows, length), jnp.int32)
         settings = {"guides": guides(rows, length) if guided else None, "rate": rate, "key": jax.random.key(0)}
-        mixed, found = attend(query, key, value, sequences, **settings)
+        mixed, found = attend(query, key, value, segments, segments, **settings)
         return (mixed, found.sum_of_squares_BHQ, found.overlap_BHQ) if guided else (mixed,)
 
     return results

@@ -53,8 +53,8 @@ BUGS = (
     Bug(
         "scores are divided by the root of the length",
         "ag_jax/attention/scores.py",
-        "math.sqrt(query_BQHD.shape[-1])",
-        "math.sqrt(query_BQHD.shape[1])",
+        "math.sqrt(query_BQHW.shape[-1])",
+        "math.sqrt(query_BQHW.shape[1])",
         "tests/attention tests/models",
     ),
     Bug(
@@ -84,6 +84,27 @@ BUGS = (
         "shrink * shrink * sums[0]",
         "shrink * sums[0]",
         "tests/attention/test_kernels.py tests/attention/test_gpu.py",
+    ),
+    Bug(
+        "causal attention sees one key of the future",
+        "ag_jax/attention/visibility.py",
+        "return Band(side, 0 if causal else side)",
+        "return Band(side, 1 if causal else side)",
+        "tests/attention/test_two_sides.py",
+    ),
+    Bug(
+        "TPU kernel: dK and dV skip the last block of queries that sees a window's keys",
+        "ag_jax/attention/kernels/tpu/grid.py",
+        "return self.config.band.reversed.most_blocks(self.keys.block, self.queries.block, self.queries.blocks)",
+        "return self.config.band.reversed.most_blocks(self.keys.block, self.queries.block, self.queries.blocks) - 1",
+        "tests/attention/test_two_sides.py",
+    ),
+    Bug(
+        "GPU kernel: dK and dV are computed with the segments of the two sides swapped",
+        "ag_jax/attention/kernels/gpu/attention.py",
+        "lengths[::-1], segments[::-1], band.reversed",
+        "lengths[::-1], segments, band.reversed",
+        "tests/attention/test_two_sides.py",
     ),
     Bug(
         "the gradient of an adversary is not reversed",
@@ -125,7 +146,7 @@ BUGS = (
         "ag_jax/objectives/consistency.py",
         "return self.inner.coefficients(step) | {self.term_of",
         "return dict.fromkeys(self.inner.coefficients(step), own) | {self.term_of",
-        "tests/objectives/test_self_attention.py tests/objectives",
+        "tests/objectives/test_base.py tests/objectives",
     ),
     Bug(
         "a microbatch is divided by its own weight",
@@ -221,8 +242,8 @@ BUGS = (
     Bug(
         "positions of a text count from the next one's offset",
         "ag_jax/models/embeddings.py",
-        "sequences.order(sequences_BL) + self.config.position_offset",
-        "sequences.order(sequences_BL) + self.config.position_offset + 1",
+        "segments.order(sequences_BL) + self.config.position_offset",
+        "segments.order(sequences_BL) + self.config.position_offset + 1",
         "tests/models/test_encoder.py tests/models",
     ),
     Bug(

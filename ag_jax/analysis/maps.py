@@ -108,7 +108,7 @@ def _target(maps: AttentionMaps, special: SpecialTokens, name: str) -> tuple[np.
     tokens_BL = jnp.asarray(maps.ids_L)[None]
     sequences_BL = jnp.ones(tokens_BL.shape, jnp.int32)
     target = patterns.find_target(name, tokens_BL, sequences_BL, special)
-    return np.asarray(patterns.dense(target, sequences_BL))[0], np.asarray(patterns.hits(target, sequences_BL))[0]
+    return np.asarray(patterns.dense(target, sequences_BL))[0], np.asarray(patterns.has_target(target, sequences_BL))[0]
 
 
 def head_patterns(assignment: Assignment, heads: int) -> tuple[str | None, ...]:

@@ -22,7 +22,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import dropout, scores, sequences
+from ag_jax.attention import dropout, scores, segments
 
 Array = jax.Array
 
@@ -92,7 +92,7 @@ class Attack(Protocol):
     """
 
     def __call__(
-        self, hidden_BLD: Array, sequences_BL: Array, scores: Callable[[], Array], key: Array | None
+        self, hidden_BLD: Array, segments_BL: Array, scores: Callable[[], Array], key: Array | None
     ) -> Attacked: ...
 
 
@@ -109,20 +109,20 @@ class Rules:
     empty_rows: str = "uniform"
     protect_diagonal: bool = False
 
-    def attacked(self, keep_BHQK: Array, sequences_BL: Array, special_BL: Array | None = None) -> Attacked:
+    def attacked(self, keep_BHQK: Array, segments_BL: Array, special_BL: Array | None = None) -> Attacked:
         """-(1 - m) C, for m that is 1 (keep) or 0 and may have a gradient. What is of two texts, or padding, counts nothing.
 
         special_BL: tokens whose rows and columns are kept.
         """
-        length = sequences_BL.shape[1]
-        inside_BHQK = sequences.together(sequences_BL)[:, None]
+        length = segments_BL.shape[1]
+        inside_BHQK = segments.same_segment_mask(segments_BL)[:, None]
         diagonal_BHQK = jnp.eye(length, dtype=bool)[None, None]
         if special_BL is not None:
             of_special_BQK = special_BL[:, :, None] | special_BL[:, None, :]
             keep_BHQK = jnp.where(of_special_BQK[:, None], 1.0, keep_BHQK)
         if self.protect_diagonal:
             keep_BHQK = jnp.where(diagonal_BHQK, 1.0, keep_BHQK)
-        empty_BHQ = ~((keep_BHQK > 0) & inside_BHQK).any(-1) & (sequences_BL > 0)[:, None]
+        empty_BHQ = ~((keep_BHQK > 0) & inside_BHQK).any(-1) & (segments_BL > 0)[:, None]
         erased_BHQ = empty_BHQ
         if self.empty_rows == "keep_diagonal":
             keep_BHQK, erased_BHQ = jnp.where(empty_BHQ[..., None] & diagonal_BHQK, 1.0, keep_BHQK), None
@@ -179,7 +179,7 @@ class Adversary:
         return together_BHQK + of_query_BL[:, None, :, None] / math.sqrt(hidden_BLD.shape[-1])
 
     def __call__(
-        self, hidden_BLD: Array, sequences_BL: Array, scores: Callable[[], Array], key: Array | None
+        self, hidden_BLD: Array, segments_BL: Array, scores: Callable[[], Array], key: Array | None
     ) -> Attacked:
         """The attack of one layer; its parameters get the reversed gradient."""
         scores_BHQK = self.scores(hidden_BLD)
@@ -187,7 +187,7 @@ class Adversary:
             uniform = dropout.uniform(key, scores_BHQK.shape)
             scores_BHQK = (scores_BHQK + jnp.log(uniform) - jnp.log1p(-uniform)) / self.temperature
         keep_BHQK = reverse_gradient(straight_through(scores_BHQK), 1.0)
-        return self.rules.attacked(keep_BHQK, sequences_BL, self.special_NBL)
+        return self.rules.attacked(keep_BHQK, segments_BL, self.special_NBL)
 
 
 def initial_offset(share: float | None, width: int, deviation: float, *, drawn: bool = False) -> float:

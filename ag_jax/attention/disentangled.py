@@ -2,7 +2,7 @@
 
 He et al. 2021, section 3.1, as its code has it. With Q, K of the content and Qr, Kr of the embeddings of distances,
 
-    A[i, j] = (Q_i . K_j + Q_i . Kr[row(i - j)] + K_j . Qr[row(i - j)]) / sqrt(V (1 + number of terms)),
+    A[i, j] = (Q_i . K_j + Q_i . Kr[row(i - j)] + K_j . Qr[row(i - j)]) / sqrt(W (1 + number of terms)),
                            content to position    position to content
     row(d) = clip(bucket(d) + half, 0, 2 half - 1)
 
@@ -14,8 +14,8 @@ of the 2 L - 1 of them; a product with those has in row i what is wanted, moved 
 reshape. A gather from the product with the table would be fewer FLOPs, by half at the most; but accelerators gather single
 elements slowly, and buckets or clipping make no difference here.
 
-Shape letters: B batch, L length, Q query position, K key position, H head, V width of a head, D width of the model,
-R rows of the table of relative embeddings, S distances, M places that ask where not all do.
+Shape letters: B batch, L length, Q query position, K key position, H head, W width of a head, D width of the model, R rows of the
+table of relative embeddings, S distances.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ class DisentangledConfig:
 
     @property
     def content_scale(self) -> float:
-        """What 1 / sqrt(V) of plain attention is multiplied with."""
+        """What 1 / sqrt(W) of plain attention is multiplied with."""
         return 1.0 / math.sqrt(1 + len(self.names))
 
 
@@ -114,58 +114,53 @@ def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, n
     return slice(int(first), int(last) + 1), of_term_S - first
 
 
-def skew(products: Array) -> Array:
-    """Rows moved to the left until each begins with its own place: out[..., i, j] = products[..., i, j - i + L - 1].
+def skew(products: Array, positions_BQ: Array | None = None) -> Array:
+    """Move rows to the left until each begins with its own position: out[..., q, j] = products[..., q, j - p_q + L - 1].
 
-    `products` are L x 2 L; read on as one line and cut into pieces of 2 L - 1, each row starts one place later.
+    products: `BHQS` with S = 2 L distances.
+    positions_BQ: p; None for rows of all L positions, in order.
     """
-    *batch, length, double = products.shape
-    line = products.reshape(*batch, length * double)
-    line = line[..., length - 1 : length - 1 + length * (double - 1)]
-    return line.reshape(*batch, length, double - 1)[..., :length]
+    *batch, rows, double = products.shape
+    length = double // 2
+    if positions_BQ is None:
+        # Read on as one line and cut into pieces of 2 L - 1, each row starts one place later: no gather.
+        line = products.reshape(*batch, rows * double)[..., length - 1 : length - 1 + rows * (double - 1)]
+        return line.reshape(*batch, rows, double - 1)[..., :length]
+
+    def cut(row_HS: Array, position: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(row_HS, length - 1 - position, length, axis=1)
+
+    return jax.vmap(jax.vmap(cut, in_axes=(1, 0), out_axes=1))(products, positions_BQ)
 
 
-def at_places(scores_BHQK: Array, places_BM: Array) -> Array:
-    """The rows of those queries, `BHMK`; a single row for all queries stays as it is."""
-    return (
-        scores_BHQK
-        if scores_BHQK.shape[2] == 1
-        else jnp.take_along_axis(scores_BHQK, places_BM[:, None, :, None], axis=2)
-    )
-
-
-def skew_at(products_BHMS: Array, places_BM: Array) -> Array:
-    """`skew` for rows that stand at some places alone: out[b, h, m, j] = products[b, h, m, j - places[b, m] + L - 1]."""
-    length = products_BHMS.shape[-1] // 2
-
-    def cut(row_HS: Array, place: Array) -> Array:
-        return jax.lax.dynamic_slice_in_dim(row_HS, length - 1 - place, length, axis=1)
-
-    return jax.vmap(jax.vmap(cut, in_axes=(1, 0), out_axes=1))(products_BHMS, places_BM)
+def rows_at(matrix_BHLK: Array, positions_BQ: Array | None) -> Array:
+    """Take the rows of some positions, `BHQK`; all rows for None. A single row for all queries stays as it is."""
+    if positions_BQ is None or matrix_BHLK.shape[2] == 1:
+        return matrix_BHLK
+    return jnp.take_along_axis(matrix_BHLK, positions_BQ[:, None, :, None], axis=2)
 
 
 def relative_scores(
     config: DisentangledConfig,
-    query_BQHV: Array,
-    key_BLHV: Array,
+    query_BQHW: Array,
+    key_BKHW: Array,
     projected: dict[str, tuple[Array, np.ndarray]],
-    places_BM: Array | None = None,
+    positions_BQ: Array | None = None,
 ) -> Array:
-    """The terms of distances `BHQK` in float32, scaled.
+    """The scores of content with distances, `BHQK` in float32, scaled.
 
-    `projected` holds for each term the projected rows of the table, `RHV`, and their layout: keys for c2p, queries for p2c.
-    `places_BM` says where the queries stand, if they are not those of all positions.
+    projected: for each term the projected rows of the table, `RHW`, and their layout: keys for c2p, queries for p2c.
+    positions_BQ: of the queries among the keys; None for all positions, in order.
     """
     total_BHQK = 0.0
     for term in config.names:
-        table_RHV, places_S = projected[term]
-        content_BLHV = query_BQHV if term == "c2p" else key_BLHV
-        table_SHV = jnp.take(table_RHV, places_S, axis=0)
-        products = jnp.einsum("blhv,shv->bhls", content_BLHV, table_SHV, preferred_element_type=jnp.float32)
+        table_RHW, layout_S = projected[term]
+        content = query_BQHW if term == "c2p" else key_BKHW
+        table_SHW = jnp.take(table_RHW, layout_S, axis=0)
+        products = jnp.einsum("blhw,shw->bhls", content, table_SHW, preferred_element_type=jnp.float32)
         if term == "c2p":
-            of_term_BHQK = skew(products) if places_BM is None else skew_at(products, places_BM)
-        else:  # of all queries in any case, for what they differ in is the row of the table
-            of_term_BHQK = skew(products).swapaxes(-1, -2)
-            of_term_BHQK = of_term_BHQK if places_BM is None else at_places(of_term_BHQK, places_BM)
+            of_term_BHQK = skew(products, positions_BQ)
+        else:  # computed for queries at all positions, which differ only in the row of the table
+            of_term_BHQK = rows_at(skew(products).swapaxes(-1, -2), positions_BQ)
         total_BHQK = total_BHQK + of_term_BHQK
-    return total_BHQK * (config.content_scale / math.sqrt(query_BQHV.shape[-1]))
+    return total_BHQK * (config.content_scale / math.sqrt(query_BQHW.shape[-1]))

@@ -21,8 +21,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import patterns, sequences
+from ag_jax.attention import patterns, segments
 from ag_jax.attention.patterns import Columns, Shift, Target
+from ag_jax.attention.visibility import EVERYTHING, Band, visible_targets, visible_tokens
 
 Array = jax.Array
 Schedule = Callable[[Array], Array]
@@ -154,59 +155,89 @@ def off_diagonal(matrix_BHQK: Array, offset: int) -> Array:
     return jnp.pad(entries, [(0, 0)] * len(leading) + [(start, queries - stop)])
 
 
-def statistics(probabilities_BHQK: Array, guides: Guides, sequences_BL: Array) -> AttentionStatistics:
-    """The two statistics of the guided heads, from attention probabilities that are at hand. float32.
+def with_boundary(
+    target: Shift,
+    overlap_BHQ: Array,
+    query_segments_BQ: Array,
+    key_segments_BK: Array,
+    band: Band = EVERYTHING,
+    total_BHQ: Array | float = 1.0,
+) -> Array:
+    """Overlap of a `Shift` with the rows at a text's boundary filled in, which have no key at that offset.
 
-    This is the plain formulation that a fused kernel has to equal. A boundary row overlaps with the uniform
-    distribution over the n tokens of its text: sum(H)/n, which is 1/n for a softmax.
+    Their target is uniform over the n keys that the row sees, with which H overlaps by sum(H) / n; `total_BHQ` is sum(H), and 0
+    counts where no key is seen.
     """
-    guided = sum(guides.counts)
+    tokens_B1Q = visible_tokens(query_segments_BQ, key_segments_BK, band)[:, None, :]
+    outside_BHQ = total_BHQ / jnp.maximum(tokens_B1Q, 1).astype(jnp.float32)
+    if query_segments_BQ is not key_segments_BK:
+        outside_BHQ = jnp.where(tokens_B1Q > 0, outside_BHQ, 0.0)
+    inside_B1Q = patterns.has_target(target, query_segments_BQ, key_segments_BK)[:, None, :]
+    return jnp.where(inside_B1Q, overlap_BHQ, outside_BHQ)
 
-    # Differentiated as it stands, this would keep a copy of the guided heads beside the probabilities themselves.
+
+def statistics(
+    probabilities_BHQK: Array,
+    guides: Guides,
+    query_segments_BQ: Array,
+    key_segments_BK: Array | None = None,
+    band: Band = EVERYTHING,
+) -> AttentionStatistics:
+    """Compute the two statistics of the guided heads from attention probabilities, in float32.
+
+    The plain formulation that every kernel has to equal. key_segments_BK: None for self-attention. band: in which keys are seen.
+    """
+    guided, overlaps, head = sum(guides.counts), [], 0
+    key_segments_BK = query_segments_BQ if key_segments_BK is None else key_segments_BK
+
+    # Without the checkpoint, the backward pass would store a copy of the guided heads beside the probabilities themselves.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def sum_of_squares(H_BHQK: Array) -> Array:
         return jnp.square(H_BHQK[:, :guided].astype(jnp.float32)).sum(-1)
 
-    overlaps, head = [], 0
-    tokens_B1Q = jnp.maximum(sequences.sizes(sequences_BL), 1).astype(jnp.float32)[:, None, :]
     for target, count in zip(guides.targets, guides.counts, strict=True):
         rows_BHQK = probabilities_BHQK[:, head : head + count].astype(jnp.float32)
-        if isinstance(target, Columns):
+        head += count
+        if isinstance(target, Shift):
+            total_BHQ = rows_BHQK.sum(-1) if guides.after_dropout else 1.0
+            overlap_BHQ = off_diagonal(rows_BHQK, target.offset)
+            segment_ids = query_segments_BQ, key_segments_BK
+            overlaps.append(with_boundary(target, overlap_BHQ, *segment_ids, band, total_BHQ))
+        elif band.is_everything:
             overlaps.append(jnp.einsum("bhqk,bk->bhq", rows_BHQK, target.weights_BK))
         else:
-            total_BHQ = rows_BHQK.sum(-1) if guides.after_dropout else 1.0
-            inside_B1Q = patterns.hits(target, sequences_BL)[:, None, :]
-            overlaps.append(jnp.where(inside_B1Q, off_diagonal(rows_BHQK, target.offset), total_BHQ / tokens_B1Q))
-        head += count
+            seen_BQ = visible_targets(target.weights_BK, query_segments_BQ, key_segments_BK, band)
+            covered_BHQ = jnp.einsum("bhqk,bk->bhq", rows_BHQK, (target.weights_BK > 0).astype(jnp.float32))
+            overlaps.append(covered_BHQ / jnp.maximum(seen_BQ, 1)[:, None, :])
     return AttentionStatistics(sum_of_squares(probabilities_BHQK), jnp.concatenate(overlaps, axis=1))
 
 
-def bias(guides: Guides, sequences_BL: Array, heads: int, scale: Array) -> Array:
+def bias(guides: Guides, segments_BL: Array, heads: int, scale: Array) -> Array:
     """`mode=bias`: scale * P added to the scores of the guided heads, 0 to the others: `bias_BHQK`.
 
     Unlike the loss this costs an array of the size of the scores. Rows without a target column get 0.
     """
     rows = []
     for target, count in zip(guides.targets, guides.counts, strict=True):
-        hit_BQ = patterns.hits(target, sequences_BL)
-        P_BQK = patterns.dense(target, sequences_BL, boundary="zero") * hit_BQ[:, :, None]
+        hit_BQ = patterns.has_target(target, segments_BL)
+        P_BQK = patterns.dense(target, segments_BL, boundary="zero") * hit_BQ[:, :, None]
         rows.append(jnp.repeat(P_BQK[:, None], count, axis=1))
     guided_BHQK = scale * jnp.concatenate(rows, axis=1)
     free = heads - sum(guides.counts)
     return jnp.pad(guided_BHQK, [(0, 0), (0, free), (0, 0), (0, 0)])
 
 
-def _square_norm(target: Target, sequences_BL: Array, boundary: str) -> Array:
+def _square_norm(target: Target, segments_BL: Array, boundary: str) -> Array:
     """||P||^2 of every row, `BQ`."""
     if isinstance(target, Shift):
-        tokens_BQ = jnp.maximum(sequences.sizes(sequences_BL), 1).astype(jnp.float32)
+        tokens_BQ = jnp.maximum(segments.sizes(segments_BL), 1).astype(jnp.float32)
         outside = 1.0 / tokens_BQ if boundary == "uniform" else 0.0
-        return jnp.where(patterns.hits(target, sequences_BL), 1.0, outside)
-    return sequences.totals(jnp.square(target.weights_BK), sequences_BL)
+        return jnp.where(patterns.has_target(target, segments_BL), 1.0, outside)
+    return segments.totals(jnp.square(target.weights_BK), segments_BL)
 
 
 def guidance_loss(
-    statistics_NBHQ: AttentionStatistics, guides: Guides, sequences_BL: Array, config: GuidanceConfig
+    statistics_NBHQ: AttentionStatistics, guides: Guides, segments_BL: Array, config: GuidanceConfig
 ) -> tuple[Array, list[tuple[Array, Array]]]:
     """L_AG summed over the texts (divide by their number), and the mean attention mass on each pattern's target.
 
@@ -222,17 +253,17 @@ def guidance_loss(
     averaged over the heads and over the rows that have a target column, and given for each target as (total, weight),
     both of shape N.
     """
-    squared_sizes_BQ = jnp.square(jnp.maximum(sequences.sizes(sequences_BL), 1)).astype(jnp.float32)
+    squared_sizes_BQ = jnp.square(jnp.maximum(segments.sizes(segments_BL), 1)).astype(jnp.float32)
     total, masses, head = jnp.float32(0), [], 0
     for target, count in zip(guides.targets, guides.counts, strict=True):
-        square_BQ = _square_norm(target, sequences_BL, config.boundary)
-        hit_BQ = patterns.hits(target, sequences_BL)
+        square_BQ = _square_norm(target, segments_BL, config.boundary)
+        hit_BQ = patterns.has_target(target, segments_BL)
         overlap_NBHQ = statistics_NBHQ.overlap_BHQ[:, :, head : head + count]
         squares_NBHQ = statistics_NBHQ.sum_of_squares_BHQ[:, :, head : head + count]
         head += count
 
         dropped = config.absent if isinstance(target, Columns) else config.boundary
-        rows_BQ = hit_BQ if dropped == "ignore" else sequences_BL > 0
+        rows_BQ = hit_BQ if dropped == "ignore" else segments_BL > 0
         wanted_BQ = hit_BQ if isinstance(target, Shift) and config.boundary == "zero" else jnp.ones_like(hit_BQ)
         errors_NBHQ = squares_NBHQ - 2.0 * overlap_NBHQ * wanted_BQ[None, :, None, :] + square_BQ[None, :, None, :]
         errors_BQ = jnp.where(rows_BQ[None, :, None, :], errors_NBHQ, 0.0).sum((0, 2))

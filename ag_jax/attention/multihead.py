@@ -1,23 +1,33 @@
-"""Multi-head self-attention that can be looked at, guided and attacked.
+"""Multi-head attention that can be inspected, guided and attacked.
 
-Shape letters: B batch, L length, Q query position, K key position, H head, D width of the model, V width of a head,
-R rows of the table of relative embeddings, M places that ask where not all do.
+Without relative positions, guidance and attacks, all of it is
+
+    query_BQHW, key_BKHW, value_BKHW = project(query_BQD), project(source_BKD), project(source_BKD)
+    scores_BHQK = jnp.einsum("bqhw,bkhw->bhqk", query_BQHW, key_BKHW) / jnp.sqrt(W)
+    visible_BQK = query_segments_BQ[:, :, None] == key_segments_BK[:, None, :]
+    weights_BHQK = jax.nn.softmax(jnp.where(visible_BQK[:, None], scores_BHQK, MASKED_SCORE))
+    mixed_BQHW = jnp.einsum("bhqk,bkhw->bqhw", dropout(weights_BHQK), value_BKHW)
+    return jnp.einsum("bqhw,hwd->bqd", mixed_BQHW, output_HWD) + bias_D
+
+of which `Attend` computes the middle four lines.
+
+Shape letters: B batch, L length, Q query position, K key position, H head, D width of the model, W width of a head, R rows of the
+table of relative embeddings, S distances.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from ag_jax.attention import adversary, disentangled, guidance
-from ag_jax.attention.disentangled import DisentangledConfig
+from ag_jax.attention.disentangled import DisentangledConfig, rows_at
 from ag_jax.attention.kernels import reference
-from ag_jax.attention.kernels.interface import KEPT, Attend
+from ag_jax.attention.kernels.interface import RESIDUALS, Attend
 
 Array = jax.Array
 
@@ -25,28 +35,34 @@ Array = jax.Array
 _dot_float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
 
 
-@flax.struct.dataclass
-class Asking:
-    """Queries of some positions alone: what asks, `query_BMD`, and where in its row it stands, `places_BM`."""
-
-    query_BMD: Array
-    places_BM: Array
-
-
 class LayerKey(nn.Module):
-    """A random key of the layer, drawn beside those of its dropout, which stay what they are."""
+    """A random key of the layer, drawn beside those of its dropout, which do not change by it."""
 
     @nn.compact
     def __call__(self) -> Array:
         return self.make_rng("dropout")
 
 
+class Projected(NamedTuple):
+    """Queries, keys and values of all heads, and what scores are made of besides.
+
+    project_query: the projection to queries, for queries of other tokens.
+    distances: for each term of relative positions the projected rows of the table, `RHW`, and their layout.
+    """
+
+    query_BQHW: Array
+    key_BKHW: Array
+    value_BKHW: Array
+    project_query: nn.DenseGeneral
+    distances: dict[str, tuple[Array, np.ndarray]]
+
+
 class MultiHeadAttention(nn.Module):
-    """Self-attention: O = softmax(Q K^T / sqrt(d) + bias) V for each head, then a projection back to the width.
+    """O = softmax(Q K^T / sqrt(W) + bias) V for each head, then a projection back to the width of the model.
 
     With `relative.terms`, scores are those of `attention.disentangled`.
 
-    Sows, for whoever asks for the collection with `mutable=`:
+    Sows, if the caller names the collection in `mutable=`:
       `intermediates/attention_weights`: probabilities `BHQK`, float32, before dropout: exact in whatever precision and
           mode the model computes, and whatever implementation `attend` is;
       `statistics/guided_heads`: the `AttentionStatistics` of the guided heads, if `guides` are given;
@@ -64,58 +80,52 @@ class MultiHeadAttention(nn.Module):
     @nn.compact
     def __call__(
         self,
-        hidden_BLD: Array,
-        sequences_BL: Array,
-        guides: guidance.Guides | None,
-        attention_bias: Array | None,
-        deterministic: bool,
+        query_BQD: Array,
+        source_BKD: Array,
+        query_segments_BQ: Array,
+        key_segments_BK: Array,
         *,
-        asking: Asking | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        bias: Array | None = None,
+        guides: guidance.Guides | None = None,
+        positions_BQ: Array | None = None,
         relative_RD: Array | None = None,
         attack: adversary.Attack | None = None,
+        deterministic: bool,
     ) -> Array:
-        """Mix `hidden_BLD` within each text. `attention_bias` broadcasts to `BHQK` and is added to the scores.
+        """Return for each query a mixture of the source, `BQD`. For self-attention, pass the same tokens and segments twice.
 
-        asking: what asks, if it is not `hidden_BLD` itself; the answer is `BMD` then, in plain XLA, and nothing is sown.
-        relative_RD: embeddings of distances, for `relative.terms`; attack: of this layer.
+        query_segments_BQ, key_segments_BK, causal, window, guides: as in `Attend`.
+        bias: broadcasts to `BHQK`; added to the scores.
+        positions_BQ: for queries that stand at some positions of the source: which; None if they are all of it, in order, or if
+            neither relative positions nor attacks need to know.
+        relative_RD: embeddings of distances, for `relative.terms`.
+        attack: on the attention of the source to itself, of which queries get the rows of their positions.
         """
-        query = self._projection("query", dot_general=_dot_float32 if self.relative.terms else None)
-        key_bias = self.relative.key_bias
-        key, value = self._projection("key", use_bias=key_bias), self._projection("value")
-        query_BQHV = query(hidden_BLD if asking is None else asking.query_BMD)
-        key_BLHV, value_BLHV = key(hidden_BLD), value(hidden_BLD)
-        projected = None
-        if self.relative.terms:
-            of_terms = {"c2p": key, "p2c": query}
-            if not self.relative.shared:
-                of_terms = {
-                    "c2p": self._projection("relative_key", use_bias=key_bias),
-                    "p2c": self._projection("relative_query"),
-                }
-            projected = self._project_distances(of_terms, relative_RD, hidden_BLD.shape[1])
-
-        def scored(query_BQHV: Array, places_BM: Array | None) -> tuple[Array, Array | None]:
-            return self._with_distances(query_BQHV, key_BLHV, attention_bias, projected, places_BM)
-
-        places_BM = None if asking is None else asking.places_BM
-        scored_BQHV, bias = scored(query_BQHV, places_BM)
+        projected = self._project(query_BQD, source_BKD, relative_RD)
+        query_BQHW, bias_BHQK = self._scores(projected, projected.query_BQHW, bias, positions_BQ)
         if attack is not None:
 
-            def weights() -> Array:
-                own_BLHV, own_bias = scored(query(hidden_BLD), None) if asking is not None else (scored_BQHV, bias)
-                return reference.probabilities(own_BLHV, key_BLHV, sequences_BL, own_bias).mean(1)
+            def weights_BLL() -> Array:
+                own_BLHW, own_bias_BHLL = query_BQHW, bias_BHQK
+                if positions_BQ is not None:  # the attack is on the attention of all positions
+                    own_query_BLHW = projected.project_query(source_BKD)
+                    own_BLHW, own_bias_BHLL = self._scores(projected, own_query_BLHW, bias, None)
+                segments_BL = key_segments_BK
+                return reference.probabilities(
+                    own_BLHW, projected.key_BKHW, segments_BL, segments_BL, own_bias_BHLL
+                ).mean(1)
 
             layer_key = None if deterministic else LayerKey(name="attack_key")()
-            attacked = attack(hidden_BLD, sequences_BL, weights, layer_key)
-            if asking is None:
-                self.sow("attack", "units", attacked.units)
-            scored_BQHV, bias = _under(attacked, scored_BQHV, bias, places_BM)
-
-        thinning = self._thinning(deterministic)
-        if asking is None:
-            mixed_BQHV = self._mix(scored_BQHV, key_BLHV, value_BLHV, sequences_BL, guides, bias, thinning)
-        else:
-            mixed_BQHV = _answered(scored_BQHV, key_BLHV, value_BLHV, sequences_BL, places_BM, bias, thinning)
+            attacked = attack(source_BKD, key_segments_BK, weights_BLL, layer_key)
+            self.sow("attack", "units", attacked.units)
+            query_BQHW, bias_BHQK = _attacked(attacked, query_BQHW, bias_BHQK, positions_BQ)
+        mixed_BQHW = self._mix(
+            (query_BQHW, projected.key_BKHW, projected.value_BKHW, query_segments_BQ, key_segments_BK),
+            {"causal": causal, "window": window, "bias": bias_BHQK, "guides": guides},
+            deterministic,
+        )
         return nn.DenseGeneral(
             self.width,
             axis=(-2, -1),
@@ -123,7 +133,27 @@ class MultiHeadAttention(nn.Module):
             kernel_init=nn.with_logical_partitioning(self.kernel_init, ("heads", "head_width", "embed")),
             bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
             name="output",
-        )(mixed_BQHV)
+        )(mixed_BQHW)
+
+    def _project(self, query_BQD: Array, source_BKD: Array, relative_RD: Array | None) -> Projected:
+        """Project tokens, and with relative positions the embeddings of distances, to the heads."""
+        key_bias = self.relative.key_bias
+        # Queries of disentangled attention are scaled once more before they are rounded (`_scores`).
+        query = self._projection("query", dot_general=_dot_float32 if self.relative.terms else None)
+        key, value = self._projection("key", use_bias=key_bias), self._projection("value")
+        tokens = query(query_BQD), key(source_BKD), value(source_BKD)
+        of_terms = {"c2p": key, "p2c": query}
+        if self.relative.terms and not self.relative.shared:
+            of_terms = {
+                "c2p": self._projection("relative_key", use_bias=key_bias),
+                "p2c": self._projection("relative_query"),
+            }
+        distances = {}
+        for term in self.relative.names:
+            # Only rows that texts of this length meet, once a layer and not once an example.
+            needed, layout_S = disentangled.layout(self.relative, term, source_BKD.shape[1])
+            distances[term] = of_terms[term](relative_RD[needed]).astype(self.dtype), layout_S
+        return Projected(*tokens, query, distances)
 
     def _projection(self, name: str, **settings) -> nn.DenseGeneral:
         return nn.DenseGeneral(
@@ -135,78 +165,44 @@ class MultiHeadAttention(nn.Module):
             **settings,
         )
 
-    def _with_distances(
-        self,
-        query_BQHV: Array,
-        key_BLHV: Array,
-        bias: Array | None,
-        projected: dict[str, tuple[Array, np.ndarray]] | None,
-        places_BM: Array | None,
+    def _scores(
+        self, projected: Projected, query_BQHW: Array, bias: Array | None, positions_BQ: Array | None
     ) -> tuple[Array, Array | None]:
-        """Queries, and what is added to their products with the keys: the bias, and with `projected` distances those."""
-        if places_BM is not None and bias is not None:
-            bias = disentangled.at_places(bias, places_BM)
-        if projected is None:
-            return query_BQHV, bias
+        """Queries and bias such that scores are Q K^T / sqrt(W) + bias: relative positions are a bias, and scale the query."""
+        if not self.relative.terms:
+            return query_BQHW, bias
         relative_BHQK = disentangled.relative_scores(
-            self.relative, query_BQHV.astype(self.dtype), key_BLHV, projected, places_BM
+            self.relative, query_BQHW.astype(self.dtype), projected.key_BKHW, projected.distances, positions_BQ
         )
-        # Scaled in float32: what has been rounded already would be rounded once more.
-        query_BQHV = (query_BQHV * self.relative.content_scale).astype(self.dtype)
-        return query_BQHV, relative_BHQK if bias is None else relative_BHQK + bias
+        # Scaled in float32: a query that has been rounded already would be rounded once more.
+        query_BQHW = (query_BQHW * self.relative.content_scale).astype(self.dtype)
+        return query_BQHW, relative_BHQK if bias is None else relative_BHQK + bias
 
-    def _project_distances(
-        self, of_terms: dict[str, nn.DenseGeneral], relative_RD: Array, length: int
-    ) -> dict[str, tuple[Array, np.ndarray]]:
-        """Only rows that texts of this length meet, once a layer and not once an example."""
-        projected = {}
-        for term in self.relative.names:
-            needed, places_S = disentangled.layout(self.relative, term, length)
-            projected[term] = of_terms[term](relative_RD[needed]).astype(self.dtype), places_S
-        return projected
-
-    def _thinning(self, deterministic: bool) -> dict[str, Any]:
-        """Rate and key of dropout on the probabilities."""
-        thins = self.dropout > 0.0 and not deterministic
-        return {"rate": self.dropout, "key": self.make_rng("dropout")} if thins else {"rate": 0.0, "key": None}
-
-    def _mix(self, query_BLHV, key_BLHV, value_BLHV, sequences_BL, guides, attention_bias, thinning) -> Array:
-        """What the heads mix of the values; sows what is asked for."""
-        options = {"guides": guides if self.is_mutable_collection("statistics") else None, **thinning}
+    def _mix(self, arrays: tuple[Array, ...], options: dict[str, Any], deterministic: bool) -> Array:
+        """Return the mixed values `BQHW`; sow the collections that the caller asked for."""
+        if not self.is_mutable_collection("statistics"):
+            options["guides"] = None
+        if self.dropout > 0.0 and not deterministic:
+            options |= {"rate": self.dropout, "key": self.make_rng("dropout")}
+        attend = self.attend
         if self.is_mutable_collection("intermediates"):
-            weights_BHQK = reference.probabilities(query_BLHV, key_BLHV, sequences_BL, attention_bias)
-            self.sow("intermediates", "attention_weights", weights_BHQK)
-            mixed_BLHV, statistics = reference.mix(weights_BHQK, value_BLHV, sequences_BL, **options)
-        else:
-            mixed_BLHV, statistics = self.attend(
-                query_BLHV, key_BLHV, value_BLHV, sequences_BL, bias=attention_bias, **options
-            )
-        # Kept where a remat policy drops what is cheap to make again: attention is not.
-        mixed_BLHV, statistics = checkpoint_name((mixed_BLHV, statistics), KEPT)
+            # Kernels keep no probabilities. The reference has them, and equals every kernel.
+            attend = reference.Reference(functools.partial(self.sow, "intermediates", "attention_weights"))
+        mixed_BQHW, statistics = attend(*arrays, **options)
+        # Saved where a remat policy drops results that are cheap to recompute: those of attention are not.
+        mixed_BQHW, statistics = checkpoint_name((mixed_BQHW, statistics), RESIDUALS)
         if statistics is not None:
             self.sow("statistics", "guided_heads", statistics)
-        return mixed_BLHV
+        return mixed_BQHW
 
 
-def _answered(query_BMHV, key_BLHV, value_BLHV, sequences_BL, places_BM, bias, thinning) -> Array:
-    """What the heads mix of the values for the queries of some places."""
-    asking_BM = jnp.take_along_axis(sequences_BL, places_BM, axis=1)
-    weights_BHMK = reference.probabilities(query_BMHV, key_BLHV, sequences_BL, bias, asking_BM)
-    mixed_BMHV, _ = reference.mix(weights_BHMK, value_BLHV, sequences_BL, **thinning)
-    return checkpoint_name(mixed_BMHV, KEPT)
-
-
-def _under(
-    attacked: adversary.Attacked, query_BQHV: Array, bias: Array | None, places_BM: Array | None
+def _attacked(
+    attacked: adversary.Attacked, query_BQHW: Array, bias_BHQK: Array | None, positions_BQ: Array | None
 ) -> tuple[Array, Array]:
-    """Queries and bias under attack; of some places, if there are any."""
-    bias_BHQK, erased_BHQ = attacked.bias_BHQK, attacked.erased_BHQ
-    if places_BM is not None:
-        bias_BHQK = disentangled.at_places(bias_BHQK, places_BM)
-    if erased_BHQ is not None:
-        erased_BHQ1 = erased_BHQ[..., None]
-        if places_BM is not None:
-            erased_BHQ1 = disentangled.at_places(erased_BHQ1, places_BM)
-        query_BQHV = jnp.where(erased_BHQ1.swapaxes(1, 2), 0, query_BQHV)
-        bias = None if bias is None else jnp.where(erased_BHQ1, 0.0, bias)
-    return query_BQHV, bias_BHQK if bias is None else bias_BHQK + bias
+    """Queries and bias under attack; rows of which an attack masks everything have score 0 before it is added."""
+    masked_BHQK = rows_at(attacked.bias_BHQK, positions_BQ)
+    if attacked.erased_BHQ is not None:
+        erased_BHQ1 = rows_at(attacked.erased_BHQ[..., None], positions_BQ)
+        query_BQHW = jnp.where(erased_BHQ1.swapaxes(1, 2), 0, query_BQHW)
+        bias_BHQK = None if bias_BHQK is None else jnp.where(erased_BHQ1, 0.0, bias_BHQK)
+    return query_BQHW, masked_BHQK if bias_BHQK is None else masked_BHQK + bias_BHQK

@@ -1,17 +1,17 @@
 """Attention patterns, and the sparse targets that they make of a batch.
 
-A *pattern* is a function `(tokens_BL, sequences_BL, special) -> Target`; the five of the paper (appendix A.2) and
+A *pattern* is a function `(tokens_BL, segments_BL, special) -> Target`; the five of the paper (appendix A.2) and
 `same` are in `PATTERNS`. A pattern of one's own is any function of that type, named in a config by its import path:
 
-    def second(tokens_BL, sequences_BL, special):       # my_patterns.py
-        return columns(sequences.order(sequences_BL) == 1, sequences_BL)
+    def second(tokens_BL, segments_BL, special):       # my_patterns.py
+        return columns(segments.order(segments_BL) == 1, segments_BL)
 
     --config.guidance.heads=next:1,prev:1,my_patterns.second:2
 
 A *target* is a row-stochastic matrix P that is never built: a `Shift` (row p wants column p + offset) or `Columns`
 (every row of a text wants the same distribution over the text's columns). `dense` builds it, for tests and pictures.
 
-Several texts may share a row (`attention.sequences`); each has targets of its own, as if it were alone.
+Several texts may share a row (`attention.segments`); each has targets of its own, as if it were alone.
 
 Shape letters: B batch, L length, Q query position, K key position.
 """
@@ -27,7 +27,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import sequences
+from ag_jax.attention import segments
 
 Array = jax.Array
 
@@ -62,16 +62,16 @@ Target = Shift | Columns
 Pattern = Callable[[Array, Array, SpecialTokens], Target]
 
 
-def columns(chosen_BK: Array, sequences_BK: Array) -> Columns:
+def columns(chosen_BK: Array, segments_BK: Array) -> Columns:
     """Spread each row evenly over the chosen columns of its text; where there are none, over all of the text's columns.
 
     P[p, q] = 1/CNT if q is chosen, else 0 (appendix A.2; CNT = 0 is undefined there).
     """
-    chosen_BK = jnp.logical_and(chosen_BK, sequences_BK > 0)
-    count_BK = sequences.totals(chosen_BK.astype(jnp.int32), sequences_BK)
+    chosen_BK = jnp.logical_and(chosen_BK, segments_BK > 0)
+    count_BK = segments.totals(chosen_BK.astype(jnp.int32), segments_BK)
     present_BK = count_BK > 0
-    support_BK = jnp.where(present_BK, chosen_BK, sequences_BK > 0).astype(jnp.float32)
-    divisor_BK = jnp.where(present_BK, count_BK, jnp.maximum(sequences.sizes(sequences_BK), 1)).astype(jnp.float32)
+    support_BK = jnp.where(present_BK, chosen_BK, segments_BK > 0).astype(jnp.float32)
+    divisor_BK = jnp.where(present_BK, count_BK, jnp.maximum(segments.sizes(segments_BK), 1)).astype(jnp.float32)
     return Columns(support_BK / divisor_BK, present_BK)
 
 
@@ -79,38 +79,38 @@ def _among(tokens_BL: Array, ids: tuple[int, ...]) -> Array:
     return jnp.isin(tokens_BL, jnp.asarray(ids, tokens_BL.dtype))
 
 
-def next_token(tokens_BL: Array, sequences_BL: Array, special: SpecialTokens) -> Shift:
+def next_token(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Shift:
     """[Next]: P[p, p + 1] = 1."""
-    del tokens_BL, sequences_BL, special
+    del tokens_BL, segments_BL, special
     return Shift(1)
 
 
-def previous_token(tokens_BL: Array, sequences_BL: Array, special: SpecialTokens) -> Shift:
+def previous_token(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Shift:
     """[Prev]: P[p, p - 1] = 1."""
-    del tokens_BL, sequences_BL, special
+    del tokens_BL, segments_BL, special
     return Shift(-1)
 
 
-def same_token(tokens_BL: Array, sequences_BL: Array, special: SpecialTokens) -> Shift:
+def same_token(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Shift:
     """[Same]: P[p, p] = 1 (in the released code, not in the paper)."""
-    del tokens_BL, sequences_BL, special
+    del tokens_BL, segments_BL, special
     return Shift(0)
 
 
-def first_token(tokens_BL: Array, sequences_BL: Array, special: SpecialTokens) -> Columns:
+def first_token(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Columns:
     """[First]: P[p, 1] = 1, where 1 is the first token of the text."""
     del tokens_BL, special
-    return columns(sequences.firsts(sequences_BL), sequences_BL)
+    return columns(segments.is_first(segments_BL), segments_BL)
 
 
-def delimiters(tokens_BL: Array, sequences_BL: Array, special: SpecialTokens) -> Columns:
+def delimiters(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Columns:
     """[Delim]: P[p, q] = 1/CNT(DELIM) if token q was added by the tokenizer to mark a border."""
-    return columns(_among(tokens_BL, special.delimiters), sequences_BL)
+    return columns(_among(tokens_BL, special.delimiters), segments_BL)
 
 
-def periods(tokens_BL: Array, sequences_BL: Array, special: SpecialTokens) -> Columns:
+def periods(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Columns:
     """[Period]: P[p, q] = 1/CNT('.') if token q is a full stop."""
-    return columns(_among(tokens_BL, special.periods), sequences_BL)
+    return columns(_among(tokens_BL, special.periods), segments_BL)
 
 
 PATTERNS: dict[str, Pattern] = {
@@ -138,7 +138,7 @@ def find_pattern(name: str) -> Pattern:
             raise ValueError(
                 f"cannot import the attention pattern {name!r}: {type(error).__name__}: {error}"
             ) from error
-        wanted = f"the attention pattern {name!r} must be a function of (tokens_BL, sequences_BL, special)"
+        wanted = f"the attention pattern {name!r} must be a function of (tokens_BL, segments_BL, special)"
         if not callable(pattern):
             raise ValueError(f"{wanted}, got {type(pattern).__name__}")
         try:
@@ -152,37 +152,41 @@ def find_pattern(name: str) -> Pattern:
     raise ValueError(f"unknown attention pattern {name!r}{hint} Known: {', '.join(PATTERNS)}, or module.function")
 
 
-def find_target(name: str, tokens_BL: Array, sequences_BL: Array, special: SpecialTokens) -> Target:
+def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Target:
     """The target of the pattern called `name`. Raises ValueError if the pattern returns something else."""
-    target = find_pattern(name)(tokens_BL, sequences_BL, special)
+    target = find_pattern(name)(tokens_BL, segments_BL, special)
     if not isinstance(target, Target):
         raise ValueError(f"the attention pattern {name!r} must return a Shift or Columns, got {type(target).__name__}")
     return target
 
 
-def hits(target: Target, sequences_BL: Array) -> Array:
-    """Rows `BQ` for which the target names a column of their text: the token p + offset, or a token that was found."""
+def has_target(target: Target, segments_BQ: Array, key_segments_BK: Array | None = None) -> Array:
+    """Booleans `BQ`: whether the target names a column of a row's own text: the key p + offset, or a token that was found.
+
+    key_segments_BK: of as many keys as queries; None for self-attention.
+    """
     if isinstance(target, Columns):
-        return jnp.logical_and(target.present_BQ, sequences_BL > 0)
-    length = sequences_BL.shape[1]
+        return jnp.logical_and(target.present_BQ, segments_BQ > 0)
+    key_segments_BK = segments_BQ if key_segments_BK is None else key_segments_BK
+    length = segments_BQ.shape[1]
     columns_Q = jnp.arange(length) + target.offset
     inside_Q = jnp.logical_and(columns_Q >= 0, columns_Q < length)
-    shifted_BL = jnp.take(sequences_BL, jnp.clip(columns_Q, 0, length - 1), axis=1)
-    return (sequences_BL > 0) & (shifted_BL == sequences_BL) & inside_Q[None, :]
+    shifted_BQ = jnp.take(key_segments_BK, jnp.clip(columns_Q, 0, length - 1), axis=1)
+    return (segments_BQ > 0) & (shifted_BQ == segments_BQ) & inside_Q[None, :]
 
 
-def dense(target: Target, sequences_BL: Array, *, boundary: str = "uniform") -> Array:
+def dense(target: Target, segments_BL: Array, *, boundary: str = "uniform") -> Array:
     """The matrix `P_BQK` in full; zero in rows of padding and across texts. For tests, pictures and `mode=bias`.
 
     `boundary` is what a `Shift` row without its column wants: `uniform` over the tokens of its text (the paper), or `zero`
     (the released code; `ignore` looks the same, as such rows are left out of the loss).
     """
-    together_BQK = sequences.together(sequences_BL)
+    together_BQK = segments.same_segment_mask(segments_BL)
     if isinstance(target, Columns):
         return jnp.where(together_BQK, target.weights_BK[:, None, :], 0.0)
-    hits_BQ1 = hits(target, sequences_BL)[:, :, None]
-    rows_BQK = jnp.eye(sequences_BL.shape[1], k=target.offset)[None] * hits_BQ1
+    has_target_BQ1 = has_target(target, segments_BL)[:, :, None]
+    rows_BQK = jnp.eye(segments_BL.shape[1], k=target.offset)[None] * has_target_BQ1
     if boundary == "uniform":
-        uniform_BQK = together_BQK / jnp.maximum(sequences.sizes(sequences_BL), 1)[:, :, None]
-        rows_BQK = jnp.where(hits_BQ1, rows_BQK, uniform_BQK)
+        uniform_BQK = together_BQK / jnp.maximum(segments.sizes(segments_BL), 1)[:, :, None]
+        rows_BQK = jnp.where(has_target_BQ1, rows_BQK, uniform_BQK)
     return rows_BQK

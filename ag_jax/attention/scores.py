@@ -1,6 +1,6 @@
-"""How well a query fits a key.
+"""Scores of attention: how well a query fits a key.
 
-Shape letters: B batch, Q query position, K key position, H head, D width of a head.
+Shape letters: B batch, Q query position, K key position, H head, W width of a head.
 """
 
 import math
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
-def dot_product_scores(query_BQHD: Array, key_BKHD: Array) -> Array:
-    """Scaled dot products `scores_BHQK` = q_p . k_q / sqrt(D) in float32 (Vaswani et al. 2017, equation 1)."""
+def dot_product_scores(query_BQHW: Array, key_BKHW: Array) -> Array:
+    """Scaled dot products `scores_BHQK` = q_p . k_q / sqrt(W) in float32 (Vaswani et al. 2017, equation 1)."""
     # Scaled afterwards: in bfloat16 a scaled query would be rounded once more.
-    scores_BHQK = jnp.einsum("bqhd,bkhd->bhqk", query_BQHD, key_BKHD, preferred_element_type=jnp.float32)
-    return scores_BHQK / math.sqrt(query_BQHD.shape[-1])
+    scores_BHQK = jnp.einsum("bqhw,bkhw->bhqk", query_BQHW, key_BKHW, preferred_element_type=jnp.float32)
+    return scores_BHQK / math.sqrt(query_BQHW.shape[-1])

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import sequences
+from ag_jax.attention import segments
 from ag_jax.attention.dropout import Dropout
 from ag_jax.models import layers
 from ag_jax.models.config import EncoderConfig
@@ -55,8 +55,8 @@ class Embeddings(nn.Module):
     def __call__(
         self,
         tokens_BL: Array,
-        sequences_BL: Array,
         segments_BL: Array,
+        token_types_BL: Array,
         embedding_delta: Array | None,
         deterministic: bool,
         on_sum: Callable[[Array], Array] | None = None,
@@ -71,18 +71,18 @@ class Embeddings(nn.Module):
             words_BLD = words_BLD + embedding_delta
         summed_BLD = words_BLD
         if self.config.absolute_positions == "input":
-            summed_BLD = summed_BLD + self.positions(sequences_BL)
+            summed_BLD = summed_BLD + self.positions(segments_BL)
         if self.config.token_types:
-            summed_BLD = summed_BLD + self.segment(segments_BL)
+            summed_BLD = summed_BLD + self.segment(token_types_BL)
         if on_sum is not None:
             summed_BLD = on_sum(summed_BLD)
         return self.dropout(self.norm(summed_BLD), deterministic=deterministic)
 
-    def positions(self, sequences_BL: Array) -> Array:
+    def positions(self, segments_BL: Array) -> Array:
         """The embedding of every token's place in its own text, `BLD`."""
         # Places count the tokens of their own text only, so that left padding would not shift them; padding reads row 0.
-        order_BL = sequences.order(sequences_BL) + self.config.position_offset
-        return self.position(jnp.where(sequences_BL > 0, order_BL, 0))
+        order_BL = segments.order(segments_BL) + self.config.position_offset
+        return self.position(jnp.where(segments_BL > 0, order_BL, 0))
 
     def project(self, embedded_BLE: Array) -> Array:
         """Vectors `BLD` that enter the first layer: the same, if embeddings have no width of their own."""

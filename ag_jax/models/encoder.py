@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from ag_jax.attention import guidance
 from ag_jax.attention.adversary import Attack
 from ag_jax.attention.kernels import reference
-from ag_jax.attention.kernels.interface import KEPT, Attend
-from ag_jax.attention.multihead import Asking
+from ag_jax.attention.kernels.interface import RESIDUALS, Attend
 from ag_jax.models import embeddings, layers
 from ag_jax.models.config import EncoderConfig
 
@@ -26,7 +25,8 @@ Params = dict[str, Any]
 REMAT_POLICIES = {
     "layer": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(KEPT)
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(RESIDUALS),
     ),
 }
 
@@ -88,7 +88,7 @@ class Encoder(nn.Module):
     last layer's attack is made there, too, on the same input, with random numbers of its own if it has any. The ordinary last layer
     is computed as well; it is what `__call__` returns and what guidance sees.
 
-    attend: the implementation of attention (`attention.fused.choice`); it changes nothing but speed and memory.
+    attend: the implementation of attention (`attention.kernels.dispatch`); it changes nothing but speed and memory.
     """
 
     config: EncoderConfig
@@ -116,7 +116,7 @@ class Encoder(nn.Module):
         """Hidden states `BLD` of the last layer for `batch["tokens"]`, each text of `batch["sequences"]` on its own."""
         return self._encode(batch, ports, deterministic)[1]
 
-    def with_decoded(
+    def with_mask_decoder(
         self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array, Array]:
         """The same, and the vectors `BMD` that the masked words are predicted from: without a mask decoder of the same, too.
@@ -130,23 +130,23 @@ class Encoder(nn.Module):
         before_BLD, hidden_BLD, context = self._encode(batch, ports, deterministic, embedded_BLE)
         if not self.config.mask_decoder_passes:
             return hidden_BLD, at_masks(hidden_BLD, batch)
-        decoded_BMD = at_masks(before_BLD + self.embeddings.positions(context.sequences_BL), batch)
+        decoded_BMD = at_masks(before_BLD + self.embeddings.positions(context.segments_BL), batch)
         last = jax.tree.map(lambda leaf: leaf[-1], nn.unbox(self.layers.variables["params"]))
         attack = jax.tree.map(lambda leaf: leaf[-1], ports.attack)
         for _ in range(self.config.mask_decoder_passes):
-            asking = Asking(decoded_BMD, batch["masked_positions"])
-            decoded_BMD = self._apply_once_more(last, asking, before_BLD, context, attack)
+            queries = layers.QuerySubset(decoded_BMD, batch["masked_positions"])
+            decoded_BMD = self._decode(last, queries, before_BLD, context, attack)
         return hidden_BLD, decoded_BMD
 
     def _encode(
         self, batch: Batch, ports: Ports, deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array | None, Array, layers.Context]:
         """Hidden states before the last layer (None without mask decoder) and after it, and what the layers were given."""
-        config, sequences_BL = self.config, batch["sequences"]
+        config, segments_BL = self.config, batch["sequences"]
         if embedded_BLE is None:
             embedded_BLE = self.embeddings(
                 batch["tokens"],
-                sequences_BL,
+                segments_BL,
                 batch["segments"],
                 ports.embedding_delta,
                 deterministic=deterministic,
@@ -154,11 +154,11 @@ class Encoder(nn.Module):
             )
         hidden_BLD = self.embeddings.project(embedded_BLE)
         context = layers.Context(
-            sequences_BL, ports.guides, ports.attention_bias, self._distances(), deterministic=deterministic
+            segments_BL, ports.guides, ports.attention_bias, self._distances(), deterministic=deterministic
         )
         beside = None
         if config.convolution:
-            convolved_BLD = self.convolution(hidden_BLD, sequences_BL, deterministic=deterministic)
+            convolved_BLD = self.convolution(hidden_BLD, segments_BL, deterministic=deterministic)
             beside = Beside(convolved_BLD, self.convolution_norm())
 
         def step(layer, carry, context, beside, index, attack):
@@ -190,18 +190,23 @@ class Encoder(nn.Module):
         relative_RD = self.relative.embedding.astype(self.config.dtype)
         return self.relative_norm(relative_RD) if self.config.relative.normalized else relative_RD
 
-    def _apply_once_more(
-        self, params: Params, asking: Asking, hidden_BLD: Array, context: layers.Context, attack: Attack | None
+    def _decode(
+        self,
+        params: Params,
+        queries: layers.QuerySubset,
+        hidden_BLD: Array,
+        context: layers.Context,
+        attack: Attack | None,
     ) -> Array:
-        """What the layer of these parameters answers, `BMD`, with dropout of its own."""
+        """Apply the layer of these parameters to a query subset, with dropout of its own: `BMD`."""
         config, attend = self.config, self.attend
         draws = attack is not None or max(config.dropout, config.attention_dropout) > 0.0
         rngs = {"dropout": self.make_rng("dropout")} if draws and not context.deterministic else None
 
-        def apply(params, rngs, asking, hidden_BLD, context, attack):
+        def apply(params, rngs, queries, hidden_BLD, context, attack):
             layer = layers.EncoderLayer(config, attend, parent=None)
-            return layer.apply({"params": params}, hidden_BLD, context, asking=asking, attack=attack, rngs=rngs)
+            return layer.apply({"params": params}, hidden_BLD, context, queries=queries, attack=attack, rngs=rngs)
 
         if config.remat != "none":
             apply = jax.checkpoint(apply, policy=REMAT_POLICIES[config.remat])
-        return apply(params, rngs, asking, hidden_BLD, context, attack)
+        return apply(params, rngs, queries, hidden_BLD, context, attack)

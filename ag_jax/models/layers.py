@@ -1,6 +1,6 @@
 """One post-norm Transformer layer, and the convolution that DeBERTa v2 has beside the first one.
 
-Shape letters: B batch, L length, D width, F width of the feed-forward layer, R rows of the table of relative embeddings,
+Shape letters: B batch, L length, Q queries, D width, F width of the feed-forward layer, R rows of the table of relative embeddings,
 T taps of a convolution.
 """
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ag_jax.attention import adversary, guidance, multihead
+from ag_jax.attention.disentangled import rows_at
 from ag_jax.attention.dropout import Dropout
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
@@ -48,18 +49,27 @@ def gelu(x: Array) -> Array:
 
 @flax.struct.dataclass
 class Context:
-    """What every layer is given besides its input.
+    """Arguments of every layer besides its input.
 
-    sequences_BL: the texts of each row; guides, attention_bias: the ports of attention (`encoder.Ports`).
+    segments_BL: segment ids, one for each text of a row.
+    guides, attention_bias: the ports of attention (`encoder.Ports`).
     relative_RD: embeddings of distances, for disentangled attention.
     deterministic: no dropout.
     """
 
-    sequences_BL: Array
+    segments_BL: Array
     guides: guidance.Guides | None = None
     attention_bias: Array | None = None
     relative_RD: Array | None = None
     deterministic: bool = flax.struct.field(pytree_node=False, default=True)
+
+
+@flax.struct.dataclass
+class QuerySubset:
+    """Vectors `hidden_BQD` that attend in the place of a layer's input, and their positions in it."""
+
+    hidden_BQD: Array
+    positions_BQ: Array
 
 
 class EncoderLayer(nn.Module):
@@ -74,19 +84,24 @@ class EncoderLayer(nn.Module):
         hidden_BLD: Array,
         context: Context,
         *,
-        asking: multihead.Asking | None = None,
+        queries: QuerySubset | None = None,
         attack: adversary.Attack | None = None,
     ) -> Array:
-        """The next hidden states `BLD`.
+        """Return the next hidden states `BLD`.
 
-        `asking`, if given, asks instead of `hidden_BLD`, which is what is looked at; the answer, `BMD`, is added to it.
+        queries: take the place of `hidden_BLD` as what attends to it, and what the mixture is added to; then the result is `BQD`.
         """
         config = self.config
         dropout, deterministic = Dropout(config.dropout), context.deterministic
         relative_RD = context.relative_RD
         if relative_RD is not None:  # dropped anew in every layer
             relative_RD = Dropout(config.dropout, name="relative_dropout")(relative_RD, deterministic=deterministic)
-        mixed_BLD = multihead.MultiHeadAttention(
+        query_BQD, positions_BQ = (hidden_BLD, None) if queries is None else (queries.hidden_BQD, queries.positions_BQ)
+        query_segments_BQ, bias = context.segments_BL, context.attention_bias
+        if queries is not None:
+            query_segments_BQ = jnp.take_along_axis(context.segments_BL, positions_BQ, axis=1)
+            bias = None if bias is None else rows_at(bias, positions_BQ)
+        mixed_BQD = multihead.MultiHeadAttention(
             heads=config.heads,
             width=config.width,
             dropout=config.attention_dropout,
@@ -96,23 +111,24 @@ class EncoderLayer(nn.Module):
             relative=config.relative,
             name="attention",
         )(
+            query_BQD,
             hidden_BLD,
-            context.sequences_BL,
-            context.guides,
-            context.attention_bias,
-            deterministic,
-            asking=asking,
+            query_segments_BQ,
+            context.segments_BL,
+            bias=bias,
+            guides=context.guides,
+            positions_BQ=positions_BQ,
             relative_RD=relative_RD,
             attack=attack,
+            deterministic=deterministic,
         )
-        mixed_BLD = dropout(mixed_BLD, deterministic=deterministic)
-        asked_BLD = hidden_BLD if asking is None else asking.query_BMD
-        hidden_BLD = layer_norm(config, "attention_norm")(asked_BLD + mixed_BLD)
+        mixed_BQD = dropout(mixed_BQD, deterministic=deterministic)
+        hidden_BQD = layer_norm(config, "attention_norm")(query_BQD + mixed_BQD)
         features = config.feedforward or 4 * config.width
-        wide_BLF = gelu(dense(config, features, ("embed", "feedforward"), "feedforward_in")(hidden_BLD))
-        narrow_BLD = dense(config, config.width, ("feedforward", "embed"), "feedforward_out")(wide_BLF)
-        narrow_BLD = dropout(narrow_BLD, deterministic=deterministic)
-        return layer_norm(config, "feedforward_norm")(hidden_BLD + narrow_BLD)
+        wide_BQF = gelu(dense(config, features, ("embed", "feedforward"), "feedforward_in")(hidden_BQD))
+        narrow_BQD = dense(config, config.width, ("feedforward", "embed"), "feedforward_out")(wide_BQF)
+        narrow_BQD = dropout(narrow_BQD, deterministic=deterministic)
+        return layer_norm(config, "feedforward_norm")(hidden_BQD + narrow_BQD)
 
 
 class Convolution(nn.Module):
@@ -124,7 +140,7 @@ class Convolution(nn.Module):
     config: EncoderConfig
 
     @nn.compact
-    def __call__(self, hidden_BLD: Array, sequences_BL: Array, *, deterministic: bool) -> Array:
+    def __call__(self, hidden_BLD: Array, segments_BL: Array, *, deterministic: bool) -> Array:
         """Vectors `BLD`."""
         config = self.config
         taps, length = config.convolution, hidden_BLD.shape[1]
@@ -136,10 +152,10 @@ class Convolution(nn.Module):
         bias_D = self.param("bias", bias_init, (config.width,)).astype(hidden_BLD.dtype)
         sides = taps // 2, taps // 2
         padded_BLD = jnp.pad(hidden_BLD, [(0, 0), sides, (0, 0)])
-        padded_BL = jnp.pad(sequences_BL, [(0, 0), sides])
+        padded_BL = jnp.pad(segments_BL, [(0, 0), sides])
         neighbours = []
         for tap in range(taps):
-            own_BL1 = (padded_BL[:, tap : tap + length] == sequences_BL)[:, :, None]
+            own_BL1 = (padded_BL[:, tap : tap + length] == segments_BL)[:, :, None]
             neighbours.append(jnp.where(own_BL1, padded_BLD[:, tap : tap + length], 0))
         # One product over taps and width: rounded once, where the sum of a product for each tap is rounded every time.
         total_BLD = jnp.einsum("bltd,tdo->blo", jnp.stack(neighbours, axis=2), kernel_TDD) + bias_D[None, None, :]

@@ -90,7 +90,7 @@ class PretrainingModel(nn.Module):
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Predictions:
         """Predictions for a batch with the fields of `ag_jax.data.text.batching`."""
-        hidden_BLD, decoded_BMD = self.encoder.with_decoded(batch, ports=ports, deterministic=deterministic)
+        hidden_BLD, decoded_BMD = self.encoder.with_mask_decoder(batch, ports=ports, deterministic=deterministic)
         hidden_BMD, bias_V = self.word_head(decoded_BMD)
         embedding_VD = self.encoder.embeddings.word.embedding.astype(hidden_BMD.dtype)
         next_B2 = self.next_head(hidden_BLD[:, 0]) if self.next_sentence else None

@@ -56,7 +56,7 @@ class Generator(nn.Module):
 
     def __call__(self, batch: Batch, embedded_BLE: Array, *, deterministic: bool) -> tuple[Array, Array]:
         """Vectors `BME` of the masked positions, to be multiplied with the word embeddings, and the bias of the words."""
-        _, decoded_BMD = self.encoder.with_decoded(batch, embedded_BLE=embedded_BLE, deterministic=deterministic)
+        _, decoded_BMD = self.encoder.with_mask_decoder(batch, embedded_BLE=embedded_BLE, deterministic=deterministic)
         return self.word_head(decoded_BMD)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from ag_jax.attention import guidance, patterns, sequences
+from ag_jax.attention import guidance, patterns, segments
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.objectives.base import Array, LossTerm, Outputs, Params, Rngs, Schedule, Wrapper
@@ -42,7 +42,7 @@ class Guided(Wrapper):
         """The inner objective's weights, and the number of texts."""
         weights = self.inner.normalizers(batch)
         if self.config.mode == "loss":
-            weights["ag"] = sequences.firsts(encoder.rows(batch)["sequences"]).sum().astype(jnp.float32)
+            weights["ag"] = segments.is_first(encoder.rows(batch)["sequences"]).sum().astype(jnp.float32)
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from ag_jax.attention import sequences
+from ag_jax.attention import segments
 from ag_jax.models.encoder import Batch
 from ag_jax.objectives.base import Array
 from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Prediction
@@ -36,7 +36,7 @@ class Sentences:
 
     def places(self, batch: Batch) -> tuple[Array, Array]:
         """First positions `BT` in the order of the row, and 1.0 for each that a text begins at, else 0.0."""
-        firsts_BL = sequences.firsts(batch["sequences"])
+        firsts_BL = segments.is_first(batch["sequences"])
         places_BT = jnp.argsort(jnp.logical_not(firsts_BL), axis=1, stable=True)[:, : self.texts]
         return places_BT, jnp.take_along_axis(firsts_BL, places_BT, axis=1).astype(jnp.float32)
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from ag_jax.analysis.maps import AttentionMaps
-from ag_jax.attention import patterns, sequences
+from ag_jax.attention import patterns, segments
 from tests import reference
 
 # Ids that `reference.DELIMITERS` and `reference.PERIODS` know: 0 and 2 are delimiters, 5 is a full stop.
@@ -27,7 +27,7 @@ class WordTokenizer:
 
 def second(tokens_BL, sequences_BL, special):
     """A pattern from outside the package: every row wants the second token."""
-    return patterns.columns(sequences.order(sequences_BL) == 1, sequences_BL)
+    return patterns.columns(segments.order(sequences_BL) == 1, sequences_BL)
 
 
 SECOND = f"{__name__}.second"

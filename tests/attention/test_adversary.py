@@ -168,13 +168,13 @@ def attended(request, layer):
     module, hidden = attention(request.param), layer[0]
     rows = jnp.asarray(np.random.default_rng(5).standard_normal((8, WIDTH)), jnp.float32)
     table = {"relative_RD": rows} if request.param else {}
-    params = module.init(jax.random.key(0), hidden, layer[1], None, None, True, **table)["params"]
+    sides = (hidden, hidden, layer[1], layer[1])
+    params = module.init(jax.random.key(0), *sides, **table, deterministic=True)["params"]
 
     def run(attack, bias=None, hidden=hidden):
-        settings = {"attack": attack, **table}
-        out, sown = module.apply(
-            {"params": params}, hidden, layer[1], None, bias, True, **settings, mutable=["intermediates", "attack"]
-        )
+        settings = {"attack": attack, "bias": bias, "deterministic": True, "mutable": ["intermediates", "attack"]}
+        sides = (hidden, hidden, layer[1], layer[1])
+        out, sown = module.apply({"params": params}, *sides, **settings, **table)
         return out, sown["intermediates"]["attention_weights"][0], sown.get("attack")
 
     return run

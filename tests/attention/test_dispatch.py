@@ -69,7 +69,8 @@ def test_kernels_refuse_statistics_of_what_dropout_leaves():
     inputs, sequences_BL = fused.make_inputs(2, 5, 4, 8, "full", "float32", None)
     guides = fused.make_guides(sequences_BL).replace(after_dropout=True)
     with pytest.raises(ValueError, match="after_dropout needs model.attention=reference"):
-        fused.IMPLEMENTATIONS["tpu"](*inputs.values(), jnp.asarray(sequences_BL), guides=guides)
+        segments_BL = jnp.asarray(sequences_BL)
+        fused.IMPLEMENTATIONS["tpu"](*inputs.values(), segments_BL, segments_BL, guides=guides)
 
 
 @pytest.mark.parametrize("bias", [None, (1, 1), (2, 1), (1, 2), (2, 2)])
@@ -90,7 +91,7 @@ def test_other_masks_for_other_devices(eight_devices):
     spread = Fused(functools.partial(tpu.attend, interpret=True), mesh, ("data", "fsdp"), "tensor")
     inputs, sequences_BL = fused.make_inputs(1, 7, 4, 8, "full", "float32", None)
     arrays = [jnp.repeat(array, 8, axis=0) for array in (*inputs.values(), jnp.asarray(sequences_BL))]
-    mixed_BLHV, _ = jax.jit(lambda *arrays: spread(*arrays, rate=0.5, key=fused.KEY))(*arrays)
+    mixed_BLHV, _ = jax.jit(lambda *arrays: spread(*arrays, arrays[-1], rate=0.5, key=fused.KEY))(*arrays)
     assert len(np.unique(np.asarray(mixed_BLHV).reshape(8, -1), axis=0)) == 8
 
 
@@ -99,7 +100,7 @@ def test_guidance_of_all_heads_or_of_one():
     inputs, sequences_BL = fused.make_inputs(2, 5, 4, 8, "padded", "float32", None)
     all_guides = fused.make_guides(sequences_BL)
     for guides in (guidance.Guides(all_guides.targets[:1], (4,)), guidance.Guides(all_guides.targets[1:2], (1,))):
-        arrays = (*inputs.values(), jnp.asarray(sequences_BL))
+        arrays = (*inputs.values(), *[jnp.asarray(sequences_BL)] * 2)
         found, expected = (fused.IMPLEMENTATIONS[name](*arrays, guides=guides)[1] for name in ("tpu", "reference"))
         valid = np.asarray(sequences_BL > 0)[:, None, :]
         for name in ("sum_of_squares_BHQ", "overlap_BHQ"):

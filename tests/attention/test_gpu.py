@@ -17,7 +17,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
 from ag_jax.attention.kernels.gpu import attention as gpu
 from ag_jax.attention.kernels.gpu import grid
-from ag_jax.attention.kernels.interface import Shape
+from ag_jax.attention.kernels.interface import KernelConfig, KernelInputs
+from ag_jax.attention.visibility import EVERYTHING, Band
 from tests.attention.test_kernels import SMALL_PLAN
 
 # Said by JAX 0.12, in which Triton works and Mosaic is to follow it.
@@ -26,29 +27,34 @@ pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is dep
 KERNELS = {"attention", "attention_query_gradient", "attention_key_gradient"}
 
 
-def arguments(length, heads, width, dtype, *, batch=2, guided=True, bias=None, device=None):
-    """Shapes of all that `gpu.attend` takes, from `query` on."""
+def arguments(length, heads, width, dtype, *, keys=None, batch=2, guided=True, bias=None, device=None):
+    """Shapes of the arrays that `gpu.attend` takes; `keys` is their number, if it is not `length`."""
     shape = functools.partial(jax.ShapeDtypeStruct, sharding=device and SingleDeviceSharding(device))
-    row = shape((batch, length, heads * width), dtype)
-    return (
-        *(row, row, row, shape((batch, length), jnp.int32)),
-        None if bias is None else shape((*bias, length, length), jnp.float32),
+    keys = keys or length
+    rows = [shape((batch, size, heads * width), dtype) for size in (length, keys, keys)]
+    return KernelInputs(
+        *rows,
+        *(shape((batch, size), jnp.int32) for size in (length, keys)),
+        None if bias is None else shape((*bias, length, keys), jnp.float32),
         shape((heads,), jnp.int32) if guided else None,
-        shape((batch, heads, length), jnp.float32) if guided else None,
+        shape((batch, heads, keys), jnp.float32) if guided else None,
         shape((4,), jnp.int32),
     )
 
 
-def lower(length, heads, width, dtype, *, rate=0.1, guided=True, plan=None, learn_bias=False, **of_arguments):
+def lower(
+    length, heads, width, dtype, *, rate=0.1, guided=True, plan=None, learn_bias=False, band=EVERYTHING, **of_arguments
+):
     """Gradients of everything, lowered for a GPU."""
-    shape = Shape(heads, heads, width, length, rate, guided)
+    keys = of_arguments.get("keys") or length
+    config = KernelConfig(heads, heads, width, length, keys, rate, guided, band)
 
     def total(*operands):
-        mixed, squares, overlap = gpu.attend(shape, *operands, plan=plan)
+        mixed, squares, overlap = gpu.attend(config, KernelInputs(*operands), plan=plan)
         statistics = 3.0 * squares.sum() + jnp.square(overlap).sum() if guided else 0.0
         return jnp.square(mixed.astype(jnp.float32)).sum() + statistics
 
-    gradient = jax.jit(jax.grad(total, (0, 1, 2, 4) if learn_bias else (0, 1, 2)))
+    gradient = jax.jit(jax.grad(total, (0, 1, 2, 5) if learn_bias else (0, 1, 2)))
     operands = arguments(length, heads, width, dtype, guided=guided, **of_arguments)
     device = AbstractDevice(device_kind="NVIDIA H100", num_cores=None, platform="gpu")
     with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
@@ -69,7 +75,15 @@ VARIANTS = {
     "bias": {"bias": (1, 1)},
     "learnt_bias": {"bias": (2, 1), "learn_bias": True},
 }
-CASES = [(size, "guided") for size in SIZES] + [("roberta12", variant) for variant in ("plain", "bias", "learnt_bias")]
+SIDES = {
+    "causal": {"band": Band(None, 0)},
+    "window": {"band": Band(128, 128), "bias": (1, 1), "learn_bias": True},
+    "cross": {"keys": 300, "bias": (2, 12), "learn_bias": True},
+    "cross_causal": {"keys": 700, "band": Band(None, 0), "rate": 0.0, "guided": False},
+}
+VARIANTS |= SIDES
+CASES = [(size, "guided") for size in SIZES]
+CASES += [("roberta12", variant) for variant in ("plain", "bias", "learnt_bias", *SIDES)]
 
 
 @pytest.mark.parametrize(("size", "variant"), CASES)
@@ -93,7 +107,7 @@ def test_visits_all_that_meet_and_few_others():
     in_order, in_disorder = np.sort(rng.integers(1, 9, (3, 75)), axis=1), rng.integers(0, 3, (3, 75))
     in_order[1, 50:] = 0
     for sequences_BL, is_exact in ((in_order, True), (in_disorder, False)):
-        visits_BTC = np.asarray(grid.visits(jnp.asarray(sequences_BL, jnp.int32), blocks))
+        visits_BTC = np.asarray(grid.visits(*[jnp.asarray(sequences_BL, jnp.int32)] * 2, blocks, EVERYTHING))
         assert visits_BTC.shape == (3, 5, 2)
         for example, block in np.ndindex(3, 5):
             held = set(sequences_BL[example, 16 * block : 16 * block + 16])
@@ -104,9 +118,9 @@ def test_visits_all_that_meet_and_few_others():
 
 
 def test_blocks_fit_short_rows():
-    assert grid.Blocks(128, 64, 8, 3).fit(512) == grid.Blocks(128, 64, 8, 3)
-    assert grid.Blocks(128, 64, 8, 3).fit(37) == grid.Blocks(64, 64, 4, 3)
-    assert grid.Blocks(128, 64, 8, 3).fit(3) == grid.Blocks(16, 16, 1, 3)
+    assert grid.Blocks(128, 64, 8, 3).fit(512, 512) == grid.Blocks(128, 64, 8, 3)
+    assert grid.Blocks(128, 64, 8, 3).fit(37, 37) == grid.Blocks(64, 64, 4, 3)
+    assert grid.Blocks(128, 64, 8, 3).fit(3, 3) == grid.Blocks(16, 16, 1, 3)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +140,7 @@ def test_compiles_for_h100(h100, size, variant):
     calls = [line for line in lines if "custom-call(" in line]
     names = {name for line in calls for name in re.findall(r"(attention\w*)\)*/pallas_call", line)}
     # The gradient of a bias that is not learnt costs nothing: it is not there.
-    assert names == KERNELS | ({"attention_bias_gradient"} if variant == "learnt_bias" else set())
+    assert names == KERNELS | ({"attention_bias_gradient"} if VARIANTS[variant].get("learn_bias") else set())
 
 
 def test_small_blocks_compile_for_h100(h100):

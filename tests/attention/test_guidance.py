@@ -92,7 +92,7 @@ def test_gradient_through_statistics_equals_that_of_the_dense_loss(example, redu
             errors = (weights_NBHQK[:, :, head : head + count] - P_BQK[None, :, None]) ** 2
             head += count
             rule = absent if name in ("first", "delim", "period") else boundary
-            rows_BQ = patterns.hits(target, sequences_BL) if rule == "ignore" else sequences_BL > 0
+            rows_BQ = patterns.has_target(target, sequences_BL) if rule == "ignore" else sequences_BL > 0
             errors = errors * rows_BQ[None, :, None, :, None]
             scale = {"type_mean": count * n_BQ**2, "head_mean": 8 * n_BQ**2, "frobenius": jnp.ones_like(n_BQ)}[
                 reduction

@@ -123,9 +123,9 @@ def run_naive(inputs, sequences_BL, guides, rate):
 def run(attend, inputs, sequences_BL, guides, rate):
     def call(inputs):
         arrays = (inputs[name] for name in ("query", "key", "value"))
-        mixed, statistics = attend(
-            *arrays, jnp.asarray(sequences_BL), bias=inputs.get("bias"), guides=guides, rate=rate, key=KEY
-        )
+        segments_BL = jnp.asarray(sequences_BL)
+        options = {"bias": inputs.get("bias"), "guides": guides, "rate": rate, "key": KEY}
+        mixed, statistics = attend(*arrays, segments_BL, segments_BL, **options)
         return mixed, statistics and (statistics.sum_of_squares_BHQ, statistics.overlap_BHQ)
 
     @jax.jit

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ag_jax.attention import guidance, patterns, sequences
+from ag_jax.attention import guidance, patterns, segments
 from ag_jax.attention.guidance import GuidanceConfig, Guides
 from ag_jax.attention.patterns import PATTERNS, Columns, Shift, SpecialTokens, columns
 from tests import reference
@@ -50,7 +50,7 @@ class TestEveryPattern:
     def test_zero_boundary_empties_the_rows_without_a_column(self, name):
         target, sequences_BL = targets(name), jnp.asarray(SEQUENCES_BL)
         P_BQK = np.asarray(patterns.dense(target, sequences_BL, boundary="zero"))
-        named_BQ = np.asarray(patterns.hits(target, sequences_BL))
+        named_BQ = np.asarray(patterns.has_target(target, sequences_BL))
         expected_BQ = named_BQ if isinstance(target, Shift) else SEQUENCES_BL > 0
         np.testing.assert_allclose(P_BQK.sum(-1), expected_BQ, atol=1e-6)
 
@@ -93,7 +93,7 @@ class TestEveryPattern:
         _, ((total, weight),) = loss(np.stack([P_BQK, 0 * P_BQK])[:, :, None], target, SEQUENCES_BL)
         assert weight[0] > 0
         np.testing.assert_allclose(total / weight, [1.0, 0.0], atol=1e-6)
-        rows = int(np.asarray(patterns.hits(target, jnp.asarray(SEQUENCES_BL))).sum())
+        rows = int(np.asarray(patterns.has_target(target, jnp.asarray(SEQUENCES_BL))).sum())
         np.testing.assert_array_equal(weight, [rows, rows])
 
     def test_works_under_jit_on_tokens_that_are_not_known_yet(self, name):
@@ -148,7 +148,7 @@ def test_a_token_pattern_without_its_token_spreads_over_the_valid_columns():
     target = targets("period", tokens, sequences_BL)
     np.testing.assert_allclose(target.weights_BK, [[1 / 3, 1 / 3, 1 / 3, 0]], rtol=1e-6)
     assert not target.present_BQ.any()
-    assert not patterns.hits(target, sequences_BL).any()
+    assert not patterns.has_target(target, sequences_BL).any()
 
 
 def test_padding_that_looks_like_a_full_stop_is_not_one():
@@ -168,7 +168,7 @@ def test_hits_of_any_shift(offset):
     expected = [
         [row[p] > 0 and 0 <= p + offset < 7 and row[p + offset] == row[p] for p in range(7)] for row in sequences_BL
     ]
-    np.testing.assert_array_equal(patterns.hits(Shift(offset), jnp.asarray(sequences_BL)), expected)
+    np.testing.assert_array_equal(patterns.has_target(Shift(offset), jnp.asarray(sequences_BL)), expected)
     P_BQK = patterns.dense(Shift(offset), jnp.asarray(sequences_BL))
     np.testing.assert_allclose(P_BQK.sum(-1), sequences_BL > 0, atol=1e-6)
 
@@ -181,9 +181,9 @@ def test_columns_of_an_empty_row_are_empty_and_finite():
 
 def test_a_pattern_of_ones_own_is_found_by_import_path(tmp_path, monkeypatch):
     (tmp_path / "patterns_of_my_own.py").write_text(
-        "from ag_jax.attention import patterns, sequences\n"
-        "def second(tokens_BL, sequences_BL, special):\n"
-        "    return patterns.columns(sequences.order(sequences_BL) == 1, sequences_BL)\n"
+        "from ag_jax.attention import patterns, segments\n"
+        "def second(tokens_BL, segments_BL, special):\n"
+        "    return patterns.columns(segments.order(segments_BL) == 1, segments_BL)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     found = patterns.find_pattern("patterns_of_my_own.second")
@@ -191,9 +191,9 @@ def test_a_pattern_of_ones_own_is_found_by_import_path(tmp_path, monkeypatch):
     np.testing.assert_array_equal(weights_BK[:2, :3], [[0, 1, 0], [0, 1, 0]])
 
 
-def one_dimension_short(tokens_BL, sequences_BL, special):
+def one_dimension_short(tokens_BL, segments_BL, special):
     """A pattern that chooses the same column of every row."""
-    return patterns.columns(jnp.arange(tokens_BL.shape[1]) == 1, sequences_BL)
+    return patterns.columns(jnp.arange(tokens_BL.shape[1]) == 1, segments_BL)
 
 
 def test_chosen_columns_may_be_the_same_for_all_rows():
@@ -212,9 +212,9 @@ def columns_of_the_second_token(pattern):
 SECOND_BK = [[0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]]
 
 
-def second(tokens_BL, sequences_BL, special):
+def second(tokens_BL, segments_BL, special):
     """The pattern of the docstring of `ag_jax.attention.patterns`, word for word."""
-    return columns(sequences.order(sequences_BL) == 1, sequences_BL)
+    return columns(segments.order(segments_BL) == 1, segments_BL)
 
 
 def test_the_pattern_of_the_docstring_works_as_it_is_printed():
@@ -244,8 +244,8 @@ def test_the_pattern_of_the_guide_works_as_it_is_printed(tmp_path, monkeypatch):
         ("math.", r"unknown attention pattern 'math.'"),
         ("module_that_fails.second", r"cannot import the attention pattern 'module_that_fails.second': KeyError: 'x'"),
         ("module_that_exits.second", r"cannot import the attention pattern 'module_that_exits.second': SystemExit: 0"),
-        ("os.path", r"must be a function of \(tokens_BL, sequences_BL, special\), got module"),
-        ("os.getcwd", r"must be a function of \(tokens_BL, sequences_BL, special\): too many positional arguments"),
+        ("os.path", r"must be a function of \(tokens_BL, segments_BL, special\), got module"),
+        ("os.getcwd", r"must be a function of \(tokens_BL, segments_BL, special\): too many positional arguments"),
     ],
 )
 def test_messages_for_patterns_that_are_not_there(name, message, tmp_path, monkeypatch):

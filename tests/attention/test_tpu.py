@@ -12,9 +12,11 @@ from jax.sharding import SingleDeviceSharding
 
 from ag_jax.attention.guidance import Guides
 from ag_jax.attention.kernels.dispatch import Fused
+from ag_jax.attention.kernels.interface import KernelConfig
 from ag_jax.attention.kernels.tpu import attention as tpu
 from ag_jax.attention.kernels.tpu import grid
 from ag_jax.attention.patterns import Columns, Shift
+from ag_jax.attention.visibility import Band
 from ag_jax.planning import topology
 
 SLICES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
@@ -28,32 +30,35 @@ def device(chip):
         pytest.skip(str(error))
 
 
-def compiled(chip, rows, length, heads, width, dtype="bfloat16", bias=False):
-    """Forward and backward with guidance and dropout."""
+def compiled(chip, rows, length, heads, width, dtype="bfloat16", bias=False, keys=None, **band):
+    """Forward and backward with guidance and dropout; `keys` is their number, if it is not `length`."""
     place = SingleDeviceSharding(device(chip))
 
     def array(*shape, dtype=dtype):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
-    def loss(query, key, value, bias, sequences, weights, seed):
-        targets = (Shift(1), Shift(-1), Columns(weights, jnp.ones(rows, bool)))
+    def loss(query, key, value, bias, query_segments, key_segments, weights, seed):
+        if keys is None:
+            key_segments = query_segments
+        shifts = () if keys else (Shift(0), Shift(-1))
+        targets = (*shifts, Columns(weights, jnp.ones(rows, bool)))
         mixed, statistics = Fused(tpu.attend)(
-            query,
-            key,
-            value,
-            sequences,
+            *(query, key, value, query_segments, key_segments),
             bias=bias,
-            guides=Guides(targets, (1, 1, 1)),
+            guides=Guides(targets, (1,) * len(targets)),
             rate=0.1,
             key=jax.random.key(seed),
+            **band,
         )
         return mixed.astype(jnp.float32).sum() + (statistics.sum_of_squares_BHQ + statistics.overlap_BHQ).sum()
 
-    qkv = (array(rows, length, heads, width),) * 3
-    of_bias = array(rows, 1, length, length, dtype="float32") if bias else None
-    others = (array(rows, length, dtype="int32"), array(rows, length, dtype="float32"), array(dtype="int32"))
+    lengths = (length, keys or length)
+    qkv = (array(rows, size, heads, width) for size in (length, keys or length, keys or length))
+    of_bias = array(rows, 1, *lengths, dtype="float32") if bias else None
+    segments = (array(rows, size, dtype="int32") for size in lengths)
+    others = (array(rows, lengths[1], dtype="float32"), array(dtype="int32"))
     gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3) if bias else (0, 1, 2)))
-    return gradient.lower(*qkv, of_bias, *others).compile()
+    return gradient.lower(*qkv, of_bias, *segments, *others).compile()
 
 
 @pytest.mark.parametrize("chip", SLICES)
@@ -64,6 +69,39 @@ def test_compiles(chip, length, heads, width):
     text = compiled(chip, 2, length, heads, width, bias=length == 37).as_text()
     assert text.count("tpu_custom_call") >= 2
     assert f"[2,{heads},{length},{length}]" not in text
+
+
+SIDES = {
+    "causal": {"length": 512, "causal": True},
+    "causal_blocks": {"length": 1500, "causal": True, "bias": True},
+    "window_blocks": {"length": 2048, "window": 256},
+    "cross": {"length": 102, "keys": 512, "bias": True},
+    "cross_blocks": {"length": 1100, "keys": 600, "bias": True},
+    "cross_long_queries": {"length": 1100, "keys": 37},
+    "cross_causal": {"length": 700, "keys": 1300, "causal": True},
+    "one_query": {"length": 1, "keys": 300},
+}
+
+
+@pytest.mark.parametrize("chip", SLICES)
+@pytest.mark.parametrize("sides", SIDES)
+def test_sides_and_bands_compile(chip, sides):
+    settings = SIDES[sides]
+    text = compiled(chip, 2, heads=4, width=64, **settings).as_text()
+    assert text.count("tpu_custom_call") == (3 if settings.get("bias") else 2)
+    matrix = f"[2,4,{settings['length']},{settings.get('keys', settings['length'])}]"
+    assert settings["length"] == 1 or matrix not in text
+
+
+def test_a_band_costs_what_its_blocks_cost():
+    """The declared cost: nearly half for causal attention, and a share that falls with the length for a window."""
+
+    def pairs(**settings):
+        return grid.Grid(KernelConfig(4, 4, 64, 4096, 4096, 0.0, False, **settings), 2, 64).pairs
+
+    assert pairs() == 4096**2
+    assert pairs(band=Band(None, 0)) == 512**2 * (8 * 9 // 2)
+    assert pairs(band=Band(128, 128)) == 512**2 * (8 + 2 * 7)
 
 
 def test_memory_grows_with_the_length_and_not_with_its_square():

@@ -103,10 +103,8 @@ def test_statistics_after_dropout_are_of_the_mask_that_mixes(params, batch):
 
     @jax.jit
     def run(key):
-        wanted = ["statistics"]
-        return module.apply(
-            {"params": one}, hidden, sequences_BL, guides, None, False, rngs={"dropout": key}, mutable=wanted
-        )
+        settings = {"guides": guides, "deterministic": False, "rngs": {"dropout": key}, "mutable": ["statistics"]}
+        return module.apply({"params": one}, hidden, hidden, sequences_BL, sequences_BL, **settings)
 
     output, sown = run(jax.random.key(1))
     found = sown["statistics"]["guided_heads"][0]

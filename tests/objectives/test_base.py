@@ -1,6 +1,7 @@
-"""The contract of objectives: what wrappers leave to the inner one, the order of wrappers, and the factors of the loss."""
+"""The contract of objectives: delegation by wrappers, the order of wrappers, and the factors of the loss."""
 
 import dataclasses
+import functools
 import inspect
 
 import jax
@@ -35,7 +36,7 @@ def test_a_wrapper_that_overrides_nothing_is_the_inner_objective():
     jax.tree.map(np.testing.assert_array_equal, perturbed.trained(wrapped, params, batch), expected)
     assert (wrapped.primary_metric, wrapped.prediction_names) == (objective.primary_metric, objective.prediction_names)
     jax.tree.map(np.testing.assert_array_equal, wrapped.counts(batch), objective.counts(batch))
-    both = (jax.jit(lambda params, of=of: of.predict(params, batch, None, STEP))(params) for of in (wrapped, objective))
+    both = (jax.jit(functools.partial(of.predict, rngs=None, step=STEP))(params, batch) for of in (wrapped, objective))
     jax.tree.map(np.testing.assert_array_equal, *both)
 
 
@@ -77,6 +78,8 @@ def test_loss_and_gradient_are_those_of_the_terms_and_factors_given(method):
     factors = loss_factors(objective, batch, STEP)
     weights, coefficients = objective.normalizers(batch), objective.coefficients(STEP)
     assert {"task", "ag"} <= factors.keys() == weights.keys() == coefficients.keys()
+    for found, wanted in ((weights, inner.normalizers(batch)), (coefficients, inner.coefficients(STEP))):
+        assert {term: float(found[term]) for term in wanted} == {term: float(wanted[term]) for term in wanted}
     for term, factor in factors.items():
         np.testing.assert_allclose(factor, coefficients[term] / weights[term], rtol=1e-6)
     run = jax.jit(lambda factors: objective.value_and_grad(params, batch, {"dropout": perturbed.KEY}, STEP, factors))

@@ -1,30 +1,33 @@
-"""What every implementation of attention takes and gives, and what the kernels among them share.
+"""The interface of attention, and what its kernels share.
 
-    H = softmax(Q K^T / sqrt(d) + bias) where key and query belong to the same sequence, else 0
-    O = (H * M) V, with M = 1 / (1 - rate) for what dropout keeps, 0 for the rest
+    H = softmax(Q K^T / sqrt(W) + bias) over the keys that a query sees, 0 elsewhere and where it sees none
+    O = (H * M) V, with M = 1 / (1 - rate) for elements that dropout keeps, 0 for the others
     sum_of_squares[p] = sum_k H[p, k]^2,  overlap[p] = sum_k H[p, k] P[p, k]
 
-A kernel knows a guidance target P as one shift and one row of column weights for each head,
+A query sees the keys of its own segment inside a band around its position (`attention.visibility`). A kernel knows a guidance
+target P as one shift and one row of column weights for each head,
 
     P[p, k] = (1 if k - p == shift_H) + weights_BHK[k],
 
-so that a target costs memory of length L and never of L x L. The gradient (reference section 13.1), with M as above, is
+so a target needs memory of length K, never Q x K. The gradient (reference section 13.1), with M as above, is
 
     dH = M * (dO V^T) + 2 g_ss H + g_ov P,   dS = H * (dH - rowsum(dH * H)),
-    dQ = dS K / sqrt(d),   dK = dS^T Q / sqrt(d),   dV = (H * M)^T dO,   dbias = dS.
+    dQ = dS K / sqrt(W),   dK = dS^T Q / sqrt(W),   dV = (H * M)^T dO,   dbias = dS.
 
-Shape letters: B batch, L length, Q query position, K key position, H head, V width of a head, N = H * V all heads' width.
+Shape letters: B batch, Q query position, K key position, H head, W width of a head, A = H * W width of all heads.
 """
 
+import abc
 import dataclasses
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import dropout, patterns, sequences
+from ag_jax.attention import dropout, guidance
 from ag_jax.attention.guidance import AttentionStatistics, Guides
-from ag_jax.attention.patterns import Columns
+from ag_jax.attention.patterns import Columns, Shift
+from ag_jax.attention.visibility import Band, band_of, visible_targets
 
 Array = jax.Array
 Mixed = tuple[Array, AttentionStatistics | None]
@@ -32,84 +35,172 @@ Mixed = tuple[Array, AttentionStatistics | None]
 # Score of a key that must not be seen. Finite, so that differences of masked scores are numbers; a power of 2, so that times a
 # scale it is exact, and a fused product-sum that takes away the rounded product leaves 0.
 MASKED_SCORE = -(2.0**99)
-# What attention hands to its backward pass has this name for `jax.checkpoint` policies.
-KEPT = "attention"
+# `jax.checkpoint` policies know the residuals of attention by this name.
+RESIDUALS = "attention"
 # Shift of a head that follows none: no key is so far from its query.
 NO_SHIFT = 1 << 30
 
 
-class Attend(Protocol):
-    """An implementation of attention.
+class AttentionInputs(NamedTuple):
+    """The arguments of one call of attention, as `Attend` documents them; `band` is `causal` and `window` together."""
 
-    query_BLHV, key_BLHV, value_BLHV: in the precision of the computation; scores and softmax are float32.
-    sequences_BL: int32; positions see each other if they have the same number. Padding has 0, and sees only itself.
-    bias: None, or `(B or 1, H or 1, Q or 1, K)`, added to the scores; differentiated.
-    guides: patterns of the first heads, whose statistics are then the second result; without, that is None.
-    rate, key: of dropout on H; rate 0 needs no key. What is dropped depends on key and element alone, so all
-    implementations drop the same.
-    """
+    query_BQHW: Array
+    key_BKHW: Array
+    value_BKHW: Array
+    query_segments_BQ: Array
+    key_segments_BK: Array
+    band: Band
+    bias: Array | None
+    guides: Guides | None
+    rate: float
+    key: Array | None
+
+
+class Attend(abc.ABC):
+    """An implementation of attention: `compute`, which is called with checked arguments."""
 
     def __call__(
         self,
-        query_BLHV: Array,
-        key_BLHV: Array,
-        value_BLHV: Array,
-        sequences_BL: Array,
+        query_BQHW: Array,
+        key_BKHW: Array,
+        value_BKHW: Array,
+        query_segments_BQ: Array,
+        key_segments_BK: Array,
         *,
+        causal: bool = False,
+        window: int | None = None,
         bias: Array | None = None,
         guides: Guides | None = None,
         rate: float = 0.0,
         key: Array | None = None,
-    ) -> Mixed: ...
+    ) -> Mixed:
+        """Return the output `BQHW`, and the statistics of the guided heads (None without guides).
+
+        query_BQHW, key_BKHW, value_BKHW: in the precision of the computation; scores and softmax are float32. Queries and keys
+            may differ in length.
+        query_segments_BQ, key_segments_BK: int32 segment ids; a query sees keys of the same id, and padding has id 0. A query
+            without any visible key gets output 0 and statistics 0. In self-attention pass the same array twice: then every query
+            is known to see itself, and rows without visible keys cost nothing.
+        causal: position q sees keys k <= q, both counted from 0, whatever the two lengths are.
+        window: position q sees keys with abs(q - k) <= window // 2; None for no window.
+        bias: None, or `(B or 1, H or 1, Q or 1, K)`, added to the scores; differentiated.
+        guides: patterns of the first heads. `Shift` needs as many queries as keys, and an offset inside the band; `Columns` has a
+            weight for each key. With `causal` or `window`, a query's target is uniform over the target columns that it sees.
+        rate, key: of dropout on H; rate 0 needs no key. What is dropped depends on the key and an element's index only, so all
+            implementations drop the same elements.
+
+        Raises ValueError for arrays that do not go together, and for guides that cannot be followed.
+        """
+        band = band_of(causal, window)
+        arrays = (query_BQHW, key_BKHW, value_BKHW, query_segments_BQ, key_segments_BK)
+        _check_shapes(*arrays)
+        if guides is not None:
+            _check_guides(guides, query_BQHW.shape[1], key_BKHW.shape[1], band)
+        return self.compute(AttentionInputs(*arrays, band, bias, guides, rate, key))
+
+    @abc.abstractmethod
+    def compute(self, inputs: AttentionInputs) -> Mixed:
+        """Return output and statistics, as `__call__` does."""
 
 
-class Kernel(Protocol):
-    """What an implementation writes for one device; `choice.Fused` makes an `Attend` of it.
+def _check_shapes(query: Array, key: Array, value: Array, query_segments: Array, key_segments: Array) -> None:
+    batch, queries, *heads = query.shape
+    wanted = {
+        "key": (key, (batch, key.shape[1], *heads)),
+        "value": (value, (batch, key.shape[1], *heads)),
+        "query segments": (query_segments, (batch, queries)),
+        "key segments": (key_segments, (batch, key.shape[1])),
+    }
+    for name, (array, shape) in wanted.items():
+        if array.shape != shape:
+            raise ValueError(f"attention of queries {query.shape}: {name} must have shape {shape}, got {array.shape}")
 
-    Arrays are as an `Attend` has them, but with the heads side by side, `BLN`; `bias` is `(B or 1, H or 1, Q, K)`;
-    `shifts_H` and `weights_BHK` are P (None unless `shape.guided`); `numbers` are those of `Shape.keep`. Returns the output
-    `BLN`, and if guided the two sums `BHQ` of all heads in float32. Differentiable in query, key, value and bias alone.
+
+def _check_guides(guides: Guides, queries: int, keys: int, band: Band) -> None:
+    for target in guides.targets:
+        if not isinstance(target, Shift):
+            continue
+        if queries != keys:
+            raise ValueError(
+                f"the pattern Shift({target.offset:+d}) needs as many queries as keys, got {queries} queries and {keys} keys. "
+                "Use a pattern of columns, such as first, delim or period"
+            )
+        if not band.contains(0, target.offset):
+            raise ValueError(
+                f"the pattern Shift({target.offset:+d}) points at keys that causal or windowed attention hides: queries see keys "
+                f"from {'any' if band.left is None else band.left} before to "
+                f"{'any' if band.right is None else band.right} after them. Use another pattern for these heads"
+            )
+
+
+class KernelInputs(NamedTuple):
+    """The arrays that a kernel reads, with the heads side by side.
+
+    bias: `(B or 1, H or 1, Q, K)`, or None.
+    shifts_H, weights_BHK: the targets P of all heads; None unless `KernelConfig.guided`.
+    scalars: four int32, see `KernelConfig.keep`.
     """
 
-    def __call__(
-        self,
-        shape: "Shape",
-        query_BLN: Array,
-        key_BLN: Array,
-        value_BLN: Array,
-        sequences_BL: Array,
-        bias: Array | None,
-        shifts_H: Array | None,
-        weights_BHK: Array | None,
-        numbers: Array,
-    ) -> tuple[Array, Array | None, Array | None]: ...
+    query_BQA: Array
+    key_BKA: Array
+    value_BKA: Array
+    query_segments_BQ: Array
+    key_segments_BK: Array
+    bias: Array | None
+    shifts_H: Array | None
+    weights_BHK: Array | None
+    scalars: Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class KernelConfig:
     """What a kernel is compiled for, besides the shapes of its arrays.
 
-    heads: of this device, of `all_heads` of the layer; width: of a head; length: of the rows; both before a kernel pads
-    them. rate: of dropout; guided: whether statistics are wanted.
+    heads: of this device, of `all_heads` of the layer.
+    width: of a head, before a kernel pads it.
+    queries, keys: lengths of the two sides, before a kernel pads them.
+    rate: of dropout.
+    guided: whether statistics are wanted.
+    band: of visible keys; a kernel skips blocks outside of it.
+    interpret: run the kernel as plain JAX, for tests on a CPU.
     """
 
     heads: int
     all_heads: int
     width: int
-    length: int
+    queries: int
+    keys: int
     rate: float
     guided: bool
+    band: Band = Band()
+    interpret: bool = False
 
-    def keep(self, numbers: Array, example: Array, head: Array, query: Array, key: Array) -> Array:
-        """Booleans: what dropout keeps at rows `query` and columns `key`, which broadcast; numbers within this device.
+    @property
+    def dropout_scale(self) -> float:
+        """Factor of elements that dropout keeps: 1 / (1 - rate)."""
+        return 1.0 / (1.0 - self.rate)
 
-        `numbers` are int32: the two seeds' bits, the number of this device's first example and of its first head.
+    def keep(self, scalars: Array, example: Array, head: Array, query: Array, key: Array) -> Array:
+        """Booleans: whether dropout keeps the elements of rows `query` and columns `key`, which broadcast.
+
+        scalars: int32; the two seeds' bits, the number of this device's first example, and of its first head.
+        example, head, query, key: numbers within this device.
         """
         # Signed and unsigned integers multiply and add to the same bits.
-        row = ((example + numbers[2]) * self.all_heads + head + numbers[3]) * self.length
-        index = (row + query) * self.length + key
-        seeds = (numbers[0].astype(jnp.uint32), numbers[1].astype(jnp.uint32))
+        row = ((example + scalars[2]) * self.all_heads + head + scalars[3]) * self.queries
+        index = (row + query) * self.keys + key
+        seeds = (scalars[0].astype(jnp.uint32), scalars[1].astype(jnp.uint32))
         return dropout.keep(seeds, index.astype(jnp.uint32), self.rate)
+
+
+class Kernel(Protocol):
+    """Attention for one device; `dispatch.Fused` makes an `Attend` of it.
+
+    Returns the output `BQA` and, if guided, the sums `sum_of_squares_BHQ` and `overlap_BHQ` of all heads in float32.
+    Differentiable in query, key, value and bias only.
+    """
+
+    def __call__(self, config: KernelConfig, inputs: KernelInputs) -> tuple[Array, Array | None, Array | None]: ...
 
 
 def target(shift: Array, weights: Array, query: Array, key: Array) -> Array:
@@ -117,32 +208,40 @@ def target(shift: Array, weights: Array, query: Array, key: Array) -> Array:
     return jnp.where(key - query == shift, 1.0, weights)
 
 
-def sparse_targets(guides: Guides, batch: int, length: int, heads: int) -> tuple[Array, Array]:
-    """`shifts_H` int32 and `weights_BHK` float32 of all heads of a layer; those that nothing guides have P = 0."""
+def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
+    """`shifts_H` int32 and `weights_BHK` float32 of all heads of a layer; P = 0 for heads without guidance.
+
+    Inside a band, columns have weights 0 and 1: how many of them a row sees is known outside the kernel (`guided_statistics`).
+    """
+    guides, (batch, keys, heads, _) = inputs.guides, inputs.key_BKHW.shape
     shifts, weights = [], []
     for of_heads, count in zip(guides.targets, guides.counts, strict=True):
-        is_columns = isinstance(of_heads, Columns)
-        weights_BK = of_heads.weights_BK if is_columns else jnp.zeros((batch, length), jnp.float32)
-        shifts += [NO_SHIFT if is_columns else of_heads.offset] * count
+        if isinstance(of_heads, Columns):
+            weights_BK = of_heads.weights_BK
+            shift = NO_SHIFT
+            if not inputs.band.is_everything:
+                weights_BK = (weights_BK > 0).astype(jnp.float32)
+        else:
+            shift, weights_BK = of_heads.offset, jnp.zeros((batch, keys), jnp.float32)
+        shifts += [shift] * count
         weights += [weights_BK] * count
     free = heads - sum(guides.counts)
     shifts_H = jnp.asarray(shifts + [NO_SHIFT] * free, jnp.int32)
     return shifts_H, jnp.pad(jnp.stack(weights, axis=1), [(0, 0), (0, free), (0, 0)])
 
 
-def guided_statistics(
-    sum_of_squares_BHQ: Array, overlap_BHQ: Array, guides: Guides, sequences_BL: Array
-) -> AttentionStatistics:
-    """A kernel's sums over all heads as the statistics of the guided ones.
-
-    A boundary row of a `Shift` overlaps with the uniform distribution over its text's n tokens by sum(H)/n = 1/n, a constant.
-    """
-    tokens_B1Q = jnp.maximum(sequences.sizes(sequences_BL), 1).astype(jnp.float32)[:, None, :]
+def guided_statistics(sum_of_squares_BHQ: Array, overlap_BHQ: Array, inputs: AttentionInputs) -> AttentionStatistics:
+    """Statistics of the guided heads from a kernel's sums over all heads."""
     overlaps, head = [], 0
-    for of_heads, count in zip(guides.targets, guides.counts, strict=True):
-        overlap = overlap_BHQ[:, head : head + count]
+    segments = (inputs.query_segments_BQ, inputs.key_segments_BK)
+    for of_heads, count in zip(inputs.guides.targets, inputs.guides.counts, strict=True):
+        overlap_BhQ = overlap_BHQ[:, head : head + count]
         if not isinstance(of_heads, Columns):
-            overlap = jnp.where(patterns.hits(of_heads, sequences_BL)[:, None, :], overlap, 1.0 / tokens_B1Q)
-        overlaps.append(overlap)
+            # H sums to 1 in rows that see anything, where it overlaps with a uniform distribution by a constant.
+            overlap_BhQ = guidance.with_boundary(of_heads, overlap_BhQ, *segments, inputs.band)
+        elif not inputs.band.is_everything:
+            seen_BQ = visible_targets(of_heads.weights_BK, *segments, inputs.band)
+            overlap_BhQ = overlap_BhQ / jnp.maximum(seen_BQ, 1)[:, None, :]
+        overlaps.append(overlap_BhQ)
         head += count
     return AttentionStatistics(sum_of_squares_BHQ[:, :head], jnp.concatenate(overlaps, axis=1))

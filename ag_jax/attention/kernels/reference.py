@@ -1,6 +1,6 @@
-"""Attention with its probabilities written out: what every kernel has to equal, and what a CPU runs.
+"""Attention with its probabilities written out: every kernel has to equal it, and CPUs run it.
 
-Shape letters: B batch, L length, Q query position, K key position, H head, V width of a head.
+Shape letters: B batch, Q query position, K key position, H head, W width of a head.
 """
 
 import functools
@@ -11,65 +11,75 @@ import jax.numpy as jnp
 
 from ag_jax.attention import guidance, scores
 from ag_jax.attention.dropout import dropout
-from ag_jax.attention.kernels.interface import MASKED_SCORE, Mixed
+from ag_jax.attention.kernels.interface import MASKED_SCORE, Attend, AttentionInputs, Mixed
+from ag_jax.attention.visibility import EVERYTHING, Band, visible_mask
 
 Array = jax.Array
 
 
 def probabilities(
-    query_BQHV: Array, key_BLHV: Array, sequences_BL: Array, bias: Array | None = None, asking_BQ: Array | None = None
+    query_BQHW: Array,
+    key_BKHW: Array,
+    query_segments_BQ: Array,
+    key_segments_BK: Array,
+    bias: Array | None = None,
+    band: Band = EVERYTHING,
 ) -> Array:
-    """H = softmax(Q K^T / sqrt(d) + bias) within sequences: `BHQK`, float32.
-
-    asking_BQ: the sequences of the queries, if these are not those of all positions.
-    """
-    scores_BHQK = scores.dot_product_scores(query_BQHV, key_BLHV)
+    """H = softmax(Q K^T / sqrt(W) + bias) over the keys that a query sees, 0 elsewhere: `BHQK`, float32."""
+    scores_BHQK = scores.dot_product_scores(query_BQHW, key_BKHW)
     if bias is not None:
         scores_BHQK = scores_BHQK + bias
-    asking_BQ = sequences_BL if asking_BQ is None else asking_BQ
-    together_BQK = asking_BQ[:, :, None] == sequences_BL[:, None, :]
-    return jax.nn.softmax(jnp.where(together_BQK[:, None], scores_BHQK, MASKED_SCORE))
+    visible_BQK = visible_mask(query_segments_BQ, key_segments_BK, band)
+    weights_BHQK = jax.nn.softmax(jnp.where(visible_BQK[:, None], scores_BHQK, MASKED_SCORE))
+    if query_segments_BQ is key_segments_BK:
+        return weights_BHQK  # every query sees at least itself
+    return jnp.where(visible_BQK.any(-1)[:, None, :, None], weights_BHQK, 0.0)
 
 
-def thinning(rate: float, key: Array | None) -> Callable[[Array], Array]:
-    """What dropout does to this call's probabilities: the same each time it is applied."""
+def dropout_of(rate: float, key: Array | None) -> Callable[[Array], Array]:
+    """Dropout with this rate and key as a function: it drops the same elements each time it is applied."""
     return (lambda weights_BHQK: dropout(weights_BHQK, key, rate)) if rate else (lambda weights_BHQK: weights_BHQK)
 
 
-def mix(
-    weights_BHQK: Array,
-    value_BLHV: Array,
-    sequences_BL: Array,
-    *,
-    guides: guidance.Guides | None = None,
-    rate: float = 0.0,
-    key: Array | None = None,
-) -> Mixed:
-    """O = (H * M) V and the statistics, from probabilities that are at hand."""
-    thin, statistics = thinning(rate, key), None
+def mix(weights_BHQK: Array, inputs: AttentionInputs) -> Mixed:
+    """O = (H * M) V and the statistics, from probabilities H that are computed already."""
+    drop, statistics, guides = dropout_of(inputs.rate, inputs.key), None, inputs.guides
     if guides is not None:
-        guided_BHQK = thin(weights_BHQK) if guides.after_dropout else weights_BHQK
-        statistics = guidance.statistics(guided_BHQK, guides, sequences_BL)
+        guided_BHQK = drop(weights_BHQK) if guides.after_dropout else weights_BHQK
+        statistics = guidance.statistics(
+            guided_BHQK, guides, inputs.query_segments_BQ, inputs.key_segments_BK, inputs.band
+        )
 
-    # The backward pass keeps the probabilities alone and thins them again: two arrays of their size fewer.
+    # The backward pass stores only the probabilities and drops elements again: two arrays of their size fewer.
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def apply(weights_BHQK: Array, value_BLHV: Array) -> Array:
-        return jnp.einsum("bhqk,bkhv->bqhv", thin(weights_BHQK).astype(value_BLHV.dtype), value_BLHV)
+    def apply(weights_BHQK: Array, value_BKHW: Array) -> Array:
+        return jnp.einsum("bhqk,bkhw->bqhw", drop(weights_BHQK).astype(value_BKHW.dtype), value_BKHW)
 
-    return apply(weights_BHQK, value_BLHV), statistics
+    return apply(weights_BHQK, inputs.value_BKHW), statistics
 
 
-def attend(
-    query_BLHV: Array,
-    key_BLHV: Array,
-    value_BLHV: Array,
-    sequences_BL: Array,
-    *,
-    bias: Array | None = None,
-    guides: guidance.Guides | None = None,
-    rate: float = 0.0,
-    key: Array | None = None,
-) -> Mixed:
-    """`contract.Attend`, in plain XLA; memory grows with the square of the length."""
-    weights_BHQK = probabilities(query_BLHV, key_BLHV, sequences_BL, bias)
-    return mix(weights_BHQK, value_BLHV, sequences_BL, guides=guides, rate=rate, key=key)
+class Reference(Attend):
+    """Attention in plain XLA; memory grows with the product of the two lengths.
+
+    save: called with the probabilities `BHQK`, float32, before dropout.
+    """
+
+    def __init__(self, save: Callable[[Array], None] | None = None):
+        self.save = save
+
+    def compute(self, inputs: AttentionInputs) -> Mixed:
+        """Return output and statistics."""
+        weights_BHQK = probabilities(
+            inputs.query_BQHW,
+            inputs.key_BKHW,
+            inputs.query_segments_BQ,
+            inputs.key_segments_BK,
+            inputs.bias,
+            inputs.band,
+        )
+        if self.save is not None:
+            self.save(weights_BHQK)
+        return mix(weights_BHQK, inputs)
+
+
+attend = Reference()

@@ -8,7 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import dropout, sequences
+from ag_jax.attention import dropout, segments
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.config import FreeLBConfig
@@ -71,7 +71,7 @@ class FreeLB(Wrapper):
     def init(self, key: Array, sequences_BL: Array) -> Array:
         """delta_0, `BLE`: never longer than `init_magnitude`."""
         drawn_BLE = 2 * dropout.uniform(key, (*sequences_BL.shape, self.width)) - 1
-        components_BL = jnp.maximum(sequences.sizes(sequences_BL) * self.width, 1).astype(jnp.float32)
+        components_BL = jnp.maximum(segments.sizes(sequences_BL) * self.width, 1).astype(jnp.float32)
         scale_BL = self.config.init_magnitude / jnp.sqrt(components_BL)
         return perturbation.on_texts(drawn_BLE * scale_BL[:, :, None], sequences_BL)
 

@@ -13,7 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import dropout, sequences
+from ag_jax.attention import dropout, segments
 from ag_jax.attention.adversary import Attack, Attacked, Rules
 from ag_jax.models.encoder import Batch
 from ag_jax.objectives.adversarial.config import MaskingConfig
@@ -72,9 +72,9 @@ class LargestMasks:
     ) -> Attacked:
         """The masks of one layer."""
         weights_BQK = jax.lax.stop_gradient(scores())
-        ranked_BQK = jnp.where(sequences.together(sequences_BL), -weights_BQK, 1.0)
+        ranked_BQK = jnp.where(segments.same_segment_mask(sequences_BL), -weights_BQK, 1.0)
         rank_BQK = jnp.argsort(jnp.argsort(ranked_BQK, axis=-1), axis=-1)
-        number_BQ = jnp.floor(self.share_N * sequences.sizes(sequences_BL) + 0.5)
+        number_BQ = jnp.floor(self.share_N * segments.sizes(sequences_BL) + 0.5)
         keep_BQK = (rank_BQK >= number_BQ[:, :, None]).astype(jnp.float32)
         return self.rules.attacked(keep_BQK[:, None], sequences_BL)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import sequences
+from ag_jax.attention import segments
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.objectives.base import Array, LossTerm
@@ -51,13 +51,13 @@ def on_texts(delta_BLE: Array, sequences_BL: Array) -> Array:
 
 def norms(values_BLE: Array, sequences_BL: Array) -> Array:
     """For every position the Euclidean norm over its whole text; `BL1`, 0 on padding."""
-    return jnp.sqrt(sequences.totals(jnp.square(values_BLE).sum(-1), sequences_BL))[:, :, None]
+    return jnp.sqrt(segments.totals(jnp.square(values_BLE).sum(-1), sequences_BL))[:, :, None]
 
 
 def largest(values_BLE: Array, sequences_BL: Array) -> Array:
     """For every position the largest absolute component in its text; `BL1`, 0 on padding."""
     of_tokens_B1L = jnp.abs(values_BLE).max(-1)[:, None, :]
-    return jnp.where(sequences.together(sequences_BL), of_tokens_B1L, 0.0).max(-1)[:, :, None]
+    return jnp.where(segments.same_segment_mask(sequences_BL), of_tokens_B1L, 0.0).max(-1)[:, :, None]
 
 
 def normal(key: Array, sequences_BL: Array, width: int, deviation: float) -> Array:
@@ -72,6 +72,6 @@ def plus(before_BLE: Array | None, delta_BLE: Array) -> Array:
 
 def length_metric(delta_BLE: Array, sequences_BL: Array) -> LossTerm:
     """Mean length of the perturbation of a text."""
-    firsts_BL = sequences.firsts(sequences_BL)
+    firsts_BL = segments.is_first(sequences_BL)
     lengths_BL = norms(delta_BLE, sequences_BL)[:, :, 0]
     return jnp.where(firsts_BL, lengths_BL, 0.0).sum(), firsts_BL.sum().astype(jnp.float32)

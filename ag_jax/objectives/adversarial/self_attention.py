@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import sequences
+from ag_jax.attention import segments
 from ag_jax.attention.adversary import ADVERSARY, Adversary, Attack, Rules, Units, initial_offset
 from ag_jax.attention.patterns import SpecialTokens
 from ag_jax.models import encoder
@@ -75,7 +75,7 @@ class LearntMasks:
 
 def _texts(sequences_BL: Array) -> Array:
     """The number of texts."""
-    return sequences.firsts(sequences_BL).sum().astype(jnp.float32)
+    return segments.is_first(sequences_BL).sum().astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """How a call of attention is cut into the programs of GPU kernels.
 
-Shape letters: B batch, L length, H head, V width of a head, T blocks of a row, S blocks that are streamed, C a pair.
+Shape letters: B batch, Q query position, K key position, H head, W width of a head, T blocks that are held, S blocks that are
+streamed, C a pair, N scalars.
 """
 
 import dataclasses
@@ -12,19 +13,24 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from ag_jax.attention.kernels.gpu.tile import Kind, Ref, power_of_two
+from ag_jax.attention.kernels.gpu.tile import Ref, power_of_two
+from ag_jax.attention.kernels.interface import KernelConfig
+from ag_jax.attention.visibility import Band
 
 Array = jax.Array
 
-# Axes of all that a kernel reads or writes: what it loads of L and V has their bounds, the other axes are read whole.
+# Axes of all arrays that a kernel reads or writes. Loads of Q, K and W are masked at their ends, the other axes are read whole.
 LETTERS = {
-    **dict.fromkeys(("query", "key", "value", "g_output", "output", "g_query", "g_key", "g_value"), "BLHV"),
-    **dict.fromkeys(("log_sums", "delta", "squares", "overlap", "g_squares", "g_overlap", "weights"), "BHL"),
-    **dict.fromkeys(("bias", "g_bias"), "BHLL"),
-    "sequences": "BL",
+    **dict.fromkeys(("query", "g_output", "output", "g_query"), "BQHW"),
+    **dict.fromkeys(("key", "value", "g_key", "g_value"), "BKHW"),
+    **dict.fromkeys(("log_sums", "delta", "squares", "overlap", "g_squares", "g_overlap"), "BHQ"),
+    **dict.fromkeys(("bias", "g_bias"), "BHQK"),
+    "weights": "BHK",
+    "query_segments": "BQ",
+    "key_segments": "BK",
     "visits": "BTC",
     "shifts": "H",
-    "numbers": "N",
+    "scalars": "N",
 }
 
 
@@ -33,16 +39,23 @@ CAPABILITY, WIDEST = 8.0, 256  # the oldest GPU and the widest head that the ker
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How one kernel cuts its work: rows that a program holds, rows that it streams at a time, warps, loads in flight."""
+    """How one kernel cuts its work.
+
+    held: rows that a program holds.
+    streamed: rows that it streams at a time.
+    warps: of a program.
+    stages: loads in flight.
+    """
 
     held: int
     streamed: int
     warps: int
     stages: int
 
-    def fit(self, length: int) -> "Blocks":
-        """No larger than a row of that length needs."""
-        held, streamed = (min(size, power_of_two(length)) for size in (self.held, self.streamed))
+    def fit(self, held_length: int, streamed_length: int) -> "Blocks":
+        """The same blocks, but no larger than sides of these lengths need."""
+        held = min(self.held, power_of_two(held_length))
+        streamed = min(self.streamed, power_of_two(streamed_length))
         return dataclasses.replace(self, held=held, streamed=streamed, warps=max(1, self.warps * held // self.held))
 
 
@@ -56,14 +69,14 @@ class Plan:
     bias: Blocks
 
 
-def choose_plan(kind: Kind, itemsize: int) -> Plan:
-    """What leaves room for two programs on a multiprocessor, so that one multiplies matrices while another does not.
+def choose_plan(config: KernelConfig, itemsize: int) -> Plan:
+    """Choose blocks that leave room for two programs on a multiprocessor; for rows wider than 256 bytes, room for one.
 
-    Blocks of 128 queries read keys and values half as often as those of 64, but have too many numbers in registers if there
-    are statistics or dropout. Wide rows need smaller blocks; the widest leave room for one program. itemsize: bytes of an
-    element of `query`.
+    itemsize: bytes of an element of `query`.
     """
-    row = power_of_two(kind.shape.width) * itemsize
+    # Two programs, so that one multiplies matrices while the other does not. Blocks of 128 queries read keys and values half as
+    # often as those of 64, but have too many numbers in registers if there are statistics or dropout. Wide rows need smaller blocks.
+    row = power_of_two(config.width) * itemsize
     if row > 256:
         wide = Blocks(64, 32, 8, 1)
         return Plan(wide, wide, wide, wide)
@@ -71,11 +84,11 @@ def choose_plan(kind: Kind, itemsize: int) -> Plan:
         narrow = Blocks(64, 32, 4, 2)
         return Plan(Blocks(64, 64, 4, 2), narrow, narrow, narrow)
     small, large = Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 3)
-    of_queries = small if kind.shape.guided or kind.shape.rate else large
+    of_queries = small if config.guided or config.rate else large
     return Plan(of_queries, of_queries, small, small)
 
 
-def refuses(device: jax.Device, head_width: int) -> str | None:
+def unsupported_reason(device: jax.Device, head_width: int) -> str | None:
     """Why the kernels cannot run on a GPU, or None if they can."""
     capability = str(getattr(device, "compute_capability", ""))
     if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < CAPABILITY:
@@ -89,7 +102,7 @@ def refuses(device: jax.Device, head_width: int) -> str | None:
 class Call:
     """What all kernels of a call are compiled for."""
 
-    kind: Kind
+    config: KernelConfig
     examples: int
     plan: Plan
 
@@ -102,9 +115,14 @@ class Call:
         operands: dict[str, Array],
         results: dict[str, jax.ShapeDtypeStruct],
     ) -> list[Array]:
-        """`kernel(refs, results)` for every step of the grid, on references to whole arrays; returns the results."""
-        longest = max(blocks.held, blocks.streamed)
-        bounded = {"L": -(-self.kind.shape.length // longest) * longest, "V": power_of_two(self.kind.shape.width)}
+        """Run `kernel(refs, results)` for every step of the grid, on references to whole arrays; return the results."""
+        config, longest = self.config, max(blocks.held, blocks.streamed)
+        # Triton takes arrays whose sizes are powers of two, or multiples of blocks that are; what lies beyond is never touched.
+        bounded = {
+            "Q": -(-config.queries // longest) * longest,
+            "K": -(-config.keys // longest) * longest,
+            "W": power_of_two(config.width),
+        }
 
         def whole(name: str, array: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
             window = tuple(bounded.get(letter, size) for letter, size in zip(LETTERS[name], array.shape, strict=True))
@@ -120,33 +138,38 @@ class Call:
             out_specs=[whole(*item) for item in results.items()],
             out_shape=list(results.values()),
             compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
-            interpret=self.kind.interpret,
+            interpret=config.interpret,
             name=name,
         )(*operands.values())
 
-    def rows(self, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
-        """A result that lies like `query`."""
-        shape = self.kind.shape
-        return jax.ShapeDtypeStruct((self.examples, shape.length, shape.heads, self.kind.shape.width), dtype)
+    def rows(self, length: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
+        """A result with a row for each of `length` positions of each head."""
+        return jax.ShapeDtypeStruct((self.examples, length, self.config.heads, self.config.width), dtype)
 
     def vectors(self) -> jax.ShapeDtypeStruct:
-        """A number for each query of each head."""
-        return jax.ShapeDtypeStruct((self.examples, self.kind.shape.heads, self.kind.shape.length), jnp.float32)
+        """A result with a number for each query of each head."""
+        return jax.ShapeDtypeStruct((self.examples, self.config.heads, self.config.queries), jnp.float32)
 
 
-def visits(sequences_BL: Array, blocks: Blocks) -> Array:
-    """`BTC` int32: first and last + 1 of the streamed blocks that held block t may have a sequence in common with.
+def visits(held_segments: Array, streamed_segments: Array, blocks: Blocks, band: Band) -> Array:
+    """`BTC` int32: first and last + 1 of the streamed blocks that held block t may see a position of.
 
-    A block is taken for all numbers from its smallest to its largest, with padding after all others. So nothing is visited
-    in vain where documents lie in order and padding behind them, and rows in another order are only slower.
+    band: of streamed positions around a held one.
+
+    A block is taken for all ids from its smallest to its largest, with padding after all others. So nothing is visited in vain
+    where documents lie in order with padding behind them, and rows in another order are only slower.
     """
-    length, order_BL = sequences_BL.shape[1], jnp.where(sequences_BL > 0, sequences_BL, jnp.iinfo(jnp.int32).max)
 
-    def ends(size: int) -> tuple[Array, Array]:
-        in_blocks = jnp.pad(order_BL, ((0, 0), (0, -length % size)), mode="edge").reshape(-1, -(-length // size), size)
+    def ends(segments: Array, size: int) -> tuple[Array, Array]:
+        length, order = segments.shape[1], jnp.where(segments > 0, segments, jnp.iinfo(jnp.int32).max)
+        in_blocks = jnp.pad(order, ((0, 0), (0, -length % size)), mode="edge").reshape(-1, -(-length // size), size)
         return in_blocks.min(-1), in_blocks.max(-1)
 
-    (held_from, held_to), (from_, to) = ends(blocks.held), ends(blocks.streamed)
+    (held_from, held_to), (from_, to) = ends(held_segments, blocks.held), ends(streamed_segments, blocks.streamed)
     meet_BTS = (held_from[:, :, None] <= to[:, None, :]) & (from_[:, None, :] <= held_to[:, :, None])
-    last = meet_BTS.shape[-1] - jnp.argmax(meet_BTS[..., ::-1], -1)
-    return jnp.stack([jnp.argmax(meet_BTS, -1), last], -1).astype(jnp.int32)
+    if not band.is_everything:
+        held_T1, streamed_1S = jnp.arange(meet_BTS.shape[1])[:, None], jnp.arange(meet_BTS.shape[2])[None, :]
+        corners = (held_T1 * blocks.held, blocks.held, streamed_1S * blocks.streamed, blocks.streamed)
+        meet_BTS &= band.meets(*corners)[None]
+    first, last = jnp.argmax(meet_BTS, -1), meet_BTS.shape[-1] - jnp.argmax(meet_BTS[..., ::-1], -1)
+    return jnp.stack([first, jnp.where(meet_BTS.any(-1), last, first)], -1).astype(jnp.int32)

@@ -1,100 +1,172 @@
 """How a call of attention is cut into the grid steps of a TPU kernel.
 
-Shape letters: B batch, L length, K keys of a block, Q queries of a block, H head, V width of a head, N = H * V.
+Shape letters: B batch, K keys of a block, Q queries of a block, H head, W width of a head, A = H * W width of all heads.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from ag_jax.attention.kernels.interface import Shape
+from ag_jax.attention.kernels.interface import KernelConfig
 from ag_jax.attention.kernels.tpu.tile import Operands, Tile, cost
+from ag_jax.attention.visibility import Band
 
 Array = jax.Array
-Place = tuple[Any, Any, Any, Any]  # example, group of heads, block of queries, block of keys
 
 BLOCK = 512  # rows and columns of the largest tile
 _LANES = 128
+_SUBLANES = 8
 _VMEM = 64 * 2**20
 
 
 def head_group(heads: int, head_width: int) -> int:
-    """Heads of a grid step: the fewest that divide `heads` and fill whole lanes together, or else all."""
+    """Number of heads of a grid step: the smallest that divides `heads` and fills whole lanes, or else all heads."""
     fitting = (group for group in range(1, heads) if heads % group == 0 and group * head_width % _LANES == 0)
     return next(fitting, heads)
 
 
 def lane_width(heads: int, head_width: int, length: int) -> int:
-    """Lanes that a head takes: its width, or the next that lets few heads fill whole lanes where rows are long.
-
-    A row of several blocks has the dQ of its whole group of heads in on-chip memory, of which a TPU v4 has 16 MiB.
-    """
+    """Number of lanes of a head: its width, padded in long rows so that a few heads fill whole lanes."""
+    # A row of several blocks has the dQ of its whole group of heads in on-chip memory, of which a TPU v4 has 16 MiB.
     if length <= BLOCK or head_group(heads, head_width) * head_width <= _LANES:
         return head_width
     return next((width for width in (8, 16, 32, 64) if width >= head_width), -(-head_width // _LANES) * _LANES)
 
 
 def block_length(length: int) -> int:
-    """Rows of a block: all of them up to `BLOCK`, beyond that the multiple of 128 that needs the least padding."""
+    """Number of rows of a block: all rows up to `BLOCK`, beyond that the multiple of 128 that needs the least padding."""
     if length <= BLOCK:
         return length
     blocks = -(-length // BLOCK)
     return -(-length // (blocks * _LANES)) * _LANES
 
 
-def refuses(device_kind: str, head_width: int, length: int) -> str | None:
-    """Why the kernels cannot run on a chip, or None if they can.
-
-    A long row has its dQ in on-chip memory: float32, and two copies on its way out. It may take half of that memory.
-    """
+def unsupported_reason(device_kind: str, head_width: int, length: int) -> str | None:
+    """Why the kernels cannot run on a chip, or None if they can."""
     if device_kind.startswith(("TPU v2", "TPU v3")):
         return f"the kernels are for TPU v4 and later, not {device_kind}: it multiplies no bfloat16 tiles"
     memory = 16 * 2**20 if device_kind.startswith("TPU v4") else _VMEM
+    # A long row has its dQ in on-chip memory: float32, and two copies on its way out. It may take half of that memory.
     longest = memory // 2 // (max(_LANES, head_width) * 8)
     if length > longest:
         return f"rows of {length} tokens are longer than the {longest} whose gradient fits on the chip"
     return None
 
 
+class Place(NamedTuple):
+    """Where a grid step is; `is_visible` is false for steps that have no block of their own and compute nothing."""
+
+    example: Array
+    group: Array
+    query_block: Array
+    key_block: Array
+    is_visible: Array | bool = True
+
+
 @dataclasses.dataclass(frozen=True)
-class Grid:
-    """The grid of a call whose arrays are `(examples, length, heads * width)`, with `length` in whole blocks.
+class Side:
+    """The blocks of queries or of keys: `length` rows, padded to whole blocks of `block` rows."""
 
-    `interpret` runs kernels as plain JAX, for tests on a CPU.
-    """
-
-    shape: Shape
-    examples: int
     length: int
-    width: int
-    interpret: bool
-
-    @property
-    def group(self) -> int:
-        """Heads of a grid step."""
-        return head_group(self.shape.heads, self.width)
 
     @property
     def block(self) -> int:
-        """Rows of a block."""
-        return block_length(self.length)
+        """Number of rows of a block."""
+        return max(_SUBLANES, block_length(self.length))  # Mosaic does not multiply with a single row of bfloat16
 
     @property
     def blocks(self) -> int:
-        """Blocks of a row."""
-        return self.length // self.block
+        """Number of blocks."""
+        return -(-self.length // self.block)
+
+    @property
+    def padded(self) -> int:
+        """Number of rows of all blocks."""
+        return self.block * self.blocks
+
+
+def _streamed(band: Band, held_block: Array, held: Side, streamed: Side, step: Array) -> tuple[Array, Array | bool]:
+    """The block that a step streams past the block that it holds, and whether the band lets them meet."""
+    if band.is_everything:
+        return step, True
+    first, last = band.block_range(held_block, held.block, streamed.block, streamed.blocks)
+    block = jnp.minimum(first + step, last)
+    meet = band.meets(held_block * held.block, held.block, block * streamed.block, streamed.block)
+    # A step after the last visible block gets that block again: nothing is copied from memory, because it is there already.
+    return block, (first + step <= last) & meet
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The grid of a call whose arrays are `(examples, padded length of their side, heads * width)`."""
+
+    config: KernelConfig
+    examples: int
+    width: int
+
+    @property
+    def group(self) -> int:
+        """Number of heads of a grid step."""
+        return head_group(self.config.heads, self.width)
 
     @property
     def groups(self) -> int:
-        """Groups of heads."""
-        return self.shape.heads // self.group
+        """Number of groups of heads."""
+        return self.config.heads // self.group
+
+    @property
+    def queries(self) -> Side:
+        """The queries."""
+        return Side(self.config.queries)
+
+    @property
+    def keys(self) -> Side:
+        """The keys."""
+        return Side(self.config.keys)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one tile holds all queries and keys of a head."""
+        return self.queries.blocks == self.keys.blocks == 1
+
+    @property
+    def key_steps(self) -> int:
+        """Number of grid steps for a block of queries: of the blocks of keys that it may see."""
+        return self.config.band.most_blocks(self.queries.block, self.keys.block, self.keys.blocks)
+
+    @property
+    def query_steps(self) -> int:
+        """Number of grid steps for a block of keys: of the blocks of queries that may see it."""
+        return self.config.band.reversed.most_blocks(self.keys.block, self.queries.block, self.queries.blocks)
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of a query and a key in all blocks that the band does not hide."""
+        queries, keys, band = self.queries, self.keys, self.config.band
+        if band.is_everything:
+            return queries.padded * keys.padded
+        corners = itertools.product(range(0, queries.padded, queries.block), range(0, keys.padded, keys.block))
+        visible = sum(bool(band.meets(query, queries.block, key, keys.block)) for query, key in corners)
+        return visible * queries.block * keys.block
+
+    def by_query(self, example: Array, group: Array, query_block: Array, step: Array) -> Place:
+        """Place of a step that holds queries and streams the keys that they see."""
+        key_block, is_visible = _streamed(self.config.band, query_block, self.queries, self.keys, step)
+        return Place(example, group, query_block, key_block, is_visible)
+
+    def by_key(self, example: Array, group: Array, key_block: Array, step: Array) -> Place:
+        """Place of a step that holds keys and streams the queries that see them."""
+        query_block, is_visible = _streamed(self.config.band.reversed, key_block, self.keys, self.queries, step)
+        return Place(example, group, query_block, key_block, is_visible)
 
     def spec(self, shape: tuple[int, ...], axes: tuple[int | None, ...], at: Callable[..., Place]) -> pl.BlockSpec:
-        """Blocks of a `shape`; each of its axes lies where the grid step is on that axis of a `Place`, or at 0."""
+        """Blocks of a `shape`; `axes` has for each of its axes an axis of `Place`, or None for block 0."""
 
         def index(*grid) -> tuple:
             place = at(*grid[:4])
@@ -103,24 +175,24 @@ class Grid:
         return pl.BlockSpec(shape, index)
 
     def specs(self, at: Callable[..., Place], bias: Array | None = None) -> dict[str, pl.BlockSpec]:
-        """The block of every operand that a grid step reads, or of a result that lies like it."""
-        queries = self.spec((1, self.block, self.group * self.width), (0, 2, 1), at)
-        keys = self.spec((1, self.block, self.group * self.width), (0, 3, 1), at)
-        query_row = self.spec((1, self.group, 1, self.block), (0, 1, None, 2), at)
+        """The block of every operand that a grid step reads."""
+        queries = self.spec((1, self.queries.block, self.group * self.width), (0, 2, 1), at)
+        keys = self.spec((1, self.keys.block, self.group * self.width), (0, 3, 1), at)
+        query_row = self.spec((1, self.group, 1, self.queries.block), (0, 1, None, 2), at)
         specs = {
             "query": queries,
             "key": keys,
             "value": keys,
-            "query_sequences": self.spec((1, 1, self.block), (0, None, 2), at),
-            "key_sequences": self.spec((1, 1, self.block), (0, None, 3), at),
-            "weights": self.spec((1, self.group, 1, self.block), (0, 1, None, 3), at),
+            "query_segments": self.spec((1, 1, self.queries.block), (0, None, 2), at),
+            "key_segments": self.spec((1, 1, self.keys.block), (0, None, 3), at),
+            "weights": self.spec((1, self.group, 1, self.keys.block), (0, 1, None, 3), at),
             "g_output": queries,
             **dict.fromkeys(("g_squares", "g_overlap", "log_sums", "delta"), query_row),
         }
         if bias is not None:
             example, head = (None if size == 1 else axis for axis, size in enumerate(bias.shape[:2]))
             group = 1 if head is None else self.group
-            specs["bias"] = self.spec((1, group, self.block, self.block), (example, head, 3, 2), at)
+            specs["bias"] = self.spec((1, group, self.keys.block, self.queries.block), (example, head, 3, 2), at)
         return specs
 
     def run(
@@ -130,23 +202,24 @@ class Grid:
         at: Callable[..., Place],
         steps: tuple[int, int, int, int],
         operands: dict[str, Array | None],
-        scalars: tuple[Array, Array],
+        prefetched: tuple[Array, Array],
         results: list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
         scratch: list,
         products: int,
     ) -> list[Array]:
-        """`kernel(tile, results, scratch)` on the tile of every grid step; `at(*step)` is where the step is.
+        """Run `kernel(tile, results, scratch)` on the tile of every grid step; `at(*step)` is the step's place.
 
-        scalars: the shifts of the heads, and those of `Shape.keep`; products: matrix products of L x L x N, for the cost.
+        prefetched: the shifts of the heads, and the scalars of `KernelConfig.keep`.
+        products: matrix products of Q x K x A, for the estimated cost.
         """
         given = {key: operand for key, operand in operands.items() if operand is not None}
         specs, shapes = self.specs(at, operands.get("bias")), [shape for shape, _ in results]
 
-        def body(shifts, numbers, *refs):
+        def body(shifts, scalars, *refs):
             blocks, refs = Operands(**dict(zip(given, refs, strict=False))), refs[len(given) :]
-            example, group, query, key = at(*(pl.program_id(axis) for axis in range(4)))
-            corner = (example, group * self.group, query * self.block, key * self.block)
-            tile = Tile(self.shape, corner, self.width, shifts, numbers, blocks)
+            example, group, query, key, is_visible = at(*(pl.program_id(axis) for axis in range(4)))
+            corner = (example, group * self.group, query * self.queries.block, key * self.keys.block)
+            tile = Tile(self.config, corner, query, self.width, shifts, scalars, blocks, is_visible)
             kernel(tile, refs[: len(results)], refs[len(results) :])
 
         return pl.pallas_call(
@@ -162,7 +235,7 @@ class Grid:
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=_VMEM
             ),
-            cost_estimate=cost(self.shape, list(given.values()), shapes, products),
-            interpret=self.interpret,
+            cost_estimate=cost(self.config, self.pairs, list(given.values()), shapes, products),
+            interpret=self.config.interpret,
             name=name,
-        )(*scalars, *given.values())
+        )(*prefetched, *given.values())

@@ -7,6 +7,7 @@ Shape letters: K keys of a tile, Q queries of a tile.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from ag_jax.attention.kernels import interface
-from ag_jax.attention.kernels.interface import MASKED_SCORE, Shape
+from ag_jax.attention.kernels.interface import MASKED_SCORE, KernelConfig
 
 Array = jax.Array
 Ref = Any
@@ -34,16 +35,18 @@ def column(row: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """References to the blocks of one grid step; those that a kernel is not given are None.
+    """References to the blocks of one grid step; those that a kernel does not read are None.
 
-    query, output, g_output, statistics and their cotangents belong to the queries; key, value and weights to the keys.
+    query, query_segments, g_output, g_squares, g_overlap, log_sums, delta: of the step's queries.
+    key, value, key_segments, weights: of the step's keys.
+    bias: of both.
     """
 
     query: Ref
     key: Ref
     value: Ref
-    query_sequences: Ref
-    key_sequences: Ref
+    query_segments: Ref
+    key_segments: Ref
     bias: Ref = None
     weights: Ref = None
     g_output: Ref = None
@@ -53,24 +56,55 @@ class Operands:
     delta: Ref = None
 
 
-class Tile:
-    """The tile of a grid step: which elements it holds, and what each of its heads makes of them.
+def has_keys(largest: Array) -> Array:
+    """Whether a query sees a key, from its largest score: of masked keys all scores are `MASKED_SCORE`."""
+    return largest > MASKED_SCORE
 
-    corner: example, first head, first query and first key, in numbers of this device; width: of a head's lanes.
+
+class Tile:
+    """The tile of a grid step: which elements it holds, and scores, probabilities and gradients of each of its heads.
+
+    corner: example, first head, first query and first key, in numbers of this device.
+    query_block: number of the block of queries.
+    width: of a head's lanes.
+    is_visible: whether the grid step is to be computed; otherwise its block is outside the band, or there is none.
     """
 
     def __init__(
-        self, shape: Shape, corner: tuple[Array, ...], width: int, shifts: Ref, numbers: Ref, operands: Operands
+        self,
+        config: KernelConfig,
+        corner: tuple[Array, ...],
+        query_block: Array,
+        width: int,
+        shifts: Ref,
+        scalars: Ref,
+        operands: Operands,
+        is_visible: Array | bool,
     ):
-        self.shape, self.width, self.shifts, self.numbers, self.operands = shape, width, shifts, numbers, operands
-        self.example, self.first_head, first_query, first_key = corner
-        keys, queries = operands.key.shape[1], operands.query.shape[1]
-        self.query_KQ = jax.lax.broadcasted_iota(jnp.int32, (keys, queries), 1) + first_query
-        self.key_KQ = jax.lax.broadcasted_iota(jnp.int32, (keys, queries), 0) + first_key
-        self.together_KQ = column(operands.key_sequences[0]) == operands.query_sequences[0]
+        self.config, self.width, self.shifts, self.scalars, self.operands = config, width, shifts, scalars, operands
+        self.example, self.first_head, self.first_query, self.first_key = corner
+        self.query_block, self.is_visible = query_block, is_visible
+        self.shape = operands.key.shape[1], operands.query.shape[1]
+
+    @functools.cached_property
+    def query_KQ(self) -> Array:
+        """Positions of the queries."""
+        return jax.lax.broadcasted_iota(jnp.int32, self.shape, 1) + self.first_query
+
+    @functools.cached_property
+    def key_KQ(self) -> Array:
+        """Positions of the keys."""
+        return jax.lax.broadcasted_iota(jnp.int32, self.shape, 0) + self.first_key
+
+    @functools.cached_property
+    def visible_KQ(self) -> Array:
+        """Booleans: whether a query sees a key."""
+        visible_KQ = column(self.operands.key_segments[0]) == self.operands.query_segments[0]
+        band = self.config.band
+        return visible_KQ if band.is_everything else visible_KQ & band.contains(self.query_KQ, self.key_KQ)
 
     def lanes(self, head: int) -> slice:
-        """Where a head of the group lies in a row of all heads' widths."""
+        """Lanes of a head of the group in a row of all heads' widths."""
         return slice(head * self.width, (head + 1) * self.width)
 
     def of(self, ref: Ref, head: int) -> Array:
@@ -78,55 +112,57 @@ class Tile:
         return ref[0, :, self.lanes(head)]
 
     def scores(self, head: int) -> Array:
-        """Q K^T / sqrt(d) + bias where query and key belong together, float32."""
+        """Q K^T / sqrt(W) + bias where the query sees the key, else `MASKED_SCORE`; float32."""
         scores_KQ = product(self.of(self.operands.key, head), self.of(self.operands.query, head), 1, 1)
-        scores_KQ = scores_KQ * self.shape.width**-0.5
+        scores_KQ = scores_KQ * self.config.width**-0.5
         if self.operands.bias is not None:
             of_head = head if self.operands.bias.shape[1] > 1 else 0
             scores_KQ = scores_KQ + self.operands.bias[0, of_head].astype(jnp.float32)
-        return jnp.where(self.together_KQ, scores_KQ, MASKED_SCORE)
+        return jnp.where(self.visible_KQ, scores_KQ, MASKED_SCORE)
 
     def probabilities(self, head: int) -> Array:
-        """H, from the rows' logarithmic sums; without them the tile has all keys, and makes its own."""
+        """H: from saved log-sum-exps of the rows, or by a softmax over the tile, which holds all keys if none were saved."""
         scores_KQ = self.scores(head)
         if self.operands.log_sums is not None:
             return jnp.exp(scores_KQ - self.operands.log_sums[0, head])
-        exponentials_KQ = jnp.exp(scores_KQ - jnp.max(scores_KQ, axis=0, keepdims=True))
-        return exponentials_KQ * (1.0 / jnp.sum(exponentials_KQ, axis=0, keepdims=True))
+        largest_1Q = jnp.max(scores_KQ, axis=0, keepdims=True)
+        exponentials_KQ = jnp.exp(scores_KQ - largest_1Q)
+        inverse_1Q = 1.0 / jnp.sum(exponentials_KQ, axis=0, keepdims=True)
+        return exponentials_KQ * jnp.where(has_keys(largest_1Q), inverse_1Q, 0.0)
 
     def target(self, head: int) -> Array:
-        """P."""
+        """The guidance target P."""
         shift = self.shifts[self.first_head + head]
         return interface.target(shift, column(self.operands.weights[0, head]), self.query_KQ, self.key_KQ)
 
     def multiplier(self, head: int) -> Array:
-        """M: 1 / (1 - rate) for what dropout keeps, else 0."""
-        keep_KQ = self.shape.keep(self.numbers, self.example, self.first_head + head, self.query_KQ, self.key_KQ)
-        return jnp.where(keep_KQ, 1.0 / (1.0 - self.shape.rate), 0.0)
+        """M: 1 / (1 - rate) for elements that dropout keeps, else 0."""
+        keep_KQ = self.config.keep(self.scalars, self.example, self.first_head + head, self.query_KQ, self.key_KQ)
+        return jnp.where(keep_KQ, self.config.dropout_scale, 0.0)
 
     def gradient(self, head: int) -> tuple[Array, Array]:
-        """dS, and H * M."""
-        H_KQ = thinned_KQ = self.probabilities(head)
+        """The gradient of the scores dS, and H * M; both 0 in rows without visible keys."""
+        H_KQ = dropped_KQ = self.probabilities(head)
         dH_KQ = product(self.of(self.operands.value, head), self.of(self.operands.g_output, head), 1, 1)
-        if self.shape.rate:
+        if self.config.rate:
             multiplier_KQ = self.multiplier(head)
-            dH_KQ, thinned_KQ = dH_KQ * multiplier_KQ, H_KQ * multiplier_KQ
-        if self.shape.guided:
+            dH_KQ, dropped_KQ = dH_KQ * multiplier_KQ, H_KQ * multiplier_KQ
+        if self.config.guided:
             dH_KQ += 2.0 * self.operands.g_squares[0, head] * H_KQ
             dH_KQ += self.operands.g_overlap[0, head] * self.target(head)
         if self.operands.delta is not None:
             delta = self.operands.delta[0, head]
         else:
             delta = jnp.sum(H_KQ * dH_KQ, axis=0, keepdims=True)
-        return H_KQ * (dH_KQ - delta), thinned_KQ
+        return H_KQ * (dH_KQ - delta), dropped_KQ
 
 
-def cost(shape: Shape, operands: list, results: list, products: int) -> pl.CostEstimate:
-    """What the compiler is told of a kernel: `products` matrix products of L x L x N for each row of the batch."""
-    examples, length, all_widths = operands[0].shape
+def cost(config: KernelConfig, pairs: int, operands: list, results: list, products: int) -> pl.CostEstimate:
+    """Cost of a kernel, for the compiler: `products` matrix products over `pairs` of queries and keys, for all widths and rows."""
+    examples, _, all_widths = operands[0].shape
     moved = [*operands, *results]
     return pl.CostEstimate(
-        flops=2 * products * examples * length**2 * all_widths,
-        transcendentals=examples * shape.heads * length**2,
+        flops=2 * products * examples * pairs * all_widths,
+        transcendentals=examples * config.heads * pairs,
         bytes_accessed=sum(math.prod(array.shape) * array.dtype.itemsize for array in moved),
     )
