@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
 
-ON_MANY_HOSTS = ("train", "compare", "evaluate")
+ON_MANY_HOSTS = ("train", "finetune", "compare", "evaluate")
 _LONGEST_LINE = 2000  # characters of an error message that are printed
 KINDS = (ExperimentConfig, FinetuningConfig)  # what --config may be
 
@@ -33,7 +34,8 @@ class Request:
 
     price: dollars per chip-hour.
     coordinator, hosts, host: where this host stands among several, see `hosts.find_place`; join_timeout: in seconds.
-    source, target: the other library to convert from or to; path: its model; expect, dtype, license, part: see `--help`.
+    source, target: the Hugging Face model to import, and the directory to export to; path: the model of `convert`, which has
+    the library's name in `source` or `target`; expect, dtype, license, part: see `ag-jax help import` and `ag-jax help export`.
     """
 
     config: str | None
@@ -41,7 +43,7 @@ class Request:
     workdir: str | None
     step: int | None
     text: str | None
-    print_config: bool
+    print_config: bool = False
     topology: str | None = None
     search_batch: bool = True
     price: float | None = None
@@ -60,7 +62,9 @@ class Request:
     def checked(self) -> ExperimentConfig | FinetuningConfig:
         """The checked config, of whichever kind it is."""
         if self.config is None:
-            raise ValueError("this verb needs --config=FILE, such as --config=configs/quickstart.py")
+            raise ValueError(
+                "this verb needs --config=CONFIG, such as --config=quickstart; `ag-jax configs` lists them"
+            )
         values = config_reader.load(self.config, self.overrides)
         try:
             return config_reader.parse(config_reader.kind_of(values, KINDS), values)
@@ -72,8 +76,20 @@ class Request:
         config = self.checked()
         if isinstance(config, FinetuningConfig):
             raise ValueError(
-                f"{self.config} is a config of fine-tuning: use `ag-jax evaluate` for one checkpoint, `ag-jax compare` for arms"
+                f"{self.config} is a config for fine-tuning: use `ag-jax finetune` for one checkpoint, `ag-jax compare` for arms"
             )
+        return config
+
+    def suite(self) -> FinetuningConfig:
+        """The checked config of fine-tuning. Raises ValueError if it is one of pre-training."""
+        config = self.checked()
+        if not isinstance(config, FinetuningConfig):
+            raise ValueError(
+                f"{self.config} is a config for pre-training: use `ag-jax train` for one run, `ag-jax compare` for arms; fine-tuning "
+                "needs one such as --config=finetune/glue:checkpoint=RUN"
+            )
+        if self.step is not None:
+            raise ValueError(f"the step of the checkpoint is a setting: --config.step={self.step}")
         return config
 
     def directory(self) -> epath.Path:
@@ -114,7 +130,9 @@ def _checked(verb: str, request: Request) -> ExperimentConfig | FinetuningConfig
     """The config, checked as the verb itself checks it."""
     if verb in ("train", "tokenizer", "plan"):
         return request.experiment()
-    config = _suite(request) if verb == "evaluate" else request.checked()
+    if verb == "evaluate":
+        _check_no_config(request)
+    config = request.suite() if verb == "finetune" else request.checked()
     if verb == "compare":
         _comparison(config).arm_configs(request.config, request.overrides)
     return config
@@ -127,19 +145,6 @@ def _comparison(config: ExperimentConfig | FinetuningConfig) -> Any:
     else:
         from ag_jax.pretraining import comparison  # with matplotlib and scipy
     return comparison
-
-
-def _suite(request: Request) -> FinetuningConfig:
-    """The checked config of fine-tuning for `evaluate`. Raises ValueError if it is one of pre-training."""
-    config = request.checked()
-    if not isinstance(config, FinetuningConfig):
-        raise ValueError(
-            f"{request.config} is a config of pre-training: without --config, `ag-jax evaluate --workdir=RUN` gives a run's loss on "
-            "held-out text; with --config it needs one of fine-tuning, such as --config=configs/finetune/glue.py:checkpoint=RUN"
-        )
-    if request.step is not None:
-        raise ValueError(f"with --config, the step of the checkpoint is a setting: --config.step={request.step}")
-    return config
 
 
 def _tell(message: str) -> None:
@@ -161,21 +166,27 @@ def _compare(request: Request) -> None:
     _tell(f"the report is {report}")
 
 
+def _finetune(request: Request) -> None:
+    config = request.suite()
+    report = _comparison(config).finetune(request.config, request.overrides, request.directory())
+    _tell(f"the report is {report}")
+
+
+def _check_no_config(request: Request) -> None:
+    if request.config is not None:  # with one for fine-tuning the verb has become `finetune`
+        raise ValueError(
+            f"{request.config} is a config for pre-training, which this verb does not need: `ag-jax evaluate --workdir=RUN` measures "
+            "the loss of a run on held-out text; to fine-tune, use `ag-jax finetune --config=finetune/glue:checkpoint=RUN`"
+        )
+
+
 def _evaluate(request: Request) -> None:
-    if request.config is not None:
-        _evaluate_suite(request)
-        return
+    _check_no_config(request)
     workdir = request.directory()
     text = json.dumps(run.evaluate(workdir, request.step), indent=2)
     _tell(text)
     if hosts.is_first():
         storage.write_where_possible(lambda place: storage.write_whole(place / "evaluation.json", text + "\n"), workdir)
-
-
-def _evaluate_suite(request: Request) -> None:
-    config = _suite(request)
-    report = _comparison(config).evaluate(request.config, request.overrides, request.directory())
-    _tell(f"the report is {report}")
 
 
 def _inspect(request: Request) -> None:
@@ -208,38 +219,88 @@ def _plan(request: Request) -> None:
         (directory / "plan.json").write_text(json.dumps(text.as_json(found, request.price), indent=2) + "\n")
 
 
-def _convert(request: Request) -> None:
-    if (request.source is None) == (request.target is None):
-        raise ValueError("this verb needs one of --from=hf and --to=hf")
-    if not request.path:
-        raise ValueError("this verb needs --path=MODEL, the directory of the other library's model")
+def _import(request: Request) -> None:
+    if not request.source:
+        raise ValueError("this verb needs --from=MODEL, a Hugging Face directory or a name on its hub")
     workdir = request.directory()
-    if request.target:
-        options = (request.dtype, request.license, request.part)
-        written = exporting.convert(workdir, request.step, request.path, *options)
-        print(f"{written.parameters:,} parameters as {written.architecture}, in {request.path}")
-        for item in written.not_carried:
-            print(f"not carried: {item}")
-        return
     if storage.is_remote(workdir):
-        raise ValueError(f"--workdir={workdir}: convert writes to a disk; copy the run to the store when it is there")
-    found = importing.convert(request.path, workdir, request.expect)
+        raise ValueError(f"--workdir={workdir}: import writes to a disk; copy the run to the store when it is there")
+    found = importing.convert(request.source, workdir, request.expect)
     print(f"{found.parameters:,} parameters of {found.family}, in {workdir}")
     for head in found.new:
-        print(f"new: {head}, which the files lack; its values are fresh, so train before you use them")
+        print(f"new: {head}, which the files lack; it is randomly initialised, so train before you use it")
     for name in found.left_out:
         print(f"left out: {name}")
 
 
+def _export(request: Request) -> None:
+    if not request.target:
+        raise ValueError("this verb needs --to=DIR, the directory for the Hugging Face model, which will be created")
+    options = (request.dtype, request.license, request.part)
+    written = exporting.convert(request.directory(), request.step, request.target, *options)
+    print(f"{written.parameters:,} parameters as {written.architecture}, in {request.target}")
+    for item in written.not_carried:
+        print(f"not carried: {item}")
+
+
 VERBS = {
     "train": _train,
+    "finetune": _finetune,
     "compare": _compare,
     "evaluate": _evaluate,
     "inspect": _inspect,
+    "import": _import,
+    "export": _export,
     "tokenizer": _tokenizer,
     "plan": _plan,
-    "convert": _convert,
 }
+
+
+def _renamed(verb: str, request: Request) -> tuple[str, Request]:
+    """Return the verb and flags of today, after a note with the new command if they are those of an earlier version."""
+    if verb == "convert":
+        earlier, (verb, request) = "convert", _converted(request)
+    elif verb == "evaluate" and request.config and _is_of_finetuning(request):
+        earlier, verb = "evaluate --config", "finetune"
+    else:
+        return verb, request
+    command = " ".join(["ag-jax", verb, *map(shlex.quote, _flags(request))])
+    print(f"note: `ag-jax {earlier}` will go with the next release; the command is now: {command}", file=sys.stderr)
+    return verb, request
+
+
+def _converted(request: Request) -> tuple[str, Request]:
+    """Return `ag-jax convert --from=hf` and `--to=hf` as `import` and `export`."""
+    libraries = [library for library in (request.source, request.target) if library is not None]
+    if libraries != ["hf"]:
+        raise ValueError(
+            "this verb, which needs one of --from=hf and --to=hf, will go with the next release: use `ag-jax import --from=MODEL "
+            "--workdir=RUN` or `ag-jax export --workdir=RUN --to=MODEL`"
+        )
+    if not request.path:
+        raise ValueError("this verb needs --path=MODEL, the directory of the Hugging Face model")
+    if request.source:
+        return "import", dataclasses.replace(request, source=request.path, path=None)
+    return "export", dataclasses.replace(request, target=request.path, path=None)
+
+
+def _is_of_finetuning(request: Request) -> bool:
+    return config_reader.kind_of(config_reader.load(request.config, request.overrides), KINDS) is FinetuningConfig
+
+
+def _flags(request: Request) -> list[str]:
+    """Return the flags that differ from their defaults, as they are typed."""
+    names, flags = {"source": "from", "target": "to"}, []
+    for field in dataclasses.fields(request):
+        value = getattr(request, field.name)
+        if field.name == "overrides":
+            flags += [f"--config.{key}={config_reader.shown(item)}" for key, item in (value or {}).items()]
+        elif isinstance(value, bool):
+            flags += [f"--{'' if value else 'no'}{field.name}"] if value != field.default else []
+        elif value not in (None, field.default) and value != []:
+            text = ",".join(value) if field.name == "expect" else value
+            flags.append(f"--{names.get(field.name, field.name)}={text}")
+    return flags
 
 
 def run_safely(verb: str, request: Request) -> int:
@@ -248,6 +309,7 @@ def run_safely(verb: str, request: Request) -> int:
     0: done, or stopped by a signal with everything saved; 1: an error; hosts.AGAIN: another host was lost, start again.
     """
     try:
+        verb, request = _renamed(verb, request)
         run_verb(verb, request)
     except Interrupted as stop:
         if hosts.is_first():

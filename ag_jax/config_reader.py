@@ -16,13 +16,15 @@ Directories of earlier versions hold earlier names of settings, and numbers that
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import difflib
+import functools
 import importlib.util
-import itertools
 import json
 import math
 import operator
+import sys
 import traceback
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -179,6 +181,8 @@ def said(bounds: Sequence[str]) -> str:
 
 def shown(value: Any) -> str:
     """Return the value of a setting as a flag has it."""
+    if isinstance(value, tuple) and value:
+        return ",".join(map(str, value))
     return NONE if value is None else str(value)
 
 
@@ -232,12 +236,12 @@ def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
     return leaves
 
 
-def check_overrides(source: str, items: Iterable[str], kinds: Sequence[type] = ()) -> None:
-    """Raise ValueError if one of `section.key=value` names a setting that the config of `source` does not have.
+def check_overrides(config: ConfigDict, items: Iterable[str], kinds: Sequence[type] = ()) -> None:
+    """Raise ValueError if one of `section.key=value` names a setting that the config does not have.
 
     kinds: the dataclasses that the config may be made for, which know earlier names of settings.
     """
-    known = [*flat(load(source).to_dict())]
+    known = [*flat(config.to_dict())]
     renamed = {old: new for kind in kinds for old, new in _renamed(kind).items()}
     for item in items:
         key = item.partition("=")[0]
@@ -245,47 +249,89 @@ def check_overrides(source: str, items: Iterable[str], kinds: Sequence[type] = (
             raise ValueError(unknown_key(key, known, renamed))
 
 
-def check_flags(arguments: Sequence[str], kinds: Sequence[type] = ()) -> None:
-    """Check the config file of a command line, and the settings that its flags `--config.section.key=value` change.
+def read_flags(arguments: Sequence[str], kinds: Sequence[type] = ()) -> tuple[str | None, ConfigDict | None, list[str]]:
+    """Return the config file of a command line, the config that it makes, and the other arguments.
 
     kinds: the dataclasses that the config may be made for.
 
-    Raises ValueError if the file is broken, has no such setting, or is not given although settings are; and for any argument that
-    is not text in UTF-8.
+    Raises ValueError if the file is broken, has no setting that a flag `--config.section.key=value` changes, or is not given although
+    settings are; and for any argument that is not text in UTF-8.
     """
     for argument in arguments:
         if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
             raise ValueError(f"the argument {argument!r} is not text in UTF-8: set the terminal's encoding to UTF-8")
-    given = [argument.lstrip("-") for argument in arguments if argument.startswith("-")]
+    sources, rest, left = [], [], iter(arguments)
+    for argument in left:
+        flag, equals, value = argument.partition("=")
+        if flag not in ("--config", "-config"):
+            rest.append(argument)
+        elif (value := value if equals else next(left, None)) is None:
+            raise ValueError("--config needs a config file, such as --config=quickstart")
+        else:
+            sources.append(value)
+    given = [argument.lstrip("-") for argument in rest if argument.startswith("-")]
     items = [argument.removeprefix("config.") for argument in given if argument.startswith("config.")]
-    sources = [argument.removeprefix("config=") for argument in given if argument.startswith("config=")]
-    sources += [value for flag, value in itertools.pairwise(arguments) if flag in ("--config", "-config")]
     if items and not sources:
         raise ValueError(f"--config.{items[0]} changes a setting of a config file: give one with --config=FILE")
-    if sources:
-        check_overrides(sources[-1], items, kinds)
+    if not sources:
+        return None, None, rest
+    config = load(sources[-1])
+    check_overrides(config, items, kinds)
+    return sources[-1], config, rest
+
+
+class _Declared(BaseException):
+    """Raised by `arguments` instead of reading anything, to tell `choices_of` what may be given."""
+
+
+_declaring = contextvars.ContextVar("declaring", default=False)
 
 
 def arguments(text: str, **choices: Any) -> SimpleNamespace:
-    """The argument of a config file, `name=value,...`, as attributes; every name says what it may be.
+    """Read the argument of a config file, `name=value,...`, and return its values as attributes.
 
-    A tuple holds the choices, the default first; `str` takes any text, and must be given; a text or a whole number is a default
-    that any other may take the place of. `arguments("arm=mlm", layers=(12, 8), arm=("ag", "mlm"), seeds=5)` is `layers=12,
-    arm="mlm", seeds=5`. Raises ValueError otherwise.
+    Every name says what it may be. A tuple holds the choices, the default first; `str` takes any text, and must be given; a text or a
+    whole number is a default that any other may replace. An item without `=` belongs to the name before it, so a list needs no
+    quotes: `arguments("tasks=rte,sst2,arm=mlm", tasks="all", arm=("ag", "mlm"), seeds=5)` is `tasks="rte,sst2", arm="mlm", seeds=5`.
+    Raises ValueError for any other name or value.
     """
+    if _declaring.get():
+        raise _Declared(choices)
     values = {
         name: options[0] if isinstance(options, tuple) else options
         for name, options in choices.items()
         if options is not str
     }
-    for item in filter(None, (text or "").split(",")):
-        name, _, value = item.partition("=")
+    for name, value in _items(text or ""):
         if name not in choices:
             raise ValueError("in the argument of the config file: " + unknown_key(name, list(choices)))
         values[name] = _argument(name, value, choices[name])
     if missing := [name for name in choices if name not in values]:
         raise ValueError(f"the config file needs the argument {missing[0]}, as in FILE.py:{missing[0]}=VALUE")
     return SimpleNamespace(**values)
+
+
+def _items(text: str) -> list[tuple[str, str]]:
+    """Return (name, value) of `name=value,...`, where an item without `=` is one more value of the name before it."""
+    found = []
+    for item in filter(None, text.split(",")):
+        name, equals, value = item.partition("=")
+        if found and not equals:
+            name, value = found[-1][0], f"{found.pop()[1]},{item}"
+        found.append((name, value))
+    return found
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Return the names of a comma-separated list, such as `sst2,rte`; one with `+` is read until the next release."""
+    if "+" in text:
+        _note_plus(text.replace("+", ","))
+    return tuple(filter(None, text.replace("+", ",").split(",")))
+
+
+@functools.cache  # printed once, although the config of every arm reads it
+def _note_plus(text: str) -> None:
+    print(f"note: lists are written with commas: {text}. The next release no longer reads +", file=sys.stderr)
 
 
 def _argument(name: str, value: str, options: Any) -> Any:
@@ -314,19 +360,10 @@ def load(path_and_argument: str, overrides: dict[str, Any] | None = None) -> Con
 
 
 def _get_config(path_and_argument: str) -> ConfigDict:
-    """What `get_config` of a config file returns. Raises ValueError with file and line for whatever goes wrong in it."""
-    path, colon, argument = path_and_argument.partition(":")
-    if not Path(path).exists():
-        raise ValueError(f"--config={path} does not exist: give a config file, such as configs/quickstart.py")
-    if not Path(path).is_file() or Path(path).suffix != ".py":
-        raise ValueError(f"--config={path} is no Python file: give a config file, such as configs/quickstart.py")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
-    with _errors_named(path, spec.origin):
-        spec.loader.exec_module(module)
-    if not callable(getattr(module, "get_config", None)):
-        raise ValueError(f"{path} has no function get_config, which returns the config: see configs/quickstart.py")
-    with _errors_named(path, spec.origin):
+    """Call `get_config` of a config file. Raises ValueError with file and line for whatever goes wrong in it."""
+    given, colon, argument = path_and_argument.partition(":")
+    path, module = _open(given)
+    with _errors_named(path, module.__file__):
         config = module.get_config(argument) if colon else module.get_config()  # as ml_collections does
     if not isinstance(config, ConfigDict) or isinstance(config, FrozenConfigDict):
         found = type(config).__name__
@@ -334,6 +371,67 @@ def _get_config(path_and_argument: str) -> ConfigDict:
             f"{path}: get_config must return a ConfigDict, such as pretraining.config.default_config(), got {found}"
         )
     return config
+
+
+def choices_of(given: str) -> dict[str, Any]:
+    """Return what the config file `given` passes to `arguments`: the names that it takes, with choices or defaults."""
+    path, module = _open(given.partition(":")[0])
+    mark = _declaring.set(True)
+    try:
+        with _errors_named(path, module.__file__):
+            module.get_config("")
+    except _Declared as declared:
+        return declared.args[0]
+    finally:
+        _declaring.reset(mark)
+    return {}
+
+
+def _open(given: str) -> tuple[str, types.ModuleType]:
+    """Return the path and the module of a config file. Raises ValueError if it does not exist or has no `get_config`."""
+    found = find(given)
+    if found is None:
+        near = difflib.get_close_matches(given, packaged(), n=1)
+        hint = f"did you mean --config={near[0]}" if near else "give a config file, such as --config=quickstart"
+        raise ValueError(f"--config={given} does not exist: {hint}; `ag-jax configs` lists those of ag-jax")
+    if not found.is_file() or found.suffix != ".py":
+        raise ValueError(f"--config={given} is no Python file: give a config file, such as --config=quickstart")
+    path = str(found)
+    with _errors_named(path, path):
+        module = _module(path, found.read_bytes())
+    if not callable(getattr(module, "get_config", None)):
+        raise ValueError(f"{path} has no function get_config, which returns the config: `ag-jax help` has more")
+    return path, module
+
+
+@functools.lru_cache(maxsize=16)  # a command reads its config file several times, a comparison once for every arm
+def _module(path: str, content: bytes) -> types.ModuleType:
+    """Execute a config file. The content is an argument so that a file that has changed is executed again."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    module = importlib.util.module_from_spec(spec)
+    exec(compile(content, path, "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def find(given: str) -> Path | None:
+    """Return the config file of that path or, if there is none, the one of that name which comes with the package.
+
+    `quickstart`, `quickstart.py` and `configs/quickstart.py` all name the latter. None if there is no such file.
+    """
+    if Path(given).is_file():
+        return Path(given)
+    name = given.removeprefix("./").removeprefix("configs/").removesuffix(".py")
+    return packaged().get(name) or (Path(given) if given and Path(given).exists() else None)
+
+
+@functools.cache
+def packaged() -> dict[str, Path]:
+    """Return the config files that come with the package, by their names, such as `finetune/glue`."""
+    here = Path(__file__).resolve().parent
+    # Beside the package in a checkout, inside it once it is installed (setup.py).
+    folder = next((place for place in (here / "configs", here.parent / "configs") if place.is_dir()), None)
+    paths = [] if folder is None else sorted(folder.rglob("*.py"), key=lambda path: (len(path.parts), path))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
 @contextlib.contextmanager
@@ -363,7 +461,7 @@ def _message(error: BaseException) -> str:
 
 
 def with_argument(path_and_argument: str, name: str, value: str) -> str:
-    """`path.py:a=1,name=old` as `path.py:a=1,name=value`."""
+    """Return `path.py:a=1,name=old` as `path.py:a=1,name=value`."""
     path, _, argument = path_and_argument.partition(":")
-    kept = [item for item in filter(None, argument.split(",")) if item.partition("=")[0] != name]
+    kept = [f"{key}={old}" for key, old in _items(argument) if key != name]
     return f"{path}:{','.join([*kept, f'{name}={value}'])}"

@@ -2,10 +2,10 @@
 
 Guidance as in Deshpande & Narasimhan 2020; schedule after Gururangan et al. 2020 (Don't Stop Pretraining, appendix B).
 
-    ag-jax convert --from=hf --path=FacebookAI/roberta-base --workdir=runs/roberta-base
+    ag-jax import --from=FacebookAI/roberta-base --workdir=runs/roberta-base
     ag-jax train --config=configs/continue_pretraining.py:run=runs/roberta-base,arm=ag \
         --config.data.source=my_texts/ --workdir=runs/mine
-    ag-jax convert --to=hf --workdir=runs/mine --path=models/mine
+    ag-jax export --workdir=runs/mine --to=models/mine
 
 `run` is any run directory; its encoder, tokenizer and kind of pre-training are taken over, and so are its weights.
 
@@ -23,7 +23,11 @@ from ag_jax.recipes import pretraining
 
 
 def get_config(argument: str = ""):
-    """`run`: the directory of a run; `arm`: mlm or ag (of a run that detects replaced tokens, mlm is that alone)."""
+    """Return the settings.
+
+    run: directory of the run whose model, tokenizer and weights are taken over.
+    arm: mlm without guidance, ag with guidance; a run that detects replaced tokens continues to do so.
+    """
     chosen = config_reader.arguments(argument, run=str, arm=("ag", "mlm"))
     config = pretraining_config.default_config()
     pretraining.continue_from(config, chosen.run)

@@ -19,7 +19,10 @@ from ag_jax.pretraining import config as pretraining_config
 
 
 def get_config(argument: str = ""):
-    """`arm`: mlm or ag."""
+    """Return the settings.
+
+    arm: mlm without guidance, ag with guidance.
+    """
     chosen = config_reader.arguments(argument, arm=("ag", "mlm"))
     config = pretraining_config.default_config()
     config.title = "Masked language modelling with and without attention guidance: quickstart"

@@ -83,7 +83,7 @@ check_command() {
     config=$(printf '%s\n' "${command[@]}" | grep -m 1 -e '^--config$' -e '^--config=') || true
     case $status-${command[0]}-$config in
       # Without --config these read the run's own, which may be in a bucket: only a wrong flag (2) shows here.
-      0-* | 1-evaluate- | 1-inspect- | 1-convert-) return ;;
+      0-* | 1-evaluate- | 1-inspect- | 1-import- | 1-export- | 1-convert-) return ;;
     esac
     tail -n 15 "$scratch/check" >&2
     case $config in

@@ -443,7 +443,7 @@ def make_commands(folder: pathlib.Path) -> list[Command]:
 
     return [
         Command("train", ["train", *arguments(training__steps=60)], "", 25),
-        Command("suite", ["evaluate", f"--config={suite}"], "sst2", 6),
+        Command("suite", ["finetune", f"--config={suite}"], "sst2", 6),
         Command("compare", ["compare", *arguments(training__steps=40, comparison__seeds="(0,)")], "ag-seed0", 25),
     ]
 

@@ -253,6 +253,27 @@ BUGS = (
         "if data.others and best < 0:",
         "tests/finetuning/test_trial.py",
     ),
+    Bug(
+        "an item of a list begins another argument",
+        "ag_jax/config_reader.py",
+        "if found and not equals:",
+        "if not found and not equals:",
+        "tests/test_config_reader.py",
+    ),
+    Bug(
+        "help leaves out all but the first line of a setting's entry",
+        "ag_jax/command_line/settings.py",
+        'elif current and line.startswith(" "):',
+        'elif not current and line.startswith(" "):',
+        "tests/test_help.py",
+    ),
+    Bug(
+        "the earlier verb convert --to=hf exports to nowhere",
+        "ag_jax/cli.py",
+        "replace(request, target=request.path, path=None)",
+        "replace(request, source=request.path, path=None)",
+        "tests/interop/test_verb.py",
+    ),
 )
 
 

@@ -1,12 +1,13 @@
 """The reader of configs: any dataclass laid out, taken back and refused; arguments, files and flags."""
 
 import dataclasses
+import json
 from typing import Annotated, ClassVar, Literal
 
 import pytest
 
 from ag_jax import config_reader, main
-from ag_jax.config_reader import arguments, check_flags, flat, load, parse, with_argument
+from ag_jax.config_reader import arguments, flat, load, parse, read_flags, with_argument
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,22 +154,22 @@ def test_the_kind_of_a_config_is_that_of_its_keys():
 
 
 def test_flags_are_checked_against_the_file(source):
-    check_flags(["train", f"--config={source}:x", "--config.parts.first.count=3", "--workdir=w"])
-    check_flags(["train", "--config", source, "--config.title=t"])
-    check_flags(["train", "--workdir=w"])
+    read_flags(["train", f"--config={source}:x", "--config.parts.first.count=3", "--workdir=w"])
+    read_flags(["train", "--config", source, "--config.title=t"])
+    read_flags(["train", "--workdir=w"])
     with pytest.raises(ValueError, match="unknown setting 'parts.first.cout'; did you mean 'parts.first.count'"):
-        check_flags(["--config", source, "--config.parts.first.cout=3"])
+        read_flags(["--config", source, "--config.parts.first.cout=3"])
     with pytest.raises(ValueError, match="did you mean 'parts.first.count'"):
-        check_flags([f"--config={source}", "--config.parts.frist.count=3"])
+        read_flags([f"--config={source}", "--config.parts.frist.count=3"])
     with pytest.raises(ValueError, match="the setting 'title2' is now called 'other'"):
-        check_flags(
+        read_flags(
             [f"--config={source}", "--config.title2=t"],
             [type("Later", (Whole,), {"EARLIER_NAMES": {"title2": "other"}})],
         )
     with pytest.raises(ValueError, match="give one with --config=FILE"):
-        check_flags(["--config.title=t"])
+        read_flags(["--config.title=t"])
     with pytest.raises(ValueError, match="not/there.py does not exist"):
-        check_flags(["--config=not/there.py", "--config.title=t"])
+        read_flags(["--config=not/there.py", "--config.title=t"])
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_what_is_no_file_of_python(tmp_path):
 def test_arguments_that_are_not_utf_8_are_named(capsys):
     assert main.main(["ag-jax", "inspect", "--workdir=x", "--text=caf\udce9"]) == 2
     assert r"'--text=caf\udce9' is not text in UTF-8" in capsys.readouterr().err
-    check_flags(["inspect", "--text=café 😀\n"])
+    read_flags(["inspect", "--text=café 😀\n"])
 
 
 def test_whole_numbers_have_32_bits():
@@ -247,6 +248,57 @@ def test_arguments():
         arguments("layers=9", **choices)
     with pytest.raises(ValueError, match="unknown setting 'layer'; did you mean 'layers'"):
         arguments("layer=8", **choices)
+    with pytest.raises(ValueError, match="arm must be one of ag, mlm, got 'ag,mlm'"):
+        arguments("arm=ag,mlm", **choices)
+    with pytest.raises(ValueError, match="unknown setting 'ag'"):
+        arguments("ag,arm=mlm", **choices)
+
+
+def test_lists_are_written_with_commas(capsys):
+    """An item without `=` belongs to the name before it."""
+    found = arguments("tasks=rte,sst2,seeds=2,data=a,b/c", tasks="all", seeds=5, data="")
+    assert vars(found) == {"tasks": "rte,sst2", "seeds": 2, "data": "a,b/c"}
+    assert config_reader.listed(found.tasks) == ("rte", "sst2") and not capsys.readouterr().err
+    assert with_argument("c.py:tasks=rte,sst2,arm=a,data=d", "arm", "b") == "c.py:tasks=rte,sst2,data=d,arm=b"
+    assert with_argument("c.py:tasks=rte,sst2,data=d", "tasks", "x") == "c.py:data=d,tasks=x"
+    assert config_reader.shown((0, 1)) == "0,1" and config_reader.shown(()) == "()"
+
+
+def test_lists_with_plus_are_read_with_a_note(capsys):
+    for _ in range(2):  # as for several arms
+        assert config_reader.listed("mrpc+qnli") == ("mrpc", "qnli")
+    note = "note: lists are written with commas: mrpc,qnli. The next release no longer reads +\n"
+    assert capsys.readouterr().err == note
+
+
+def test_a_config_file_is_executed_once(tmp_path, capsys):
+    path, executed = tmp_path / "c.py", tmp_path / "executed"
+    path.write_text(
+        "from ag_jax.pretraining import config\n"
+        f"with open({str(executed)!r}, 'a') as file:\n    file.write('x')\n"
+        "def get_config(argument=''):\n    return config.default_config()\n"
+    )
+    arguments = ["train", f"--config={path}", "--config.seed=3", "--config.comparison.seeds=4,5", "--print_config"]
+    assert main.main(["ag-jax", *arguments]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["seed"], printed["comparison"]["seeds"]) == (3, [4, 5]) and executed.read_text() == "x"
+    path.write_text(path.read_text().replace("config.default_config()", "{}"))
+    with pytest.raises(ValueError, match="must return a ConfigDict"):  # a file that has changed is executed again
+        load(str(path))
+
+
+def test_configs_of_the_package_are_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    quickstart = config_reader.packaged()["quickstart"]
+    for name in ("quickstart", "quickstart.py", "configs/quickstart.py", "configs/quickstart"):
+        assert config_reader.find(name) == quickstart and load(f"{name}:arm=mlm").model.layers == 8
+    assert load("finetune/glue:checkpoint=C,tasks=rte,sst2").checkpoint == "C"
+    assert config_reader.find("nowhere/quickstart") is None
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "quickstart.py").write_text(FILE)  # the given path comes first
+    assert load("configs/quickstart.py:x").title == "x"
+    with pytest.raises(ValueError, match="--config=quikstart does not exist: did you mean --config=quickstart;"):
+        load("quikstart")
 
 
 def test_arguments_that_any_value_may_take_the_place_of():

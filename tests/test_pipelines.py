@@ -190,7 +190,7 @@ def test_embed(name, places):
 
 def test_clear_words_where_a_head_is_missing(places, tmp_path):
     cases = [
-        (lambda: pipelines.classify(str(places / "run")), ValueError, "is a run of pre-training.*ag-jax evaluate"),
+        (lambda: pipelines.classify(str(places / "run")), ValueError, "is a run of pre-training.*ag-jax finetune"),
         (lambda: pipelines.classify(str(places / "hf")), ValueError, "has no head of a task"),
         (
             lambda: pipelines.tag(str(places / "classification")),

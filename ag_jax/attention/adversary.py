@@ -1,15 +1,16 @@
 """Adversarial self-attention: a mask that is learnt from a layer's input, against what the layer attends to.
 
-Wu et al. 2022, equations 5 to 9, as its released code has it. Each layer has an adversary of its own. From the layer's input h,
-which is detached, it keeps (m = 1) or masks (m = 0) units of the attention, a unit being a pair of a row and a column,
+Wu et al. 2022, equations 5 to 9, as its released code has it. Each layer has an adversary of its own. From the layer's
+input h, which is detached, it keeps (m = 1) or masks (m = 0) units of the attention, a unit being a pair of a row and a
+column,
 
     s = (W_q h + b_q) (W_k h + b_k)^T / sqrt(width),   m = [s > 0],   attention = softmax(Q K^T / sqrt(d) - (1 - m) C),
 
-and learns by gradient reversal: what makes the model lose more, and keeps more units, grows. The gradient of the threshold is
-that of a sigmoid. Masks that nobody learns take the same way into attention.
+and learns by gradient reversal: what makes the model lose more, and keeps more units, grows. The gradient of the
+threshold is that of a sigmoid. Masks that nobody learns take the same way into attention.
 
-Shape letters: B batch, L length, Q query position, K key position, H head (1 where all share a mask), V width of a head,
-D width, N layers.
+Shape letters: B batch, L length, Q query position, K key position, H head (1 where all share a mask), W width of a
+head, D width, N layers.
 """
 
 import dataclasses
@@ -87,8 +88,8 @@ class Attacked:
 class Attack(Protocol):
     """An attack on the attention of every layer: a pytree of which every leaf has a leading axis over the layers.
 
-    Each layer calls its own slice, `scores()` being the probabilities of its attention without attack, averaged over the heads,
-    `BQK`; they are computed only if it is called. `key` is random and of the layer; None without dropout.
+    Each layer calls its own slice, `scores()` being the probabilities of its attention without attack, averaged over
+    the heads, `BQK`; they are computed only if it is called. `key` is random and of the layer; None without dropout.
     """
 
     def __call__(
@@ -101,7 +102,8 @@ class Rules:
     """What masks have in common, whoever makes them.
 
     strength: C, taken from the score of a masked unit.
-    empty_rows: a row of which everything is masked attends to all of its text evenly (`uniform`), or to itself (`keep_diagonal`).
+    empty_rows: a row of which everything is masked attends to all of its text evenly (`uniform`), or to itself
+        (`keep_diagonal`).
     protect_diagonal: no token is kept from itself.
     """
 
@@ -110,7 +112,7 @@ class Rules:
     protect_diagonal: bool = False
 
     def attacked(self, keep_BHQK: Array, segments_BL: Array, special_BL: Array | None = None) -> Attacked:
-        """-(1 - m) C, for m that is 1 (keep) or 0 and may have a gradient. What is of two texts, or padding, counts nothing.
+        """-(1 - m) C, for m that is 1 (keep) or 0 and may have a gradient. Pairs of two texts, or of padding, do not count.
 
         special_BL: tokens whose rows and columns are kept.
         """
@@ -135,9 +137,10 @@ class Rules:
 class Adversary:
     """The adversaries of all layers, an `Attack`; their parameters are those of two linear layers, `query` and `key`.
 
-    special_NBL: tokens that are protected, None for no special ones; heads: masks of a layer; offset: added to the scores.
-    temperature: 0 for a threshold; otherwise units are kept with probability sigmoid(s), of which m is a sample, and the gradient
-        is that of sigmoid((s + noise) / temperature) (Jang et al. 2017; Maddison et al. 2017).
+    special_NBL: tokens that are protected, None for no special ones; heads: masks of a layer; offset: added to the
+        scores.
+    temperature: 0 for a threshold; otherwise units are kept with probability sigmoid(s), of which m is a sample, and
+        the gradient is that of sigmoid((s + noise) / temperature) (Jang et al. 2017; Maddison et al. 2017).
     """
 
     query: dict[str, Array]
@@ -194,8 +197,9 @@ def initial_offset(share: float | None, width: int, deviation: float, *, drawn: 
     """What to add to s for about `share` of the units to be kept at first; 0 for None.
 
     Of vectors that LayerNorm leaves, and kernels drawn with `deviation`, s is normal with the standard deviation
-    d = deviation^2 * width, whatever the heads. By a threshold the share above -offset is kept. With `drawn`, units are kept with
-    probability sigmoid(s + offset), of which the mean is about sigmoid(offset / sqrt(1 + pi d^2 / 8)) (MacKay 1992).
+    d = deviation^2 * width, whatever the heads. By a threshold the share above -offset is kept. With `drawn`, units are
+    kept with probability sigmoid(s + offset), of which the mean is about sigmoid(offset / sqrt(1 + pi d^2 / 8)) (MacKay
+    1992).
     """
     if share is None:
         return 0.0

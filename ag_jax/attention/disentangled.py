@@ -9,13 +9,13 @@ He et al. 2021, section 3.1, as its code has it. With Q, K of the content and Qr
 where `half` is the span, and a bucket the distance itself; or `half` is the number of buckets, which are as wide as one
 distance near 0 and grow with its logarithm.
 
-Which distance a pair has depends on i - j alone. So the projected embeddings are laid out by distance first, one row for each
-of the 2 L - 1 of them; a product with those has in row i what is wanted, moved by i places, and `skew` moves it back with one
-reshape. A gather from the product with the table would be fewer FLOPs, by half at the most; but accelerators gather single
-elements slowly, and buckets or clipping make no difference here.
+Which distance a pair has depends on i - j alone. So the projected embeddings are laid out by distance first, one row
+for each of the 2 L - 1 of them; a product with those has in row i what is wanted, moved by i places, and `skew` moves
+it back with one reshape. A gather from the product with the table would be fewer FLOPs, by half at the most; but
+accelerators gather single elements slowly, and buckets or clipping make no difference here.
 
-Shape letters: B batch, L length, Q query position, K key position, H head, W width of a head, D width of the model, R rows of the
-table of relative embeddings, S distances.
+Shape letters: B batch, L length, Q query position, K key position, H head, W width of a head, D width of the model,
+R rows of the table of relative embeddings, S distances.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ class DisentangledConfig:
 
     terms: any of `c2p` (content to position) and `p2c` (position to content), with a comma; "" is plain attention.
     span: k, the distance from which on all are alike.
-    buckets: number of logarithmic buckets on each side of 0, an even number (DeBERTa v2: 256 for a span of 512); None gives every
-        distance its own.
+    buckets: number of logarithmic buckets on each side of 0, an even number (DeBERTa v2: 256 for a span of 512); None
+        gives every distance its own.
     shared: embeddings of distances are projected as content is (v2, v3); otherwise by projections of their own (v1).
     normalized: LayerNorm on the embeddings of distances (v2, v3).
     key_bias: whether the projections to keys, of content and of distances, have a bias (v1: not).
@@ -79,15 +79,17 @@ class DisentangledConfig:
 
     @property
     def content_scale(self) -> float:
-        """What 1 / sqrt(W) of plain attention is multiplied with."""
+        """Factor of the 1 / sqrt(W) of plain attention."""
         return 1.0 / math.sqrt(1 + len(self.names))
 
 
 def log_buckets(distances: np.ndarray, buckets: int, span: int) -> np.ndarray:
-    """Distances up to mid = buckets / 2 as they are; beyond, sign * (ceil((mid - 1) log_r(|d| / mid)) + mid), r = (span - 1) / mid.
+    """Bucket of each distance: logarithmic beyond mid = buckets / 2, and the distance itself up to there.
 
-    In float32, as released models were trained with what its rounding makes of the borders of buckets; logarithms are rounded
-    from float64, for those of numpy's float32 may be off by a digit.
+    Beyond mid it is sign * (ceil((mid - 1) log_r(|d| / mid)) + mid), with r = (span - 1) / mid.
+
+    In float32, as released models were trained with what its rounding makes of the borders of buckets; logarithms are
+    rounded from float64, for those of numpy's float32 may be off by a digit.
     """
     middle = buckets // 2
     size = np.maximum(np.abs(distances), middle).astype(np.float32) / np.float32(middle)
@@ -115,7 +117,7 @@ def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, n
 
 
 def skew(products: Array, positions_BQ: Array | None = None) -> Array:
-    """Move rows to the left until each begins with its own position: out[..., q, j] = products[..., q, j - p_q + L - 1].
+    """Move each row to the left by its position p_q: out[..., q, j] = products[..., q, j - p_q + L - 1].
 
     products: `BHQS` with S = 2 L distances.
     positions_BQ: p; None for rows of all L positions, in order.

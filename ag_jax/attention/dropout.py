@@ -1,8 +1,8 @@
 """Dropout whose mask is a hash of each element's index.
 
-`jax.random` spends about twenty rounds on an element, which a small model's step on a CPU feels. Two rounds of an integer
-hash are enough to decide what to drop; being elementwise, they fuse with the product that uses the mask, split over
-devices without changing a bit, and are repeated inside the attention kernels.
+`jax.random` spends about twenty rounds on an element, which a small model's step on a CPU feels. Two rounds of an
+integer hash are enough to decide what to drop; being elementwise, they fuse with the product that uses the mask, split
+over devices without changing a bit, and are repeated inside the attention kernels.
 """
 
 import flax.linen as nn

@@ -4,8 +4,8 @@ Deshpande & Narasimhan 2020, equations 2 to 4. The squared distance of an attent
 
     ||H - P||^2 = ||H||^2 - 2 <H, P> + ||P||^2,
 
-needs two numbers of the row, `sum_of_squares` and `overlap`; ||P||^2 comes from the target alone. Attention computes the
-two (`statistics`), everything else is done on them, so no target matrix is ever built.
+needs two numbers of the row, `sum_of_squares` and `overlap`; ||P||^2 comes from the target alone. Attention computes
+the two (`statistics`), everything else is done on them, so no target matrix is ever built.
 
 Shape letters: N layers, B batch, H guided heads, Q query position, K key position, L length.
 """
@@ -35,16 +35,25 @@ Probabilities = Literal["before_dropout", "after_dropout"]
 
 @dataclasses.dataclass(frozen=True)
 class GuidanceConfig:
-    """How attention is guided. The defaults are those of the released code where paper and code differ.
+    """Guidance of attention towards patterns. Where paper and released code differ, the defaults follow the code.
 
-    mode: `none`; `loss` adds alpha(step) * L_AG to the objective; `bias` adds alpha(step) * P to the guided heads' scores.
+    mode: `loss` adds alpha(step) * L_AG to the objective, `bias` adds alpha(step) * P to the guided heads' scores,
+        `none` is no guidance.
     fraction: lambda, the share of the heads of every layer that is guided: one Next, one Prev, the rest First.
-    heads: explicit counts instead, from head 0 on, such as "next:1,prev:1,first:2,period:2"; overrides `fraction`.
-    alpha: the coefficient at the start; `schedule` and `hold_steps` say how it falls (`coefficient_schedule`).
-    reduction: how the n x n errors become one number (`guidance_loss`).
-    boundary: the target of a Next or Prev row that has no next or previous token: `uniform`, `zero`, or `ignore` the row.
-    absent: the target where a token pattern finds no token: `uniform`, or `ignore` the example.
-    probabilities: guide the softmax itself (`before_dropout`, the paper) or what dropout leaves of it (released code).
+    heads: counts of heads for each pattern instead of `fraction`, from head 0 on, such as
+        next:1,prev:1,first:2,period:2.
+    alpha: coefficient of the guidance at the first step; `schedule` says how it falls.
+    schedule: `hold_then_linear` keeps alpha for `hold_steps` and then lowers it to 0 at the last step, `linear` lowers
+        it from the start, `constant` keeps it.
+    hold_steps: steps for which `hold_then_linear` keeps alpha.
+    reduction: how the n x n errors of a text become one number: the mean over the heads of each pattern, summed over
+        patterns (`type_mean`); the mean over all guided heads (`head_mean`); or the plain sum (`frobenius`, the paper's
+        equations 2 and 3).
+    boundary: target of the first or last token of a text, which has no previous or next token: `uniform`, `zero`, or
+        `ignore` its row.
+    absent: target of a pattern whose token is not in the text, such as a period: `uniform`, or `ignore` the text.
+    probabilities: guide the softmax itself (`before_dropout`, the paper) or what dropout leaves of it (`after_dropout`,
+        the code).
     """
 
     mode: Literal["none", "loss", "bias"] = "none"
@@ -120,7 +129,7 @@ def coefficient_schedule(config: GuidanceConfig, total_steps: int) -> Schedule:
 
 @flax.struct.dataclass
 class Guides:
-    """What attention must know of the guidance: targets in the order of the heads that follow them.
+    """Targets of the guided heads of a layer, in the order of the heads.
 
     Head 0 to counts[0] - 1 follow targets[0], the next counts[1] heads targets[1], and so on.
     """
@@ -165,8 +174,8 @@ def with_boundary(
 ) -> Array:
     """Overlap of a `Shift` with the rows at a text's boundary filled in, which have no key at that offset.
 
-    Their target is uniform over the n keys that the row sees, with which H overlaps by sum(H) / n; `total_BHQ` is sum(H), and 0
-    counts where no key is seen.
+    Their target is uniform over the n keys that the row sees, with which H overlaps by sum(H) / n; `total_BHQ` is
+    sum(H), and 0 counts where no key is seen.
     """
     tokens_B1Q = visible_tokens(query_segments_BQ, key_segments_BK, band)[:, None, :]
     outside_BHQ = total_BHQ / jnp.maximum(tokens_B1Q, 1).astype(jnp.float32)
@@ -185,12 +194,14 @@ def statistics(
 ) -> AttentionStatistics:
     """Compute the two statistics of the guided heads from attention probabilities, in float32.
 
-    The plain formulation that every kernel has to equal. key_segments_BK: None for self-attention. band: in which keys are seen.
+    The plain formulation that every kernel has to equal. key_segments_BK: None for self-attention. band: in which keys
+    are seen.
     """
     guided, overlaps, head = sum(guides.counts), [], 0
     key_segments_BK = query_segments_BQ if key_segments_BK is None else key_segments_BK
 
-    # Without the checkpoint, the backward pass would store a copy of the guided heads beside the probabilities themselves.
+    # Without the checkpoint, the backward pass would store a copy of the guided heads beside the probabilities
+    # themselves.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def sum_of_squares(H_BHQK: Array) -> Array:
         return jnp.square(H_BHQK[:, :guided].astype(jnp.float32)).sum(-1)

@@ -11,8 +11,8 @@ Without relative positions, guidance and attacks, all of it is
 
 of which `Attend` computes the middle four lines.
 
-Shape letters: B batch, L length, Q query position, K key position, H head, D width of the model, W width of a head, R rows of the
-table of relative embeddings, S distances.
+Shape letters: B batch, L length, Q query position, K key position, H head, D width of the model, W width of a head,
+R rows of the table of relative embeddings, S distances.
 """
 
 import functools
@@ -94,12 +94,13 @@ class MultiHeadAttention(nn.Module):
         attack: adversary.Attack | None = None,
         deterministic: bool,
     ) -> Array:
-        """Return for each query a mixture of the source, `BQD`. For self-attention, pass the same tokens and segments twice.
+        """Return for each query a mixture of the source, `BQD`. For self-attention, pass the same tokens and segments
+        twice.
 
         query_segments_BQ, key_segments_BK, causal, window, guides: as in `Attend`.
         bias: broadcasts to `BHQK`; added to the scores.
-        positions_BQ: for queries that stand at some positions of the source: which; None if they are all of it, in order, or if
-            neither relative positions nor attacks need to know.
+        positions_BQ: for queries that stand at some positions of the source: which; None if they are all of it, in
+            order, or if neither relative positions nor attacks need to know.
         relative_RD: embeddings of distances, for `relative.terms`.
         attack: on the attention of the source to itself, of which queries get the rows of their positions.
         """
@@ -168,7 +169,10 @@ class MultiHeadAttention(nn.Module):
     def _scores(
         self, projected: Projected, query_BQHW: Array, bias: Array | None, positions_BQ: Array | None
     ) -> tuple[Array, Array | None]:
-        """Queries and bias such that scores are Q K^T / sqrt(W) + bias: relative positions are a bias, and scale the query."""
+        """Queries and bias such that scores are Q K^T / sqrt(W) + bias.
+
+        Relative positions are a bias, and scale the query.
+        """
         if not self.relative.terms:
             return query_BQHW, bias
         relative_BHQK = disentangled.relative_scores(

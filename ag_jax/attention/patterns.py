@@ -42,7 +42,7 @@ class SpecialTokens:
 
 @flax.struct.dataclass
 class Shift:
-    """Row p wants column p + `offset`; where that is no token of its text, the boundary rule of the guidance applies."""
+    """Row p wants column p + `offset`; where that is no token of its text, the guidance's boundary rule applies."""
 
     offset: int = flax.struct.field(pytree_node=False)
 
@@ -161,7 +161,8 @@ def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: Specia
 
 
 def has_target(target: Target, segments_BQ: Array, key_segments_BK: Array | None = None) -> Array:
-    """Booleans `BQ`: whether the target names a column of a row's own text: the key p + offset, or a token that was found.
+    """Booleans `BQ`: whether the target names a column of a row's own text: the key p + offset, or a token that was
+    found.
 
     key_segments_BK: of as many keys as queries; None for self-attention.
     """
@@ -178,8 +179,8 @@ def has_target(target: Target, segments_BQ: Array, key_segments_BK: Array | None
 def dense(target: Target, segments_BL: Array, *, boundary: str = "uniform") -> Array:
     """The matrix `P_BQK` in full; zero in rows of padding and across texts. For tests, pictures and `mode=bias`.
 
-    `boundary` is what a `Shift` row without its column wants: `uniform` over the tokens of its text (the paper), or `zero`
-    (the released code; `ignore` looks the same, as such rows are left out of the loss).
+    `boundary` is what a `Shift` row without its column wants: `uniform` over the tokens of its text (the paper), or
+    `zero` (the released code; `ignore` looks the same, as such rows are left out of the loss).
     """
     together_BQK = segments.same_segment_mask(segments_BL)
     if isinstance(target, Columns):

@@ -1,7 +1,7 @@
 """Segment ids: which tokens of a row belong to the same text, and what is counted within each text.
 
-`segments_BL` is int32. The tokens of a text follow one another and have the same id, 1, 2, ... along the row; padding has id 0.
-A row with a single text has 1 everywhere but on its padding.
+`segments_BL` is int32. The tokens of a text follow one another and have the same id, 1, 2, ... along the row; padding
+has id 0. A row with a single text has 1 everywhere but on its padding.
 
 Shape letters: B batch, L length, Q query position, K key position.
 """
@@ -20,8 +20,8 @@ def same_segment_mask(segments_BL: Array) -> Array:
 
 def totals(values_BL: Array, segments_BL: Array) -> Array:
     """Sum `values_BL` over the text of every position, `BL`; 0 on padding."""
-    # A plain sum over pairs, because differences of running sums would lose digits. For TPUs, XLA makes no array of the pairs;
-    # for CPUs it does, for a moment, so do not call this in every layer.
+    # A plain sum over pairs, because differences of running sums would lose digits. For TPUs, XLA makes no array of the
+    # pairs; for CPUs it does, for a moment, so do not call this in every layer.
     return jnp.where(same_segment_mask(segments_BL), values_BL[:, None, :], 0).sum(-1)
 
 

@@ -1,7 +1,7 @@
 """Which keys a query sees: those of its own segment that lie inside a band around its position.
 
-Queries and keys may be the same tokens (self-attention) or two texts of different lengths (cross-attention). Segment ids are those
-of `attention.segments`. Padding has id 0 on both sides, so queries of padding see only padding.
+Queries and keys may be the same tokens (self-attention) or two texts of different lengths (cross-attention). Segment
+ids are those of `attention.segments`. Padding has id 0 on both sides, so queries of padding see only padding.
 
 Shape letters: B batch, L length, Q query position, K key position, H blocks that are held, S blocks that are streamed.
 """
@@ -100,7 +100,8 @@ def visible_tokens(query_segments_BQ: Array, key_segments_BK: Array, band: Band 
     """Number of keys that a query sees, `BQ` int32. All padding counts as one token."""
     if query_segments_BQ is key_segments_BK and band.is_everything:
         return jnp.maximum(segments.sizes(key_segments_BK), 1)
-    # Not as differences of running sums, because segments may come in any order. XLA for TPUs makes no array of the pairs.
+    # Not as differences of running sums, because segments may come in any order. XLA for TPUs makes no array of the
+    # pairs.
     count_BQ = visible_mask(query_segments_BQ, key_segments_BK, band).sum(-1, dtype=jnp.int32)
     return jnp.where(query_segments_BQ > 0, count_BQ, jnp.minimum(count_BQ, 1))
 

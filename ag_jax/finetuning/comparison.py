@@ -1,8 +1,6 @@
-"""`evaluate` and `compare` with a suite: the trials of every arm, then `report.md`, `report.json` and files for servers."""
+"""`finetune` and `compare` with a suite: the trials of every arm, then `report.md`, `report.json` and files for servers."""
 
 import json
-import shlex
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,12 +35,9 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
     Raises ValueError if there are no arms, if two are the same, or if they cannot be compared seed by seed and task by task.
     """
     config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
-    if not config.arms:
-        raise ValueError(
-            f"{source} names no arms to compare; set config.arms, or use `ag-jax evaluate` for one checkpoint"
-        )
     configs = {
-        arm: config_reader.parse(FinetuningConfig, arms.load(source, arm, overrides)) for arm in arms.names(config.arms)
+        arm: config_reader.parse(FinetuningConfig, arms.load(source, arm, overrides))
+        for arm in arms.names(source, config.arms, "config.arms", "finetune")
     }
     arms.check_distinct(source, {arm: of_arm.in_effect for arm, of_arm in configs.items()}, overrides)
     for what in ("seeds", "data"):
@@ -59,14 +54,14 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
     return configs
 
 
-def evaluate(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
+def finetune(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
     """The suite of one checkpoint, and its report; returns the report."""
     config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
     workdir = storage.directory(workdir)
     with lock.hold(workdir):
         prepared = suite.prepare(config, workdir, labels=Labels(workdir.name))
         done = {ALONE: Arm(prepared, suite.run(prepared))}
-        path = hosts.from_first("the report", lambda: str(_report("evaluate", source, overrides, done, workdir)))
+        path = hosts.from_first("the report", lambda: str(_report("finetune", source, overrides, done, workdir)))
     return epath.Path(path)
 
 
@@ -74,9 +69,7 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> 
     """The suites of every arm, in `workdir/ARM`, and the report on them; returns the report."""
     configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
     overridden = arms.overridden(source, configs, overrides)
-    if hosts.is_first():
-        for sentence in overridden:
-            print(sentence, file=sys.stderr, flush=True)
+    arms.announce(overridden)
     with lock.hold(workdir):
         # All are prepared before the first is trained: what is wrong with the second is worth nothing an hour later.
         suites: dict[str, Suite] = {}
@@ -103,9 +96,6 @@ def _report(
     configs = {arm: of_arm.suite.config for arm, of_arm in done.items()}
     chosen = {arm: of_arm.chosen for arm, of_arm in done.items()}
     baseline, first = next(iter(configs.items()))
-    settings = "".join(
-        " " + shlex.quote(f"--config.{key}={config_reader.shown(value)}") for key, value in overrides.items()
-    )
     tasks = {}
     for name, of_baseline in chosen[baseline].items():
         notes = list(of_baseline.notes)
@@ -126,7 +116,7 @@ def _report(
         }
     numbers = {
         "title": first.title,
-        "command": f"ag-jax {verb} --config={source}{settings}",
+        "command": arms.command(verb, source, overrides),
         "seeds": list(first.seeds),
         "arms": list(configs),
         "baseline": baseline,

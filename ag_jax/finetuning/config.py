@@ -13,22 +13,39 @@ from ag_jax.training.sharding import MeshConfig
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How one task is trained; every pair of a batch size and a learning rate is a point of its sweep.
+    """Training on one task; every pair of a batch size and a learning rate is a point of its sweep.
 
-    epochs: the most there are, evaluated after each; patience: epochs without a better one after which it stops, None for never.
-    epochs_factor: train for so many times `epochs`; an arm that trains longer sets it, so that a flag for `epochs` scales all arms.
-    warmup_fraction: of the steps; decay: `linear` to 0 or `constant`; clip_norm: None for none; weight_decay: on matrices alone.
-    max_length: tokens of a row; what is longer is cut as the task's protocol says, and counted.
-    dropout, attention_dropout: None for those of the checkpoint; microbatches: parts that a batch is computed in.
-    train_examples, validation_examples: so many of the split, None for all, drawn by a hash of `subset_seed` and the example, so that
-        all seeds, points and arms have the same; with folds the former are what is cut into them.
-    metric: what epochs and points are chosen by, one of the task's metrics; None for its own.
-    ranking: QNLI as pairs to be ranked (RoBERTa); first_question: of a dialogue of DREAM alone, as the code of ASA does it.
-    skip_malformed: leave malformed rows out and count them, instead of refusing the file.
-    initial_task: another task of the suite, from whose best weights with the same seed this one starts, such as mnli.
-    folds: cross-validation in so many parts, with a single point, for tasks without splits; None for none.
-    legacy_eval: choose on test data where released code did (`Task.legacy`); such numbers are no estimate of anything.
-    adversarial: the attack that it is trained against.
+    batch_sizes: batch sizes of the sweep, in examples.
+    learning_rates: peak learning rates of the sweep.
+    epochs: most passes over the training examples, with an evaluation after each.
+    epochs_factor: train for so many times `epochs`; an arm that trains longer sets it, so that a flag for `epochs`
+        scales all arms.
+    patience: epochs without a better evaluation after which training stops; None trains all epochs.
+    warmup_fraction: share of the steps in which the learning rate rises to its peak.
+    decay: `linear` lowers the learning rate to 0 at the last step, `constant` keeps it.
+    weight_decay: coefficient of weight decay, on matrices only.
+    beta1: decay rate of the gradient's running mean.
+    beta2: decay rate of the squared gradient's running mean.
+    epsilon: added to the denominator of an update.
+    clip_norm: largest global norm of the gradient; None does not clip it.
+    max_length: most tokens of a sequence; longer ones are cut as the task's protocol says, and counted.
+    dropout: dropout rate of embeddings and layer outputs; None takes the checkpoint's.
+    attention_dropout: dropout rate of attention probabilities; None takes the checkpoint's.
+    microbatches: parts that a batch is computed in, one after the other, to save memory.
+    train_examples: train on so many examples, drawn by a hash of `subset_seed` and the example, so that all seeds,
+        points and arms have the same; with `folds` these are divided into folds. None takes all.
+    validation_examples: choose by so many validation examples, drawn in the same way; None takes all.
+    subset_seed: seed of the subsets of examples.
+    metric: metric by which epochs and points are chosen, one of the task's; None takes the task's primary metric.
+    ranking: treat QNLI as pairs to be ranked (RoBERTa).
+    first_question: read only the first question of a dialogue (DREAM), as the code of adversarial self-attention does.
+    skip_malformed: leave malformed rows out and count them, instead of rejecting the file.
+    initial_task: another task of the suite, from whose best weights with the same seed this one starts, such as mnli;
+        None starts from the checkpoint.
+    folds: cross-validation with so many folds and a single point, for tasks without splits; None uses the task's
+        splits.
+    legacy_eval: choose by test data where released code did (`Task.legacy`); such numbers estimate nothing.
+    adversarial: the attack that the model is trained against.
     """
 
     batch_sizes: tuple[Annotated[int, ">= 1"], ...] = (32,)
@@ -108,18 +125,25 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningConfig:
-    """A suite: one checkpoint, its tasks each with a recipe, and seeds.
+    """A suite of fine-tuning: one checkpoint, its tasks with a recipe each, and seeds.
 
-    checkpoint: a run directory, or a directory of Hugging Face; step: of a run's checkpoint, None for the newest.
-    fresh: keep its architecture and tokenizer, but start from random weights.
-    data: a directory with the tasks' files, None for TensorFlow Datasets.
-    seeds: every point of every sweep is trained once with each.
-    arms: values of the config file's `arm` argument for `compare`, comma-separated, the baseline first.
-    keep: weights of each task's and seed's best trial (`best`), or of none.
-    dtype, remat, attention: as in the model's settings; None for those of the checkpoint.
-    guidance: of attention, while fine-tuning.
+    title: title of the report.
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    step: step of a run's checkpoint; None takes the newest.
+    fresh: use only architecture and tokenizer of the checkpoint, with randomly initialised weights.
+    data: folder with the tasks' files; None reads TensorFlow Datasets.
+    tasks: a recipe for each task, such as tasks.sst2.epochs.
+    seeds: seeds that every point of every sweep is trained with.
+    arms: values of the config file's argument `arm` with commas, for `ag-jax compare`, the baseline first.
+    keep: keep the weights of each task's and seed's best trial (`best`), or none.
+    dtype: type of the computation; None takes the checkpoint's.
+    remat: what the backward pass recomputes, as `model.remat` in pre-training; None takes the checkpoint's.
+    attention: implementation of attention, as `model.attention` in pre-training; None takes the checkpoint's.
+    guidance: guidance of attention while fine-tuning.
     checkpoint_every: steps between two checkpoints of a trial, from which it resumes; at most those of an epoch.
-    step_timeout, tensorboard, wandb: as in the settings of training.
+    step_timeout: seconds without progress after which the program ends and says where it hung; None waits without end.
+    tensorboard: write TensorBoard events, too.
+    wandb: project at Weights & Biases that metrics are sent to; None sends nothing.
     """
 
     title: str = "Fine-tuning"

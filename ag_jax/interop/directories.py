@@ -67,14 +67,14 @@ def find(path: str) -> pathlib.Path:
     if directory.is_dir():
         return directory.resolve()
     if directory.exists():
-        raise ValueError(f"--path={path} is a file: give the directory with config.json and {tensors.WHOLE}")
+        raise ValueError(f"--from={path} is a file: give the directory with config.json and {tensors.WHOLE}")
     if path.startswith(("/", ".", "~")) or path.count("/") > 1:
-        raise ValueError(f"--path={path} does not exist")
+        raise ValueError(f"--from={path} does not exist")
     try:
         import huggingface_hub
     except ImportError as error:
         raise ValueError(
-            f"--path={path} is no directory here; to take it from the hub: pip install huggingface_hub ({error})"
+            f"--from={path} is no directory here; to take it from the hub: pip install huggingface_hub ({error})"
         ) from error
     try:
         found = pathlib.Path(huggingface_hub.snapshot_download(path, allow_patterns=list(_WANTED)))
@@ -83,12 +83,12 @@ def find(path: str) -> pathlib.Path:
     except Exception as error:  # its own kinds, and those of two libraries below it
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ValueError(
-            f"--path={path} is no directory here, and the Hugging Face hub did not give it ({type(error).__name__}: {reason}). "
+            f"--from={path} is no directory here, and the Hugging Face hub did not give it ({type(error).__name__}: {reason}). "
             "Check the name and the network, or copy the model to a directory and give that"
         ) from error
     if pickled:
         raise ValueError(
             f"{path} has its weights as a pickle alone, which can run any program when it is read, so it is not fetched. If you trust "
-            f"it: hf download {path} --local-dir=DIR, and then --path=DIR, which says how to convert it"
+            f"it: hf download {path} --local-dir=DIR, and then --from=DIR, which says how to convert it"
         )
     return found

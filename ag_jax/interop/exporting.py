@@ -56,7 +56,7 @@ def convert(
     if config.mask_decoder_passes:
         not_carried.append(
             "The enhanced mask decoder: transformers predicts words from the last layer instead, so masked words come out worse "
-            "than here. Its position embeddings are in the file, and `ag-jax convert --from=hf` takes it up again."
+            "than here. Its position embeddings are in the file, and `ag-jax import` takes it up again."
         )
     architecture = family.classes + next(ending for ending, of in family.architectures.items() if set(of) == set(heads))
     text = card.text(opened, config, architecture, dtype, license or origin.license, not_carried)

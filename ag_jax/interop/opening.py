@@ -150,7 +150,7 @@ def open_finetuned(directory: str, kinds: Sequence[str]) -> FineTuned:
         tuned, _ = importing.open_finetuned(str(place))
     elif (place / "config.json").exists():
         raise ValueError(
-            f"{directory} is a run of pre-training, which has no head for {wanted}: fine-tune it with `ag-jax evaluate "
+            f"{directory} is a run of pre-training, which has no head for {wanted}: fine-tune it with `ag-jax finetune "
             "--config.keep=best` and give the directory of a trial"
         )
     else:
@@ -185,7 +185,7 @@ def open_masked_lm(directory: str, step: int | None = None) -> tuple[Pretraining
         raise ValueError(f"{directory} has no head for masked words: its classes are {classes}")
     if "word_head" not in params:
         raise ValueError(
-            f"{directory} detects replaced tokens and has no head for masked words; `ag-jax convert --to=hf --part=generator` takes "
+            f"{directory} detects replaced tokens and has no head for masked words; `ag-jax export --part=generator` takes "
             "its generator out, if it has one"
         )
     return model, params, tokenizer

@@ -12,26 +12,35 @@ Implementation = Literal["auto", "reference", "tpu", "gpu"]
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """Architecture of an encoder; the defaults are RoBERTa-base with the vocabulary still to be filled in.
+    """Architecture of an encoder; the defaults are RoBERTa-base, with the tokenizer's number of tokens.
 
-    vocabulary_size: None takes the size of the tokenizer.
+    vocabulary_size: number of token embeddings; None takes the size of the tokenizer.
+    layers: number of layers.
+    heads: attention heads of a layer.
+    width: width of the hidden states; a multiple of `heads`.
     feedforward: width of the feed-forward layer; None means 4 * width.
-    embedding_width: of the embeddings, which are then projected to `width` (ELECTRA); None means `width`, without a projection.
-    max_length: the longest row of tokens; the position table has `max_length + position_offset` entries.
-    position_offset: RoBERTa counts positions from its padding id + 1 = 2, BERT from 0.
-    absolute_positions: where their embeddings are added: to those of the words (`input`), to the input of the enhanced mask
-        decoder (`decoder`, DeBERTa), or nowhere (`none`).
+    embedding_width: width of the embeddings, which are then projected to `width` (ELECTRA); None means `width`, without
+        a projection.
+    max_length: most tokens of a sequence; the table of positions has `max_length + position_offset` entries.
+    position_offset: number of the first position: RoBERTa counts from its padding id + 1 = 2, BERT from 0.
+    absolute_positions: where embeddings of positions are added: to those of the words (`input`), to the input of the
+        enhanced mask decoder (`decoder`, DeBERTa), or nowhere (`none`).
     token_types: number of token type embeddings; RoBERTa has 1, BERT 2, DeBERTa 0.
     relative: relative positions (disentangled attention, DeBERTa).
-    mask_decoder_passes: times that the enhanced mask decoder applies the last layer before words are predicted (DeBERTa: 2);
-        0 is an encoder without that decoder.
-    convolution: tokens that the convolution beside the first layer sees, an odd number (DeBERTa v2: 3); None is none.
-    convolution_activation: the activation after that convolution.
-    dropout, attention_dropout: rates on embeddings and sub-layer outputs, and on attention probabilities.
-    dtype: of the computation; parameters, softmax and losses stay float32.
-    remat: what the backward pass recomputes instead of storing it: all but matrix products and attention (`dots`), whole
-        layers (`layer`), or nothing (`none`).
-    attention: the implementation: `reference`, the kernels `tpu` or `gpu`, or what suits the devices (`auto`).
+    mask_decoder_passes: times that the enhanced mask decoder applies the last layer before words are predicted
+        (DeBERTa: 2); 0 is an encoder without that decoder.
+    convolution: tokens that the convolution beside the first layer sees, an odd number (DeBERTa v2: 3); None means no
+        convolution.
+    convolution_activation: activation after that convolution.
+    dropout: dropout rate of embeddings and of the outputs of attention and feed-forward layers.
+    attention_dropout: dropout rate of attention probabilities.
+    layer_norm_epsilon: added to the variance in LayerNorm.
+    initializer_range: standard deviation of the normal distribution that initialises weights.
+    dtype: type of the computation; parameters, softmax and losses stay float32.
+    remat: what the backward pass recomputes instead of storing it: all but matrix products and attention (`dots`),
+        whole layers (`layer`), or nothing (`none`).
+    attention: implementation of attention: `reference`, the kernels `tpu` or `gpu`, or the one that suits the devices
+        (`auto`).
     """
 
     vocabulary_size: Annotated[int, ">= 1"] | None = None

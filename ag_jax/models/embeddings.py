@@ -63,8 +63,8 @@ class Embeddings(nn.Module):
     ) -> Array:
         """Vectors in the width of the embeddings, which `project` takes to the encoder's.
 
-        `embedding_delta` is added to the word embeddings: the port of FreeLB and SMART. `on_sum` takes the sum before LayerNorm to
-        another one: that of SiFT.
+        `embedding_delta` is added to the word embeddings: the port of FreeLB and SMART. `on_sum` takes the sum before
+        LayerNorm to another one: that of SiFT.
         """
         words_BLD = self.word(tokens_BL)
         if embedding_delta is not None:
@@ -80,7 +80,8 @@ class Embeddings(nn.Module):
 
     def positions(self, segments_BL: Array) -> Array:
         """The embedding of every token's place in its own text, `BLD`."""
-        # Places count the tokens of their own text only, so that left padding would not shift them; padding reads row 0.
+        # Places count the tokens of their own text only, so that left padding would not shift them; padding reads row
+        # 0.
         order_BL = segments.order(segments_BL) + self.config.position_offset
         return self.position(jnp.where(segments_BL > 0, order_BL, 0))
 

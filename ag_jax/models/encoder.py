@@ -37,7 +37,8 @@ class Ports:
 
     guides: patterns for the guided heads, whose statistics are then sown.
     embedding_delta: `BLE`, added to the word embeddings.
-    on_embeddings: called with the sum of a token's embeddings, `BLE`; what it returns goes on to their LayerNorm. A pytree.
+    on_embeddings: called with the sum of a token's embeddings, `BLE`; what it returns goes on to their LayerNorm. A
+        pytree.
     attention_bias: broadcasts to `BHQK`, added to the scores of every layer.
     attack: called by every layer with its input; each leaf has a leading axis over the layers.
     """
@@ -51,7 +52,7 @@ class Ports:
 
 @flax.struct.dataclass
 class Beside:
-    """What is added to the first layer's output, `convolved_BLD`, and the LayerNorm of the sum."""
+    """A convolution that is added to the first layer's output, and the LayerNorm of the sum."""
 
     convolved_BLD: Array
     norm: dict[str, Array]
@@ -62,7 +63,8 @@ class Beside:
 
 
 def rows(batch: Batch) -> Batch:
-    """What an encoder and its patterns read, each text a row of its own: candidates `BCL` of examples come one after another.
+    """What an encoder and its patterns read, each text a row of its own: candidates `BCL` of examples come one after
+    another.
 
     Where nothing was corrupted, `original` is the tokens.
     """
@@ -83,10 +85,11 @@ class Encoder(nn.Module):
     grow with depth. What attention sows has the same leading axis: with `mutable=["intermediates"]`,
     `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK` for all N layers.
 
-    The enhanced mask decoder (`mask_decoder_passes`) applies the last layer some more times, at the masked positions and for the word
-    head alone. It sows nothing and no guidance loss sees it, though `attention_bias` is added there as in every layer, and the
-    last layer's attack is made there, too, on the same input, with random numbers of its own if it has any. The ordinary last layer
-    is computed as well; it is what `__call__` returns and what guidance sees.
+    The enhanced mask decoder (`mask_decoder_passes`) applies the last layer some more times, to a query subset: the
+    masked positions, for the word head only. It sows nothing and no guidance loss sees it, though `attention_bias` is
+    added there as in every layer, and the last layer's attack is made there, too, on the same input, with random
+    numbers of its own if it has any. The ordinary last layer is computed as well; it is what `__call__` returns and
+    what guidance sees.
 
     attend: the implementation of attention (`attention.kernels.dispatch`); it changes nothing but speed and memory.
     """
@@ -119,13 +122,16 @@ class Encoder(nn.Module):
     def with_mask_decoder(
         self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array, Array]:
-        """The same, and the vectors `BMD` that the masked words are predicted from: without a mask decoder of the same, too.
+        """Return the last hidden states `BLD`, and the vectors `BMD` that the masked words are predicted from.
 
-        z_0 = H_{N-1} + absolute positions;  z_{t+1} = last layer(query z_t, key and value H_{N-1}), `mask_decoder_passes` times
-        (He et al. 2021, section 3.2, as its code has it, where the layers of the decoder are the last one's own). No query sees
-        another one, so those of the masked positions are enough.
+        Without a mask decoder the latter are the hidden states at the masked positions. With one, they are z_T of
 
-        `embedded_BLE` are embeddings, not projected yet, of another encoder; this one then has none of its own.
+            z_0 = H_{N-1} + absolute positions,   z_{t+1} = last layer(query z_t, key and value H_{N-1}),
+
+        with T = `mask_decoder_passes` (He et al. 2021, section 3.2, as its code has it, where the layers of the decoder
+        are the last one itself). No query sees another one, so the queries of the masked positions are enough.
+
+        embedded_BLE: embeddings of another encoder, not projected yet, for an encoder without embeddings.
         """
         before_BLD, hidden_BLD, context = self._encode(batch, ports, deterministic, embedded_BLE)
         if not self.config.mask_decoder_passes:
@@ -141,7 +147,7 @@ class Encoder(nn.Module):
     def _encode(
         self, batch: Batch, ports: Ports, deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array | None, Array, layers.Context]:
-        """Hidden states before the last layer (None without mask decoder) and after it, and what the layers were given."""
+        """Hidden states before the last layer (None without mask decoder) and after it, and the layers' context."""
         config, segments_BL = self.config, batch["sequences"]
         if embedded_BLE is None:
             embedded_BLE = self.embeddings(

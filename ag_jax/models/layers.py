@@ -1,7 +1,7 @@
 """One post-norm Transformer layer, and the convolution that DeBERTa v2 has beside the first one.
 
-Shape letters: B batch, L length, Q queries, D width, F width of the feed-forward layer, R rows of the table of relative embeddings,
-T taps of a convolution.
+Shape letters: B batch, L length, Q queries, D width, F width of the feed-forward layer, R rows of the table of relative
+embeddings, T taps of a convolution.
 """
 
 import flax.linen as nn
@@ -89,7 +89,8 @@ class EncoderLayer(nn.Module):
     ) -> Array:
         """Return the next hidden states `BLD`.
 
-        queries: take the place of `hidden_BLD` as what attends to it, and what the mixture is added to; then the result is `BQD`.
+        queries: take the place of `hidden_BLD` as what attends to it, and what the mixture is added to; then the result
+            is `BQD`.
         """
         config = self.config
         dropout, deterministic = Dropout(config.dropout), context.deterministic

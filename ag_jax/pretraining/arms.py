@@ -1,19 +1,30 @@
 """Arms of a comparison: one config file with each value of its argument `arm`, and the same flags on top of all."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ag_jax import config_reader
+from ag_jax.distributed import hosts
 
 NOT_COMPARED = {"title", "seed"}  # two arms that differ in these settings only are the same
 
 
-def names(text: str) -> list[str]:
-    """The arms of a comma-separated list. Raises ValueError if one is there twice."""
-    found = text.split(",")
+def names(source: str, listed: str | None, setting: str, verb: str) -> list[str]:
+    """Return the arms of a comma-separated list.
+
+    setting: where the config file lists them.
+    verb: the one that trains a config without arms.
+
+    Raises ValueError if there are none, or if one is there twice.
+    """
+    if not listed:
+        raise ValueError(f"{source} names no arms to compare; set {setting}, or use `ag-jax {verb}` without arms")
+    found = listed.split(",")
     if len(set(found)) < len(found):
-        raise ValueError(f"arms must be different, got {text}: name each of them once")
+        raise ValueError(f"arms must be different, got {listed}: name each of them once")
     return found
 
 
@@ -32,6 +43,19 @@ def overridden(source: str, compared: Iterable[str], overrides: Mapping[str, Any
             listed = ", ".join(f"{config_reader.shown(of_arm)} ({arm})" for arm, of_arm in lost.items())
             sentences.append(f"--config.{key}={config_reader.shown(value)} overrides what the arms set: {listed}")
     return sentences
+
+
+def announce(sentences: Sequence[str]) -> None:
+    """Print the sentences of `overridden` to stderr, on the first host."""
+    if hosts.is_first():
+        for sentence in sentences:
+            print(sentence, file=sys.stderr, flush=True)
+
+
+def command(verb: str, source: str, overrides: Mapping[str, Any]) -> str:
+    """Return the command that trains `source` with these settings, without its directory."""
+    flags = [f"--config={source}", *(f"--config.{key}={config_reader.shown(item)}" for key, item in overrides.items())]
+    return " ".join(["ag-jax", verb, *map(shlex.quote, flags)])
 
 
 def check_distinct(source: str, in_effect: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,11 +30,9 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
     Raises ValueError if there are no arms, if two are the same, or if they are measured by different losses.
     """
     config = pretraining_config.parse(config_reader.load(source, overrides))
-    if not config.comparison.arms:
-        raise ValueError(f"{source} names no arms to compare; set comparison.arms, or use `ag-jax train` for one run")
-    configs = {}
+    compared, configs = arms.names(source, config.comparison.arms, "comparison.arms", "train"), {}
     for seed in config.comparison.seeds:
-        for arm in arms.names(config.comparison.arms):
+        for arm in compared:
             named = arms.load(source, arm, overrides)
             named.seed = seed
             configs[arm, seed] = pretraining_config.parse(named)
@@ -57,9 +54,7 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> 
     """
     configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
     overridden = arms.overridden(source, list(dict.fromkeys(arm for arm, _ in configs)), overrides)
-    if hosts.is_first():
-        for sentence in overridden:
-            print(sentence, file=sys.stderr, flush=True)
+    arms.announce(overridden)
     with lock.hold(workdir):
         return _compare(source, overrides, configs, workdir, overridden)
 
@@ -100,10 +95,10 @@ def _compare(
         for arm in compared
     ]
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(first.data, directories[first_run]))
-    headline = workloads.workload_of(first).primary_metric
-    numbers = report.numbers(results, seeds, headline, workloads.workload_of(first).plateau_loss(first, corpus))
-    settings = "".join(f" --config.{key}={config_reader.shown(value)}" for key, value in overrides.items())
-    command = f"ag-jax compare --config={source}{settings}"
+    workload = workloads.workload_of(first)
+    headline = workload.primary_metric
+    numbers = report.numbers(results, seeds, headline, workload.plateau_loss(first, corpus))
+    command = arms.command("compare", source, overrides)
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in compared}
     figures = _figures(workdir, opened, results, corpus)
     content = {

@@ -20,9 +20,10 @@ from ag_jax.training.sharding import MeshConfig
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonConfig:
-    """What `compare` runs and shows.
+    """The arms and seeds of `ag-jax compare`.
 
-    arms: values of the config file's `arm` argument, comma-separated, the baseline first; seeds: one run of every arm each.
+    arms: values of the config file's argument `arm` with commas, the baseline first.
+    seeds: seeds that every arm is trained with.
     """
 
     arms: str | None = None
@@ -37,14 +38,21 @@ class ComparisonConfig:
 
 @dataclasses.dataclass(frozen=True)
 class InspectionConfig:
-    """The sentence whose attention maps reports show."""
+    """The attention maps that reports show.
+
+    sentence: sentence whose attention maps are drawn.
+    """
 
     sentence: str = "The state of our union is strong. We will rebuild our roads, and we will do it together."
 
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-    """One run: title of the experiment, seed, and a section for each room of the program."""
+    """A pre-training run: its title, its seed, and a section of settings for each part of the program.
+
+    title: title of reports.
+    seed: seed of initial parameters, batches, masks and dropout.
+    """
 
     title: str = "Pre-training"
     seed: Annotated[int, ">= 0"] = 0

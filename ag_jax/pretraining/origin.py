@@ -1,6 +1,6 @@
 """The imported model that a run's weights came from, as stored in the run directory.
 
-origin.json          the `Origin`: written by `ag-jax convert --from=hf` and by runs with initial weights
+origin.json          the `Origin`: written by `ag-jax import` and by runs with initial weights
 pooler.safetensors   BERT's pooler, if the weights came with one that this run's model has no place for
 """
 

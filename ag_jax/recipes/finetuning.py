@@ -62,8 +62,8 @@ def suite(title: str, chosen: Any) -> Config:
 
 
 def names(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """The names in `sst2+rte`, or all that a config file knows for `all`. Raises ValueError for others."""
-    chosen = tuple(known) if text == "all" else tuple(text.split("+"))
+    """Return the names in `sst2,rte`, or all that a config file knows for `all`. Raises ValueError for others."""
+    chosen = tuple(known) if text == "all" else config_reader.listed(text)
     for name in chosen:
         if name not in known:
             raise ValueError(f"in the argument of the config file: {config_reader.unknown_key(name, list(known))}")

@@ -6,15 +6,22 @@ from typing import Annotated, ClassVar
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """How long and how a run is trained.
+    """Length of a training run, its batches, and when it logs, evaluates and saves.
 
-    steps: optimizer updates; batch_size: rows of an update; microbatches: parts that it is computed in, one by one.
-    log_every, evaluate_every, checkpoint_every: in steps; evaluate_every=None evaluates only at the end.
-    keep_last: how many of the newest checkpoints stay; keep_every: also those of every so many steps, None for none.
-    milestones: fractions of the run at which checkpoints stay, too.
-    step_timeout: seconds without progress after which the program ends and says where it hung; None for never.
-    initial_weights: directory of a run whose newest parameters this run starts from; None for randomly initialised ones.
-    tensorboard: whether metrics go to TensorBoard, too; wandb: the Weights & Biases project that they go to, None for none.
+    steps: optimizer updates.
+    batch_size: sequences of an update.
+    microbatches: parts that a batch is computed in, one after the other, to save memory.
+    log_every: steps between two rows of metrics.
+    evaluate_every: steps between two evaluations on held-out text; None evaluates only at the end.
+    checkpoint_every: steps between two checkpoints.
+    keep_last: number of the newest checkpoints that are kept.
+    keep_every: keep the checkpoints of all multiples of so many steps, too; None keeps no others.
+    milestones: fractions of the run at which checkpoints are kept, too.
+    step_timeout: seconds without progress after which the program ends and says where it hung; None waits without end.
+    initial_weights: directory of a run whose newest parameters this run starts from; None for randomly initialised
+        ones.
+    tensorboard: write TensorBoard events, too.
+    wandb: project at Weights & Biases that metrics are sent to; None sends nothing.
     """
 
     steps: Annotated[int, ">= 1"] = 100_000

@@ -13,11 +13,16 @@ Decay = Literal["linear", "constant"]
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam with decoupled weight decay; the defaults are those of the attention guidance code, without its clipping off.
+    """Adam with decoupled weight decay. The defaults are the attention guidance code's, clipping included.
 
-    learning_rate: the peak, reached after `warmup_steps`; `decay` then brings it to 0 at the last step (`linear`).
-    weight_decay: on matrices alone, never on biases or LayerNorm.
-    clip_norm: largest global norm of the gradient; None leaves it as it is.
+    learning_rate: peak learning rate, reached after `warmup_steps`.
+    warmup_steps: steps in which the learning rate rises from 0 to its peak.
+    decay: `linear` lowers the learning rate from its peak to 0 at the last step, `constant` keeps it.
+    beta1: decay rate of the gradient's running mean.
+    beta2: decay rate of the squared gradient's running mean.
+    epsilon: added to the denominator of an update.
+    weight_decay: coefficient of weight decay, on matrices only, never on biases or LayerNorm.
+    clip_norm: largest global norm of the gradient; None does not clip it.
     """
 
     learning_rate: Annotated[float, "> 0"] = 1e-4

@@ -25,7 +25,13 @@ BATCH = PartitionSpec(ROWS)
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis of the mesh; `data=None` takes all that the others leave."""
+    """Number of devices along each axis of the mesh.
+
+    data: devices among which the batch is divided, with a copy of the parameters each; None takes all that the other
+        axes leave.
+    fsdp: devices among which the batch, and parameters along the width, are divided.
+    tensor: devices among which heads, feed-forward features and the vocabulary are divided.
+    """
 
     data: Annotated[int, ">= 1"] | None = None
     fsdp: Annotated[int, ">= 1"] = 1

@@ -25,7 +25,17 @@ ARMS = ("random", "chinese", "french", "english")
 
 
 def get_config(argument: str = ""):
-    """`english`, `french`, `chinese`: checkpoints; `tasks`; `seeds`; `data`; `arm`: random or one of these; `scale`."""
+    """Return the settings.
+
+    english: run pre-trained on English.
+    french: run pre-trained on French.
+    chinese: run pre-trained on Chinese.
+    tasks: names of tasks with commas, or all.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
         argument,
         english=str,

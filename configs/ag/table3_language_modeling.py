@@ -25,7 +25,13 @@ CORPORA = {"english": (2116e6, 10, 0.01), "filipino": (36e6, 40, 0.10), "oromo":
 
 
 def get_config(argument: str = ""):
-    """`language`: english, filipino or oromo; `layers`: 12, 8 or 16; `arm`: ag or mlm; `scale`: paper or small."""
+    """Return the settings.
+
+    language: language of the text.
+    layers: number of layers of the model.
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
         argument, language=tuple(CORPORA), layers=(12, 8, 16), arm=("ag", "mlm"), scale=("paper", "small")
     )

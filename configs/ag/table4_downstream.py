@@ -5,7 +5,7 @@ Deshpande & Narasimhan 2020, table 4 (section 5.2).
     ag-jax compare --config=configs/ag/table4_downstream.py:mlm=DIR,ag=DIR --workdir=DIR
     ag-jax compare --config=configs/ag/table4_downstream.py:mlm=DIR,ag=DIR,language=filipino,data=FOLDER --workdir=DIR
     ag-jax compare --config=configs/ag/table4_downstream.py:mlm=runs/quickstart/mlm-seed0,ag=runs/quickstart/ag-seed0,\
-tasks=sst2+rte+wnut17,seeds=3,scale=small,data=FOLDER --workdir=DIR
+tasks=sst2,rte,wnut17,seeds=3,scale=small,data=FOLDER --workdir=DIR
 
 `mlm` and `ag` are runs of configs/ag/table3_language_modeling.py, or any two checkpoints. `tasks` takes the place of the language's.
 
@@ -33,7 +33,17 @@ LANGUAGES = {"english": ("mnli", "qnli", "qqp"), "filipino": ("filipino_hatespee
 
 
 def get_config(argument: str = ""):
-    """`mlm`, `ag`: checkpoints; `language`; `tasks`: others instead, with `+`; `seeds`; `data`; `arm`: mlm or ag; `scale`."""
+    """Return the settings.
+
+    mlm: checkpoint of masked language modelling without guidance.
+    ag: checkpoint with attention guidance.
+    language: language whose tasks are used.
+    tasks: names of other tasks with commas; the language's own without it.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
         argument,
         mlm=str,
@@ -47,7 +57,7 @@ def get_config(argument: str = ""):
     )
     config = finetuning.suite("Downstream of masked language modelling, with and without attention guidance", chosen)
     config.checkpoint = getattr(chosen, chosen.arm)
-    tasks = tuple(chosen.tasks.split("+")) if chosen.tasks else LANGUAGES[chosen.language]
+    tasks = config_reader.listed(chosen.tasks) if chosen.tasks else LANGUAGES[chosen.language]
     if chosen.language == "oromo":
         finetuning.oromo(config, tasks)
     else:

@@ -30,7 +30,11 @@ OMITTED = {
 
 
 def get_config(argument: str = ""):
-    """`arm`: all, no_next_prev, no_first, no_period or no_delim; `scale`: paper or small."""
+    """Return the settings.
+
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(argument, arm=tuple(OMITTED), scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = "Ablation of attention patterns (RoBERTa-12)"

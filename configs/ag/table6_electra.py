@@ -34,7 +34,12 @@ BOOKS_CORPUS = 985e6  # words (Zhu et al. 2015, table 2)
 
 
 def get_config(argument: str = ""):
-    """`arm`: ag or electra; `generator`: unigram or mlm; `scale`: paper or small."""
+    """Return the settings.
+
+    arm: the arm to train; `ag-jax compare` trains them all.
+    generator: how tokens are replaced: by a unigram distribution or by a small masked language model.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
         argument, arm=("ag", "electra"), generator=("unigram", "mlm"), scale=("paper", "small")
     )

@@ -37,7 +37,12 @@ ENGLISH_TOKENS = 2116e6
 
 
 def get_config(argument: str = ""):
-    """`hardware`: tpu or gpu; `arm`: ag or mlm; `scale`: paper or small."""
+    """Return the settings.
+
+    hardware: accelerator whose batch and mesh are used.
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(argument, hardware=("tpu", "gpu"), arm=("ag", "mlm"), scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = f"RoBERTa-12 on {chosen.hardware.upper()}"

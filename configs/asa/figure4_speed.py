@@ -29,7 +29,12 @@ ARMS = ("plain", "asa", "freelb_2", "freelb_3", "smart")
 
 
 def get_config(argument: str = ""):
-    """`length`: 128, 256 or 512 tokens; `arm`: plain, asa, freelb_2, freelb_3 or smart; `scale`: paper or small."""
+    """Return the settings.
+
+    length: tokens of a row.
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(argument, length=(128, 256, 512), arm=ARMS, scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = f"Speed of attacks, rows of {chosen.length} tokens"

@@ -26,7 +26,15 @@ ARMS = ("plain", *TEMPERATURES)
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: others of table 5, with `+`; `seeds`; `data`; `arm`: plain or tau_0.3 and so on; `scale`."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names with commas of other tasks of the paper's table 5; those of this table or figure without it.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=finetuning.SCALES
     )

@@ -2,8 +2,8 @@
 
 Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), figure 5, with the settings of its table 5.
 
-    ag-jax evaluate --config=configs/asa/figure5_masking.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax evaluate --config=configs/asa/figure5_masking.py:checkpoint=runs/quickstart/ag-seed0,tasks=sst2+stsb+wnut17,seeds=1,\
+    ag-jax finetune --config=configs/asa/figure5_masking.py:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/asa/figure5_masking.py:checkpoint=runs/quickstart/ag-seed0,tasks=sst2,stsb,wnut17,seeds=1,\
 scale=small,data=FOLDER --workdir=DIR
 
 The report has the masked share of every layer and task as a table, and over training as a picture.
@@ -25,7 +25,14 @@ TASKS = ("sst2", "mnli", "qnli", "qqp", "stsb", "wnut17", "dream")
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: others of table 5, with `+`; `seeds`; `data`; `scale`: paper or small."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names with commas of other tasks of the paper's table 5; those of this table or figure without it.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(argument, checkpoint=str, tasks="", seeds=5, data="", scale=finetuning.SCALES)
     config = finetuning.asa_suite("What adversarial self-attention masks", chosen, TASKS)
     finetuning.attack(config, "asa", tau=0.3)

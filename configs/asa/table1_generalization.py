@@ -5,7 +5,7 @@ Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), table 1,
     ag-jax compare --config=configs/asa/table1_generalization.py:checkpoint=DIR,data=FOLDER --workdir=DIR
     ag-jax compare --config=configs/asa/table1_generalization.py:checkpoint=DIR,longer=DIR,pretrained=DIR,data=FOLDER --workdir=DIR
     ag-jax compare --config=configs/asa/table1_generalization.py:checkpoint=runs/quickstart/ag-seed0,\
-tasks=sst2+stsb+wnut17+dream,seeds=3,scale=small,data=FOLDER --workdir=DIR
+tasks=sst2,stsb,wnut17,dream,seeds=3,scale=small,data=FOLDER --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory, such as one of bert-base-uncased or roberta-base. `longer` and `pretrained` are
 the two runs of configs/asa/table6_pretraining.py (arms plain and asa), which are fine-tuned without an attack: the rows with a
@@ -38,7 +38,17 @@ ARMS = ("plain", "asa", *CONTINUED)
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `longer`, `pretrained`: two more; `tasks`: others, with `+`; `seeds`; `data`; `arm`; `scale`."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    longer: run pre-trained for longer without an attack, one more arm.
+    pretrained: run pre-trained with the attack, one more arm.
+    tasks: names with commas of other tasks of the paper's table 5; those of this table or figure without it.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
         argument,
         checkpoint=str,

@@ -3,7 +3,7 @@
 Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), table 2, with the settings of its table 5.
 
     ag-jax compare --config=configs/asa/table2_robustness.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=configs/asa/table2_robustness.py:checkpoint=DIR,tasks=anli+hellaswag --workdir=DIR
+    ag-jax compare --config=configs/asa/table2_robustness.py:checkpoint=DIR,tasks=anli,hellaswag --workdir=DIR
     ag-jax compare --config=configs/asa/table2_robustness.py:checkpoint=runs/quickstart/ag-seed0,tasks=anli,seeds=3,scale=small,\
 data=FOLDER --workdir=DIR
 
@@ -31,7 +31,15 @@ ARMS = ("plain", "asa")
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: others of table 5, with `+`; `seeds`; `data`; `arm`: plain or asa; `scale`: paper or small."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names with commas of other tasks of the paper's table 5; those of this table or figure without it.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=finetuning.SCALES
     )

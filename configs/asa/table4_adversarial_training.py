@@ -4,7 +4,7 @@ Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), table 4,
 Zhu et al. 2020, SMART after Jiang et al. 2020, SiFT after He et al. 2021.
 
     ag-jax compare --config=configs/asa/table4_adversarial_training.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=configs/asa/table4_adversarial_training.py:checkpoint=DIR,tasks=mnli+qnli+hellaswag \
+    ag-jax compare --config=configs/asa/table4_adversarial_training.py:checkpoint=DIR,tasks=mnli,qnli,hellaswag \
 --config.arms=plain,sift,asa --workdir=DIR
     ag-jax compare --config=configs/asa/table4_adversarial_training.py:checkpoint=runs/quickstart/ag-seed0,tasks=qnli,seeds=3,\
 scale=small,data=FOLDER --workdir=DIR
@@ -39,7 +39,15 @@ ARMS = ("plain", "longer", "freelb", "smart", "asa")
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: others of table 5, with `+`; `seeds`; `data`; `arm`: one of the table, or sift; `scale`."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names with commas of other tasks of the paper's table 5; those of this table or figure without it.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="", seeds=5, data="", arm=(*ARMS, "sift"), scale=finetuning.SCALES
     )

@@ -3,7 +3,7 @@
 Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), equation 10 and table 6; table 1 has what follows
 downstream.
 
-    ag-jax convert --from=hf --path=google-bert/bert-base-uncased --workdir=runs/bert
+    ag-jax import --from=google-bert/bert-base-uncased --workdir=runs/bert
     ag-jax compare --config=configs/asa/table6_pretraining.py:run=runs/bert --workdir=runs/on
     ag-jax compare --config=configs/asa/table1_generalization.py:checkpoint=runs/bert,longer=runs/on/plain-seed0,\
 pretrained=runs/on/asa-seed0,data=FOLDER --workdir=runs/downstream
@@ -29,7 +29,12 @@ from ag_jax.recipes import pretraining
 
 
 def get_config(argument: str = ""):
-    """`run`: the directory of a run; `arm`: plain or asa; `scale`: paper or small."""
+    """Return the settings.
+
+    run: directory of the run whose model, tokenizer and weights are taken over.
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(argument, run=str, arm=("plain", "asa"), scale=("paper", "small"))
     config = pretraining_config.default_config()
     pretraining.continue_from(config, chosen.run)

@@ -43,7 +43,11 @@ ARMS = {
 
 
 def get_config(argument: str = ""):
-    """`arm`: deberta, no_emd, no_c2p, no_p2c, no_emd_c2p or no_emd_p2c; `scale`: paper or small."""
+    """Return the settings.
+
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(argument, arm=tuple(ARMS), scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = "Parts of DeBERTa"

@@ -2,9 +2,9 @@
 
 Nie et al. 2020 (ANLI); Zhang et al. 2019 (PAWS); settings of Wu et al. 2022 (ASA), table 5.
 
-    ag-jax evaluate --config=configs/finetune/anli.py:checkpoint=DIR,seeds=5,data=FOLDER --workdir=DIR
-    ag-jax evaluate --config=configs/finetune/anli.py:checkpoint=DIR,tasks=anli+anli_r1+anli_r2+anli_r3 --workdir=DIR
-    ag-jax evaluate --config=configs/finetune/anli.py:checkpoint=DIR,tasks=anli_r1,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/anli.py:checkpoint=DIR,seeds=5,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/anli.py:checkpoint=DIR,tasks=anli,anli_r1,anli_r2,anli_r3 --workdir=DIR
+    ag-jax finetune --config=configs/finetune/anli.py:checkpoint=DIR,tasks=anli_r1,scale=small,data=FOLDER --workdir=DIR
 
 TensorFlow Datasets, which is read without `data`, has ANLI alone; PAWS-QQP must be made from QQP by the script of its repository.
 
@@ -28,9 +28,16 @@ TASKS = ("anli", "anli_r1", "anli_r2", "anli_r3", "paws_qqp")
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: names with `+`, or `all`; `seeds`; `data`: a folder, TFDS without it (ANLI); `scale`."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names of tasks with commas, or all.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it, which has only ANLI.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="anli+paws_qqp", seeds=5, data="", scale=finetuning.SCALES
+        argument, checkpoint=str, tasks="anli,paws_qqp", seeds=5, data="", scale=finetuning.SCALES
     )
     config = finetuning.suite("Robustness", chosen)
     finetuning.asa(config, finetuning.names(chosen.tasks, TASKS))

@@ -3,8 +3,8 @@
 Zellers et al. 2019 and 2018; Sun et al. 2019; Zhang et al. 2018; Lai et al. 2017. Settings of Wu et al. 2022 (ASA), table 5; for RACE
 of Liu et al. 2019 (RoBERTa), table 10.
 
-    ag-jax evaluate --config=configs/finetune/choice.py:checkpoint=DIR,tasks=hellaswag+dream,data=FOLDER --workdir=DIR
-    ag-jax evaluate --config=configs/finetune/choice.py:checkpoint=DIR,tasks=dream,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/choice.py:checkpoint=DIR,tasks=hellaswag,dream,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/choice.py:checkpoint=DIR,tasks=dream,scale=small,data=FOLDER --workdir=DIR
 
 Hardware and time: three or four rows of 128 tokens an example, 40k examples of HellaSWAG and 6k of DREAM: for an accelerator.
 scale=small takes minutes on 2 CPU cores.
@@ -25,9 +25,16 @@ TASKS = ("hellaswag", "swag", "dream", "record", "race", "race_middle", "race_hi
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: names with `+`, or `all`; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names of tasks with commas, or all.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="hellaswag+dream", seeds=5, data="", scale=finetuning.SCALES
+        argument, checkpoint=str, tasks="hellaswag,dream", seeds=5, data="", scale=finetuning.SCALES
     )
     config = finetuning.suite("Multiple choice", chosen)
     tasks = finetuning.names(chosen.tasks, TASKS)

@@ -2,8 +2,8 @@
 
 Cruz & Cheng 2020 and Cabasag et al. 2019 (the data); Deshpande & Narasimhan 2020, section 4.2, which compares with them.
 
-    ag-jax evaluate --config=configs/finetune/filipino.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax evaluate --config=configs/finetune/filipino.py:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/filipino.py:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/filipino.py:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
 
 `tasks`: filipino_hatespeech, and filipino_sentiment for data with those labels.
 
@@ -23,7 +23,14 @@ TASKS = ("filipino_hatespeech", "filipino_sentiment")
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: names with `+`; `seeds`; `data`: the folder with the sets; `scale`: paper or small."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names of tasks with commas, or all.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="filipino_hatespeech", seeds=5, data="", scale=finetuning.SCALES
     )

@@ -3,9 +3,9 @@
 Wang et al. 2018 (GLUE); Liu et al. 2019 (RoBERTa), section 5.1 and table 10; Wu et al. 2022 (ASA), table 5; Deshpande &
 Narasimhan 2020, section 4.2.
 
-    ag-jax evaluate --config=configs/finetune/glue.py:checkpoint=DIR,seeds=5 --workdir=DIR
-    ag-jax evaluate --config=configs/finetune/glue.py:checkpoint=DIR,tasks=sst2+rte,protocol=asa,data=FOLDER --workdir=DIR
-    ag-jax evaluate --config=configs/finetune/glue.py:checkpoint=DIR,tasks=sst2,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/glue.py:checkpoint=DIR,seeds=5 --workdir=DIR
+    ag-jax finetune --config=configs/finetune/glue.py:checkpoint=DIR,tasks=sst2,rte,protocol=asa,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/glue.py:checkpoint=DIR,tasks=sst2,scale=small,data=FOLDER --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory; `data` a folder with GLUE's files, TensorFlow Datasets without it.
 `mnli_first=True` starts RTE, STS-B and MRPC from MNLI's weights, as RoBERTa's test submissions did.
@@ -28,7 +28,16 @@ from ag_jax.recipes import finetuning
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: `all` or names with `+`; `protocol`: roberta, asa, ag; `seeds`; `data`; `mnli_first`; `scale`."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names of tasks with commas, or all.
+    protocol: whose settings: those of RoBERTa, of Adversarial Self-Attention or of attention guidance.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    mnli_first: start RTE, STS-B and MRPC from MNLI's weights.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
         argument,
         checkpoint=str,

@@ -2,8 +2,8 @@
 
 Deshpande & Narasimhan 2020, section 4.2, after Wang et al. 2020 (E-MBERT); Adelani et al. 2023 (MasakhaNEWS).
 
-    ag-jax evaluate --config=configs/finetune/oromo.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax evaluate --config=configs/finetune/oromo.py:checkpoint=DIR,tasks=oromo_news,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/oromo.py:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/oromo.py:checkpoint=DIR,tasks=oromo_news,scale=small,data=FOLDER --workdir=DIR
 
 `tasks`: oromo_ner (licensed, LORELEI: put it at FOLDER/oromo_ner/all.conll, a word and its tag a line) and oromo_news.
 
@@ -24,7 +24,14 @@ TASKS = ("oromo_ner", "oromo_news")
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: names with `+`; `seeds`; `data`: the folder with the sets; `scale`: paper or small."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names of tasks with commas, or all.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="oromo_ner", seeds=5, data="", scale=finetuning.SCALES
     )

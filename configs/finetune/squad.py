@@ -2,8 +2,8 @@
 
 Rajpurkar et al. 2016 and 2018; Artetxe et al. 2020 (XQuAD); Liu et al. 2019 (RoBERTa), section 5.2 and table 10.
 
-    ag-jax evaluate --config=configs/finetune/squad.py:checkpoint=DIR,seeds=5 --workdir=DIR
-    ag-jax evaluate --config=configs/finetune/squad.py:checkpoint=DIR,tasks=xquad_en,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/squad.py:checkpoint=DIR,seeds=5 --workdir=DIR
+    ag-jax finetune --config=configs/finetune/squad.py:checkpoint=DIR,tasks=xquad_en,scale=small,data=FOLDER --workdir=DIR
 
 `tasks`: squad1, squad2, and the small xquad_en and xquad_de, which are SQuAD's questions in two languages.
 
@@ -26,9 +26,16 @@ TASKS = ("squad1", "squad2", "xquad_en", "xquad_de")
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: squad1+squad2 or others; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names of tasks with commas, or all.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="squad1+squad2", seeds=5, data="", scale=finetuning.SCALES
+        argument, checkpoint=str, tasks="squad1,squad2", seeds=5, data="", scale=finetuning.SCALES
     )
     config = finetuning.suite("SQuAD", chosen)
     finetuning.roberta_squad(config, finetuning.names(chosen.tasks, TASKS))

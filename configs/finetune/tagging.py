@@ -2,8 +2,8 @@
 
 Derczynski et al. 2017 (WNUT-17); Tjong Kim Sang & De Meulder 2003 (CoNLL-2003); settings of Wu et al. 2022 (ASA), table 5.
 
-    ag-jax evaluate --config=configs/finetune/tagging.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax evaluate --config=configs/finetune/tagging.py:checkpoint=DIR,tasks=wnut17,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/tagging.py:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/tagging.py:checkpoint=DIR,tasks=wnut17,scale=small,data=FOLDER --workdir=DIR
 
 Hardware and time: WNUT-17 has 3,394 sentences, CoNLL-2003 14,041; a GPU takes minutes. scale=small takes minutes on 2 CPU cores.
 
@@ -21,7 +21,14 @@ TASKS = ("wnut17", "conll2003")
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: `all` or names with `+`; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names of tasks with commas, or all.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=finetuning.SCALES)
     config = finetuning.suite("Named entities", chosen)
     for task in finetuning.names(chosen.tasks, TASKS):

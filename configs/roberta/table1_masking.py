@@ -21,7 +21,11 @@ from ag_jax.recipes import pretraining
 
 
 def get_config(argument: str = ""):
-    """`arm`: static or dynamic; `scale`: paper or small."""
+    """Return the settings.
+
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(argument, arm=("static", "dynamic"), scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = "Static and dynamic masking"

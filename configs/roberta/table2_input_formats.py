@@ -23,7 +23,11 @@ BATCH_FACTORS = {"segment_pair_nsp": 1.0, "sentence_pair_nsp": 4.0, "full_senten
 
 
 def get_config(argument: str = ""):
-    """`arm`: segment_pair_nsp, sentence_pair_nsp, full_sentences or doc_sentences; `scale`: paper or small."""
+    """Return the settings.
+
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(argument, arm=tuple(BATCH_FACTORS), scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = "Input formats and next-sentence prediction"

@@ -28,7 +28,11 @@ SMALL = {"256": (8, 2400, 3e-4, 144, 1), "2k": (32, 600, 6e-4, 36, 1), "8k": (12
 
 
 def get_config(argument: str = ""):
-    """`arm`: 256, 2k or 8k; `scale`: paper or small."""
+    """Return the settings.
+
+    arm: the arm to train; `ag-jax compare` trains them all.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(argument, arm=tuple(PAPER), scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = "Batch size at equal passes over the text"

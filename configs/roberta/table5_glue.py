@@ -2,9 +2,9 @@
 
 Liu et al. 2019 (RoBERTa), table 5 (section 5.1) and table 10.
 
-    ag-jax evaluate --config=configs/roberta/table5_glue.py:checkpoint=DIR --workdir=DIR
-    ag-jax evaluate --config=configs/roberta/table5_glue.py:checkpoint=DIR,mnli_first=True,data=FOLDER --workdir=DIR
-    ag-jax evaluate --config=configs/roberta/table5_glue.py:checkpoint=DIR,tasks=rte,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/roberta/table5_glue.py:checkpoint=DIR --workdir=DIR
+    ag-jax finetune --config=configs/roberta/table5_glue.py:checkpoint=DIR,mnli_first=True,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/roberta/table5_glue.py:checkpoint=DIR,tasks=rte,scale=small,data=FOLDER --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory, such as one of roberta-large. `mnli_first=True` starts RTE, STS-B and MRPC from
 MNLI's weights, as the test submissions did; the development scores are without, although the table's caption mixes the two.
@@ -25,7 +25,15 @@ from ag_jax.recipes import finetuning
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: `all` or names with `+`; `mnli_first`; `seeds`; `data`: a folder, TFDS without it; `scale`."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names of tasks with commas, or all.
+    mnli_first: start RTE, STS-B and MRPC from MNLI's weights.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="all", mnli_first=(False, True), seeds=5, data="", scale=finetuning.SCALES
     )

@@ -2,8 +2,8 @@
 
 Liu et al. 2019 (RoBERTa), table 6 (section 5.2) and table 10.
 
-    ag-jax evaluate --config=configs/roberta/table6_squad.py:checkpoint=DIR --workdir=DIR
-    ag-jax evaluate --config=configs/roberta/table6_squad.py:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/roberta/table6_squad.py:checkpoint=DIR --workdir=DIR
+    ag-jax finetune --config=configs/roberta/table6_squad.py:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
 
 Hardware and time: 48 rows of 384 tokens, two epochs of 88k and 130k questions, five seeds: for an accelerator. scale=small takes
 minutes on 2 CPU cores; without SQuAD's files, configs/finetune/squad.py has the small XQuAD.
@@ -20,7 +20,14 @@ TASKS = ("squad1", "squad2")
 
 
 def get_config(argument: str = ""):
-    """`checkpoint`; `tasks`: `all`, squad1 or squad2; `seeds`; `data`: a folder, TFDS without it; `scale`: paper or small."""
+    """Return the settings.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: names of tasks with commas, or all.
+    seeds: how many seeds every trial is repeated with.
+    data: folder with the tasks' files; TensorFlow Datasets without it.
+    scale: paper as published, or small for 2 CPU cores.
+    """
     chosen = config_reader.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=finetuning.SCALES)
     config = finetuning.suite("SQuAD by RoBERTa's protocol", chosen)
     finetuning.roberta_squad(config, finetuning.names(chosen.tasks, TASKS))

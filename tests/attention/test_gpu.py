@@ -1,4 +1,5 @@
-"""What can be said of the GPU kernels without a GPU, besides their results: that they compile, and what memory they take.
+"""What can be said of the GPU kernels without a GPU, besides their results: that they compile, and what memory they
+take.
 
 The tests that compile for an H100 need JAX's CUDA plugin, `pip install '.[cuda12]'`, and no GPU.
 """

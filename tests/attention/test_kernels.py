@@ -164,7 +164,8 @@ CASES = {
     "bias_of_examples": {"bias": (2, 1), "guided": True},
     "bias_of_heads": {"bias": (1, 2), "rate": 0.2},
     "everything": {"bias": (2, 2), "rate": 0.2, "kind": "packed", "guided": True},
-    # With this width, a key block without a key of the query's text once made NaN: a rounded product beside one that is not.
+    # With this width, a key block without a key of the query's text once made NaN: a rounded product beside one that is
+    # not.
     "wide_packed": {"width": 64, "heads": 2, "kind": "packed"},
     "wide_padded": {"width": 64, "heads": 2, "kind": "padded", "bias": (1, 1)},
     "odd_width": {"width": 12, "heads": 5, "guided": True, "rate": 0.1},

@@ -1,4 +1,5 @@
-"""What can be said of the TPU kernels without a TPU, besides their results: that they compile, and what memory they take.
+"""What can be said of the TPU kernels without a TPU, besides their results: that they compile, and what memory they
+take.
 
 Needs the libtpu wheel, `pip install '.[tpu]'`, and no TPU.
 """

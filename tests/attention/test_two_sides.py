@@ -40,7 +40,7 @@ IMPLEMENTATIONS = {
 
 @pytest.fixture
 def implementation(request, monkeypatch):
-    """One implementation; `tpu_blocks` cuts into blocks of 16, where a real TPU needs more than 512 positions for several."""
+    """One implementation; `tpu_blocks` has blocks of 16, where a real TPU has one block of up to 512."""
     if request.param == "tpu_blocks":
         monkeypatch.setattr(tpu_grid, "BLOCK", 16)
         monkeypatch.setattr(tpu_grid, "_LANES", 8)
@@ -49,7 +49,11 @@ def implementation(request, monkeypatch):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A call. targets: of the heads, a number for a `Shift`, a text for `Columns`. blank: segments 9 of queries, which no key has."""
+    """A call of attention.
+
+    targets: of the heads; a number is a `Shift`, a text the name of chosen `Columns`.
+    blank: some queries have segment 9, which no key has.
+    """
 
     queries: int
     keys: int
@@ -320,7 +324,10 @@ def call(queries, keys, guides=None, **options):
             r"Shift\(-1\) needs as many queries as keys, got 5 queries and 7 keys",
         ),
         ({"keys": 5, "causal": True, "guides": Guides((Shift(1),), (1,))}, r"Shift\(\+1\) points at keys that causal"),
-        ({"keys": 5, "window": 3, "guides": Guides((Shift(-2),), (1,))}, r"from 1 before to 1 after"),
+        (
+            {"keys": 5, "window": 3, "guides": Guides((Shift(-2),), (1,))},
+            r"Shift\(-2\) points at keys that causal or windowed",
+        ),
         ({"window": -1}, "window of attention must be none or at least 0, got -1"),
     ],
 )

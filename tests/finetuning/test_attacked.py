@@ -32,7 +32,7 @@ def get_config(argument=""):
     chosen = config_reader.arguments(argument, model=str, data=str, arm=arms, tasks="sst2", arms="plain-asa-scheduled")
     config = config_reader.default(FinetuningConfig)
     config.update(title="A title", checkpoint=chosen.model, data=chosen.data, seeds=(0, 1), arms=chosen.arms.replace("-", ","))
-    for task in chosen.tasks.split("+"):
+    for task in config_reader.listed(chosen.tasks):
         finetuning.add(config, task, learning_rates=(1e-4, 2e-4), max_length=32, epochs=2)
     if chosen.arm == "scheduled":
         finetuning.attack(config, "scheduled", trace="{arms}/asa/{task}/{trial}")
@@ -113,7 +113,7 @@ def test_a_schedule_of_another_model_is_refused(source, tmp_path, trained):
 
 
 def test_the_report_has_what_was_masked_by_the_chosen_point(source, tmp_path, trained):
-    text = comparison.compare(f"{source},tasks=sst2+stsb", {}, epath.Path(tmp_path / "w")).read_text()
+    text = comparison.compare(f"{source},tasks=sst2,stsb", {}, epath.Path(tmp_path / "w")).read_text()
     numbers = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]
     assert "masked" not in numbers["sst2"]["arms"]["plain"]
     for task in ("sst2", "stsb"):
@@ -130,7 +130,7 @@ def test_the_report_has_what_was_masked_by_the_chosen_point(source, tmp_path, tr
     (tmp_path / "w" / "asa" / "sst2" / f"lr{chosen:g}-bs32-seed1" / "metrics.jsonl").write_text(
         json.dumps({"step": 2, "split": "train", "masked": 0.55, "masked/layers": [0.55] * LAYERS})
     )
-    comparison.compare(f"{source},tasks=sst2+stsb", {}, epath.Path(tmp_path / "w"))
+    comparison.compare(f"{source},tasks=sst2,stsb", {}, epath.Path(tmp_path / "w"))
     numbers = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]
     assert numbers["sst2"]["arms"]["asa"]["masked"]["all"] == pytest.approx((0.05 + 0.55) / 2)
 
@@ -142,7 +142,7 @@ def test_a_report_without_attacks_says_nothing_of_them(source, tmp_path, trained
 
 def test_scores_against_tau(source, tmp_path, trained):
     text = comparison.compare(
-        f"{source},arms=asa-plain-strong,tasks=sst2+stsb", {}, epath.Path(tmp_path / "w")
+        f"{source},arms=asa-plain-strong,tasks=sst2,stsb", {}, epath.Path(tmp_path / "w")
     ).read_text()
     numbers = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]["stsb"]["arms"]
     score = {arm: of_arm["splits"]["validation"]["pearson"] for arm, of_arm in numbers.items()}

@@ -21,7 +21,7 @@ CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
 SCALE = ("paper", "small")
 ARGUMENTS = {
     "finetune/glue.py": {"protocol": ("roberta", "asa", "ag"), "mnli_first": (False, True), "scale": SCALE},
-    "finetune/squad.py": {"tasks": ("squad1+squad2", "xquad_en+xquad_de"), "scale": SCALE},
+    "finetune/squad.py": {"tasks": ("squad1,squad2", "xquad_en,xquad_de"), "scale": SCALE},
     "finetune/tagging.py": {"tasks": ("all", "conll2003"), "scale": SCALE},
     "finetune/choice.py": {"tasks": ("all", "hellaswag+dream"), "scale": SCALE},
     "finetune/anli.py": {"scale": SCALE},
@@ -75,7 +75,7 @@ def test_every_variant_parses_and_its_tasks_can_be_judged(name):
         parsed(name, f"{GIVEN.get(name, 'checkpoint=C')},taks=x")
 
 
-COMMAND = re.compile(r"ag-jax (?:evaluate|compare) --config=(\S+)\.py:(\S+) --workdir=")
+COMMAND = re.compile(r"ag-jax (?:finetune|compare) --config=(\S+)\.py:(\S+) --workdir=")
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -113,7 +113,7 @@ def test_the_metrics_of_asas_table_1():
 
 def test_a_task_that_a_file_does_not_have_is_named():
     with pytest.raises(ValueError, match="unknown setting 'sst3'; did you mean 'sst2'"):
-        parsed("finetune/glue.py", "checkpoint=C,tasks=rte+sst3")
+        parsed("finetune/glue.py", "checkpoint=C,tasks=rte,sst3")
     with pytest.raises(ValueError, match="add mnli to tasks"):
         parsed("finetune/glue.py", "checkpoint=C,tasks=rte,mnli_first=True")
     with pytest.raises(ValueError, match="the config file needs the argument checkpoint"):
@@ -358,7 +358,7 @@ def test_one_tiny_trial(name, folder, checkpoint, tmp_path, one_device):
     few = {f"tasks.{task}.{key}": value for key, value in tiny_tasks.FEW.items()}
     few |= {f"tasks.{task}.folds": 3} if task == "oromo_ner" else {}
     arguments = ",".join(filter(None, [model, argument, "seeds=1,scale=small", f"data={folder}"]))
-    report = comparison.evaluate(f"{CONFIGS / name}:{arguments}", few, epath.Path(tmp_path / "w"))
+    report = comparison.finetune(f"{CONFIGS / name}:{arguments}", few, epath.Path(tmp_path / "w"))
     numbers = json.loads((report.parent / "report.json").read_text())["tasks"][task]
     (of_arm,) = numbers["arms"].values()
     score = of_arm["splits"][of_arm["headline"]][numbers["metric"]]

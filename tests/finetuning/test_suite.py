@@ -73,7 +73,7 @@ def get_config(argument=""):
     config.checkpoint = chosen.model
     config.data = chosen.data
     config.seeds = tuple(range(chosen.seeds))
-    for task in chosen.tasks.split("+"):
+    for task in config_reader.listed(chosen.tasks):
         config.tasks[task] = config_reader.default(Recipe)
         config.tasks[task].update(max_length=32, epochs=2, learning_rates=(1e-4, 2e-4) if chosen.arm == "ag" else (3e-4, 1e-4))
         if task == "oromo_ner":
@@ -120,10 +120,10 @@ def test_killed_anywhere_and_run_again_is_the_same_table(source, tmp_path, calls
 
 
 def test_what_is_done_needs_no_checkpoint(source, tmp_path, calls):
-    path = comparison.evaluate(source, {}, epath.Path(tmp_path / "w"))
+    path = comparison.finetune(source, {}, epath.Path(tmp_path / "w"))
     before, text = len(calls), path.read_text()
     (tmp_path / "model").rmdir()
-    assert comparison.evaluate(source, {}, epath.Path(tmp_path / "w")).read_text() == text and len(calls) == before
+    assert comparison.finetune(source, {}, epath.Path(tmp_path / "w")).read_text() == text and len(calls) == before
 
 
 def test_a_sweep_may_grow_and_other_settings_may_not(tmp_path, data, calls):
@@ -210,7 +210,9 @@ def test_flags_that_override_the_arms_are_printed_and_reported(source, tmp_path,
     otherwise = "    config.tasks.sst2.patience = 1 if chosen.arm == 'ag' else None\n    config.arms ="
     (tmp_path / "c.py").write_text(FILE.replace("    config.arms =", otherwise))
     path = comparison.compare(source, {"tasks.sst2.learning_rates": (1e-4,)}, epath.Path(tmp_path / "w"))
-    sentence = "--config.tasks.sst2.learning_rates=(0.0001,) overrides what the arms set: (0.0003, 0.0001) (mlm), (0.0001, 0.0002) (ag)"
+    sentence = (
+        "--config.tasks.sst2.learning_rates=0.0001 overrides what the arms set: 0.0003,0.0001 (mlm), 0.0001,0.0002 (ag)"
+    )
     assert sentence in capsys.readouterr().err and f"\n**{sentence}.**\n" in path.read_text()
     assert json.loads((path.parent / "report.json").read_text())["overridden"] == [sentence]
 
@@ -350,9 +352,9 @@ def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
 
 
 def test_the_report_says_what_a_paper_prints(source, tmp_path, calls):
-    text = comparison.compare(f"{source},tasks=sst2+stsb", {"seeds": (3, 7)}, epath.Path(tmp_path / "w")).read_text()
+    text = comparison.compare(f"{source},tasks=sst2,stsb", {"seeds": (3, 7)}, epath.Path(tmp_path / "w")).read_text()
     numbers = json.loads((tmp_path / "w" / "report.json").read_text())
-    assert text.startswith("# A title\n") and "'--config.seeds=(3, 7)'`" in text
+    assert text.startswith("# A title\n") and " --config.seeds=3,7`" in text
     assert "over 2 seeds (3, 7)" in text
     assert text.index("| sst2 | accuracy | validation |") < text.index("| stsb | pearson | validation |")
     of_ag = numbers["tasks"]["sst2"]["arms"]["ag"]["splits"]["validation"]["accuracy"]
@@ -364,7 +366,7 @@ def test_the_report_says_what_a_paper_prints(source, tmp_path, calls):
 
 
 def test_files_for_the_server_are_the_ensembles_predictions(source, tmp_path, calls):
-    text = comparison.evaluate(f"{source},tasks=sst2+rte", {}, epath.Path(tmp_path / "w")).read_text()
+    text = comparison.finetune(f"{source},tasks=sst2,rte", {}, epath.Path(tmp_path / "w")).read_text()
     assert "- sst2: submission/SST-2.tsv has the 7 predictions of test" in text
     lines = (tmp_path / "w" / "submission" / "RTE.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 1 + tiny_tasks.TEST
@@ -374,8 +376,8 @@ def test_files_for_the_server_are_the_ensembles_predictions(source, tmp_path, ca
 def test_folds_are_pooled_and_averaged(source, tmp_path, calls, data):
     task = f"{source},tasks=oromo_ner,seeds=2"
     with pytest.raises(ValueError, match="folds go with one learning rate and one batch size, got 2 points"):
-        comparison.evaluate(task, {}, epath.Path(tmp_path / "w"))
-    comparison.evaluate(task, {"tasks.oromo_ner.learning_rates": (1e-4,)}, epath.Path(tmp_path / "w"))
+        comparison.finetune(task, {}, epath.Path(tmp_path / "w"))
+    comparison.finetune(task, {"tasks.oromo_ner.learning_rates": (1e-4,)}, epath.Path(tmp_path / "w"))
     assert len(calls) == 2 * 4
     (of_arm,) = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]["oromo_ner"]["arms"].values()
     assert of_arm["headline"] == "all folds"
@@ -505,12 +507,12 @@ def test_real_trials_killed_between_and_within(source, tmp_path, monkeypatch, on
     workdir = epath.Path(tmp_path / "killed")
     for done in (0, 1):
         with pytest.raises(Interrupted, match="SIGTERM: stopped at step 5 of 6"):
-            comparison.evaluate(source, overrides, workdir)
+            comparison.finetune(source, overrides, workdir)
         assert len([*workdir.glob("sst2/*/result.json")]) == done
-    comparison.evaluate(source, overrides, workdir)
+    comparison.finetune(source, overrides, workdir)
     assert len(asked) == 2 * 6, "no step must be done again"
     stops.clear()
-    comparison.evaluate(source, overrides, epath.Path(tmp_path / "whole"))
+    comparison.finetune(source, overrides, epath.Path(tmp_path / "whole"))
     numbers = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("killed", "whole")]
     for of_run in numbers:
         of_run["tasks"]["sst2"]["arms"]["score"].pop("seconds")

@@ -61,8 +61,8 @@ RIGHT: dict[str, tuple[tuple[str, ...], ...]] = {
             *(f"--config.{key}={value}" for key, value in reading.COMPARED.items()),
         ),
     ),
-    "evaluate": (
-        *((f"--workdir={name}",) for name in RUNS[:3]),
+    "evaluate": tuple((f"--workdir={name}",) for name in RUNS[:3]),
+    "finetune": (
         ("--config=configs/finetuning.py:points=2", "--workdir=suite"),
         ("--config=configs/finetuning.py:keep=best", "--workdir=trial_kept"),
     ),
@@ -72,12 +72,16 @@ RIGHT: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--config=configs/pretraining.py", "--topology=v5e:2x2"),
         ("--config=configs/pretraining.py", "--topology=v4-8"),
     ),
-    "convert": (
-        ("--from=hf", "--path=exported", "--workdir=new"),
-        ("--from=hf", "--path=huggingface/classifier", "--workdir=new"),
-        ("--to=hf", "--path=new", "--workdir=finished"),
-        ("--to=hf", "--path=new", f"--workdir=trial_kept/{reading.TRIAL}", "--dtype=bfloat16"),
+    "import": (
+        ("--from=exported", "--workdir=new"),
+        ("--from=huggingface/classifier", "--workdir=new"),
     ),
+    "export": (
+        ("--to=new", "--workdir=finished"),
+        ("--to=new", f"--workdir=trial_kept/{reading.TRIAL}", "--dtype=bfloat16"),
+    ),
+    "convert": (("--to=hf", "--path=new", "--workdir=finished"),),
+    "help": (("train",), ("configs/pretraining.py",), ("training.steps",)),
 }
 FLAGS = (
     "workdir",

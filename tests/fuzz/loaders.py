@@ -181,8 +181,8 @@ def _trial() -> Result:
 
 
 def _suite() -> Result:
-    """`evaluate` of a suite that is done."""
-    path = finetuning.evaluate("configs/finetuning.py:points=2", {}, epath.Path(os.path.abspath("suite")))
+    """`finetune` of a suite that is done."""
+    path = finetuning.finetune("configs/finetuning.py:points=2", {}, epath.Path(os.path.abspath("suite")))
     return {"report": path.read_text()}
 
 
@@ -250,7 +250,7 @@ def _sentencepiece(kind: str, family: str) -> Result:
 
 def _config_file(path: str) -> Result:
     """What `--print_config` shows of a config file. Raises ValueError with the command's message."""
-    verb = "evaluate" if "finetuning" in path else "train"
+    verb = "finetune" if "finetuning" in path else "train"
     ended = commands.run_command([verb, f"--config={path}", "--print_config"], pathlib.Path.cwd())
     if wrong := commands.judge(ended):
         raise Accepted(wrong)

@@ -58,9 +58,9 @@ def make(here: epath.Path, kinds: Collection[str] = KINDS) -> None:
     exporting.convert(here / "finished", None, str(here / "exported"))
     importing.convert(str(here / "exported"), here / "imported")
     with _stopped():
-        finetuning.evaluate("configs/finetuning.py", {}, here / "trial_interrupted")
-    finetuning.evaluate("configs/finetuning.py:keep=best", {}, here / "trial_kept")
-    finetuning.evaluate("configs/finetuning.py:points=2", {}, here / "suite")
+        finetuning.finetune("configs/finetuning.py", {}, here / "trial_interrupted")
+    finetuning.finetune("configs/finetuning.py:keep=best", {}, here / "trial_kept")
+    finetuning.finetune("configs/finetuning.py:points=2", {}, here / "suite")
 
 
 def _experiment(arm: str) -> config.ExperimentConfig:

@@ -34,7 +34,7 @@ def stored(here: pathlib.Path, kinds: Collection[str]) -> dict[str, Any]:
     if "comparison" in kinds:
         comparison.compare("configs/pretraining.py", COMPARED, epath.Path(here / "comparison"))
         found["comparison"] = _json(here / "comparison" / "report.json")
-    finetuning.evaluate("configs/finetuning.py:points=2", {}, epath.Path(here / "suite"))
+    finetuning.finetune("configs/finetuning.py:points=2", {}, epath.Path(here / "suite"))
     kept = here / "trial_kept" / TRIAL
     tuned = finetuned.load(kept)
     return found | {

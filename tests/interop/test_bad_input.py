@@ -391,11 +391,11 @@ def test_exports_that_cannot_be(workdir, tmp_path, monkeypatch):
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json", "README.md"])
 def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(file, workdir, tmp_path, capsys, full_disk):
     full_disk(file)
-    flags = request(target="hf", workdir=str(workdir), path=str(tmp_path / "out"))
-    assert cli.run_safely("convert", flags) == 1
+    flags = request(workdir=str(workdir), target=str(tmp_path / "out"))
+    assert cli.run_safely("export", flags) == 1
     said = capsys.readouterr().err
     assert (
-        said.startswith(f"ag-jax convert: cannot write {tmp_path / 'out'}: No space left on device.")
+        said.startswith(f"ag-jax export: cannot write {tmp_path / 'out'}: No space left on device.")
         and said.count("\n") == 1
     )
     assert not list(tmp_path.iterdir())
@@ -404,11 +404,11 @@ def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(file, workdir, 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "checkpoints", "origin.json"])
 def test_an_import_to_a_full_disk_is_one_line_and_leaves_nothing(file, tmp_path, capsys, full_disk):
     full_disk(file)
-    flags = request(source="hf", path=str(GOLDENS / "bert"), workdir=str(tmp_path / "run"))
-    assert cli.run_safely("convert", flags) == 1
+    flags = request(source=str(GOLDENS / "bert"), workdir=str(tmp_path / "run"))
+    assert cli.run_safely("import", flags) == 1
     said = capsys.readouterr().err
     assert (
-        said.startswith(f"ag-jax convert: cannot write {tmp_path / 'run'}: No space left on device.")
+        said.startswith(f"ag-jax import: cannot write {tmp_path / 'run'}: No space left on device.")
         and said.count("\n") == 1
     )
     assert not list(tmp_path.iterdir())

@@ -164,8 +164,8 @@ def bare(tmp_path_factory):
 def test_what_was_never_trained_is_not_exported(bare, tmp_path, capsys):
     """A `BertModel` comes back as one, pooler and all; and nothing fills masks with random numbers."""
     theirs, workdir = bare
-    flags = request(target="hf", path=str(tmp_path / "out"), workdir=str(workdir))
-    assert cli.run_safely("convert", flags) == 0
+    flags = request(target=str(tmp_path / "out"), workdir=str(workdir))
+    assert cli.run_safely("export", flags) == 0
     lost = "word_head: it was randomly initialised, because `theirs` has none"
     assert f"not carried: {lost}" in capsys.readouterr().out and lost in (tmp_path / "out" / "README.md").read_text()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["BertModel"]

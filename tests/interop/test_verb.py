@@ -1,4 +1,4 @@
-"""`ag-jax convert` as it is typed: both directions, the licence on its way, and commands that lack something."""
+"""`ag-jax import` and `ag-jax export` as they are typed: the licence on its way, commands that lack something, `convert`."""
 
 import pytest
 
@@ -15,28 +15,39 @@ def test_there_and_back(tmp_path, capsys):
     directory = with_tensors("bert", tmp_path / "hf", lambda tensors: tensors)
     (directory / "README.md").write_text("---\ntags: [x]\nlicense: apache-2.0\n---\n# A model\nlicense: no\n")
     run = str(tmp_path / "run")
-    assert cli.run_safely("convert", request(source="hf", path=str(directory), workdir=run)) == 0
-    assert cli.run_safely("convert", request(target="hf", path=str(tmp_path / "out"), workdir=run)) == 0
-    said = capsys.readouterr().out
+    assert cli.run_safely("import", request(source=str(directory), workdir=run)) == 0
+    assert cli.run_safely("export", request(target=str(tmp_path / "out"), workdir=run)) == 0
+    said, notes = capsys.readouterr()
+    assert not notes
     assert "parameters of bert" in said and "as BertForMaskedLM" in said and "not carried: There is no pooler" in said
     card = (tmp_path / "out" / "README.md").read_text()
     assert "\nlicense: apache-2.0\n" in card and "It began as `hf` (bert)" in card
     assert str(tmp_path) not in card, "a card must not name directories of this machine"
     stated = request(target="hf", path=str(tmp_path / "mine"), workdir=run, license="mit")
-    assert cli.run_safely("convert", stated) == 0
+    assert cli.run_safely("convert", stated) == 0  # the earlier verb, which names the new one
+    command = f"ag-jax export --workdir={run} --to={tmp_path / 'mine'} --license=mit"
+    assert capsys.readouterr().err.endswith(f"the command is now: {command}\n")
     assert "\nlicense: mit\n" in (tmp_path / "mine" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("verb", "flags", "message"),
     [
-        ({"path": "x", "workdir": "y"}, "one of --from=hf and --to=hf"),
-        ({"path": "x", "workdir": "y", "source": "hf", "target": "hf"}, "one of --from=hf and --to=hf"),
-        ({"workdir": "y", "source": "hf"}, "needs --path"),
-        ({"path": str(GOLDENS / "bert"), "source": "hf"}, "needs --workdir"),
-        ({"path": "out", "workdir": "nowhere", "target": "hf"}, "config.json does not exist"),
+        (
+            "convert",
+            {"path": "x", "workdir": "y"},
+            "ag-jax convert: this verb, which needs one of --from=hf and --to=hf",
+        ),
+        ("convert", {"path": "x", "workdir": "y", "source": "hf", "target": "hf"}, "one of --from=hf and --to=hf"),
+        ("convert", {"path": "x", "workdir": "y", "source": "x"}, "use `ag-jax import --from=MODEL --workdir=RUN`"),
+        ("convert", {"workdir": "y", "source": "hf"}, "needs --path"),
+        ("convert", {"path": str(GOLDENS / "bert"), "source": "hf"}, "ag-jax import: this verb needs --workdir"),
+        ("import", {"workdir": "y"}, "needs --from=MODEL"),
+        ("import", {"source": str(GOLDENS / "bert")}, "needs --workdir"),
+        ("export", {"workdir": "y"}, "needs --to=DIR"),
+        ("export", {"target": "out", "workdir": "nowhere"}, "config.json does not exist"),
     ],
 )
-def test_commands_that_lack_something(flags, message, capsys):
-    assert cli.run_safely("convert", request(**flags)) == 1
+def test_commands_that_lack_something(verb, flags, message, capsys):
+    assert cli.run_safely(verb, request(**flags)) == 1
     assert message in capsys.readouterr().err

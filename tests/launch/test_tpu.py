@@ -545,7 +545,7 @@ def test_a_wrong_command_is_found_before_anything_is_asked_for(cloud, environmen
     ("command", "status", "says", "warning"),
     [
         (TRAIN, "0", "", ""),
-        (("evaluate", "--workdir=gs://bucket/run"), "1", "ag-jax evaluate: this verb needs --config=FILE", ""),
+        (("evaluate", "--workdir=gs://bucket/run"), "1", "ag-jax evaluate: this verb needs --config=CONFIG", ""),
         (
             ("train", "--config=c.py:run=gs://b/run", TRAIN[2]),
             "1",

@@ -7,6 +7,7 @@ import pytest
 from etils import epath
 
 from ag_jax import cli, config_reader
+from ag_jax.distributed import shared_files
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
 from tests.distributed.fake_hosts import FakeHosts
@@ -56,7 +57,7 @@ def test_hosts_that_share_the_directory(tmp_path, monkeypatch):
 
 
 def test_hosts_that_do_not_share_the_directory_are_refused_even_if_an_old_run_lies_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "SHARED_WITHIN", 0.0)
+    monkeypatch.setattr(shared_files, "WITHIN", 0.0)
     for host in range(2):
         run.claim_workdir(small(), epath.Path(tmp_path / str(host)))
         (tmp_path / str(host) / "hosts.json").write_text("{}")

@@ -47,7 +47,7 @@ def started():
 def pair(source, tmp_path_factory):
     """The suite of two hosts with two devices each, and what they printed."""
     workdir = tmp_path_factory.mktemp("pair") / "suite"
-    return workdir, finish(start(2, ["evaluate", source, f"--workdir={workdir}"], 2))
+    return workdir, finish(start(2, ["finetune", source, f"--workdir={workdir}"], 2))
 
 
 def results(workdir):
@@ -79,7 +79,7 @@ def nearly_equal(found, wanted, path):
 
 
 def test_two_hosts_fine_tune_as_one(source, pair, tmp_path):
-    alone = Host(["evaluate", source, f"--workdir={tmp_path / 'suite'}"], 4)
+    alone = Host(["finetune", source, f"--workdir={tmp_path / 'suite'}"], 4)
     assert alone.wait(240).returncode == 0, alone.output
     workdir, (first, second) = pair
     expected, found = results(tmp_path / "suite"), results(workdir)
@@ -95,7 +95,7 @@ def test_two_hosts_fine_tune_as_one(source, pair, tmp_path):
 
 def test_a_signal_on_one_host_stops_both_within_an_epoch(source, pair, tmp_path, started):
     workdir = tmp_path / "suite"
-    arguments = ["evaluate", source, f"--workdir={workdir}"]
+    arguments = ["finetune", source, f"--workdir={workdir}"]
     started += start(2, arguments, 2)
     started[0].wait_for("epoch 1: accuracy")
     started[1].send_signal(signal.SIGTERM)

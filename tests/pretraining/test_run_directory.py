@@ -78,14 +78,14 @@ def get_config(argument=""):
 """
 
 
-@pytest.mark.parametrize("verb", ["train", "compare", "evaluate a suite", "compare suites"])
+@pytest.mark.parametrize("verb", ["train", "compare", "finetune a suite", "compare suites"])
 def test_one_process_at_a_time(tmp_path, verb):
     workdir, suite = epath.Path(tmp_path / "run"), tmp_path / "suite.py"
     suite.write_text(SUITE)
     start = {
         "train": lambda: run.train(dataclasses.replace(FIRST, data=DataConfig(source="/not/there.txt")), workdir),
         "compare": lambda: comparison.compare(QUICKSTART, {"data.source": "/not/there.txt"}, workdir),
-        "evaluate a suite": lambda: finetuning.evaluate(str(suite), {}, workdir),
+        "finetune a suite": lambda: finetuning.finetune(str(suite), {}, workdir),
         "compare suites": lambda: finetuning.compare(str(suite), {}, workdir),
     }[verb]
     with lock.hold(workdir):

@@ -60,7 +60,8 @@ class Fused(Attend):
             mixed_BQA, squares, overlap = self.kernel(config, KernelInputs(*flat, *given[3:-1], scalars))
             return mixed_BQA.reshape(rows, queries, local_heads, width), squares, overlap
 
-        # Heads are flattened, and seeds become a device's own scalars, only where each device has its part of the arrays.
+        # Heads are flattened, and seeds become a device's own scalars, only where each device has its part of the
+        # arrays.
         given = KernelInputs(*inputs[:5], bias, shifts_H, weights_BHK, seeds)
         if self.mesh is not None and self.mesh.size > 1:
             on_device = jax.shard_map(on_device, mesh=self.mesh, **self._specs(given), check_vma=False)
@@ -104,7 +105,8 @@ class Choice:
     reason: str
 
 
-# Kernels are imported where they are chosen: their compilers take long to import, and are not part of every build of JAX.
+# Kernels are imported where they are chosen: their compilers take long to import, and are not part of every build of
+# JAX.
 
 
 def _tpu(device: jax.Device, head_width: int, length: int) -> tuple[Kernel, str | None]:
@@ -135,8 +137,8 @@ def choose(
 ) -> Choice:
     """Choose the implementation for a config's `model.attention`, which is `wanted`, on the devices of `mesh`.
 
-    `auto` takes the kernel for the devices, and the reference where there is no kernel or it does not support these settings.
-    Raises ValueError if `wanted` names a kernel that does not support them.
+    `auto` takes the kernel for the devices, and the reference where there is no kernel or it does not support these
+    settings. Raises ValueError if `wanted` names a kernel that does not support them.
     """
     if wanted == "reference":
         return Choice(reference.attend, "reference", "model.attention=reference")

@@ -4,8 +4,8 @@
     O = (H * M) V, with M = 1 / (1 - rate) for elements that dropout keeps, 0 for the others
     sum_of_squares[p] = sum_k H[p, k]^2,  overlap[p] = sum_k H[p, k] P[p, k]
 
-A query sees the keys of its own segment inside a band around its position (`attention.visibility`). A kernel knows a guidance
-target P as one shift and one row of column weights for each head,
+A query sees the keys of its own segment inside a band around its position (`attention.visibility`). A kernel knows a
+guidance target P as one shift and one row of column weights for each head,
 
     P[p, k] = (1 if k - p == shift_H) + weights_BHK[k],
 
@@ -32,8 +32,8 @@ from ag_jax.attention.visibility import Band, band_of, visible_targets
 Array = jax.Array
 Mixed = tuple[Array, AttentionStatistics | None]
 
-# Score of a key that must not be seen. Finite, so that differences of masked scores are numbers; a power of 2, so that times a
-# scale it is exact, and a fused product-sum that takes away the rounded product leaves 0.
+# Score of a key that must not be seen. Finite, so that differences of masked scores are numbers; a power of 2, so that
+# times a scale it is exact, and a fused product-sum that takes away the rounded product leaves 0.
 MASKED_SCORE = -(2.0**99)
 # `jax.checkpoint` policies know the residuals of attention by this name.
 RESIDUALS = "attention"
@@ -76,18 +76,19 @@ class Attend(abc.ABC):
     ) -> Mixed:
         """Return the output `BQHW`, and the statistics of the guided heads (None without guides).
 
-        query_BQHW, key_BKHW, value_BKHW: in the precision of the computation; scores and softmax are float32. Queries and keys
-            may differ in length.
-        query_segments_BQ, key_segments_BK: int32 segment ids; a query sees keys of the same id, and padding has id 0. A query
-            without any visible key gets output 0 and statistics 0. In self-attention pass the same array twice: then every query
-            is known to see itself, and rows without visible keys cost nothing.
+        query_BQHW, key_BKHW, value_BKHW: in the precision of the computation; scores and softmax are float32. Queries
+            and keys may differ in length.
+        query_segments_BQ, key_segments_BK: int32 segment ids; a query sees keys of the same id, and padding has id 0. A
+            query without any visible key gets output 0 and statistics 0. In self-attention pass the same array twice:
+            then every query is known to see itself, and rows without visible keys cost nothing.
         causal: position q sees keys k <= q, both counted from 0, whatever the two lengths are.
         window: position q sees keys with abs(q - k) <= window // 2; None for no window.
         bias: None, or `(B or 1, H or 1, Q or 1, K)`, added to the scores; differentiated.
-        guides: patterns of the first heads. `Shift` needs as many queries as keys, and an offset inside the band; `Columns` has a
-            weight for each key. With `causal` or `window`, a query's target is uniform over the target columns that it sees.
-        rate, key: of dropout on H; rate 0 needs no key. What is dropped depends on the key and an element's index only, so all
-            implementations drop the same elements.
+        guides: patterns of the first heads. `Shift` needs as many queries as keys, and an offset inside the band;
+            `Columns` has a weight for each key. With `causal` or `window`, a query's target is uniform over the target
+            columns that it sees.
+        rate, key: of dropout on H; rate 0 needs no key. What is dropped depends on the key and an element's index only,
+            so all implementations drop the same elements.
 
         Raises ValueError for arrays that do not go together, and for guides that cannot be followed.
         """
@@ -122,14 +123,13 @@ def _check_guides(guides: Guides, queries: int, keys: int, band: Band) -> None:
             continue
         if queries != keys:
             raise ValueError(
-                f"the pattern Shift({target.offset:+d}) needs as many queries as keys, got {queries} queries and {keys} keys. "
-                "Use a pattern of columns, such as first, delim or period"
+                f"the pattern Shift({target.offset:+d}) needs as many queries as keys, got {queries} queries and "
+                f"{keys} keys. Use a pattern of columns, such as first, delim or period"
             )
         if not band.contains(0, target.offset):
             raise ValueError(
-                f"the pattern Shift({target.offset:+d}) points at keys that causal or windowed attention hides: queries see keys "
-                f"from {'any' if band.left is None else band.left} before to "
-                f"{'any' if band.right is None else band.right} after them. Use another pattern for these heads"
+                f"the pattern Shift({target.offset:+d}) points at keys that causal or windowed attention hides from their "
+                "queries. Use another pattern for these heads"
             )
 
 
@@ -211,7 +211,8 @@ def target(shift: Array, weights: Array, query: Array, key: Array) -> Array:
 def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
     """`shifts_H` int32 and `weights_BHK` float32 of all heads of a layer; P = 0 for heads without guidance.
 
-    Inside a band, columns have weights 0 and 1: how many of them a row sees is known outside the kernel (`guided_statistics`).
+    Inside a band, columns have weights 0 and 1: how many of them a row sees is known outside the kernel
+    (`guided_statistics`).
     """
     guides, (batch, keys, heads, _) = inputs.guides, inputs.key_BKHW.shape
     shifts, weights = [], []

@@ -1,4 +1,4 @@
-"""Settings of attacks during training."""
+"""Whether a model is attacked while it trains, and how."""
 
 import dataclasses
 from typing import Annotated, ClassVar, Literal
@@ -10,33 +10,36 @@ from ag_jax.objectives.sentences import SentenceTerm
 NAIVE = ("bernoulli", "scheduled", "magnitude")
 Method = Literal["none", "asa", "bernoulli", "scheduled", "magnitude", "freelb", "smart", "sift"]
 Dropout = Literal["independent", "shared"]
-# Above the limit, a wholly masked row has scores so negative that float32 cannot tell them apart.
+# Beyond the limit, float32 loses the scores of a row that is masked as a whole beside what is taken from them.
 Strength = Annotated[float, "> 0", "<= 1e6"]
 
 
 @dataclasses.dataclass(frozen=True)
 class AsaConfig:
-    """Adversarial self-attention (Wu et al. 2022); where paper and released code differ, defaults follow the code.
+    """Adversarial self-attention (Wu et al. 2022). Where paper and released code differ, the defaults follow the code.
 
-    tau: the temperature; lower values attack more.
-    tau_power: the penalty's coefficient is tau ** tau_power; the paper writes tau, the code squares it.
-    count: the penalty counts kept `units` of all layers, or the sum over layers of the kept `fraction`.
-    strength: C, subtracted from the score of a masked unit.
-    heads: the heads of a layer have one mask (`shared`), or each its `own`.
-    gate: a unit is kept where its score is above 0 (`threshold`), or above logistic noise (`gumbel`, at
+    tau: the penalty's coefficient is tau ** tau_power; a lower one masks more.
+    tau_power: exponent of tau: 1 in the paper, 2 in the released code.
+    count: what the penalty counts: unmasked `units` of all layers, or the sum over layers of the unmasked `fraction`.
+    strength: C, the number that is subtracted from the score of a masked unit.
+    heads: whether the heads of a layer have one mask (`shared`), or each its `own`.
+    gate: a unit is not masked where its score is above 0 (`threshold`), or above logistic noise (`gumbel`, at
         `gumbel_temperature`).
-    empty_rows: a row of which everything is masked attends to its text evenly (`uniform`), or to itself
+    gumbel_temperature: temperature of the gate `gumbel`.
+    empty_rows: a query whose keys are all masked attends to its text evenly (`uniform`), or to itself
         (`keep_diagonal`).
-    protect_specials: never mask rows and columns of special tokens.
-    protect_diagonal: never mask a token's attention to itself.
-    keep_init: the share of units that is kept initially, approximately; None leaves it to the initial values (about
-        half).
+    protect_specials: never mask special tokens.
+    protect_diagonal: never mask the attention of a token to itself.
+    keep_init: share of the units that is not masked at first, approximately; None leaves it to the initial values
+        (about half).
     delay_steps: steps before the attack begins.
-    dropout: masks of the attacked pass: `independent` of the clean pass's, or the same (`shared`).
-    sentence: the sentence-level term in pre-training (`Sentences.of`).
-    learning_rate: of the adversary's own optimizer; None takes the model's.
-    weight_decay: of the adversary's own optimizer; None takes the model's.
-    clip_norm: of the adversary's gradient, as in `OptimizerConfig`.
+    dropout: dropout of the attacked pass: `independent` of the clean pass, or the same (`shared`).
+    sentence: what pre-training compares at the first position of a text: the prediction of the model's head (`head`),
+        the hidden state as logits (`softmax`) or by squared error (`squares`), or nothing (`none`).
+    divergence: how clean and attacked predictions are compared.
+    learning_rate: peak learning rate of the adversary's own optimizer; None takes the model's.
+    weight_decay: weight decay of the adversary's own optimizer; None takes the model's.
+    clip_norm: largest norm of the adversary's gradient; None does not clip it.
     """
 
     tau: Annotated[float, "> 0"] = 0.3
@@ -68,12 +71,20 @@ class AsaConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MaskingConfig:
-    """Non-learned masks in place of an adversary's (Wu et al. 2022, table 3).
+    """Fixed masks, to compare an adversary's with (Wu et al. 2022, table 3).
 
-    share: the masked share of units: by `bernoulli` random ones, by `magnitude` those of each row with most attention.
-    trace: metrics.jsonl of a run or trial with method=asa, or its directory; `scheduled` masks the same shares at
-        random, layer by layer. In a suite it may contain `{arms}`, `{task}` and `{trial}` (`finetuning.traces`).
-    strength, empty_rows, dropout, sentence, divergence: as in `AsaConfig`.
+    share: share of the units that is masked, by `bernoulli` at random, by `magnitude` those of each query that are
+        attended to most.
+    trace: metrics.jsonl of a run or trial with method=asa, or its directory: `scheduled` masks at random as much as was
+        masked there, layer by layer. In a suite `{arms}`, `{task}` and `{trial}` stand for the comparison's directory,
+        the task and the trial.
+    strength: number that is subtracted from the score of a masked unit.
+    empty_rows: a query whose keys are all masked attends to its text evenly (`uniform`), or to itself
+        (`keep_diagonal`).
+    dropout: dropout of the attacked pass: `independent` of the clean pass, or the same (`shared`).
+    sentence: what pre-training compares at the first position of a text: the prediction of the model's head (`head`),
+        the hidden state as logits (`softmax`) or by squared error (`squares`), or nothing (`none`).
+    divergence: how clean and attacked predictions are compared.
     """
 
     share: Annotated[float, "> 0", "< 1"] = 0.1
@@ -89,20 +100,20 @@ class MaskingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FreeLBConfig:
-    """FreeLB (Zhu et al. 2020).
+    """FreeLB (Zhu et al. 2020): adversarial training on perturbed embeddings.
 
-    The defaults of `steps`, `step_size`, `init_magnitude` and `max_norm` are the authors' for RoBERTa-large on MNLI,
-    which they trained with `count=fairseq`.
+    The defaults of `steps`, `step_size`, `init_magnitude` and `max_norm` are the authors' for RoBERTa-large on MNLI, which they
+    trained with `count=fairseq`.
 
-    steps: K, counted as in one of the authors' two programs.
-    count: the program. With `huggingface` there are K passes, and K - 1 steps of ascent between them; with `fairseq` K
-        + 1 passes and K steps. In both the first pass is at the initial perturbation, so it is clean only if
-        `init_magnitude` is 0, and the gradient of the parameters is the mean over all passes.
-    step_size: length of a step of a text's perturbation.
-    max_norm: largest norm of a text's perturbation; None for no limit.
-    init_magnitude: largest norm of the initial perturbation; 0 begins without one.
-    dropout: masks `shared` by all passes, or `independent` in each.
-    begin_step: steps before the attack begins; until then there are as many passes, all clean.
+    steps: K, as the program of the authors that `count` names counts it.
+    count: which of the authors' two programs. With `huggingface` there are K passes, and K - 1 steps of ascent between
+        them; with `fairseq` K + 1 passes and K steps. In both the first pass is at the initial perturbation, so it is
+        clean only if `init_magnitude` is 0, and the gradient of the parameters is the mean over all passes.
+    step_size: length of a step of ascent.
+    init_magnitude: largest length of the initial perturbation; 0 begins without one.
+    max_norm: largest norm of the perturbation of a text; None does not limit it.
+    dropout: `shared` by all passes, or `independent` in each.
+    begin_step: steps before the attack begins; until then passes are clean, and as many.
     """
 
     steps: Annotated[int, ">= 1"] = 2
@@ -123,17 +134,17 @@ class FreeLBConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SmartConfig:
-    """SMART's smoothness-inducing regularizer (Jiang et al. 2020), without the proximal term and its momentum teacher.
+    """SMART's smoothness-inducing regularizer (Jiang et al. 2020), without the proximal term: there is no teacher.
 
-    alpha: its coefficient.
-    steps: K, steps of gradient ascent on the noise.
+    alpha: coefficient of the regularizer.
+    steps: K, steps of ascent on the noise.
     noise: standard deviation of the initial noise.
-    step_size: of the ascent; None takes the usual 1e-3, or 1e-5 with `mtdnn_compat`.
-    epsilon: the largest absolute value of a component.
-    normalize: gradients are divided by the largest component of their `text`, or of their `token`.
+    step_size: length of a step of ascent; None takes the usual 1e-3, or 1e-5 with `mtdnn_compat`.
+    epsilon: largest absolute value of a component of the noise.
+    normalize: whether gradients are divided by the largest component of their `text`, or of their `token`.
     mtdnn_compat: as in the authors' program, where the noise of every token is divided by its largest component, so
         that `epsilon` and `normalize` are not read, and targets are fixed.
-    dropout: masks of each perturbed pass, `independent` of the clean pass's, or the same (`shared`).
+    dropout: dropout of each perturbed pass: `independent` of the clean pass, or the same (`shared`).
     """
 
     alpha: Annotated[float, ">= 0"] = 1.0
@@ -155,13 +166,14 @@ class SmartConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SiftConfig:
-    """SiFT, scale-invariant fine-tuning (He et al. 2021, section 5); the defaults are those of the released code.
+    """SiFT, scale-invariant fine-tuning (He et al. 2021, section 5), with the defaults of the released code.
 
     weight: lambda, the coefficient of the divergence.
-    noise: standard deviation of the initial perturbation, which is cut off at twice as much.
-    step_size: of the one step; the largest component of each token's perturbation moves by it.
-    normalize: embeddings by `layer_norm`, without scale and offset, or to vectors of length 1 (`unit`).
-    dropout: masks of each perturbed pass, `independent` of the clean pass's, or the same (`shared`).
+    noise: standard deviation of the initial perturbation, which is truncated at twice as much.
+    step_size: length of the single step of ascent, for the largest component of each token.
+    normalize: whether embeddings are normalized by `layer_norm`, without scale and offset, or to vectors of length 1
+        (`unit`).
+    dropout: dropout of each perturbed pass: `independent` of the clean pass, or the same (`shared`).
     """
 
     weight: Annotated[float, ">= 0"] = 5.0
@@ -173,10 +185,10 @@ class SiftConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AdversarialConfig:
-    """The attack, and settings of all attacks, of which only those of the chosen `method` are read.
+    """The attack that a model is trained against; only the section of the chosen `method` is read.
 
-    method: `none`; `asa`, adversarial self-attention; `bernoulli`, `scheduled` and `magnitude`, non-learned
-        masks; `freelb`, `smart` and `sift`, perturbed embeddings.
+    method: `asa` is adversarial self-attention; `bernoulli`, `scheduled` and `magnitude` are fixed masks (the section
+        `masking`); `freelb`, `smart` and `sift` perturb embeddings; `none` is plain training.
     """
 
     method: Method = "none"
@@ -189,13 +201,13 @@ class AdversarialConfig:
     def __post_init__(self):
         if self.method == "scheduled" and not self.masking.trace:
             raise ValueError(
-                "adversarial.method=scheduled masks as much as was masked in a run with method=asa: name its directory "
-                "in adversarial.masking.trace"
+                "adversarial.method=scheduled masks as much as was masked in a run with method=asa: name its directory in "
+                "adversarial.masking.trace"
             )
 
     @property
     def in_effect(self) -> "AdversarialConfig":
-        """A copy with defaults for the settings that its method does not read."""
+        """The same attack, with the settings that its method does not read at their defaults."""
         section = "masking" if self.method in NAIVE else self.method
         read = {section: getattr(self, section)} if self.method != "none" else {}
         return AdversarialConfig(self.method, **read)
@@ -207,5 +219,5 @@ class AdversarialConfig:
 
     @property
     def sentence(self) -> str:
-        """The kind of prediction at first positions that the attack compares in pre-training (`Sentences.of`)."""
+        """What pre-training predicts of first positions for the attack's sake."""
         return self.compares.sentence if self.compares else "none"

@@ -5,12 +5,13 @@ Milakov & Gimelshein (2018), in which the two statistics follow their rows' larg
 
     a = exp(m_old - m_new):   squares <- a^2 squares + sum e^2,   overlap <- a overlap + sum e P,   e = exp(s - m_new).
 
-It saves each row's m + log(sum e), from which the backward kernels recompute any element of H (Dao 2023): one holds queries
-for dQ, one holds keys for dK and dV. Each result has one program that writes it, so that two runs agree to the last bit.
-Programs stream only the blocks that their own may see: of the same documents, and inside the band of visible keys.
+It saves each row's m + log(sum e), from which the backward kernels recompute any element of H (Dao 2023): one holds
+queries for dQ, one holds keys for dK and dV. Each result has one program that writes it, so that two runs agree to the
+last bit. Programs stream only the blocks that their own may see: of the same documents, and inside the band of visible
+keys.
 
-For NVIDIA GPUs of compute capability 8.0 or more, rows of any length, and heads of a width up to 256; where shared memory is
-small (100 KiB, as an L4 has), up to 128.
+For NVIDIA GPUs of compute capability 8.0 or more, rows of any length, and heads of a width up to 256; where shared
+memory is small (100 KiB, as an L4 has), up to 128.
 
 Shape letters: B batch, Q query position, K key position, H head, W width of a head, A = H * W width of all heads.
 """
@@ -161,7 +162,7 @@ def _over_rows(
 
 
 def _backward_bias(call: Call, operands: dict[str, Array]) -> Array:
-    """dbias. A kernel of its own, so that it is absent from the compiled program, and free, unless the bias is learnt."""
+    """dbias, by a kernel of its own: unless the bias is learnt, it is absent from the compiled program."""
     bias, queries, keys = operands["bias"], call.config.queries, call.config.keys
     blocks = call.plan.bias.fit(queries, keys)
     grid = (pl.cdiv(keys, blocks.streamed), pl.cdiv(queries, blocks.held), bias.shape[0] * bias.shape[1])

@@ -1,7 +1,7 @@
 """How a call of attention is cut into the programs of GPU kernels.
 
-Shape letters: B batch, Q query position, K key position, H head, W width of a head, T blocks that are held, S blocks that are
-streamed, C a pair, N scalars.
+Shape letters: B batch, Q query position, K key position, H head, W width of a head, T blocks that are held, S blocks
+that are streamed, C a pair, N scalars.
 """
 
 import dataclasses
@@ -19,7 +19,8 @@ from ag_jax.attention.visibility import Band
 
 Array = jax.Array
 
-# Axes of all arrays that a kernel reads or writes. Loads of Q, K and W are masked at their ends, the other axes are read whole.
+# Axes of all arrays that a kernel reads or writes. Loads of Q, K and W are masked at their ends, the other axes are
+# read whole.
 LETTERS = {
     **dict.fromkeys(("query", "g_output", "output", "g_query"), "BQHW"),
     **dict.fromkeys(("key", "value", "g_key", "g_value"), "BKHW"),
@@ -74,8 +75,9 @@ def choose_plan(config: KernelConfig, itemsize: int) -> Plan:
 
     itemsize: bytes of an element of `query`.
     """
-    # Two programs, so that one multiplies matrices while the other does not. Blocks of 128 queries read keys and values half as
-    # often as those of 64, but have too many numbers in registers if there are statistics or dropout. Wide rows need smaller blocks.
+    # Two programs, so that one multiplies matrices while the other does not. Blocks of 128 queries read keys and values
+    # half as often as those of 64, but have too many numbers in registers if there are statistics or dropout. Wide rows
+    # need smaller blocks.
     row = power_of_two(config.width) * itemsize
     if row > 256:
         wide = Blocks(64, 32, 8, 1)
@@ -117,7 +119,8 @@ class Call:
     ) -> list[Array]:
         """Run `kernel(refs, results)` for every step of the grid, on references to whole arrays; return the results."""
         config, longest = self.config, max(blocks.held, blocks.streamed)
-        # Triton takes arrays whose sizes are powers of two, or multiples of blocks that are; what lies beyond is never touched.
+        # Triton takes arrays whose sizes are powers of two, or multiples of blocks that are; what lies beyond is never
+        # touched.
         bounded = {
             "Q": -(-config.queries // longest) * longest,
             "K": -(-config.keys // longest) * longest,
@@ -156,8 +159,8 @@ def visits(held_segments: Array, streamed_segments: Array, blocks: Blocks, band:
 
     band: of streamed positions around a held one.
 
-    A block is taken for all ids from its smallest to its largest, with padding after all others. So nothing is visited in vain
-    where documents lie in order with padding behind them, and rows in another order are only slower.
+    A block is taken for all ids from its smallest to its largest, with padding after all others. So nothing is visited
+    in vain where documents lie in order with padding behind them, and rows in another order are only slower.
     """
 
     def ends(segments: Array, size: int) -> tuple[Array, Array]:

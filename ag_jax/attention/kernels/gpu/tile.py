@@ -1,9 +1,9 @@
 """Tiles of attention as the GPU kernels (Triton) work on them.
 
 A program holds some rows of one side, queries or keys, and streams the other side past them. The rows that it holds are
-the first axis of its tiles, so that a tile can go into the next product from the registers that it was made in: `QK` where
-queries are held, `KQ` where keys are. Between its products a kernel is bound by the number of instructions an element takes: all
-that can be done once a row is done there, and `exponential` takes scores as the product leaves them.
+the first axis of its tiles, so that a tile can go into the next product from the registers that it was made in: `QK`
+where queries are held, `KQ` where keys are. Between its products a kernel is bound by the number of instructions an
+element takes: all that can be done once a row is done there, and `exponential` takes scores as the product leaves them.
 
 Shape letters: B batch, Q query position, K key position, H head, W width of a head.
 """
@@ -38,7 +38,7 @@ def product(left: Array, right: Array, left_axis: int, right_axis: int) -> Array
 
 
 def _inside(first: Array, size: int, length: int) -> Array | None:
-    """Booleans: which of `size` positions from `first` on exist; None if no block of that size reaches beyond the end."""
+    """Booleans: which of `size` positions from `first` on exist; None if all such blocks end inside `length`."""
     return first + jnp.arange(size) < length if length % size else None
 
 
@@ -99,7 +99,8 @@ def exponential(config: KernelConfig, scores: Array, powers: Array) -> Array:
     scale = score_scale(config)
     if config.interpret:
         return jnp.exp2(scale * scores - powers)
-    # A product-sum and the hardware's own power of 2. `jnp.exp2` compiles to more, for the sake of results below 2^-126.
+    # A product-sum and the hardware's own power of 2. `jnp.exp2` compiles to more, for the sake of results below
+    # 2^-126.
     (result,) = triton.elementwise_inline_asm(
         "{ .reg .f32 x; fma.rn.f32 x, $1, $2, $3; ex2.approx.ftz.f32 $0, x; }",
         args=[scores, jnp.full_like(scores, scale), jnp.broadcast_to(-powers, scores.shape)],
@@ -113,8 +114,8 @@ def exponential(config: KernelConfig, scores: Array, powers: Array) -> Array:
 class Head:
     """One head of one example, which loads and stores its rows within the bounds of their lengths and its width.
 
-    Rows of a head are loaded as wide as the next power of two, filled up with 0. refs: references to whole arrays, named as
-    in `grid.LETTERS`.
+    Rows of a head are loaded as wide as the next power of two, filled up with 0. refs: references to whole arrays,
+    named as in `grid.LETTERS`.
     """
 
     def __init__(self, config: KernelConfig, refs: dict[str, Ref], example: Array, head: Array):
@@ -209,7 +210,7 @@ class Tile:
         return self.of_queries(self.queries.position), self.of_keys(self.keys.position)
 
     def scores(self) -> Array:
-        """Q K^T + sqrt(W) bias where the query sees the key, else `MASKED_SCORE`, float32, as `exponential` takes them."""
+        """Q K^T + sqrt(W) bias where the query sees the key, else `MASKED_SCORE`: float32, not scaled yet."""
         scores = self._products(self.queries.query, self.keys.key)
         if "bias" in self.head.refs:
             bias_QK = math.sqrt(self.head.config.width) * self.head.bias(self.queries, self.keys)

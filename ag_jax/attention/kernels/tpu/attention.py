@@ -1,8 +1,8 @@
 """Guided attention as TPU kernels (Pallas, Mosaic): no array of Q x K elements leaves the chip's own memory.
 
-Up to 512 queries and keys are one tile a head, whose backward kernel recomputes the softmax and needs nothing from the forward
-one but its inputs. Longer sides are cut into blocks of keys and queries, with the running softmax of Milakov & Gimelshein (2018)
-over the blocks of keys; the two statistics follow their rows' largest score m, too:
+Up to 512 queries and keys are one tile a head, whose backward kernel recomputes the softmax and needs nothing from the
+forward one but its inputs. Longer sides are cut into blocks of keys and queries, with the running softmax of Milakov &
+Gimelshein (2018) over the blocks of keys; the two statistics follow their rows' largest score m, too:
 
     a = exp(m_old - m_new):   squares <- a^2 squares + sum e^2,   overlap <- a overlap + sum e P,   e = exp(s - m_new).
 
@@ -59,8 +59,8 @@ def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> N
     @_if_visible(tile)
     def _add():
         for head in range(output.shape[2] // tile.width):
-            # Until a row meets its first visible key, masked scores count as equal ones. The first visible score makes `shrink` 0,
-            # which removes them.
+            # Until a row meets its first visible key, masked scores count as equal ones. The first visible score makes
+            # `shrink` 0, which removes them.
             scores_KQ = tile.scores(head)
             highest = jnp.maximum(largest[head], jnp.max(scores_KQ, axis=0, keepdims=True))
             shrink = jnp.exp(largest[head] - highest)
@@ -118,8 +118,8 @@ def _backward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> 
     g_query, g_key, g_value = results
     all_queries, this_key, this_value = scratch
 
-    # dK and dV are summed for the block of keys that is held. dQ is summed for the whole row, because every block of keys adds to
-    # it, and blocks of queries that no key is seen by must be written as well.
+    # dK and dV are summed for the block of keys that is held. dQ is summed for the whole row, because every block of
+    # keys adds to it, and blocks of queries that no key is seen by must be written as well.
     @pl.when((key_block == 0) & (step == 0))
     def _clear_queries():
         for block in range(grid.queries.blocks):
@@ -232,10 +232,11 @@ def _backward(grid: Grid, operands: dict, prefetched: tuple) -> list[Array]:
 
 
 def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
-    """dbias. A kernel of its own, so that it is absent from the compiled program, and free, unless the bias is learnt."""
+    """dbias, by a kernel of its own: unless the bias is learnt, it is absent from the compiled program."""
     bias = operands["bias"]
     is_shared = {0: bias.shape[0] == 1, 1: bias.shape[1] == 1}
-    # Axes of a place along the grid. The shared ones are innermost, so that the sum over them stays in one block on the chip.
+    # Axes of a place along the grid. The shared ones are innermost, so that the sum over them stays in one block on the
+    # chip.
     order = [2, 3, *sorted((0, 1), key=is_shared.get)]
     sizes = (grid.examples, grid.groups, grid.queries.blocks, grid.keys.blocks)
     band, queries, keys = grid.config.band, grid.queries, grid.keys
@@ -262,7 +263,8 @@ def _attention(grid: Grid, inputs: KernelInputs) -> tuple[Array, list[Array]]:
 
 def _attention_forward(grid: Grid, inputs: KernelInputs):
     mixed, log_sums, rows = _forward(grid, inputs)
-    # One tile a head: its backward kernel recomputes the softmax from the inputs. Several: it needs the rows' log-sum-exps.
+    # One tile a head: its backward kernel recomputes the softmax from the inputs. Several: it needs the rows'
+    # log-sum-exps.
     saved = None if log_sums is None else checkpoint_name((mixed, log_sums, rows), RESIDUALS)
     return (mixed, rows), (inputs, saved)
 

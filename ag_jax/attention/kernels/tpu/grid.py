@@ -1,6 +1,7 @@
 """How a call of attention is cut into the grid steps of a TPU kernel.
 
-Shape letters: B batch, K keys of a block, Q queries of a block, H head, W width of a head, A = H * W width of all heads.
+Shape letters: B batch, K keys of a block, Q queries of a block, H head, W width of a head, A = H * W width of all
+heads.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ def lane_width(heads: int, head_width: int, length: int) -> int:
 
 
 def block_length(length: int) -> int:
-    """Number of rows of a block: all rows up to `BLOCK`, beyond that the multiple of 128 that needs the least padding."""
+    """Number of rows of a block: all up to `BLOCK`, beyond that the multiple of 128 that needs the least padding."""
     if length <= BLOCK:
         return length
     blocks = -(-length // BLOCK)
@@ -98,7 +99,8 @@ def _streamed(band: Band, held_block: Array, held: Side, streamed: Side, step: A
     first, last = band.block_range(held_block, held.block, streamed.block, streamed.blocks)
     block = jnp.minimum(first + step, last)
     meet = band.meets(held_block * held.block, held.block, block * streamed.block, streamed.block)
-    # A step after the last visible block gets that block again: nothing is copied from memory, because it is there already.
+    # A step after the last visible block gets that block again: nothing is copied from memory, because it is there
+    # already.
     return block, (first + step <= last) & meet
 
 

@@ -1,7 +1,7 @@
 """Tiles of attention as the TPU kernels work on them.
 
-A tile holds the scores of one head, some keys and some queries, and is transposed, `KQ`: sums over the keys then come out
-as rows, which is how a statistic lies in memory.
+A tile holds the scores of one head, some keys and some queries, and is transposed, `KQ`: sums over the keys then come
+out as rows, which is how a statistic lies in memory.
 
 Shape letters: K keys of a tile, Q queries of a tile.
 """
@@ -121,7 +121,7 @@ class Tile:
         return jnp.where(self.visible_KQ, scores_KQ, MASKED_SCORE)
 
     def probabilities(self, head: int) -> Array:
-        """H: from saved log-sum-exps of the rows, or by a softmax over the tile, which holds all keys if none were saved."""
+        """H, from saved log-sum-exps of the rows, or by a softmax over all keys if none were saved."""
         scores_KQ = self.scores(head)
         if self.operands.log_sums is not None:
             return jnp.exp(scores_KQ - self.operands.log_sums[0, head])
@@ -158,7 +158,11 @@ class Tile:
 
 
 def cost(config: KernelConfig, pairs: int, operands: list, results: list, products: int) -> pl.CostEstimate:
-    """Cost of a kernel, for the compiler: `products` matrix products over `pairs` of queries and keys, for all widths and rows."""
+    """Cost of a kernel, for the compiler.
+
+    pairs: of queries and keys that are computed, of one example and head.
+    products: matrix products over them.
+    """
     examples, _, all_widths = operands[0].shape
     moved = [*operands, *results]
     return pl.CostEstimate(

@@ -1,0 +1,1 @@
+"""The command line: its verbs and flags, and the texts of `ag-jax help`."""

@@ -1,0 +1,184 @@
+"""Texts of `ag-jax help`, `ag-jax configs` and `ag-jax --version`, made from the docstrings.
+
+A config file's `get_config` and the dataclasses of settings document each name in an entry `name: meaning` of their docstring.
+"""
+
+import ast
+import difflib
+import importlib.metadata
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ag_jax import config_reader
+from ag_jax.command_line import settings
+from ag_jax.command_line.settings import Setting
+from ag_jax.command_line.verbs import CONFIG, FLAGS, HOSTS, SETTING, VERBS, Flag
+
+_WIDTH = 100
+_OVERVIEW = """ag-jax pre-trains and fine-tunes Transformer encoders whose attention is guided or attacked, and shows their attention.
+
+Usage: ag-jax VERB [--config=CONFIG] [--workdir=DIR] [more flags]
+
+{verbs}
+
+Start with these three:
+  ag-jax compare --config=quickstart --workdir=runs/quickstart    train a small model with and without guidance
+  ag-jax inspect --workdir=runs/quickstart/ag-seed0               draw the attention maps of the guided one
+  ag-jax help compare                                             the flags of a verb, with examples
+
+`ag-jax help quickstart` explains a config file, `ag-jax help guidance.mode` a setting."""
+
+
+def overview() -> str:
+    """Return a short text for someone who has never used the command."""
+    width = max(map(len, VERBS))
+    return _OVERVIEW.format(verbs="\n".join(f"  {name:{width}}  {verb.summary}" for name, verb in VERBS.items()))
+
+
+def version() -> str:
+    """Return the name and version of the installed package."""
+    try:
+        return f"ag-jax {importlib.metadata.version('ag_jax')}"
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        return "ag-jax, version unknown: it runs from a checkout that is not installed"
+
+
+def configs() -> str:
+    """Return the config files that come with the package, each with the first line of its docstring."""
+    found = {name: _first_line(path) for name, path in config_reader.packaged().items()}
+    width = max(map(len, found), default=0)
+    lines = [f"{name:{width}}  {line}" for name, line in found.items()]
+    return "\n".join([*lines, "", "ag-jax help NAME explains a config and its arguments; --config=NAME uses it."])
+
+
+def explain(names: Sequence[str], kinds: Callable[[], Sequence[type]]) -> str:
+    """Return the help on a verb, a config file or a setting; the overview without a name.
+
+    kinds: returns the dataclasses that a config may be made for; called only for settings.
+
+    Raises ValueError, with near matches, if there is nothing of that name.
+    """
+    if not names:
+        return overview()
+    if len(names) > 1:
+        raise ValueError(f"expected one verb, config file or setting to explain, got {' '.join(names)}")
+    (name,) = names
+    if name in VERBS:
+        return of_verb(name)
+    name = name.removeprefix("--config.").removeprefix("--config=").partition("=")[0].partition(":")[0]
+    if (path := config_reader.find(name)) and path.suffix == ".py":
+        return of_config(name, path)
+    by_kind = {kind: tuple(settings.of(kind)) for kind in kinds()}
+    texts = {kind: text for kind, found in by_kind.items() if (text := _of_settings(found, name.rstrip(".")))}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    if texts:
+        return "\n\n".join(f"In a config for {_purpose(kind)}:\n\n{text}" for kind, text in texts.items())
+    raise ValueError(_unknown(name, [setting.path for found in by_kind.values() for setting in found]))
+
+
+def of_verb(name: str) -> str:
+    """Return what a verb does, its flags with their meaning, and examples."""
+    verb = VERBS[name]
+    flags = {"config": (Flag("file", CONFIG)), "config.SECTION.KEY": Flag("value", SETTING)} if verb.has_config else {}
+    flags |= {flag: FLAGS[flag] for flag in verb.flags if flag not in HOSTS}
+    hosts = {flag: FLAGS[flag] for flag in verb.flags if flag in HOSTS}
+    parts = [f"ag-jax {name}: {verb.summary}", f"Usage: ag-jax {name} {verb.usage}".rstrip()]
+    parts += ["\n".join(map(_flag, flags.items()))] if flags else []
+    parts += (
+        ["On several machines, run the same command on each (a TPU pod slice needs none of these flags):"]
+        if hosts
+        else []
+    )
+    parts += ["\n".join(map(_flag, hosts.items()))] if hosts else []
+    parts += ["\n".join(f"  {example}" for example in ("Examples:", *verb.examples))[2:]]
+    return "\n\n".join(parts)
+
+
+def _flag(named: tuple[str, Flag]) -> str:
+    name, flag = named
+    if flag.kind == "switch":
+        return _entry(f"--{name}", flag.meaning)
+    kind = "|".join(flag.kind) if isinstance(flag.kind, tuple) else flag.kind.upper()
+    default = "" if flag.default in (None, "", ()) else f" (default {flag.default})"
+    return _entry(f"--{name}={kind}", flag.meaning + default)
+
+
+def _entry(head: str, text: str) -> str:
+    return f"  {head}\n" + textwrap.fill(text, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+
+
+def of_config(name: str, path: Path) -> str:
+    """Return a config file's docstring and its arguments with choices and defaults."""
+    docstring, choices = _docstring(path), config_reader.choices_of(name)
+    if not choices:
+        return f"{docstring}\n\nThis config takes no arguments of the form name=value."
+    meanings = settings.entries(_docstring(path, "get_config"), choices)
+    given = next((f"{argument}=..." for argument, options in choices.items() if options is str), None)
+    example = given or next(
+        f"{argument}={options[-1] if isinstance(options, tuple) else options}" for argument, options in choices.items()
+    )
+    lines = [
+        _entry(argument, f"{meanings.get(argument, '')} ({_options(options)})".strip())
+        for argument, options in choices.items()
+    ]
+    return "\n".join([docstring, "", f"Arguments, as in --config={name}:{example}", *lines])
+
+
+def _options(options: object) -> str:
+    if isinstance(options, tuple):
+        return f"one of {', '.join(map(str, options))}; default {options[0]}"
+    if options is str:
+        return "must be given"
+    return f"default {options}" if options != "" else "none by default"
+
+
+def _docstring(path: Path, function: str | None = None) -> str:
+    """Return the docstring of a Python file, or of one of its functions, without executing it."""
+    try:
+        node = ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{path} is no Python file that can be read: {error}") from error
+    if function:
+        node = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == function), None)
+    return (ast.get_docstring(node) if node else None) or ""
+
+
+def _first_line(path: Path) -> str:
+    return _docstring(path).partition("\n")[0]
+
+
+def _purpose(kind: type) -> str:
+    return "fine-tuning" if "tasks" in kind.__dataclass_fields__ else "pre-training"
+
+
+def _of_settings(found: Sequence[Setting], name: str) -> str:
+    """Return the help on a setting or on the settings of a section; "" if there is none of that name."""
+    for setting in found:
+        if setting.matches(name) and not setting.is_section:
+            return "\n".join(_lines(setting))
+    section = [setting for setting in found if setting.matches(name)]
+    inside = [setting for setting in found if setting.is_inside(name)]
+    if not inside:
+        return ""
+    head = f"{name}: {section[0].meaning}" if section else name
+    parts = [textwrap.fill(head, _WIDTH), *("\n".join(_lines(item)) for item in inside if not item.is_section)]
+    return "\n\n".join(parts)
+
+
+def _lines(setting: Setting) -> Iterator[str]:
+    yield setting.path
+    yield from textwrap.wrap(setting.meaning, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    yield from textwrap.wrap(
+        f"{setting.allowed}; default {setting.default}", _WIDTH, initial_indent="  ", subsequent_indent="  "
+    )
+
+
+def _unknown(name: str, paths: Sequence[str]) -> str:
+    """Return a message for a name that nothing has, with the nearest verbs, config files and settings."""
+    last = name.rpartition(".")[2]
+    near = [path for path in dict.fromkeys(paths) if path.rpartition(".")[2] == last]
+    near = near or difflib.get_close_matches(name, [*VERBS, *config_reader.packaged(), *dict.fromkeys(paths)], n=4)
+    hint = f"did you mean {', '.join(near)}?" if near else "`ag-jax --help` and `ag-jax configs` list what there is"
+    return f"there is no verb, config file or setting {name!r}; {hint}"

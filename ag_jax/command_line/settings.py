@@ -1,0 +1,99 @@
+"""The settings of a config with their documentation: meanings from docstrings, allowed values from annotations."""
+
+import dataclasses
+import inspect
+import re
+import types
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from ag_jax import config_reader
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A setting of a config, for its documentation.
+
+    path: its name with its sections, such as `optimizer.learning_rate`; TASK stands for the name of any task.
+    meaning: what its dataclass's docstring says of it; of a section without an entry, the docstring's first line.
+    allowed: its type, choices and range, in words.
+    default: as a flag has it.
+    is_section: whether it has settings of its own.
+    """
+
+    path: str
+    meaning: str
+    allowed: str = ""
+    default: str = ""
+    is_section: bool = False
+
+    def matches(self, name: str) -> bool:
+        """Whether `name` is the path of this setting."""
+        return re.fullmatch(re.escape(self.path).replace("TASK", r"[^.]+"), name) is not None
+
+    def is_inside(self, section: str) -> bool:
+        """Whether the setting belongs to the section `section`."""
+        parts = self.path.split(".")
+        return any(dataclasses.replace(self, path=".".join(parts[:end])).matches(section) for end in range(len(parts)))
+
+
+def of(kind: type, path: str = "") -> Iterator[Setting]:
+    """Yield every setting and section of a dataclass, with its documentation."""
+    hints = get_type_hints(kind, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    meanings = entries(inspect.getdoc(kind) or "", fields)
+    for name, field in fields.items():
+        inner = get_args(hints[name])[1] if get_origin(hints[name]) is dict else hints[name]
+        if dataclasses.is_dataclass(inner):
+            meaning = meanings.get(name) or (inspect.getdoc(inner) or "").partition("\n")[0]
+            yield Setting(path + name, meaning, is_section=True)
+            yield from of(inner, f"{path}{name}." if inner is hints[name] else f"{path}{name}.TASK.")
+        else:
+            yield Setting(
+                path + name, meanings.get(name, ""), _allowed(hints[name]), config_reader.shown(_default(field))
+            )
+
+
+def entries(docstring: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the meaning of each of `names` that the docstring has an entry for: `name: meaning`, or `name, name: meaning`.
+
+    The lines of an entry that follow its first one are indented.
+    """
+    found: dict[str, str] = {}
+    current: list[str] = []
+    known = set(names)
+    for line in docstring.split("\n"):
+        match = re.fullmatch(r"(\w+(?:, \w+)*): (.*)", line)
+        if match and known.issuperset(match[1].split(", ")):
+            current = match[1].split(", ")
+            found |= dict.fromkeys(current, match[2].strip())
+        elif current and line.startswith(" "):
+            found |= {name: f"{found[name]} {line.strip()}" for name in current}
+        else:
+            current = []
+    return found
+
+
+_TYPES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+
+
+def _allowed(hint: Any) -> str:
+    """Return the values that an annotation allows, in words."""
+    if get_origin(hint) in (types.UnionType, Union):
+        return f"{_allowed(_not_none(hint))}, or {config_reader.NONE}"
+    if get_origin(hint) is Annotated:
+        kind, *bounds = get_args(hint)
+        return f"{_TYPES[kind]} {config_reader.said(bounds)}"
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(get_args(hint))}"
+    if get_origin(hint) is tuple:
+        return f"a list with commas, each {_allowed(get_args(hint)[0])}"
+    return _TYPES[hint]
+
+
+def _not_none(hint: Any) -> Any:
+    return next(kind for kind in get_args(hint) if kind is not types.NoneType)
+
+
+def _default(field: dataclasses.Field) -> Any:
+    return field.default_factory() if field.default is dataclasses.MISSING else field.default

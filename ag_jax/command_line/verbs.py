@@ -1,0 +1,218 @@
+"""The verbs and flags of `ag-jax`, and the parser of its command line. Imports no JAX, so that help appears at once."""
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from ag_jax import config_reader
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """A flag of the command.
+
+    kind: its type, or the values that it may have.
+    meaning: its help text.
+    default: its value if it is not given.
+    field: name in `cli.Request`; None for the flag's own name.
+    """
+
+    kind: str | tuple[str, ...]
+    meaning: str
+    default: Any = None
+    field: str | None = None
+
+
+FLAGS = {
+    "workdir": Flag("directory", "directory of the run, on a disk or in a bucket (gs://BUCKET/RUN)"),
+    "print_config": Flag("switch", "print all settings as JSON and stop", False),
+    "step": Flag("number", "step of the checkpoint to use; the newest by default"),
+    "text": Flag("text", "sentence to look at; that of the config by default"),
+    "topology": Flag("slice", "TPU slice to plan for, such as v5e:4x4 or v4-8"),
+    "search_batch": Flag("switch", "search for the largest batch that fits; --nosearch_batch is faster", True),
+    "price": Flag("dollars", "price of a chip for an hour, to estimate the cost"),
+    "from": Flag("model", "Hugging Face model: a directory, or its name on the hub", field="source"),
+    "to": Flag("directory", "directory for the Hugging Face model, which will be created", field="target"),
+    "path": Flag("directory", "model of `ag-jax convert`, the earlier name of import and export"),
+    "expect": Flag("names", "beginnings of the names of tensors that may be left out, such as classifier", ()),
+    "dtype": Flag("text", "type of the tensors: float32, bfloat16 or float16", "float32"),
+    "license": Flag("text", "licence that the model card states; that of the imported model by default", ""),
+    "part": Flag(("model", "generator"), "which encoder of a run that detects replaced tokens", "model"),
+    "coordinator": Flag("host:port", "address of host 0, which all hosts can reach"),
+    "hosts": Flag("number", "number of hosts; auto on SLURM, Open MPI and Kubernetes"),
+    "host": Flag("number", "number of this host, from 0 on"),
+    "join_timeout": Flag("seconds", "how long to wait for the other hosts", 1800),
+}
+CONFIG = "config file with its arguments, such as quickstart:arm=mlm; `ag-jax configs` lists them"
+SETTING = "change a setting; `ag-jax help SECTION.KEY` explains it"
+HOSTS = ("coordinator", "hosts", "host", "join_timeout")  # the same command on each of several machines
+_DEFINED_BY = {
+    "switch": flags.DEFINE_bool,
+    "dollars": flags.DEFINE_float,
+    "seconds": flags.DEFINE_integer,
+    "number": flags.DEFINE_integer,
+    "names": flags.DEFINE_list,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verb:
+    """A verb of the command.
+
+    summary: what it does, in a line.
+    usage: its flags that are usually given.
+    examples: commands to copy.
+    flags: names of the flags that it reads.
+    has_config: whether it reads a config file.
+    """
+
+    summary: str
+    usage: str
+    examples: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    has_config: bool = False
+
+
+_CONFIG_AND_WORKDIR = "--config=CONFIG[:ARGUMENTS] --workdir=DIR [--config.SECTION.KEY=VALUE]"
+VERBS = {
+    "train": Verb(
+        "pre-train one model; the same command resumes an interrupted run",
+        _CONFIG_AND_WORKDIR,
+        ("ag-jax train --config=quickstart:arm=ag --config.training.steps=500 --workdir=runs/first",),
+        ("workdir", "print_config", *HOSTS),
+        True,
+    ),
+    "finetune": Verb(
+        "fine-tune a checkpoint on tasks, over seeds and sweeps, and write a report",
+        _CONFIG_AND_WORKDIR,
+        (
+            "ag-jax finetune --config=finetune/glue:checkpoint=runs/quickstart/ag-seed0,tasks=sst2,rte,scale=small "
+            "--workdir=runs/glue",
+        ),
+        ("workdir", "print_config", *HOSTS),
+        True,
+    ),
+    "compare": Verb(
+        "train every arm of a config for pre-training or fine-tuning, and write a report",
+        _CONFIG_AND_WORKDIR,
+        (
+            "ag-jax compare --config=quickstart --workdir=runs/quickstart",
+            "ag-jax compare --config=quickstart --config.comparison.seeds=0,1,2 --workdir=runs/three_seeds",
+        ),
+        ("workdir", "print_config", *HOSTS),
+        True,
+    ),
+    "evaluate": Verb(
+        "measure the loss of a run's checkpoint on held-out text",
+        "--workdir=RUN [--step=N]",
+        ("ag-jax evaluate --workdir=runs/quickstart/ag-seed0",),
+        ("workdir", "step", *HOSTS),
+    ),
+    "inspect": Verb(
+        "draw the attention maps of a model for a sentence",
+        "--workdir=RUN [--text=SENTENCE] [--step=N]",
+        ('ag-jax inspect --workdir=runs/quickstart/ag-seed0 --text="We will rebuild our roads."',),
+        ("workdir", "text", "step"),
+    ),
+    "import": Verb(
+        "turn a Hugging Face model into a run directory",
+        "--from=MODEL --workdir=RUN",
+        ("ag-jax import --from=FacebookAI/roberta-base --workdir=runs/roberta-base",),
+        ("from", "workdir", "expect"),
+    ),
+    "export": Verb(
+        "write a run's checkpoint as a model that transformers opens",
+        "--workdir=RUN --to=DIR [--step=N]",
+        ("ag-jax export --workdir=runs/quickstart/ag-seed0 --to=models/quickstart",),
+        ("workdir", "to", "step", "dtype", "license", "part"),
+    ),
+    "tokenizer": Verb(
+        "train the tokenizer of a config, and try it on a text",
+        "--config=CONFIG[:ARGUMENTS] --workdir=DIR [--text=TEXT]",
+        ("ag-jax tokenizer --config=quickstart --workdir=runs/tokenizer",),
+        ("workdir", "text", "print_config"),
+        True,
+    ),
+    "plan": Verb(
+        "estimate memory, time and cost on a TPU slice; no TPU needed",
+        "--config=CONFIG[:ARGUMENTS] --topology=SLICE [--price=DOLLARS]",
+        ("ag-jax plan --config=ag/table9_tpu_gpu:hardware=tpu --topology=v5e:2x4 --price=1.20",),
+        ("topology", "search_batch", "price", "workdir", "print_config"),
+        True,
+    ),
+    "configs": Verb("list the config files that come with ag-jax", "", ("ag-jax configs",)),
+    "help": Verb(
+        "explain a verb, a config file, a setting or a section of settings",
+        "[VERB | CONFIG | SETTING]",
+        (
+            "ag-jax help compare",
+            "ag-jax help quickstart",
+            "ag-jax help optimizer.learning_rate",
+            "ag-jax help guidance",
+        ),
+    ),
+}
+EARLIER = ("convert",)  # verbs that are read until the next release
+_EXPLAINING = ("configs", "help")  # verbs that run nothing
+RUNNING = tuple(name for name in VERBS if name not in _EXPLAINING)
+
+
+class _NumberOrNone(flags.ArgumentParser):
+    """A number, or the word none for a setting that may be none."""
+
+    def __init__(self, numbers: flags.ArgumentParser):
+        self._numbers, self.syntactic_help = numbers, numbers.syntactic_help
+
+    def parse(self, argument):
+        return None if argument in (None, config_reader.NONE) else self._numbers.parse(argument)
+
+    def flag_type(self) -> str:
+        return self._numbers.flag_type()
+
+
+config_flags.register_flag_parser_for_type(int, _NumberOrNone(flags.IntegerParser()))
+config_flags.register_flag_parser_for_type(float, _NumberOrNone(flags.FloatParser()))
+
+
+def parse(arguments: Sequence[str], kinds: Sequence[type]) -> tuple[str, dict[str, Any]]:
+    """Return the verb of a command line and the fields of its `cli.Request`.
+
+    arguments: those after `ag-jax`.
+    kinds: the dataclasses that a config may be made for.
+
+    Raises ValueError, OSError or flags.Error for a verb, flag, config file or setting that does not exist.
+    """
+    source, config, rest = config_reader.read_flags(arguments, kinds)
+    found = flags.FlagValues()
+    for name, flag in FLAGS.items():
+        _define(name, flag, found)
+    if config is None:
+        flags.DEFINE_string("config", None, CONFIG, flag_values=found)
+    else:  # reads the settings among the arguments, so that the config file need not be executed again
+        config_flags.DEFINE_config_dict("config", config, CONFIG, flag_values=found, sys_argv=["ag-jax", *rest])
+    positional = found(["ag-jax", *rest])[1:]
+    verb = " ".join(positional)
+    if verb not in (*RUNNING, *EARLIER):
+        raise ValueError(
+            f"expected one verb of {', '.join(VERBS)}, got {verb or 'none'}{_near(verb)}; see ag-jax --help"
+        )
+    fields = {flag.field or name: found[name].value for name, flag in FLAGS.items()}
+    overrides = config_flags.get_override_values(found["config"]) if config is not None else {}
+    return verb, {"config": source, "overrides": overrides, **fields}
+
+
+def _define(name: str, flag: Flag, values: flags.FlagValues) -> None:
+    if isinstance(flag.kind, tuple):
+        flags.DEFINE_enum(name, flag.default, flag.kind, flag.meaning, flag_values=values)
+        return
+    define = flags.DEFINE_string if name == "hosts" else _DEFINED_BY.get(flag.kind, flags.DEFINE_string)
+    define(name, list(flag.default) if flag.kind == "names" else flag.default, flag.meaning, flag_values=values)
+
+
+def _near(verb: str) -> str:
+    near = difflib.get_close_matches(verb, VERBS, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
