@@ -1,4 +1,4 @@
-"""`inspect`: the attention of any model to a text, as a table and as figures."""
+"""`ag-jax inspect`: a model's attention to a text, as a table and as figures."""
 
 from etils import epath
 
@@ -9,9 +9,12 @@ from ag_jax.interop.opening import Inspected
 
 
 def inspect(opened: Inspected, text: str | None = None) -> list[epath.Path]:
-    """Print the attention mass on each pattern for a text, then draw its maps; returns the paths of the figures.
+    """Print a model's attention mass on each pattern for a text, draw its attention maps and return their paths.
 
-    The figures go to `figures/` in the directory of the model, or elsewhere if that is not ours or cannot be written.
+    text: the text, by default `opened.text`.
+
+    The figures are written to `figures/` in the directory of the model, or elsewhere if that is the directory of a
+    Hugging Face model or cannot be written.
     """
     text = opened.text if text is None else text
     attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, text, opened.length)
@@ -20,7 +23,7 @@ def inspect(opened: Inspected, text: str | None = None) -> list[epath.Path]:
 
     def draw(place: epath.Path) -> list[epath.Path]:
         folder = place / "figures"
-        folder.mkdir(exist_ok=True)  # before minutes of drawing: this fails at once where nothing can be written
+        folder.mkdir(exist_ok=True)  # first, because it fails before minutes of drawing if nothing can be written
         figures = plots.save_inspection(attention, opened.assignment, opened.special, folder, opened.step)
         if opened.attacker is not None:
             options = (opened.tokenizer, text, opened.length, opened.attacker)

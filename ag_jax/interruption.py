@@ -1,11 +1,11 @@
-"""Ctrl-C (SIGINT) and SIGTERM, from the start of the command to its end.
+"""Handling of Ctrl-C (SIGINT) and SIGTERM, from the start of the command to its end.
 
-Python's own handler raises KeyboardInterrupt wherever the program happens to be. Where that is a callback whose errors are only
-printed, such as the one that JAX adds to every garbage collection, the exception is lost and the program runs on. Work that
-has a good place to stop is therefore done within `deferred()`, where a signal is only noted, for `requested()` and `check()`
-to find; everywhere else `guard` sees to it that a lost exception still ends the program. Python also runs no handler while the
-main thread is in a long call into a library, such as a compilation; so a second thread, to which Python reports signals at once,
-ends the program after a second Ctrl-C.
+Python's own handler raises KeyboardInterrupt wherever the program happens to be. If that is in a callback whose errors
+are only printed, such as the one that JAX adds to every garbage collection, the exception is lost and the program
+continues. Work that has a good place to stop is therefore done within `deferred()`, where a signal is only recorded, to
+be found by `requested()` and `check()`; everywhere else `guard` makes sure that a lost exception still ends the
+program. Python also runs no handler while the main thread is in a long call into a library, such as a compilation; so a
+second thread, to which Python reports signals at once, ends the program after a second Ctrl-C.
 """
 
 import concurrent.futures
@@ -21,8 +21,8 @@ from types import SimpleNamespace
 from typing import TypeVar
 
 Item = TypeVar("Item")
-LOOK_EVERY = 0.1  # seconds
-PATIENCE = 20.0  # seconds for a program to end that was interrupted where nothing is deferred
+LOOK_EVERY = 0.1  # seconds between two checks for a signal in `wait_for`
+PATIENCE = 20.0  # seconds that an interrupted program has to end by itself if nothing is deferred
 GO_ON = "To go on, run the same command again"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # received: the first signal; deferred: how many contexts of `deferred` are open; guarded: whether `guard` is running.
@@ -30,12 +30,12 @@ _state = SimpleNamespace(received=None, deferred=0, guarded=False)
 
 
 def requested() -> str | None:
-    """The name of the signal that asked the program to stop, if one did."""
+    """Return the name of the signal that asked the program to stop; None if there was none."""
     return _state.received.name if _state.received else None
 
 
 def status() -> int:
-    """The exit status of a program that ended because of the signal: 130 for SIGINT, 143 for SIGTERM."""
+    """Return the exit status of a program ended by the received signal: 130 for SIGINT, 143 for SIGTERM."""
     return 128 + (_state.received or signal.SIGINT)
 
 
@@ -46,23 +46,24 @@ def check() -> None:
 
 
 def checked(items: Iterable[Item]) -> Iterator[Item]:
-    """The items, with a `check` before each."""
+    """Yield the items, and call `check` before each."""
     for item in items:
         check()
         yield item
 
 
 def wait_for(work: Callable[[], Item]) -> Item:
-    """The result of `work()`, with a `check` now and then: for a call into a library that takes minutes.
+    """Return the result of `work()`, run in a thread while `check` is called repeatedly.
 
-    A signal cannot end the call itself: after KeyboardInterrupt it goes on in a thread until the program ends.
+    This is for calls into a library that take minutes. A signal cannot end the call itself: after KeyboardInterrupt it
+    continues in its thread until the program ends.
     """
     result: concurrent.futures.Future = concurrent.futures.Future()
 
     def run() -> None:
         try:
             result.set_result(work())
-        except BaseException as error:  # for the thread that waits
+        except BaseException as error:  # raised again in the waiting thread
             result.set_exception(error)
 
     threading.Thread(target=run, name="wait_for", daemon=True).start()
@@ -73,10 +74,11 @@ def wait_for(work: Callable[[], Item]) -> Item:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Within this context a signal is noted, and ends nothing; a second Ctrl-C does. Contexts may be nested.
+    """Context manager in which a signal is only recorded, but a second Ctrl-C interrupts at once.
 
-    Outside of `guard`, as in a notebook, what was noted is forgotten with the end of the outermost context. In another thread
-    than the main one, which Python never interrupts, the context does nothing.
+    Contexts may be nested. Outside of `guard`, such as in a notebook, the recorded signal is forgotten at the end of
+    the outermost context. In any other thread than the main one, the context does nothing, because Python interrupts
+    only the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -95,10 +97,10 @@ def deferred() -> Iterator[None]:
 
 
 def guard(command: Callable[[], int]) -> int:
-    """Run the program's command and return its exit status. A signal ends the process, with one line and `status()`.
+    """Run the program's command and return its exit status; a signal ends the process with one line and `status()`.
 
-    The process ends without waiting for its threads after a signal, as they may be in the middle of a long call, and after
-    a failure: when a checkpoint cannot be written, those of Orbax may wait for minutes for another part of it.
+    The process ends without waiting for its threads after a signal, because they may be in the middle of a long call,
+    and after a failure, because threads of Orbax may wait for minutes if a checkpoint cannot be written.
     """
     _state.guarded = True
     before, sys.unraisablehook = sys.unraisablehook, lambda lost: _unraisable(lost, before)
@@ -121,8 +123,8 @@ def guard(command: Callable[[], int]) -> int:
 
 
 def _receive(number: int, _) -> None:
-    """Called in the main thread."""
-    if _state.received and _state.guarded:  # `_watch` sees to it
+    """Record a signal, and raise KeyboardInterrupt unless it is deferred; Python calls this in the main thread."""
+    if _state.received and _state.guarded:  # `_watch` ends the program
         return
     again, _state.received = _state.received, _state.received or signal.Signals(number)
     if not _state.deferred or (again and number == signal.SIGINT):
@@ -130,7 +132,10 @@ def _receive(number: int, _) -> None:
 
 
 def _watch(reading: int) -> None:
-    """In a thread of its own, end the program after a second Ctrl-C, and if it does not end by itself in time."""
+    """End the program after a second Ctrl-C, or if it does not end by itself in time; runs in a separate thread.
+
+    reading: the end of a pipe from which the numbers of signals are read.
+    """
     first = _next_signal(reading)
     deadline = None if _state.deferred else time.monotonic() + PATIENCE
     while (number := _next_signal(reading, deadline)) == signal.SIGTERM:
@@ -140,17 +145,17 @@ def _watch(reading: int) -> None:
 
 
 def _next_signal(reading: int, deadline: float | None = None) -> int | None:
-    """The number of the next signal, None if none comes before the deadline."""
+    """Return the number of the next signal; None if there is none before the deadline."""
     while deadline is None or deadline > time.monotonic():
         if select.select([reading], [], [], None if deadline is None else max(deadline - time.monotonic(), 0))[0]:
             number = os.read(reading, 1)[0]
-            if number in _SIGNALS:  # Python reports others, too, such as the end of a child
+            if number in _SIGNALS:  # Python reports others, too, such as the end of a child process
                 return number
     return None
 
 
 def _unraisable(lost, before: Callable) -> None:
-    """Called with an exception that Python cannot raise where it happened, and would only print."""
+    """End the program for a lost KeyboardInterrupt; pass other exceptions that Python only prints on to `before`."""
     if not issubclass(lost.exc_type, KeyboardInterrupt):
         before(lost)
         return

@@ -1,4 +1,4 @@
-"""Trained models in three lines of a notebook.
+"""Trained models as Python functions, for notebooks: fill masks, classify, choose, tag, answer questions, embed texts.
 
     from ag_jax import pipelines
 
@@ -8,10 +8,11 @@
     classify = pipelines.classify("runs/glue/sst2/lr2e-05-bs32-seed0")
     classify("A masterpiece.")                  # Guess(text="positive", score=0.99)
 
-Each takes a directory: of a run, of a trial that kept its weights (`--config.keep=best`), or of a Hugging Face model. What it
-returns takes one text, or a list of texts and then returns a list; `choose` takes one text with its candidates. Scores are
-probabilities. Rows longer than those of training, or than an imported model's positions, are cut as in training; `answer` reads
-all of a long context, and `fill_mask` refuses a text that is too long.
+Each pipeline takes the directory of a run, of a trial with saved weights (`--config.keep=best`), or of a Hugging Face
+model, and returns a function. The function takes one text, or a list of texts, for which it returns a list; that of
+`choose` takes one text with its candidates. Scores are probabilities. Texts longer than those of training, or than the
+positions of an imported model, are cut as in training; `answer` reads all of a long context, and `fill_mask` rejects a
+text that is too long.
 """
 
 import dataclasses
@@ -38,18 +39,23 @@ Pair = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """A word, a class, or an answer, and its probability."""
+    """A predicted word, class or candidate with its probability."""
 
     text: str
     score: float
 
 
 def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
-    """The likeliest words for the mask token of a text, as `Guess`es; a list of these if the text has several masks.
+    """Return a function that predicts the most probable words for the mask of a text, as a list of `Guess`es.
 
-    `fill(text, top=5)`, or `fill([text, ...], top=5)` for a list of what it says of each; the mask is written
-    as the tokenizer writes it, such as <mask> or [MASK], or as <mask> anywhere.
-    Raises ValueError for a model without a head for masked words.
+    `fill(text, top=5)` returns the `top` words, or a list of such lists if the text has several masks;
+    `fill([text, ...], top=5)` returns a list with the result for each text. A mask is written as the tokenizer writes
+    it, such as [MASK], or as <mask> with any tokenizer.
+
+    step: step of a run's checkpoint, the newest by default.
+
+    Raises ValueError for a model without a head for masked words. The function raises ValueError for a text without a
+    mask, or with too many tokens.
 
         fill = pipelines.fill_mask("runs/quickstart/ag-seed0")
         fill("The state of our <mask> is strong.", top=3)
@@ -76,7 +82,7 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
         batch = next(_batches(features, model.config.max_length, rows=1))
         batch |= {"original": batch["tokens"], "masked_positions": places[None].astype(np.int32)}
         logits_MV = np.array(apply(batch)[0, :, : tokenizer.vocabulary_size], np.float64)
-        logits_MV[:, list(tokenizer.special_ids)] = -np.inf
+        logits_MV[:, list(tokenizer.special_ids)] = -np.inf  # because special tokens are no words
         found = []
         for scores in _softmax(logits_MV):
             best = np.argsort(-scores, kind="stable")[:top]
@@ -90,14 +96,16 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
 
 
 def classify(directory: str) -> Callable[..., Any]:
-    """The class of a text, of a pair `(first, second)`, or of each of a list, as a `Guess`; of a regression the number.
+    """Return a function that predicts the class of a text as a `Guess`, or the number of a regression task.
 
-    classify = pipelines.classify("runs/glue/mnli/lr2e-05-bs32-seed0")
-    classify([("It rains.", "The street is wet."), ("It rains.", "It is dry.")])
+    It takes a text, a pair `(first, second)`, or a list of these, for which it returns a list.
+
+        classify = pipelines.classify("runs/glue/mnli/lr2e-05-bs32-seed0")
+        classify([("It rains.", "The street is wet."), ("It rains.", "It is dry.")])
     """
     predict = _Predict(opening.open_finetuned(directory, ("classification", "regression")))
 
-    def say(texts: str | Pair | Sequence[str | Pair]) -> Any:
+    def classify_texts(texts: str | Pair | Sequence[str | Pair]) -> Any:
         single = _is_single(texts)
         pairs = [(text, None) if isinstance(text, str) else tuple(text) for text in ([texts] if single else texts)]
         examples = [Texts(str(number), *pair, None) for number, pair in enumerate(pairs)]
@@ -109,31 +117,34 @@ def classify(directory: str) -> Callable[..., Any]:
             ]
         return found[0] if single else found
 
-    return say
+    return classify_texts
 
 
 def choose(directory: str) -> Callable[[str, Sequence[str]], Guess]:
-    """Which candidate goes on from a text, as a `Guess`. Of RACE and DREAM a candidate is the question with an answer.
+    """Return a function that predicts which of several candidates continues a text, as a `Guess`.
 
-    choose = pipelines.choose("runs/choice/hellaswag/lr2e-05-bs32-seed0")
-    choose("He opened the door and", ["went in.", "is a door."])
+    For models of RACE and DREAM, a candidate is the question followed by an answer.
+
+        choose = pipelines.choose("runs/choice/hellaswag/lr2e-05-bs32-seed0")
+        choose("He opened the door and", ["went in.", "is a door."])
     """
     predict = _Predict(opening.open_finetuned(directory, ("choice", "ranking")))
 
-    def say(text: str, candidates: Sequence[str]) -> Guess:
+    def choose_candidate(text: str, candidates: Sequence[str]) -> Guess:
         if len(candidates) < 2:
             raise ValueError(f"expected at least two candidates to choose from, got {len(candidates)}")
         found, logits = predict([Choices("0", tuple((text, candidate) for candidate in candidates), None)])
         scores = _softmax(logits[0][: len(candidates)])
         return Guess(candidates[found[0]], float(scores[found[0]]))
 
-    return say
+    return choose_candidate
 
 
 def tag(directory: str) -> Callable[..., Any]:
-    """(word, tag) of each word of a text, or of each of a list of texts; a text is split at spaces, or is a list of its words.
+    """Return a function that predicts a tag for each word of a text, as a list of (word, tag).
 
-    So a list of strings is one of texts, as for the others here, and words of one's own come in a list of lists.
+    It takes one string, or a list of texts, each a string or a list of words. Strings are split at white space. A text
+    given as a list of words must be an item of a list, because a list of strings is a list of texts.
 
         tag = pipelines.tag("runs/tagging/wnut17/lr2e-05-bs32-seed0")
         tag("Ana flew from Lisbon to Oslo")
@@ -141,7 +152,7 @@ def tag(directory: str) -> Callable[..., Any]:
     """
     predict = _Predict(opening.open_finetuned(directory, ("tagging",)))
 
-    def say(texts: str | Sequence[str | Sequence[str]]) -> Any:
+    def tag_texts(texts: str | Sequence[str | Sequence[str]]) -> Any:
         single = isinstance(texts, str)
         sentences = [tuple(text.split() if isinstance(text, str) else text) for text in ([texts] if single else texts)]
         for number, words in enumerate(sentences, 1):
@@ -151,14 +162,16 @@ def tag(directory: str) -> Callable[..., Any]:
         tagged = [list(zip(words, tags, strict=True)) for words, tags in zip(sentences, found, strict=True)]
         return tagged[0] if single else tagged
 
-    return say
+    return tag_texts
 
 
 def answer(directory: str, refuses: bool | None = None) -> Callable[..., Any]:
-    """The part of a context that answers a question, or such a part for each of a list of questions.
+    """Return a function that answers a question with a part of a context.
 
-    A list of questions has one context for all, or a list of as many.
-    refuses: say "" where the model finds that there is no answer; None: if it was trained here to do so (SQuAD 2.0).
+    It takes a question, or a list of questions with one context for all or a list of as many contexts.
+
+    refuses: whether the answer is "" where the model predicts that there is none; None: only if the model was trained
+        by this program to do so (SQuAD 2.0).
 
         answer = pipelines.answer("runs/squad/squad2/lr2e-05-bs32-seed0")
         answer("Where does the king live?", context)
@@ -169,7 +182,7 @@ def answer(directory: str, refuses: bool | None = None) -> Callable[..., Any]:
         tuned = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, answerable=not refuses))
     predict = _Predict(tuned)
 
-    def say(questions: str | Sequence[str], contexts: str | Sequence[str]) -> Any:
+    def answer_questions(questions: str | Sequence[str], contexts: str | Sequence[str]) -> Any:
         single = isinstance(questions, str)
         asked = [questions] if single else list(questions)
         read = [contexts] * len(asked) if isinstance(contexts, str) else list(contexts)
@@ -184,14 +197,17 @@ def answer(directory: str, refuses: bool | None = None) -> Callable[..., Any]:
         found, _ = predict([Question(str(number), *pair, None) for number, pair in pairs])
         return found[0] if single else found
 
-    return say
+    return answer_questions
 
 
 def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Callable[..., np.ndarray]:
-    """Vectors of texts, float32 [texts, width], or [width] of one: the mean of a text's tokens, or the `first` token's.
+    """Return a function that computes vectors of texts: float32 [width] of one text, or [texts, width] of a list.
 
-    embed = pipelines.embed("runs/quickstart/ag-seed0")
-    embed(["We will rebuild our roads.", "The union is strong."]).shape
+    pooling: `mean` averages the encoder's last hidden states over a text's tokens, `first` takes the first token's.
+    step: step of a run's checkpoint, the newest by default.
+
+        embed = pipelines.embed("runs/quickstart/ag-seed0")
+        embed(["We will rebuild our roads.", "The union is strong."]).shape
     """
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
@@ -207,21 +223,21 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
         weights_BL1 = (batch["sequences"] > 0).astype(jnp.float32)[:, :, None]
         return (hidden_BLD * weights_BL1).sum(1) / jnp.maximum(weights_BL1.sum(1), 1.0)
 
-    def say(texts: str | Sequence[str]) -> np.ndarray:
+    def embed_texts(texts: str | Sequence[str]) -> np.ndarray:
         single = isinstance(texts, str)
         ids = opened.tokenizer.encode_batch([texts] if single else list(texts))
-        rows = [shape.row(of[: shape.room(pair=False)]) for of in ids]
+        rows = [shape.row(of_text[: shape.room(pair=False)]) for of_text in ids]
         features = _features(rows, opened.tokenizer)
         if not rows:
             return np.zeros((0, opened.config.width), np.float32)
         vectors = np.stack(predicting.logits_of(apply, features, BATCH, shape.max_length))
         return vectors[0] if single else vectors
 
-    return say
+    return embed_texts
 
 
 class _Predict:
-    """Examples of a fine-tuned model's task to predictions and logits."""
+    """A function from examples of a fine-tuned model's task to their predictions and logits."""
 
     def __init__(self, tuned: FineTuned):
         head = tuned.head
@@ -229,7 +245,7 @@ class _Predict:
         span = (head.low, head.high)
         known = catalogue.TASKS.get(head.task)
         settings = {"labels": head.labels, "span": span, "answerable": head.answerable}
-        settings["pair_limit"] = known.pair_limit if known else 0
+        settings["pair_limit"] = known.pair_limit if known else 0  # so that texts are cut as in training
         self.task = Task(head.task, head.kind, "", "none", ("none",), (), **settings)
         self._apply = jax.jit(lambda batch: tuned.model.apply({"params": tuned.params}, batch, deterministic=True))
 
@@ -241,7 +257,7 @@ class _Predict:
 
 
 def _split_at_masks(text: str, tokenizer: Tokenizer) -> list[str]:
-    """The text between the masks; spaces before a mask belong to what stands in its place."""
+    """Return the parts of a text between its masks, without spaces before a mask: they belong to the missing word."""
     own = tokenizer.tokens([tokenizer.specials.mask])[0]
     parts = text.replace(own, "<mask>").split("<mask>")
     return [part.rstrip() for part in parts[:-1]] + parts[-1:]
@@ -263,6 +279,6 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _is_single(texts: Any) -> bool:
-    """One text or one pair, and not a list of them."""
+    """Whether `texts` is one text or one pair of texts, and not a list of them."""
     is_pair = isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts)
     return isinstance(texts, str) or is_pair

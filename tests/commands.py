@@ -1,9 +1,9 @@
-"""The command `ag-jax ARGUMENTS` in a forked child of a process that has imported the program.
+"""Run `ag-jax ARGUMENTS` in a forked child of a process that has imported the program.
 
-Importing JAX and the program takes seconds of CPU time, and the tests start about a hundred commands. So each pytest worker has one
-server process (`multiprocessing`'s forkserver), which imports everything once and never starts a JAX backend; every command is a
-fork of it, with its own arguments, environment, folder and output files. `tests/test_command.py` starts some commands in new
-interpreters, too, so that the real start is still tested.
+Importing JAX and the program takes seconds of CPU time, and the tests start about a hundred commands. So each pytest
+worker has one server process (`multiprocessing`'s forkserver), which imports everything once and never starts a JAX
+backend. Every command is a fork of the server, with its own arguments, environment, folder and output files.
+`tests/test_command.py` also starts some commands in new interpreters, so that the real start is tested.
 """
 
 import atexit
@@ -28,7 +28,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
 def preload() -> None:
-    """Import every module of the program, and what the modules import inside functions. Called in the server."""
+    """Import every module of the program, and modules that are imported inside functions. Called in the server."""
     import ag_jax
 
     for module in pkgutil.walk_packages(ag_jax.__path__, "ag_jax."):
@@ -45,7 +45,7 @@ def _server() -> multiprocessing.context.BaseContext:
 
 
 def in_a_child(work: Callable[[], None]) -> None:
-    """Do the work in a forked process, as this one must not start JAX. Raises SystemExit if it fails."""
+    """Call `work` in a forked process, because the parent must not start JAX. Raises SystemExit if it fails."""
     child = os.fork()
     if not child:
         try:
@@ -59,14 +59,19 @@ def in_a_child(work: Callable[[], None]) -> None:
 
 
 def limit_file_size(size: int) -> None:
-    """Let the command write no file larger than `size` bytes: a stand-in for a full disk."""
+    """Limit the size of files that this process writes to `size` bytes, which simulates a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A command that has ended: its exit status (minus the signal's number if one killed it) and what it printed."""
+    """The result of a command that has ended.
+
+    returncode: the exit status; minus the signal's number if a signal killed the command.
+    stdout: the standard output.
+    stderr: the standard error.
+    """
 
     returncode: int
     stdout: str
@@ -77,9 +82,10 @@ class Running:
     """A command that has been started.
 
     Args:
-      arguments: what a user types after `ag-jax`.
-      environment: variables to change; None removes one.
-      before: called in the child before the command begins. It must be picklable.
+      arguments: the command-line arguments after `ag-jax`.
+      cwd: the working directory.
+      environment: environment variables to change; None removes a variable.
+      before: called in the child before the command begins; must be picklable.
     """
 
     def __init__(
@@ -110,17 +116,17 @@ class Running:
 
     @property
     def stdout(self) -> str:
-        """What the command has printed so far."""
+        """The standard output of the command so far."""
         return self._outputs[0].read_text(errors="backslashreplace")
 
     @property
     def stderr(self) -> str:
-        """What the command has printed to standard error so far."""
+        """The standard error of the command so far."""
         return self._outputs[1].read_text(errors="backslashreplace")
 
     @property
     def pid(self) -> int:
-        """The number of the command's process."""
+        """The process id of the command."""
         return self._process.pid
 
     def poll(self) -> int | None:
@@ -132,7 +138,10 @@ class Running:
         os.kill(self.pid, number)
 
     def wait(self, seconds: float = 300) -> Finished:
-        """Wait for the end. A command that runs longer is killed, and an AssertionError shows what it printed."""
+        """Wait for the command to end.
+
+        A command that runs longer than `seconds` is killed, and an AssertionError shows its output.
+        """
         self._process.join(seconds)
         if self._process.exitcode is None:
             self.kill()
@@ -140,7 +149,7 @@ class Running:
         return Finished(self._process.exitcode, self.stdout, self.stderr)
 
     def wait_for(self, text: str, seconds: float = 240) -> None:
-        """Return as soon as the command has printed `text`."""
+        """Wait until the command has printed `text`. Raises AssertionError if it ends or times out first."""
         deadline = time.monotonic() + seconds
         while text not in self.stdout + self.stderr:
             ended = self.poll() is not None
@@ -149,14 +158,14 @@ class Running:
             time.sleep(0.01)
 
     def kill(self) -> None:
-        """End the command, even a halted one, if it still runs."""
+        """Kill the command, even if it is stopped by a signal; do nothing if it has ended."""
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join()
 
 
 def run(arguments: Sequence[object], **options) -> Finished:
-    """Run `ag-jax ARGUMENTS` to its end; `options` as for `Running`."""
+    """Run `ag-jax ARGUMENTS` to its end; `options` are the keyword arguments of `Running`."""
     return Running(arguments, **options).wait()
 
 
@@ -185,7 +194,7 @@ def _child(
 
 
 def _set_jax_options(environment: dict[str, str]) -> None:
-    """JAX reads its variables when it is imported, which is long past: set its options by hand."""
+    """Set JAX's options from `environment`, because JAX read its variables when the server imported it."""
     import jax
 
     for name in {name for name in {*environment, *os.environ} if name.startswith("JAX_")}:

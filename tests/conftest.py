@@ -1,6 +1,6 @@
-"""What every test relies on: eight CPU devices, no silent broadcasting over ranks, a cache of its own.
+"""Settings and fixtures of all tests: eight CPU devices, no implicit rank promotion, a cache for the test session.
 
-These settings must be made before JAX is used for the first time, so they stand at the top.
+The environment variables are set at the top because JAX reads them when it is first used.
 """
 
 import gc
@@ -8,20 +8,20 @@ import importlib.metadata
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# The arrays are tiny: nearly all the time goes to compiling. Set it to 0 to test what runs compile.
+# The arrays are tiny: nearly all the time goes to compiling. Set it to 0 to test the programs that real runs compile.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Settings of XLA's CPU compiler for programs that run once: one module of LLVM in place of up to 32. XLA ends the process at a
-# flag that it does not know, so only releases are listed that were tried.
+# Settings of XLA's CPU compiler for programs that run once: one LLVM module instead of up to 32. XLA ends the process
+# at an unknown flag, so only tested releases are listed.
 FLAGS = {
-    # The older code generator compiles train steps in little more than half the time of the present one; 0.12 has it no more.
+    # The older code generator compiles train steps in little more than half the time; 0.12 does not have it any more.
     "0.10.": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
     "0.12.": "--xla_cpu_parallel_codegen_split_count=1",
 }
 for release, flags in FLAGS.items():
     if importlib.metadata.version("jaxlib").startswith(release):
         os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
-# Threads of the CPU's devices: each takes one while it waits for the others, once for every collective that does not depend on
-# another, of which two passes have many. With too few of them all wait, and XLA aborts.
+# Threads of the CPU devices: a device occupies a thread while it waits for the others in a collective, and independent
+# collectives wait at the same time; two passes have many of them. With too few threads all wait, and XLA aborts.
 os.environ.setdefault("PJRT_NPROC", "64")
 
 import pathlib
@@ -37,7 +37,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_directory(tmp_path_factory):
-    """Whatever a test caches goes to a directory of this session, also from a process that the test starts."""
+    """Put all caches in a directory of this session, also those of processes that a test starts."""
     directory = tmp_path_factory.mktemp("cache")
     patch = pytest.MonkeyPatch()
     patch.setenv("AG_JAX_CACHE", str(directory))
@@ -47,9 +47,9 @@ def cache_directory(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_programs(tmp_path_factory):
-    """A folder of compiled programs for the processes that tests start, which compile the same ones again and again.
+    """Set a compilation cache for the processes that tests start, because many of them compile the same programs.
 
-    Each pytest worker has its own: JAX writes these files in place and without a lock.
+    Each pytest worker has its own cache, because JAX writes these files in place and without a lock.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
@@ -60,7 +60,7 @@ def compiled_programs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shared() -> pathlib.Path:
-    """The real data sets that lie beside the repository; tests that want them are skipped where they are missing."""
+    """The directory of real data sets beside the repository; tests that need it are skipped if it is missing."""
     directory = REPOSITORY.parent / "shared"
     if not directory.is_dir():
         pytest.skip(f"needs the data sets of {directory}, which is not there")
@@ -69,7 +69,7 @@ def shared() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def eight_devices() -> list[jax.Device]:
-    """Eight devices, real or pretended by the CPU."""
+    """Eight devices, real or simulated by the CPU."""
     devices = jax.devices()
     if len(devices) < 8:
         pytest.skip(f"needs 8 devices, there are {len(devices)}; run with JAX_PLATFORMS=cpu")
@@ -78,13 +78,13 @@ def eight_devices() -> list[jax.Device]:
 
 @pytest.fixture
 def one_device(monkeypatch) -> jax.Device:
-    """Runs that the test starts see one device: what they train does not depend on it, and compiles in half the time."""
+    """Hide all devices but one, because runs on one device train the same and compile in half the time."""
     device = jax.devices()[0]
     monkeypatch.setattr(jax, "devices", lambda: [device])
     return device
 
 
-# Files that take longest, in this order: they begin first, so that no worker is left with one of them at the end.
+# The slowest files, slowest first: they start first, so that no worker is left with one of them at the end.
 LONG = (
     "tests/multihost/test_many_hosts.py",
     "tests/test_command.py",
@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Keep the garbage collector from walking all imported modules and all tests again and again while JAX traces."""
+    """Exempt all imported modules and collected tests from garbage collection, which JAX's tracing triggers often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -74,7 +74,7 @@ def get_config(argument=""):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A case that does not pass, what happened, and what the command printed."""
+    """A failure of a case, with a description and the output of the command."""
 
     case: str
     happened: str
@@ -83,7 +83,11 @@ class Finding:
 
 @dataclasses.dataclass
 class Case:
-    """A case on its way: a folder with a cache of its own, and what it found."""
+    """A case that is being run.
+
+    folder: a folder with the case's own run directories and caches.
+    findings: the failures so far.
+    """
 
     name: str
     command: "Command"
@@ -91,13 +95,13 @@ class Case:
     findings: list[Finding] = dataclasses.field(default_factory=list)
 
     def expect(self, condition: object, happened: str, done: commands.Finished | None = None) -> None:
-        """Note a finding unless the condition holds."""
+        """Record a finding unless the condition holds."""
         if not condition:
             detail = f"exit status {done.returncode}\n{done.stdout}{done.stderr}" if done else ""
             self.findings.append(Finding(self.name, happened, detail))
 
     def start(self, directory: str = "run", compiled: str = "compiled") -> commands.Running:
-        """Start the command in a directory of this case."""
+        """Start the command with a run directory, cache and compilation cache in this case's folder."""
         environment = {
             "AG_JAX_CACHE": str(self.folder / "cache"),
             "JAX_COMPILATION_CACHE_DIR": str(self.folder / compiled),
@@ -108,7 +112,7 @@ class Case:
         return commands.Running([*self.command.arguments, workdir], environment=environment)
 
     def resume(self, *moments: "Saved", directory: str = "run") -> None:
-        """Run the same command to its end, and compare what it leaves with what an undisturbed one leaves."""
+        """Run the same command to its end, and compare its files with those of an undisturbed run and of `moments`."""
         done = self.start(directory).wait(SECONDS)
         self.expect(done.returncode == 0, "the same command, run again, fails", done)
         self.expect("Traceback" not in done.stderr, "the same command, run again, prints a traceback", done)
@@ -117,7 +121,7 @@ class Case:
         self.compare(directory, done)
 
     def compare(self, directory: str = "run", done: commands.Finished | None = None) -> None:
-        """Compare what the command left with what an undisturbed one leaves."""
+        """Record findings for files that differ from those of an undisturbed run."""
         found, expected = content(self.folder / directory), self.command.undisturbed
         for name in sorted(found.keys() | expected.keys()):
             if name not in expected or name not in found:
@@ -128,11 +132,13 @@ class Case:
 
 @dataclasses.dataclass
 class Command:
-    """One of the three commands: what a user types, and what it leaves and how long it takes undisturbed.
+    """One of the three commands, with the result of an undisturbed run.
 
-    part: the folder of its directory that the phases are looked for in.
+    arguments: the command-line arguments after `ag-jax`.
+    part: the folder below the run directory in which phases are detected.
     validated_every: steps from one validation to the next.
-    seconds: without and with compiled programs from an earlier run.
+    undisturbed: the `content` of the directory of an undisturbed run.
+    seconds: the time of an undisturbed run without and with compiled programs from an earlier run.
     """
 
     name: str
@@ -145,15 +151,20 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What a directory holds that must not be lost: see `lost`."""
+    """The results in a directory that must not be lost.
 
-    rows: dict[str, list[dict[str, Any]]]  # of each run, those up to its newest checkpoint
-    epochs: dict[str, list[dict[str, Any]]]  # of each trial, those that its newest checkpoint knows
-    files: dict[str, bytes]  # summaries and results, which are written last
+    rows: rows of metrics of each run, up to its newest checkpoint.
+    epochs: epochs of each trial that are in its newest checkpoint.
+    files: contents of summaries and results, which are written last.
+    """
+
+    rows: dict[str, list[dict[str, Any]]]
+    epochs: dict[str, list[dict[str, Any]]]
+    files: dict[str, bytes]
 
     @classmethod
     def of(cls, workdir: pathlib.Path) -> "Saved":
-        """What is there now."""
+        """Read the saved results of a directory in its present state."""
         rows, epochs = {}, {}
         for directory in workdir.rglob("checkpoints"):
             steps = finished_steps(directory)
@@ -169,7 +180,7 @@ class Saved:
         return cls(rows, epochs, {path.relative_to(workdir).as_posix(): path.read_bytes() for path in kept})
 
     def lost(self, workdir: pathlib.Path) -> Iterator[str]:
-        """What is not there any more, or was made anew, as the clock fields show."""
+        """Yield the saved results that are missing or were computed again, as their clock fields show."""
         for name, rows in self.rows.items():
             there = (workdir / name / "metrics.jsonl").exists()
             if not there or read_metrics(epath.Path(workdir / name))[: len(rows)] != rows:
@@ -184,18 +195,18 @@ class Saved:
 
 
 def finished_steps(directory: pathlib.Path) -> list[int]:
-    """Steps of the checkpoints that were written to their end."""
+    """Return the steps of the checkpoints that are complete."""
     steps = steps_in(epath.Path(directory))
     return [step for step in steps if (directory / str(step) / "_CHECKPOINT_METADATA").exists()]
 
 
 def read_progress(directory: pathlib.Path, step: int) -> dict[str, Any]:
-    """What a checkpoint holds besides arrays: also the fingerprint of every array, the optimizer's included."""
+    """Read the metadata of a checkpoint, which include a fingerprint of every array, also of the optimizer's."""
     return json.loads((directory / str(step) / "progress" / "metadata").read_text())
 
 
 def content(workdir: pathlib.Path) -> dict[str, Any]:
-    """What a command left, by path: without the clock, and of pictures and pages only that they are there."""
+    """Return the files of a directory by path: without clock fields; of figures and pages only that they exist."""
     found: dict[str, Any] = {}
     for path in sorted(path for path in workdir.rglob("*") if path.is_file()):
         inside = path.relative_to(workdir)
@@ -223,24 +234,27 @@ def content(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def without_clock(value: Any) -> Any:
-    """JSON without the fields that depend on the clock."""
+    """Return a JSON value without the fields that depend on the clock."""
     if isinstance(value, dict):
         return {key: without_clock(item) for key, item in value.items() if key not in CLOCK_FIELDS}
     return [without_clock(item) for item in value] if isinstance(value, list) else value
 
 
-# The phases: what a command has printed, and which files there are.
+# The phases, detected from the output of a command and from its files.
 
 
 def is_preparing(case: Case, running: commands.Running) -> bool:
-    """A tokenizer is trained, or text is tokenised; a suite, which keeps no cache, has just taken its lock."""
+    """Whether a tokenizer is being trained or text tokenised.
+
+    A suite has no cache: whether it has just taken its lock.
+    """
     if case.command.name == "suite":
         return (case.folder / "run" / "lock.json").exists() and "trials to do" not in running.stderr
     return any((case.folder / "cache").glob("*.partial-*"))
 
 
 def is_compiling(case: Case, running: commands.Running) -> bool:
-    """The run is about to be trained, and nothing was yet."""
+    """Whether the run is about to be trained, but has not been trained yet."""
     if case.command.name == "suite":
         return "trials to do" in running.stderr and not any((case.folder / "run").rglob("metrics.jsonl"))
     attention = running.stderr.count("attention: ")
@@ -248,17 +262,17 @@ def is_compiling(case: Case, running: commands.Running) -> bool:
 
 
 def checkpoints_begun(case: Case) -> list[pathlib.Path]:
-    """Checkpoints of the part of the directory that is looked at, those not finished included."""
+    """Return the checkpoints of the command's `part`, unfinished checkpoints included."""
     return list((case.folder / "run" / case.command.part).rglob("checkpoints/*"))
 
 
 def is_saving(case: Case, running: commands.Running) -> bool:
-    """A checkpoint is in its temporary directory."""
+    """Whether a checkpoint is being written, in its temporary directory."""
     return any("tmp" in path.name for path in checkpoints_begun(case))
 
 
 def is_validating(case: Case, running: commands.Running) -> bool:
-    """The last row of metrics is the one that is followed by a validation."""
+    """Whether a validation is due: the last row of metrics is that of a training step followed by a validation."""
     for path in (case.folder / "run" / case.command.part).rglob("metrics.jsonl"):
         with contextlib.suppress(ValueError):
             rows = read_metrics(epath.Path(path.parent))
@@ -271,10 +285,10 @@ REACHED = dict(zip(PHASES, (is_preparing, is_compiling, is_saving, is_validating
 
 
 def wait_for_phase(case: Case, running: commands.Running, phase: str) -> bool:
-    """Whether the phase was seen, which then has just begun."""
+    """Wait for a phase to begin; return whether it was seen before the command ended."""
     deadline = time.monotonic() + SECONDS
     while running.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError):  # what was listed vanishes
+        with contextlib.suppress(FileNotFoundError):  # a listed file may vanish
             if REACHED[phase](case, running):
                 return True
         time.sleep(0.001)
@@ -285,7 +299,7 @@ def wait_for_phase(case: Case, running: commands.Running, phase: str) -> bool:
 
 
 def kill(case: Case, seed: int, compiled: pathlib.Path) -> None:
-    """`kill -9` at one or two random moments."""
+    """Kill the command with SIGKILL at one or two random moments, then resume it."""
     chosen = random.Random(f"{seed} {case.name}")
     cold = chosen.random() < 0.25
     if not cold:
@@ -303,7 +317,7 @@ def kill(case: Case, seed: int, compiled: pathlib.Path) -> None:
 
 
 def terminate(case: Case, phase: str) -> None:
-    """SIGTERM in a phase."""
+    """Send SIGTERM in a phase, then resume the command."""
     running = case.start()
     seen = wait_for_phase(case, running, phase)
     if seen:
@@ -327,12 +341,12 @@ def terminate(case: Case, phase: str) -> None:
 
 
 def limit(case: Case, phase: str) -> None:
-    """No file may grow from a phase on."""
+    """Limit the size of files from a phase on, then resume the command."""
     starve(case, phase, _limited)
 
 
 def full(case: Case, phase: str) -> None:
-    """The disk is full from a phase on."""
+    """Fill the disk from a phase on, then resume the command."""
     starve(case, phase, _filled)
 
 
@@ -356,7 +370,7 @@ def _filled(case: Case, running: commands.Running) -> Iterator[None]:
 
 
 def starve(case: Case, phase: str, starved: Callable[[Case, commands.Running], Any]) -> None:
-    """Take the space away in a phase, while the command is halted, then give it back and run the command again."""
+    """Remove the free space in a phase, while the command is halted; restore it afterwards and resume the command."""
     running = case.start(compiled="../compiled-elsewhere")
     seen = wait_for_phase(case, running, phase)
     if seen:
@@ -379,7 +393,7 @@ def starve(case: Case, phase: str, starved: Callable[[Case, commands.Running], A
 
 
 def same_directory(case: Case) -> None:
-    """Three processes in one directory."""
+    """Start three processes in one directory."""
     ended = [running.wait(SECONDS) for running in [case.start() for _ in range(3)]]
     statuses = sorted(done.returncode for done in ended)
     case.expect(statuses == [0, 1, 1], f"three in one directory end with {statuses}", ended[0])
@@ -391,7 +405,7 @@ def same_directory(case: Case) -> None:
 
 
 def same_cache(case: Case, seed: int, number: int) -> None:
-    """Three processes that build one cache."""
+    """Start three processes that build one cache; if `number` is positive, kill one of them."""
     chosen = random.Random(f"{seed} {case.name}")
     running = [case.start(f"run{index}", compiled=f"compiled{index}") for index in range(3)]
     if number:
@@ -408,11 +422,11 @@ def same_cache(case: Case, seed: int, number: int) -> None:
         case.compare(f"run{index}", done)
 
 
-# The commands, and their material.
+# The commands, and their inputs.
 
 
 def make_commands(folder: pathlib.Path) -> list[Command]:
-    """Write a text, a model and a task below `folder`."""
+    """Write a text, a model and a task below `folder`; return the three commands that use them."""
     chosen = random.Random(1)
     lines = [" ".join(chosen.choices(WORDS, k=9)).capitalize() + "." for _ in range(2000)]
     (folder / "text.txt").write_text("\n".join(lines))
@@ -449,7 +463,7 @@ def make_commands(folder: pathlib.Path) -> list[Command]:
 
 
 def in_a_child(work: Callable[[], Any], folder: pathlib.Path) -> None:
-    """Do it in a process of its own, with a cache of its own, as this one starts the commands."""
+    """Call `work` in a child process with its own cache, because this process must not start JAX."""
 
     def with_own_cache() -> None:
         os.environ["AG_JAX_CACHE"] = str(folder / "cache")
@@ -459,7 +473,7 @@ def in_a_child(work: Callable[[], Any], folder: pathlib.Path) -> None:
 
 
 def run_undisturbed(command: Command, folder: pathlib.Path) -> list[Finding]:
-    """Run the command twice, the second time with compiled programs: what it leaves, and how long it takes."""
+    """Run the command twice, the second time with compiled programs, and store its files and times in it."""
     seconds = []
     for number in range(2):
         (folder / str(number)).mkdir(parents=True)
@@ -478,7 +492,7 @@ def run_undisturbed(command: Command, folder: pathlib.Path) -> list[Finding]:
 
 @contextlib.contextmanager
 def tmpfs(folder: pathlib.Path) -> Iterator[bool]:
-    """Mount a small disk at `folder`; yields whether that worked."""
+    """Mount a small disk at `folder`; yield whether that succeeded."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
     mounted = bool(shutil.which("mount")) and subprocess.run(mount, capture_output=True).returncode == 0
     try:
@@ -489,7 +503,7 @@ def tmpfs(folder: pathlib.Path) -> Iterator[bool]:
 
 
 def all_cases(kills: int, seed: int, compiled: pathlib.Path) -> dict[str, tuple[str, Callable[[Case], None]]]:
-    """The command and the function of every case, by name."""
+    """Return the name of the command and the function of each case, by case name."""
     cases: dict[str, tuple[str, Callable[[Case], None]]] = {}
     for command in ("train", "suite", "compare"):
         for number in range(kills):
@@ -508,7 +522,7 @@ def all_cases(kills: int, seed: int, compiled: pathlib.Path) -> dict[str, tuple[
 
 
 def run_case(name: str, command: Command, run: Callable[[Case], None], folder: pathlib.Path) -> list[Finding] | None:
-    """The findings of a case, None if it is skipped."""
+    """Run a case and return its findings; None if it is skipped."""
     place = folder / "case"
     place.mkdir()
     case = Case(name, command, place)
@@ -530,7 +544,7 @@ def run_case(name: str, command: Command, run: Callable[[Case], None], folder: p
 
 
 def main() -> int:
-    """Return 0 if there is no finding, else 1."""
+    """Run the cases and print the findings; return 0 if there are none, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="number of kills of each command")
     parser.add_argument("--seed", type=int, default=0)

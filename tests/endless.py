@@ -1,4 +1,7 @@
-"""Ways to make a command endless at a certain place, for `test_interruption.py`: called in the process of the command."""
+"""Patches that make a command endless at a certain point, for `test_interruption.py`.
+
+Each function is called in the process of the command before the command begins.
+"""
 
 import gc
 import hashlib
@@ -16,28 +19,28 @@ SENTENCES = [f"The {word} sat on the mat of house {number}." for number in range
 
 
 def text() -> None:
-    """Documents without end, so that a tokenizer is trained, or text tokenised, for ever."""
+    """Make documents endless, so that a tokenizer is trained, or text tokenised, for ever."""
     sources._part_documents = lambda *_: itertools.repeat(" ".join(SENTENCES))
 
 
 def rows() -> None:
-    """Rows without end."""
+    """Make rows endless."""
     make = formats.make_rows
     formats.make_rows = lambda *arguments: itertools.cycle(list(make(*arguments)))
 
 
 def call() -> None:
-    """A call into a library that does not come back."""
+    """Make the training of a tokenizer a library call that does not return."""
     tokenizers.train = lambda *_: time.sleep(3600)
 
 
 def document() -> None:
-    """A call from the main thread, during which Python runs no handlers of signals."""
+    """Make the main thread call a C function that does not return, during which Python runs no signal handlers."""
     pipeline.split_sentences = lambda _: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 
 
 def after_a_lost_exception() -> None:
-    """A signal that comes outside of any loop that looks for it, while a callback of the garbage collection runs."""
+    """Raise SIGINT inside a callback of the garbage collector, where Python drops the exception that it causes."""
 
     def callback(*_):
         gc.callbacks.remove(callback)

@@ -1,11 +1,11 @@
-"""An object store in memory in place of `gs://`: as strict as the real one, where disks are lenient."""
+"""An in-memory object store for paths at `gs://`, as strict as a real one where disks are lenient."""
 
 import etils.epath.backend as backends
 from fsspec.implementations import memory
 
 
 class ObjectStore(memory.MemoryFileSystem):
-    """Files appear whole or not at all; nothing can be appended to or renamed."""
+    """An object store in which files appear whole or not at all, and cannot be appended to or renamed."""
 
     cachable = False  # every test has its own
 
@@ -31,7 +31,7 @@ class ObjectStore(memory.MemoryFileSystem):
 
 
 def install(monkeypatch) -> ObjectStore:
-    """Have every path at `gs://` lead to a new store."""
+    """Redirect all paths at `gs://` to a new store."""
     store = ObjectStore()
     fs = backends._FileSystemSpecBackend.fs
 

@@ -1,4 +1,4 @@
-"""Choose from the product of several lists of values a few cases that hold every pair of values."""
+"""Pairwise testing: choose a few cases of a product of lists that contain every pair of values."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ import pytest
 
 
 def pairwise(*axes: Sequence[Any], always: Callable[..., bool] | None = None) -> list:
-    """Return the product of `axes` for `pytest.mark.parametrize`, with the marker `exhaustive` on the cases that can be left out.
+    """Return the product of `axes` for `pytest.mark.parametrize`, with the marker `exhaustive` on redundant cases.
 
-    The cases without the marker hold every pair of values of two different axes at least once; nearly all bugs depend on one or two
-    values. They are chosen greedily: always the case with the most pairs that no earlier one has, the first of equals. A case for
-    which `always(*values)` is true is never marked.
+    The cases without the marker contain every pair of values of two different axes at least once, because nearly all
+    bugs depend on one or two values. They are chosen greedily: next is always the case with the most pairs that no
+    earlier case has, the first of equals. A case for which `always(*values)` is true is never marked.
     """
     cases = list(itertools.product(*(range(len(axis)) for axis in axes)))
 

@@ -5,9 +5,10 @@
     python -m tests.planted_bugs --root=OTHER       in a copy of another checkout
     python -m tests.planted_bugs --list             print the bugs and stop
 
-A bug counts as found when one test fails. The tests named with the bug run first, with `-x`; only if they all pass does the whole
-suite run (leave that out with --own). Run this before and after a change that makes tests faster or moves code: no bug may be lost.
-A bug whose text is no longer in its file is an error: code was rewritten, so rewrite the bug, too.
+A bug counts as found when one test fails. The tests named with the bug run first, with `-x`; only if they all pass
+does the whole suite run (--own leaves that out). Run this before and after a change that makes tests faster or moves
+code: all bugs must still be found. A bug whose text is no longer in its file is an error: the code was rewritten, so
+rewrite the bug, too.
 """
 
 import argparse
@@ -26,7 +27,14 @@ LEFT_OUT = (".git", ".venv*", "runs", "__pycache__", ".pytest_cache", ".cache", 
 
 @dataclasses.dataclass(frozen=True)
 class Bug:
-    """What is wrong, where, the right and the wrong text, and the tests that should notice."""
+    """A bug to plant.
+
+    what: a description.
+    file: the file to change.
+    right: the correct text.
+    wrong: the text that replaces it.
+    tests: the tests that should fail, separated by spaces.
+    """
 
     what: str
     file: str
@@ -179,8 +187,8 @@ BUGS = (
     Bug(
         "a stopped run does not save",
         "ag_jax/training/loop.py",
-        "or step == config.steps or stopped:",
-        "or step == config.steps:",
+        "or is_last or stopped or kept:",
+        "or is_last or kept:",
         "tests/training/test_loop.py tests/test_command.py",
     ),
     Bug(
@@ -242,8 +250,8 @@ BUGS = (
     Bug(
         "positions of a text count from the next one's offset",
         "ag_jax/models/embeddings.py",
-        "segments.order(sequences_BL) + self.config.position_offset",
-        "segments.order(sequences_BL) + self.config.position_offset + 1",
+        "segments.order(segments_BL) + self.config.position_offset",
+        "segments.order(segments_BL) + self.config.position_offset + 1",
         "tests/models/test_encoder.py tests/models",
     ),
     Bug(
@@ -278,7 +286,7 @@ BUGS = (
 
 
 def copy_of(root: pathlib.Path, into: pathlib.Path) -> pathlib.Path:
-    """Copy a checkout, without what was made in it, to a folder that has its `../shared` beside it, too."""
+    """Copy a checkout without `LEFT_OUT`, and link its `../shared` beside the copy; return the copy."""
     checkout = into / "checkout"
     shutil.copytree(root, checkout, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
     if (root.parent / "shared").is_dir():
@@ -287,7 +295,7 @@ def copy_of(root: pathlib.Path, into: pathlib.Path) -> pathlib.Path:
 
 
 def fails(checkout: pathlib.Path, tests: list[str]) -> str | None:
-    """Run tests until one fails; return its name, or None if all pass."""
+    """Run tests until a test fails; return its name, or None if all pass."""
     environment = os.environ | {"PYTHONPATH": str(checkout), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
@@ -298,7 +306,10 @@ def fails(checkout: pathlib.Path, tests: list[str]) -> str | None:
 
 
 def plant(checkout: pathlib.Path, bug: Bug, own: bool) -> str | None:
-    """Plant a bug, run the tests, take the bug out; return the test that found it."""
+    """Plant a bug, run the tests and remove the bug; return the failed test, or None if all pass.
+
+    own: run only the tests named with the bug, not the whole suite.
+    """
     path = checkout / bug.file
     text = path.read_text()
     if text.count(bug.right) < 1:
@@ -314,7 +325,7 @@ def plant(checkout: pathlib.Path, bug: Bug, own: bool) -> str | None:
 
 
 def main() -> int:
-    """Print for every bug the test that found it; return 1 if one was not found."""
+    """Print for every bug the test that found it; return 1 if a bug was not found or could not be planted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=pathlib.Path, default=REPOSITORY, help="the checkout to copy")
     parser.add_argument("--only", default="", help="numbers of bugs, with commas")

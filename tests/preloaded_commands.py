@@ -1,4 +1,4 @@
-"""Imported by the server of `tests.commands`, which thereby imports the program."""
+"""The module that the server of `tests.commands` preloads, which imports the program."""
 
 from tests import commands
 

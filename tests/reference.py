@@ -1,7 +1,8 @@
-"""Second formulations to test against: explicit loops and float64 numpy, written from the papers alone.
+"""Reference implementations for tests: explicit loops in float64 numpy, written only from the papers.
 
-Nothing here imports from `ag_jax`. Shape letters as there: N layers, B batch, H head, Q query, K key, L length,
-D width, M masked positions, V vocabulary. `sequences` number the texts of a row from 1 on; padding has 0.
+Nothing here imports from `ag_jax`. Shape letters are the same: N layers, B batch, H head, Q query, K key, L length,
+D width, M masked positions, V vocabulary. `sequences` are segment ids: they number the texts of a row from 1; padding
+has 0.
 """
 
 import math
@@ -13,12 +14,18 @@ DELIMITERS, PERIODS = (0, 2), (5, 9)
 
 
 def ragged(lengths, length, *, vocabulary=13, seed=0):
-    """Random tokens (delimiter first, full stops inside) and their sequences, one text a row, padded on the right."""
+    """Return random tokens and segment ids, one text a row, padded on the right.
+
+    Texts begin and end with a delimiter, and may have full stops inside.
+    """
     return packed([[n] for n in lengths], length, vocabulary=vocabulary, seed=seed)
 
 
 def packed(lengths, length, *, vocabulary=13, seed=0):
-    """The same with the texts of every row one behind the other; `lengths` are lists of their lengths."""
+    """Return random tokens and segment ids with several texts a row.
+
+    lengths: for each row, the lengths of its texts.
+    """
     rng = np.random.default_rng(seed)
     tokens_BL = rng.integers(3, vocabulary, (len(lengths), length)).astype(np.int32)
     sequences_BL = np.zeros_like(tokens_BL)
@@ -33,19 +40,19 @@ def packed(lengths, length, *, vocabulary=13, seed=0):
 
 
 def texts(sequences_L):
-    """The places of each text of a row."""
+    """Return the positions of each text of a row."""
     return [np.flatnonzero(sequences_L == number) for number in np.unique(sequences_L) if number > 0]
 
 
 def text_of(sequences_L, row):
-    """The places of the text that `row` is in."""
+    """Return the positions of the text that contains position `row`."""
     return np.flatnonzero(sequences_L == sequences_L[row])
 
 
 def random_attention(sequences_BL, layers, heads, seed=0, stochastic=True):
-    """Attention `NBHQK` that gives padding and other texts nothing; with `stochastic=False` its rows do not sum to 1.
+    """Return random attention `NBHQK` that is 0 on padding and on other texts.
 
-    Rows of padding spread over all tokens.
+    Queries at padding attend to all tokens. With `stochastic=False` the attention of a query does not sum to 1.
     """
     rng = np.random.default_rng(seed)
     length = sequences_BL.shape[1]
@@ -59,7 +66,7 @@ def random_attention(sequences_BL, layers, heads, seed=0, stochastic=True):
 
 
 def dense_pattern(name, tokens_L, sequences_L, boundary="uniform"):
-    """P of one row, `QK` in float64: that of each of its texts on its own, and 0 elsewhere."""
+    """Return the pattern P `QK` of a row of texts in float64: the pattern within each text, 0 between texts."""
     P_QK = np.zeros((len(tokens_L), len(tokens_L)))
     for places in texts(sequences_L):
         P_QK[np.ix_(places, places)] = text_pattern(name, tokens_L[places], boundary)
@@ -67,7 +74,10 @@ def dense_pattern(name, tokens_L, sequences_L, boundary="uniform"):
 
 
 def text_pattern(name, tokens_L, boundary):
-    """P of one text, cell by cell as in appendix A.2 of Deshpande & Narasimhan 2020; p and q count from 1 to n as there."""
+    """Return the pattern P of one text, cell by cell as in appendix A.2 of Deshpande & Narasimhan 2020.
+
+    As there, p and q count from 1 to n.
+    """
     n = len(tokens_L)
     P_QK = np.zeros((n, n))
     chosen = {"delim": DELIMITERS, "period": PERIODS}.get(name)
@@ -91,7 +101,7 @@ def text_pattern(name, tokens_L, boundary):
 
 
 def names_a_column(name, tokens_L, sequences_L, row):
-    """Whether the pattern names a column for this row of a text: then neither boundary nor absent rule applies."""
+    """Whether the pattern has a target for query `row`, so that neither the boundary nor the absent rule applies."""
     places = text_of(sequences_L, row)
     if name == "next":
         return row != places[-1]
@@ -102,7 +112,7 @@ def names_a_column(name, tokens_L, sequences_L, row):
 
 
 def guidance_loss(attention_NBHQK, assignment, tokens_BL, sequences_BL, reduction, boundary, absent):
-    """L_AG summed over the texts: squared errors to the dense P, one row after the other."""
+    """Return the guidance loss L_AG summed over the texts: squared errors to the dense P, one query at a time."""
     total, guided = 0.0, sum(count for _, count in assignment)
     for b, (tokens_L, sequences_L) in enumerate(zip(tokens_BL, sequences_BL, strict=True)):
         head = 0
@@ -129,7 +139,10 @@ def guidance_loss(attention_NBHQK, assignment, tokens_BL, sequences_BL, reductio
 
 
 def masses(attention_NBHQK, assignment, tokens_BL, sequences_BL):
-    """For each pattern, attention on target per layer, summed over heads and rows that have one, and their number."""
+    """Return for each pattern the attention on its targets, `N`, and the number of terms in the sum.
+
+    The sum is over the pattern's heads and the queries that have a target.
+    """
     results, head = [], 0
     for name, count in assignment:
         total_N, rows = np.zeros(len(attention_NBHQK)), 0
@@ -145,29 +158,29 @@ def masses(attention_NBHQK, assignment, tokens_BL, sequences_BL):
 
 
 def layer_norm(x, params, epsilon):
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis."""
+    """Return (x - mean) / sqrt(variance + epsilon) * scale + bias, normalised over the last axis."""
     centred = x - x.mean(-1, keepdims=True)
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon) * params["scale"] + params["bias"]
 
 
 def gelu(x):
-    """x * Phi(x)."""
+    """Return x * Phi(x), where Phi is the standard normal distribution function."""
     return x * 0.5 * (1 + functions.erf(x / np.sqrt(2)))
 
 
 def linear(x, params):
-    """x W + b."""
+    """Return x W + b."""
     return x @ params["kernel"] + params["bias"]
 
 
 def heads_of(x, params):
-    """`...HLW` of `...LD`, by a kernel of shape D x H x W; without a bias if there is none."""
+    """Project `...LD` to heads `...HLW` by a kernel of shape D x H x W, with a bias if `params` have it."""
     projected = np.einsum("...ld,dhw->...hlw", x, params["kernel"])
     return projected + params["bias"][:, None, :] if "bias" in params else projected
 
 
 def distance_row(distance, span, buckets):
-    """The row of the table of relative embeddings for one distance (He et al. 2021; buckets: DeBERTa v2's code)."""
+    """Return the row of the relative-embedding table for one distance (He et al. 2021; buckets: DeBERTa v2's code)."""
     half, middle = buckets or span, (buckets or 0) // 2
     if buckets and abs(distance) > middle:
         steps = math.ceil(math.log(abs(distance) / middle) / math.log((span - 1) / middle) * (middle - 1))
@@ -176,7 +189,7 @@ def distance_row(distance, span, buckets):
 
 
 def distance_scores(query_BHQW, key_BHKW, params, table_RD, relative):
-    """Content to position and position to content, before scaling: pair by pair of positions."""
+    """Return the content-to-position and position-to-content scores before scaling, pair by pair of positions."""
     length = query_BHQW.shape[2]
     to_key, to_query = ("key", "query") if relative.shared else ("relative_key", "relative_query")
     scores = np.zeros((*query_BHQW.shape[:2], length, length))
@@ -195,10 +208,11 @@ def distance_scores(query_BHQW, key_BHKW, params, table_RD, relative):
 
 
 def attention(x_BLD, params, sequences_BL, bias_BHQK=0.0, query_BLD=None, table_RD=None, relative=None, keep_BHQK=None):
-    """Output and probabilities of multi-head attention; with `table_RD`, the embeddings of distances, disentangled.
+    """Return the output and probabilities of multi-head attention, disentangled if `table_RD` is given.
 
-    `relative` says how: anything with the attributes terms, span, buckets, shared and index. Of `keep_BHQK`, what is 0 gets no
-    attention; a row that has nothing else spreads it over its text.
+    table_RD: the embeddings of distances.
+    relative: settings of disentangled attention: an object with the attributes terms, span, buckets, shared and index.
+    keep_BHQK: 0 where there is no attention; a query without any other key attends uniformly to its text.
     """
     query = heads_of(x_BLD if query_BLD is None else query_BLD, params["query"])
     key, value = (heads_of(x_BLD, params[name]) for name in ("key", "value"))
@@ -218,7 +232,7 @@ def attention(x_BLD, params, sequences_BL, bias_BHQK=0.0, query_BLD=None, table_
 
 
 def convolve(x_BLD, params, sequences_BL, activation):
-    """Neighbours of the same text, times the tap of their place, token by token."""
+    """Return a convolution over tokens that does not cross texts, token by token and tap by tap."""
     taps = len(params["kernel"])
     out = np.zeros_like(x_BLD) + params["bias"]
     for row, sequences_L in enumerate(sequences_BL):
@@ -231,12 +245,12 @@ def convolve(x_BLD, params, sequences_BL, activation):
 
 
 def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0, keep=None):
-    """Hidden states, what words are predicted from, and `attention_NBHQK`; `params` in float64 with a leading layer axis.
+    """Return the hidden states, the mask decoder's output, from which words are predicted, and `attention_NBHQK`.
 
-    keep: (layer, its input) -> the mask `BHQK` of its attention; the mask decoder has that of the last layer.
-
-    Of `config` it reads what parameters do not tell: layer_norm_epsilon, position_offset, absolute_positions, relative,
-    mask_decoder_passes and convolution_activation.
+    params: in float64 with a leading layer axis.
+    config: read only for layer_norm_epsilon, position_offset, absolute_positions, relative, mask_decoder_passes and
+        convolution_activation; the rest follows from the parameters.
+    keep: (layer, its input) -> the mask `BHQK` of its attention; the mask decoder uses the mask of the last layer.
     """
     table, epsilon = params["embeddings"], config.layer_norm_epsilon
     sequences_BL = np.asarray(batch["sequences"])
@@ -284,18 +298,18 @@ def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0, keep=N
 
 
 def encode(params, batch, config, **ports):
-    """Hidden states and `attention_NBHQK` of a post-norm encoder."""
+    """Return the hidden states and `attention_NBHQK` of a post-norm encoder."""
     x, _, weights = encode_and_decode(params, batch, config, **ports)
     return x, weights
 
 
 def take_layer(tree, index):
-    """One layer's parameters out of the stack."""
+    """Return one layer's parameters from parameters with a leading layer axis."""
     return {k: take_layer(v, index) if isinstance(v, dict) else v[index] for k, v in tree.items()}
 
 
 def predict(params, batch, config, **ports):
-    """Word logits `BMV`, next-sentence logits `B2` and `attention_NBHQK` of the pre-training model."""
+    """Return the word logits `BMV`, next-sentence logits `B2` and `attention_NBHQK` of the pre-training model."""
     x, decoded, weights = encode_and_decode(params["encoder"], batch, config, **ports)
     at_masks = np.stack([row[places] for row, places in zip(decoded, batch["masked_positions"], strict=True)])
     head = params["word_head"]

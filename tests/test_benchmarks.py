@@ -1,4 +1,4 @@
-"""Benchmarks are not run by tests, but what they take from the package must be there."""
+"""Benchmarks are not run by tests, but the names that they import from the package must exist."""
 
 import ast
 import importlib
@@ -39,7 +39,7 @@ LIMITS = {"train": (6_400, 800, 20_000), "validation": (1_000, 400)}
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_recorded_scores_say_which_examples_they_are_of(path):
-    """Reports note how a part of a split was drawn; older results that it was the first examples of the file."""
+    """Reports say how a part of a split was drawn; older results say that it was the first examples of the file."""
     for task in json.loads(path.read_text()).get("tasks", {}).values():
         counts = next((of_arm["counts"] for of_arm in task.get("arms", {}).values()), {"train": task.get("examples")})
         for split, limits in LIMITS.items():

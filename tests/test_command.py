@@ -1,4 +1,4 @@
-"""The command as a user types it: killed, stopped, resumed, and given nonsense."""
+"""The command `ag-jax` as a user runs it: killed, stopped, resumed, and with invalid arguments."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ WORDS = "the house of our union is strong and we will build roads . they said no
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A file of a few hundred sentences: two epochs are 120 steps of 4 rows."""
+    """Write a file of a few hundred sentences; two epochs are 120 steps of 4 rows."""
     chosen = random.Random(1)
     lines = [" ".join(chosen.choices(WORDS, k=9)).capitalize() + "." for _ in range(330)]
     path = tmp_path_factory.mktemp("text") / "text.txt"
@@ -58,7 +58,7 @@ def command(verb: str, text: pathlib.Path, workdir: pathlib.Path, *more: str) ->
 
 
 def signalled(arguments: list[str], workdir: pathlib.Path, step: int, number: int) -> commands.Finished:
-    """Run the command, send it a signal as soon as its metrics show the step, and wait for its end."""
+    """Run the command, send it a signal as soon as its metrics reach the step, and wait for it to end."""
     running = commands.Running(arguments)
     metrics, deadline = workdir / "metrics.jsonl", time.monotonic() + 240
     while time.monotonic() < deadline and running.poll() is None:
@@ -70,7 +70,7 @@ def signalled(arguments: list[str], workdir: pathlib.Path, step: int, number: in
 
 
 def content(workdir: pathlib.Path):
-    """Final arrays, what was saved beside them, and the rows of metrics, all without their clock."""
+    """Return the final arrays, the metadata saved with them, and the rows of metrics, without clock fields."""
     config = run_room.read_config(workdir)
     job = run_room.make_job(config, epath.Path(workdir), pipeline.prepare(config.data))
     checkpoints = Checkpoints(job.workdir / "checkpoints", read_only=True)
@@ -238,7 +238,7 @@ def test_a_full_disk_is_named_and_loses_nothing(text, tmp_path):
     done = run(command("train", text, workdir), before=functools.partial(commands.limit_file_size, 60 * 1024))
     assert done.returncode == 1, done.stderr
     assert "cannot write a checkpoint" in done.stderr and "File too large" in done.stderr
-    assert "Whole are those of the steps:" in done.stderr
+    assert "Complete checkpoints are those of the steps:" in done.stderr
     assert "Free some disk space and run the same command again" in done.stderr
     assert run(command("train", text, workdir)).returncode == 0
 

@@ -1,4 +1,4 @@
-"""The reader of configs: any dataclass laid out, taken back and refused; arguments, files and flags."""
+"""The config reader: dataclasses to configs and back, rejected settings, arguments, files and flags."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from ag_jax.config_reader import arguments, flat, load, parse, read_flags, with_
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A section of which a config has several."""
+    """A config section that occurs several times in a config."""
 
     rates: tuple[float, ...] = (0.5,)
     count: int = 1
@@ -203,7 +203,7 @@ def test_flags_are_checked_against_the_file(source):
     ],
 )
 def test_a_broken_file_is_named_with_the_line(tmp_path, monkeypatch, capsys, content, said):
-    """Whatever is wrong with a config file is one error with its name, and status 2 (a file that calls `sys.exit(0)`, too)."""
+    """A broken config file ends in one error that names it, and status 2, even if the file calls `sys.exit(0)`."""
     (tmp_path / "helper_of_a_config.py").write_text("x = (\n")
     (tmp_path / "c.py").write_bytes(content if isinstance(content, bytes) else content.encode())
     monkeypatch.syspath_prepend(str(tmp_path))

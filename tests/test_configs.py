@@ -1,4 +1,4 @@
-"""Every config file: its docstring says what a reader needs, every variant parses, and each takes a step."""
+"""Every config file: its docstring is complete, every variant parses, and each variant takes a training step."""
 
 import functools
 import importlib.util
@@ -115,7 +115,7 @@ def test_arms_differ(name):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Twelve small documents, of which the same tokenizer and rows are made for all tests."""
+    """Write twelve small documents, from which the tokenizer and rows of all tests are made."""
     folder = tmp_path_factory.mktemp("text")
     for number in range(12):
         (folder / f"{number}.txt").write_text(TEXT)
@@ -140,7 +140,7 @@ STEPPED = (
     "name", [pytest.param(name, marks=() if name in STEPPED else pytest.mark.exhaustive) for name in FILES]
 )
 def test_one_tiny_step(name, source, tmp_path, one_device):
-    """From the config file to the summary of a run, with the last arm, which has the most settings."""
+    """A run from the config file to the summary, with the last arm, which has the most settings."""
     config = parsed(name, small_scale(name, ARGUMENTS[name]["arm"][-1]), **TINY, **source)
     summary = run.train(config, epath.Path(tmp_path / "run"))
     assert 0 < summary["validation_loss"] < 20
@@ -148,7 +148,7 @@ def test_one_tiny_step(name, source, tmp_path, one_device):
 
 @pytest.mark.parametrize(("name", "arm"), [(name, arm) for name in FILES for arm in ARGUMENTS[name]["arm"]])
 def test_every_arm_can_be_traced(name, arm, source, tmp_path, one_device):
-    """The train step of each arm has types and shapes that fit, which takes no compilation."""
+    """The train step of each arm has consistent types and shapes, checked without compilation."""
     config = parsed(name, small_scale(name, arm), **TINY, **source)
     job = run.make_job(config, epath.Path(tmp_path), pipeline.prepare(config.data))
     batch = next(iter(job.batches(0, 1)))
@@ -157,8 +157,8 @@ def test_every_arm_can_be_traced(name, arm, source, tmp_path, one_device):
     assert state.step.shape == () and job.program.objective.primary_metric.metric in metrics
 
 
-# Typed from the paper once more, so that a slip in `recipes.pretraining.TABLE_11` shows: language, model, learning rate, warm-up steps,
-# alpha_0/lambda, batch size (Deshpande & Narasimhan 2020, table 11).
+# Typed from the paper a second time, to detect a slip in `recipes.pretraining.TABLE_11`: language, model, learning
+# rate, warm-up steps, alpha_0/lambda, batch size (Deshpande & Narasimhan 2020, table 11).
 PAPERS_TABLE_11 = """
 English  RoBERTa-8-MLM  1e-4 10000 -       120
 English  RoBERTa-12-MLM 5e-5 10000 -       84
@@ -260,7 +260,7 @@ def test_roberta_table_9():
     [("256", 256, 1_000_000, 1e-4), ("2k", 2048, 125_000, 7e-4), ("8k", 8192, 31_000, 1e-3)],
 )
 def test_roberta_table_3(arm, batch_size, steps, learning_rate):
-    """Its 31K steps of 8K rows are 31,250 here, so that all arms see as many rows."""
+    """The paper's 31K steps of 8K rows are 31,250 here, so that all arms see the same number of rows."""
     config = parsed("roberta/table3_batch_size.py", f"arm={arm}")
     assert (config.training.batch_size, config.optimizer.learning_rate) == (batch_size, learning_rate)
     assert config.training.steps == pytest.approx(steps, rel=0.01)
@@ -271,7 +271,7 @@ def test_roberta_table_3(arm, batch_size, steps, learning_rate):
     ("name", "arm"), [("roberta/table1_masking.py", "dynamic"), ("roberta/table2_input_formats.py", "full_sentences")]
 )
 def test_bert_as_the_ablations_of_roberta_have_it(name, arm):
-    """Liu et al. 2019, sections 2 and 3.1."""
+    """BERT's settings in Liu et al. 2019, sections 2 and 3.1."""
     config = parsed(name, f"arm={arm}")
     optimizer = config.optimizer
     assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.decay) == (1e-4, 10_000, "linear")
@@ -296,7 +296,7 @@ def test_arms_of_the_deberta_ablation_lack_what_their_name_says(arm, scale):
 
 @pytest.mark.parametrize("name", pretraining.ENCODERS)
 def test_published_encoders(name):
-    """What distinguishes them; every setting is one that exists."""
+    """The settings that distinguish published encoders; every setting exists in the config."""
     config = pretraining_config.default_config()
     pretraining.encoder(config, name)
     model = pretraining_config.parse(config).model

@@ -1,4 +1,4 @@
-"""Files of runs, trials and suites that are damaged: one error that names the file, whoever reads it."""
+"""Damaged files of runs, trials and suites: each reader ends in one error that names the file."""
 
 import pytest
 from etils import epath
@@ -19,8 +19,10 @@ DAMAGED = {
     "cut off": b'{"task": "sst2", "tas',
     "nested": b'{"x": ' + b"[" * 3000 + b"]" * 3000 + b"}",
     "not UTF-8": b'{"\xff": 1}',
-    "wrong types": b'{"data": 1, "model": 1, "training": 1, "tasks": 1, "head": 1, "train_loss": "x", "task": 1, "seeds": 1, "keep": 1}',
-    "wrong settings": b'{"data": {"cached": 1}, "model": {}, "training": {}, "tasks": {"sst2": 1}, "head": {"kind": 3}, "origin": {}, "seeds": 1, "keep": 1}',
+    "wrong types": b'{"data": 1, "model": 1, "training": 1, "tasks": 1, "head": 1, "train_loss": "x", "task": 1, '
+    b'"seeds": 1, "keep": 1}',
+    "wrong settings": b'{"data": {"cached": 1}, "model": {}, "training": {}, "tasks": {"sst2": 1}, "head": '
+    b'{"kind": 3}, "origin": {}, "seeds": 1, "keep": 1}',
 }
 SUITE = FinetuningConfig(checkpoint="x", tasks={"sst2": Recipe()})
 EXAMPLES = Examples((Texts("7", "a text", None, None),), "a file")

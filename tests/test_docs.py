@@ -1,4 +1,4 @@
-"""The pages of the documentation: each can be reached from the README, no link leads nowhere, and their Python runs."""
+"""The pages of the documentation: all are reachable from the README, no link is broken, and their Python code runs."""
 
 import dataclasses
 import pathlib
@@ -38,7 +38,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_attack_of_ones_own_masks_what_its_page_says():
-    """Of a text of n tokens n units, and n * n are there."""
+    """The custom attack masks n of the n * n units of a text of n tokens."""
     page = (ROOT / "docs" / "adversarial.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {"__name__": "page"}
@@ -55,7 +55,7 @@ def test_the_attack_of_ones_own_masks_what_its_page_says():
 
 @pytest.fixture(scope="module")
 def readers_place(tmp_path_factory):
-    """Where a reader runs the examples: a folder with the run of the quickstart and a trial that kept its weights."""
+    """Make the folder in which a reader runs the examples: the run of the quickstart and a trial with saved weights."""
     place = tmp_path_factory.mktemp("reader")
     encoder = dataclasses.replace(tasks.pretrained().config, max_length=64)
     tasks.TOKENIZER.save(place / "tokenizer")

@@ -1,4 +1,4 @@
-"""Directories that earlier versions wrote (`tests/goldens`) are read bit for bit, and resumed to the same numbers."""
+"""Directories written by earlier versions (`tests/goldens`) are read bit for bit, and resume to the same numbers."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ from tests.goldens import inputs, make, reading
 
 @pytest.fixture(scope="module", params=make.SETS)
 def goldens(request):
-    """The name of a set of goldens."""
+    """Return the name of a set of goldens."""
     return request.param
 
 
@@ -28,7 +28,7 @@ def expected(goldens):
 
 @pytest.fixture(scope="module")
 def here(goldens, tmp_path_factory):
-    """A working directory with copies of a set's goldens, and of what they were made from."""
+    """Make a working directory with copies of a set's goldens and of their inputs."""
     folder = tmp_path_factory.mktemp("earlier")
     inputs.write(folder)
     for name in make.SETS[goldens]:
@@ -53,7 +53,7 @@ def test_what_is_stored_is_read_bit_for_bit(stored, expected):
 
 @pytest.mark.parametrize("name", ["finished", "adversarial"])
 def test_what_is_stored_is_compared_with_its_fingerprint(name, goldens, here, tmp_path):
-    """A list, with the number of the step first, then those of the parameters; in later versions a number by path."""
+    """A fingerprint is a list, of the step and then the parameters; in later versions it is a number for each path."""
     if name not in make.SETS[goldens]:
         pytest.skip("this set has no such golden")
     shutil.copytree(here / name, tmp_path / name)
@@ -107,7 +107,10 @@ def test_what_was_interrupted_is_resumed_to_the_same_end(name, trained, expected
 
 
 def nearly_equal(found, wanted, path):
-    """The same structure and texts, and numbers within 1e-4: sums differ between processors, versions and programs."""
+    """Assert equal structure and texts, and numbers within 1e-4.
+
+    Sums differ between processors, versions and programs.
+    """
     if isinstance(wanted, dict):
         assert found.keys() == wanted.keys(), path
         for key, value in wanted.items():

@@ -1,4 +1,4 @@
-"""`ag-jax help`, `configs` and `--version`: every verb, config and setting is explained, without waiting for JAX."""
+"""`ag-jax help`, `configs` and `--version` explain every verb, config and setting without importing JAX."""
 
 import dataclasses
 import pathlib
@@ -135,7 +135,7 @@ def test_evaluate_with_a_config_is_finetune(capsys):
 
 
 def test_the_wheel_has_the_configs(tmp_path):
-    """From another folder, without a checkout."""
+    """The wheel has the configs, as seen from another folder, without a checkout."""
     source, built = tmp_path / "source", tmp_path / "built"
     for folder in ("ag_jax", "configs"):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""`inspect` opens every kind of model at its own length, and what it drew is not lost where it cannot be written."""
+"""`inspect` opens every kind of model at its own length, and saves its figures elsewhere in read-only directories."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ SUMMARY = {"train_loss": 3.0, "average_train_loss": 3.0}
 
 
 def save_trial(directory, score, seed, metric="accuracy"):
-    """A trial that is done, with weights of its own."""
+    """Write a finished trial with random weights; return its directory."""
     head = make_head(tasks.task("classification"), "roberta", 16)
     params = tiny.params(head.model(CONFIG), tiny.task_batch("classification"), seed=seed)
     finetuned.save(FineTuned(head, CONFIG, TOKENIZER, params), epath.Path(directory / "weights"))
@@ -41,7 +41,7 @@ def save_trial(directory, score, seed, metric="accuracy"):
 
 
 def save_suite(directory, *names):
-    """A suite without trials."""
+    """Write a suite without trials; return its directory."""
     directory.mkdir(parents=True)
     config = FinetuningConfig(checkpoint="x", tasks=dict.fromkeys(names, Recipe()))
     (directory / "config.json").write_text(json.dumps(config_reader.to_dict(config)))
@@ -50,7 +50,10 @@ def save_suite(directory, *names):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """A guided run, the same as a Hugging Face model and as an imported run, a comparison of runs and one of suites."""
+    """Make models to inspect.
+
+    A guided run, its Hugging Face export, an imported run, a comparison of runs and a comparison of suites.
+    """
     directory = tmp_path_factory.mktemp("models")
     TOKENIZER.save(directory / "tokenizer")
     config = ExperimentConfig(
@@ -82,7 +85,7 @@ def places(tmp_path_factory):
 
 
 def inspect(place, capsys):
-    """What the command prints, and the figures that it wrote; they are as many as the lines say."""
+    """Run `inspect`; return its output, its warnings and the paths of the figures, of which there must be three."""
     empty = dict.fromkeys(("config", "overrides", "print_config"))
     status = cli.run_safely("inspect", cli.Request(**empty, workdir=str(place), step=None, text=TEXT))
     said, warned = capsys.readouterr()
@@ -160,7 +163,7 @@ def test_a_model_without_steps_and_directories_without_a_model(places, tmp_path)
         with pytest.raises(FileNotFoundError, match=f"{directory} is no model: expected the directory of a run"):
             best.open_for_inspection(directory)
     with pytest.raises(
-        FileNotFoundError, match="no finished trial of .*suite has kept its weights.*--config.keep=best"
+        FileNotFoundError, match="no finished trial of .*suite has saved its weights.*--config.keep=best"
     ):
         best.open_for_inspection(save_suite(tmp_path / "suite", "sst2"))
     (tmp_path / "report.json").write_text("[]")
@@ -170,7 +173,7 @@ def test_a_model_without_steps_and_directories_without_a_model(places, tmp_path)
 
 @pytest.fixture
 def read_only(monkeypatch):
-    """Make directories read-only for every way to write that results take."""
+    """Return a list; directories added to it are read-only for all ways in which results are written."""
     closed = []
 
     def closing(write):
@@ -188,14 +191,14 @@ def read_only(monkeypatch):
 
 
 def evaluate(place, monkeypatch, capsys):
-    """The status of the command, what it prints and what it warns of; the numbers themselves are made up."""
+    """Run `evaluate` with invented numbers; return its status, output and warnings."""
     monkeypatch.setattr(run, "evaluate", lambda workdir, step: {"step": 0, "mlm_loss": 2.5})
     empty = dict.fromkeys(("config", "overrides", "print_config", "step", "text"))
     return cli.run_safely("evaluate", cli.Request(**empty, workdir=str(place))), *capsys.readouterr()
 
 
 def test_a_read_only_run_is_inspected_and_evaluated(places, tmp_path, monkeypatch, capsys, read_only):
-    """Results that were computed are printed, and the files go where they can be written."""
+    """Results of a read-only run are printed, and files are written to another directory."""
     monkeypatch.chdir(tmp_path)
     read_only.append(places / "run")
     said, warned, drawn = inspect(places / "run", capsys)

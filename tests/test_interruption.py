@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, before anything is trained: the command ends, in one line, and leaves nothing half done."""
+"""Ctrl-C and SIGTERM before training: the command ends with one line and leaves no partial files."""
 
 import signal
 import threading
@@ -17,7 +17,8 @@ STOPPED = "ag-jax: stopped by {}. To go on, run the same command again"
 AT_ONCE = "ag-jax: stopped at once by a second SIGINT. To go on, run the same command again"
 TRAINING, TOKENISING, ROWS = "training a byte_bpe tokenizer", "tokenising", "documents, "
 
-# What makes the command endless, what it says when it is there, the signals, the exit status, and what stays in the cache.
+# The patch that makes the command endless, the text it prints there, the signals, the exit status, the files left in
+# the cache.
 CASES = {
     "training a tokenizer": (endless.text, TRAINING, [INT], 130, []),
     "training a tokenizer, SIGTERM": (endless.text, TRAINING, [TERM], 143, []),
@@ -56,7 +57,7 @@ def test_a_signal_ends_the_command_in_one_line(tmp_path, case):
 
 
 def fails_beside_a_thread() -> None:
-    """An error while a thread that the interpreter would wait for is busy, as Orbax's are when a save has failed."""
+    """Fail while a non-daemon thread is busy, as Orbax's threads are when a save has failed."""
 
     def fail(*_):
         threading.Thread(target=time.sleep, args=(3600,)).start()
@@ -71,7 +72,7 @@ def test_a_command_that_fails_does_not_wait_for_its_threads():
 
 
 def test_in_a_notebook_an_interrupt_is_as_python_has_it():
-    """Without `guard`: KeyboardInterrupt at the next check, and nothing is remembered afterwards."""
+    """Without `guard`, an interrupt raises KeyboardInterrupt at the next check, and is forgotten afterwards."""
     before = signal.getsignal(INT)
     with pytest.raises(KeyboardInterrupt), interruption.deferred():
         signal.raise_signal(INT)

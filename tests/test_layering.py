@@ -1,4 +1,4 @@
-"""What imports what, and a few habits that a program can check: read from the source with `ast`."""
+"""The imports between packages, and coding rules that a program can check, read from the source with `ast`."""
 
 import ast
 import functools
@@ -51,7 +51,7 @@ LONG_FILES = {"ag_jax/main.py": 90}  # starts before JAX is imported, and stays 
 
 
 def room(path):
-    """The package or top-level module that a file belongs to; "" for the package's own `__init__`."""
+    """Return the package or top-level module of a file; "" for the `__init__` of `ag_jax`."""
     within = PACKAGE if path.is_relative_to(PACKAGE) else PACKAGE.parent
     first = path.relative_to(within).parts[0].removesuffix(".py")
     return "" if first == "__init__" else first
@@ -62,7 +62,7 @@ def tree(path):
 
 
 def imported(path):
-    """Every module that a file imports, wherever in it, with dots; names taken from a package count as its modules."""
+    """Return the dotted names of all imports in a file, with `from module import name` as `module.name`."""
     names = set()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
@@ -188,7 +188,7 @@ def test_no_hidden_defaults_of_configs_and_no_asserts(path):
 
 
 def test_long_files_and_functions_are_listed(record_property, capsys):
-    """A report, not a limit: what is long is a reason to look for a second noun in it."""
+    """Report long files and functions, without a limit: length suggests that they have two responsibilities."""
     found = []
     for path in FILES:
         lines = path.read_text().count("\n")

@@ -1,4 +1,7 @@
-"""All verbs with a run directory at `gs://`; the checkpoints alone are on a disk, as Orbax brings its own way to a store."""
+"""All verbs with a run directory at `gs://`.
+
+Only the checkpoints are on a disk, because Orbax accesses object stores in its own way.
+"""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""The helpers for notebooks: what they say is what the model says, and clear words where a head is missing."""
+"""The helpers for notebooks return the model's own outputs, and a clear error where a head is missing."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ def random_params(model, batch):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """A run, what it is in transformers' form, and a fine-tuned model of each kind."""
+    """Make a run, its Hugging Face export, and a fine-tuned model of each kind."""
     directory = tmp_path_factory.mktemp("models")
     TOKENIZER.save(directory / "tokenizer")
     config = ExperimentConfig(
@@ -284,7 +284,7 @@ def test_a_fine_tuned_model_of_an_earlier_version_is_opened_with_a_warning(place
 
 
 def test_every_way_to_open_damaged_weights_is_refused(places, tmp_path):
-    """Of a run, and of a fine-tuned model: a change of one weight, which can be read."""
+    """One changed weight of a run or of a fine-tuned model is rejected, although the file can be read."""
     shutil.copytree(places / "run", tmp_path / "run")
     shutil.copytree(places / "classification", tmp_path / "tuned")
     path = tmp_path / "run" / "checkpoints" / "0" / "progress" / "metadata"

@@ -1,4 +1,4 @@
-"""A model and batches small enough to compile in a second, with sizes that no two axes share."""
+"""A model and batches that compile in a second, with a different size for each axis."""
 
 from typing import Any, NamedTuple
 
@@ -71,15 +71,17 @@ ABLATIONS = {
 
 
 def config(**settings) -> EncoderConfig:
+    """Return the tiny encoder's config with changed settings."""
     return EncoderConfig(**{**vars(CONFIG), **settings})
 
 
 def model(**settings) -> PretrainingModel:
+    """Return a tiny pre-training model with changed settings of its encoder."""
     return PretrainingModel(config(**settings), next_sentence=True)
 
 
 def batch(lengths=LENGTHS, length=LENGTH, masked=MASKED, vocabulary=VOCABULARY, seed=0) -> dict[str, np.ndarray]:
-    """Rows of the given lengths with very different numbers of masked positions: none, then one, then more."""
+    """Return a pre-training batch of rows of the given lengths, with zero, one and more masked positions."""
     rng = np.random.default_rng(seed)
     original_BL, sequences_BL = reference.ragged(lengths, length, vocabulary=vocabulary, seed=seed)
     tokens_BL = original_BL.copy()
@@ -106,7 +108,10 @@ def batch(lengths=LENGTHS, length=LENGTH, masked=MASKED, vocabulary=VOCABULARY, 
 
 
 def task_batch(kind, rows=8, candidates=3, seed=0) -> dict[str, np.ndarray]:
-    """A batch of a kind of task (`models.heads.KINDS`): uneven rows, the last one only there to fill it up."""
+    """Return a batch for a kind of task (`models.heads.KINDS`).
+
+    Rows have different lengths, and the last row is filler.
+    """
     rng = np.random.default_rng(seed)
     several = {"choice": candidates, "ranking": 2}.get(kind)
     lengths = rng.integers(4, LENGTH + 1, rows * (several or 1))
@@ -145,16 +150,20 @@ def task_batch(kind, rows=8, candidates=3, seed=0) -> dict[str, np.ndarray]:
 
 
 def task_model(kind, style="roberta", **settings) -> TaskModel:
+    """Return a tiny model with a head for a kind of task."""
     return TaskModel(config(**settings), kind, classes=3, style=style)
 
 
 def supervised(model: TaskModel) -> Supervised:
-    """The objective of the labels of the model's kind of task."""
+    """Return the supervised objective for the model's kind of task."""
     return Supervised(model, KINDS[model.kind].loss)
 
 
 def mixed_batch() -> dict[str, np.ndarray]:
-    """Rows of 11, 7, 3 and no tokens; a row with the texts of 3 and of 7 behind each other; and the 7 at the right."""
+    """Return a batch whose rows repeat the same texts in different positions.
+
+    Rows of 11, 7, 3 and 0 tokens; a row with the texts of 3 and of 7 tokens; and the text of 7 tokens aligned right.
+    """
     example = batch((11, 7, 3, 0, 0, 0))
     for name in ("tokens", "original", "segments"):
         example[name][4, :10] = np.concatenate([example[name][2, :3], example[name][1, :7]])
@@ -169,7 +178,7 @@ def mixed_batch() -> dict[str, np.ndarray]:
 
 
 def params(of: nn.Module, example: dict, seed=0):
-    """Random values everywhere, also where the initial values are all 0 or 1, large enough for uneven attention."""
+    """Return random parameters, also where initial values are all 0 or 1, large enough for uneven attention."""
     shapes = jax.eval_shape(lambda: nn.unbox(of.init(jax.random.key(0), example, deterministic=True))["params"])
     rng = np.random.default_rng(seed)
 
@@ -181,21 +190,24 @@ def params(of: nn.Module, example: dict, seed=0):
 
 
 def float64(tree):
+    """Convert the arrays of a tree to numpy in float64."""
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
 def guides(of_batch, assignment=ASSIGNMENT, after_dropout=False) -> guidance.Guides:
+    """Return the attention targets of a batch for heads with the assigned patterns."""
     tokens_BL, sequences_BL = jnp.asarray(of_batch["original"]), jnp.asarray(of_batch["sequences"])
     targets = tuple(PATTERNS[name](tokens_BL, sequences_BL, SPECIAL) for name, _ in assignment)
     return guidance.Guides(targets, tuple(count for _, count in assignment), after_dropout)
 
 
 def ports(of_batch, **settings) -> Ports:
+    """Return encoder ports with the guides of a batch."""
     return Ports(guides=guides(of_batch, **settings))
 
 
 def guided(of, assignment=ASSIGNMENT, total_steps=10, objective=Pretraining, **settings) -> Guided:
-    """The guided objective of a model; `settings` are those of `GuidanceConfig`."""
+    """Return the guided objective of a model; `settings` are fields of `GuidanceConfig`."""
     chosen = GuidanceConfig(**{"mode": "loss", "alpha": 3.0, **settings})
     return Guided(
         inner=objective(of),
@@ -208,7 +220,11 @@ def guided(of, assignment=ASSIGNMENT, total_steps=10, objective=Pretraining, **s
 
 
 class Evaluated(NamedTuple):
-    """Everything that an objective computes for a batch."""
+    """The results of an objective for a batch.
+
+    totals, metrics: the loss terms and metrics that `Objective.terms` returns.
+    outputs: the outputs of the forward pass.
+    """
 
     totals: dict[str, Any]
     metrics: dict[str, Any]
@@ -216,6 +232,6 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(objective, params, batch, rngs, step, ports=Ports()) -> Evaluated:
-    """A forward pass and its loss terms."""
+    """Run a forward pass; return its outputs with the loss terms and metrics."""
     outputs = objective.forward(params, batch, rngs, step, ports)
     return Evaluated(*objective.terms(outputs, batch), outputs)

@@ -1,1 +1,1 @@
-"""Looking inside: attention maps, where the mass goes, plots."""
+"""Analysis of trained models: attention maps, attention mass on patterns, effects of attacks, and figures of them."""

@@ -1,7 +1,7 @@
-"""Attention maps of a sentence, and how much of the attention falls on the targets of the patterns.
+"""Attention maps of a sentence, and the share of attention (mass) on the targets of the patterns.
 
-The *mass* of a head on a pattern is the share of its attention that lies on the columns the pattern points at, averaged
-over the rows for which it points at any: 1 if the head follows the pattern, and in any case a number in [0, 1].
+The *mass* of a head on a pattern is the share of its attention that lies on the columns at which the pattern points,
+averaged over the rows that have such columns. It is in [0, 1], and 1 if the head follows the pattern.
 
 Shape letters: N layers, H heads, L length, Q query position, K key position.
 """
@@ -31,16 +31,17 @@ from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial.self_attention import Attacker
 
 Model = PretrainingModel | ReplacedTokensModel | TaskModel
-Assignment = tuple[tuple[str, int], ...]  # patterns with their number of heads, from the first head on
+Assignment = tuple[tuple[str, int], ...]  # (pattern, number of heads that it guides), from the first head on
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionMaps:
-    """A sentence and the attention of every layer and head to it, without dropout.
+    """Attention maps of every layer and head for one sentence, without dropout.
 
-    tokens: readable pieces, with those that begin and end a row; ids_L: their ids, int32.
-    weights_NHQK: probabilities, float32; a row sums to 1.
-    left_out: how many tokens of the text did not fit and are not there.
+    tokens: readable pieces, including the tokens that begin and end a row.
+    ids_L: token ids, int32.
+    weights_NHQK: attention probabilities, float32; a row sums to 1.
+    left_out: number of tokens of the text that were cut off because they did not fit.
     """
 
     tokens: tuple[str, ...]
@@ -52,12 +53,14 @@ class AttentionMaps:
 def attention_maps(
     model: Model, params: Any, tokenizer: Tokenizer, text: str, max_tokens: int, attacker: Attacker | None = None
 ) -> AttentionMaps:
-    """The maps of `text` between the tokens that begin and end a row.
+    """Compute the attention maps of `text`, with the tokens that begin and end a row around it.
 
-    They are the model's own: without dropout, and without the scores that `guidance.mode=bias` adds while it trains. With an
-    `attacker`, whose parameters are in `params` too, they are what its attack leaves of them.
-    A text of more than `max_tokens` tokens, these two included, is cut at its end and a warning logged. Raises
-    ValueError if there is no text, or no room for any.
+    They are computed without dropout, and without the scores that `guidance.mode=bias` adds during training. A text of
+    more than `max_tokens` tokens, including these two, is cut at its end, and a warning is logged. Raises ValueError if
+    there is no text, or no room for any token.
+
+    max_tokens: maximum number of tokens; the model's `max_length` also applies.
+    attacker: attack under which the maps are computed, with its parameters in `params`; None computes them without.
     """
     words = list(tokenizer.encode(text)) if text.strip() else []
     if not words:
@@ -99,12 +102,12 @@ def _attention_weights(model: Model, params: Any, ids_L: jax.Array, attacker: At
 
 
 def targets(maps: AttentionMaps, special: SpecialTokens, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The target matrix `QK` of each named pattern on the sentence of `maps`, as the paper defines it."""
+    """Return the target matrix `QK` of each named pattern for the sentence of `maps`, as the paper defines it."""
     return {name: _target(maps, special, name)[0] for name in names}
 
 
 def _target(maps: AttentionMaps, special: SpecialTokens, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The target matrix `QK`, and the rows `Q` for which the pattern names a column."""
+    """Return a pattern's target matrix `QK`, and which rows `Q` have a target."""
     tokens_BL = jnp.asarray(maps.ids_L)[None]
     sequences_BL = jnp.ones(tokens_BL.shape, jnp.int32)
     target = patterns.find_target(name, tokens_BL, sequences_BL, special)
@@ -112,7 +115,7 @@ def _target(maps: AttentionMaps, special: SpecialTokens, name: str) -> tuple[np.
 
 
 def head_patterns(assignment: Assignment, heads: int) -> tuple[str | None, ...]:
-    """The pattern of every head, None for the free ones. Raises ValueError if more are guided than there are."""
+    """Return the pattern of every head, None for free heads. Raises ValueError if `assignment` has too many heads."""
     names = [name for name, count in assignment for _ in range(count)]
     if len(names) > heads:
         raise ValueError(f"the assignment {assignment} guides {len(names)} heads, but a layer has only {heads}")
@@ -120,15 +123,15 @@ def head_patterns(assignment: Assignment, heads: int) -> tuple[str | None, ...]:
 
 
 def title(name: str) -> str:
-    """A pattern's name as the paper writes it: `next` is [Next], `my_patterns.second` is [Second]."""
+    """Return a pattern's name as the paper writes it: `next` is [Next], `my_patterns.second` is [Second]."""
     return f"[{name.rpartition('.')[2].capitalize()}]"
 
 
 def attention_mass(maps: AttentionMaps, special: SpecialTokens, assignment: Assignment) -> dict[str, np.ndarray]:
-    """Mass `NH` on every pattern: those of the package, then the others of `assignment`.
+    """Return {pattern: mass `NH`} for the built-in patterns, then the others of `assignment`.
 
-    It is the sum of the weights where the target is not zero, averaged over the rows that have a target. NaN if the
-    pattern points at nothing in this sentence, as [Period] does where there is no full stop.
+    The mass is the sum of the weights where the target is not zero, averaged over the rows that have a target. It is
+    NaN if the pattern has no target in this sentence, such as [Period] in a sentence without a full stop.
     """
     masses = {}
     for name in _names(assignment):
@@ -140,7 +143,7 @@ def attention_mass(maps: AttentionMaps, special: SpecialTokens, assignment: Assi
 
 
 def uniform_mass(maps: AttentionMaps, special: SpecialTokens, assignment: Assignment) -> dict[str, float]:
-    """The mass on every pattern of a head that attends to all tokens alike: what is reached by chance."""
+    """Return the mass on every pattern of a head with uniform attention, as the level of chance."""
     length = len(maps.ids_L)
     uniform_NHQK = np.full((1, 1, length, length), 1.0 / length, np.float32)
     uniform = dataclasses.replace(maps, weights_NHQK=uniform_NHQK)
@@ -150,10 +153,10 @@ def uniform_mass(maps: AttentionMaps, special: SpecialTokens, assignment: Assign
 def strongest_pattern(
     maps: AttentionMaps, special: SpecialTokens, assignment: Assignment
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The name of the pattern that explains each head best, and the mass on it, both `NH`.
+    """Return the name of the pattern that explains each head best, and the mass on it, both `NH`.
 
-    Best is the largest mass above chance: [Delim] holds all that [First] does, yet a head on the first token alone is
-    better explained by the smaller target.
+    It is the pattern with the largest difference of mass and chance: the target of [Delim] contains that of [First],
+    but a head that attends only to the first token is better explained by the smaller target.
     """
     masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
     names = [name for name in masses if not np.isnan(chance[name])]
@@ -167,10 +170,10 @@ def _names(assignment: Assignment) -> list[str]:
 
 
 def mass_table(maps: AttentionMaps, special: SpecialTokens, assignment: Assignment) -> str:
-    """A table of `attention_mass` to be printed, one row a layer.
+    """Return a printable table of `attention_mass`, with a row for each layer.
 
-    First the guided heads of each pattern, on their own target; then the free heads, on every pattern; both as means over
-    these heads. The last row is what attention to all tokens alike would give.
+    The first columns are the guided heads of each pattern on their own target, the others the free heads on every
+    pattern, both as means over these heads. The last row is the mass of uniform attention (`uniform_mass`).
     """
     masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
     layers, heads = maps.weights_NHQK.shape[:2]
@@ -187,6 +190,7 @@ def mass_table(maps: AttentionMaps, special: SpecialTokens, assignment: Assignme
         cells = [_number(masses[name][layer, members].mean()) for name, members, _ in columns]
         table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
     table.add_row("by chance", *(_number(chance[name]) for name, _, _ in columns))
+    # Wide enough that rich wraps no row: the text may go to a file or a narrow terminal.
     console = Console(file=io.StringIO(), width=1000, color_system=None, force_jupyter=False)
     console.print(table)
     cut = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
@@ -198,7 +202,7 @@ def mass_table(maps: AttentionMaps, special: SpecialTokens, assignment: Assignme
 
 
 def _span(heads: list[int]) -> str:
-    """`head 2` or `heads 3-6`, counted from 1."""
+    """Return the heads as text, such as `head 2` or `heads 3-6`, counted from 1."""
     return f"head {heads[0] + 1}" if len(heads) == 1 else f"heads {heads[0] + 1}-{heads[-1] + 1}"
 
 

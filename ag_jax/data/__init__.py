@@ -1,1 +1,1 @@
-"""Text to masked batches: numpy on the host; no other room of ag_jax is imported here."""
+"""Tokenizers, text and tasks as masked batches: numpy on the host, independent of the other packages of ag_jax."""

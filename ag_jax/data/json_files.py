@@ -1,4 +1,4 @@
-"""Read JSON text and files; whatever is wrong with a file is one `ValueError` that names it."""
+"""Read JSON text and files; a file with any fault raises one `ValueError` that names the file."""
 
 import json
 import os
@@ -12,12 +12,13 @@ _NAMES = {dict: "object", list: "array", str: "string", int: "whole number", flo
 
 
 def read_json(path: str | os.PathLike, expected: type = dict, fields: Mapping[str, type] | None = None) -> Any:
-    """Return the content of a JSON file, which must be a `dict` or a `list` as `expected`.
+    """Return the content of a JSON file, which must be of the type `expected`.
 
-    fields: keys that an object must have, with the types of their values.
+    expected: `dict` or `list`.
+    fields: keys that a `dict` must have, with the types of their values.
 
-    Raises FileNotFoundError if there is no such file, and ValueError, with the file's name, if it is not UTF-8, not JSON, nested
-    too deeply or of another type.
+    Raises FileNotFoundError if there is no such file, and ValueError, with the file's name, if the file is not UTF-8,
+    not JSON, nested too deeply or of another type.
     """
     try:
         value = parse_json(epath.Path(path).read_bytes().decode("utf-8-sig"), expected)
@@ -28,7 +29,13 @@ def read_json(path: str | os.PathLike, expected: type = dict, fields: Mapping[st
 
 
 def check_fields(path: str | os.PathLike, value: Mapping[str, Any], fields: Mapping[str, type]) -> None:
-    """Raise ValueError, with the name of the file that an object comes from, unless it has these keys with values of these types."""
+    """Check that a JSON object has the keys of `fields`, with values of the given types.
+
+    path: the file that the object was read from, for the error message.
+    fields: the type of each required key; integers are accepted for `float`.
+
+    Raises ValueError with the name of the file.
+    """
     for key, kind in fields.items():
         if not isinstance(value.get(key), (int, float) if kind is float else kind):
             found = repr(value[key])[:40] if key in value else "nothing"
@@ -36,9 +43,9 @@ def check_fields(path: str | os.PathLike, value: Mapping[str, Any], fields: Mapp
 
 
 def parse_json(text: str, expected: type = dict) -> Any:
-    """Return the content of a JSON text, which must be a `dict` or a `list` as `expected`.
+    """Return the content of a JSON text, which must be of the type `expected` (`dict` or `list`).
 
-    Raises ValueError that says what is wrong, without the name of a file.
+    Raises ValueError if the text is not JSON, nested too deeply or of another type; the message names no file.
     """
     try:
         value = json.loads(text)
@@ -55,7 +62,7 @@ def parse_json(text: str, expected: type = dict) -> Any:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether a value has more than `levels` of lists and dicts inside each other, without recursion."""
+    """Whether lists and dicts are nested in `value` more than `levels` deep, found without recursion."""
     level = [value]
     for _ in range(levels + 1):
         level = [container for container in level if isinstance(container, (dict, list))]

@@ -1,8 +1,8 @@
-"""Random numbers without state: a number is a hash of what it is for, so any of them can be had in any order.
+"""Stateless random numbers: each number is a hash of an integer key, so numbers can be computed in any order.
 
 The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-generators"). Unlike those of `numpy.random.Generator`, these numbers can never change with a numpy release, so a
-cache or a resumed run means the same rows and masks for ever.
+generators"). Unlike the numbers of `numpy.random.Generator`, these cannot change with a numpy release, so the rows and
+masks of a cache or a resumed run stay the same.
 """
 
 import functools
@@ -16,7 +16,10 @@ _WORD = 2**64 - 1
 
 
 def words(*components) -> np.ndarray:
-    """64 random bits for each element of the broadcast integer components; each component has its own mixing round."""
+    """Return 64 random bits, uint64, for each element of the broadcast integer components of a key.
+
+    Each component has its own mixing round. Scalars count as arrays of one element.
+    """
     state = np.uint64(0)
     for component in components:
         # Arrays of at least one dimension: numpy warns of overflow (wanted here) for scalars only.
@@ -26,19 +29,22 @@ def words(*components) -> np.ndarray:
 
 
 def units(*components) -> np.ndarray:
-    """A float64 uniform in [0, 1) for each element of the broadcast components."""
+    """Return a float64 uniform in [0, 1) for each element of the broadcast components of a key."""
     return (words(*components) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(limit: int, *components) -> np.ndarray:
-    """An integer uniform in 0..limit-1 (limit up to 2^32; the bias is below limit / 2^32) for each element."""
+    """Return an integer uniform in 0..limit-1 for each element of the broadcast components of a key.
+
+    `limit` may be up to 2^32; the bias is below limit / 2^32.
+    """
     return ((words(*components) >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
 
 
-@functools.lru_cache(maxsize=4)  # an epoch's border inside a batch, for training and one more reader
+@functools.lru_cache(maxsize=4)  # two epochs that share a batch, for training and for one more reader
 def permutation(count: int, *key: int) -> np.ndarray:
-    """A random order of 0..count-1, the same for the same key; read-only, because it is shared."""
-    # A stable sort makes the order exact even if two of the words should be equal.
+    """Return 0..count-1 in a random order that `key` determines; read-only, because the cached array is shared."""
+    # A stable sort makes the order well-defined even if two of the random words are equal.
     order = np.argsort(words(*key, np.arange(count)), kind="stable")
     order = order.astype(np.uint32 if count <= 2**32 else np.int64)
     order.flags.writeable = False
@@ -46,17 +52,17 @@ def permutation(count: int, *key: int) -> np.ndarray:
 
 
 class Draws:
-    """A sequence of random numbers that belongs to a key, for code that draws one number after the other."""
+    """A generator of random numbers that a key determines, for code that draws one number after the other."""
 
     def __init__(self, *key: int):
         self._state = int(words(*key)[0])
 
     def unit(self) -> float:
-        """A float uniform in [0, 1)."""
+        """Return the next number as a float uniform in [0, 1)."""
         return (self._word() >> 11) * 2.0**-53
 
     def integer(self, low: int, high: int) -> int:
-        """An integer uniform in low..high, both included."""
+        """Return the next number as an integer uniform in low..high, both included."""
         return low + (self._word() * (high - low + 1) >> 64)
 
     def _word(self) -> int:
@@ -68,7 +74,10 @@ class Draws:
 
 
 def _mix(state: np.ndarray) -> np.ndarray:
-    """Bijective; written in place, since this is the inner loop of masking. `state` must be the caller's own."""
+    """Mix the bits of each word by a bijective function, in place, and return `state`.
+
+    In place, because this is the inner loop of masking; the caller must not share the array.
+    """
     state ^= state >> np.uint64(30)
     state *= np.uint64(_FIRST)
     state ^= state >> np.uint64(27)

@@ -1,4 +1,4 @@
-"""The two libraries behind `Tokenizer`, made to look alike: the same methods on either."""
+"""Adapters that give the two tokenizer libraries behind `Tokenizer` the same methods."""
 
 import os
 from collections.abc import Sequence
@@ -9,12 +9,13 @@ from sentencepiece.sentencepiece_pb2 import SentencePieceText
 
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_PROBE = "Aé 1."  # a letter that normalisers change in number of bytes makes the library look at every token
+_PROBE = "Aé 1."  # é: a letter whose number of bytes normalisers change makes the library look at every token
+# Token ids of a text, and the first and last + 1 character of each token.
 Located = tuple[list[int], list[tuple[int, int]]]
 
 
 class HuggingFace:
-    """A tokenizer of the library `tokenizers`."""
+    """Adapter of a tokenizer of the library `tokenizers`; `file_name` is the name under which it is saved."""
 
     file_name = "tokenizer.json"
 
@@ -26,45 +27,45 @@ class HuggingFace:
         vocabulary = tokenizer.get_vocab()
         self.vocabulary_size = max(vocabulary.values(), default=-1) + 1
         self._is_byte_level = isinstance(tokenizer.decoder, huggingface.decoders.ByteLevel)
-        self.encode_batch([_PROBE])  # what is wrong with its parts shows here, and not in the middle of a corpus
+        self.encode_batch([_PROBE])  # an unusable part raises its error here, not in the middle of a corpus
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of many texts, on all cores."""
+        """Return the token ids of each text, encoded on all cores."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
-        """Ids of many texts, and the characters that each stands for."""
+        """Return for each text its token ids, and the first and last + 1 character of each token."""
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:
-        """Text of ids, none of them special."""
+        """Return the text of token ids, none of which may be a special token."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def readable(self, id: int) -> str:
-        """A piece as a reader wants to see it."""
+        """Return a token as readable text, with "▁" for a space before it; `[id]` if the vocabulary lacks the id."""
         piece = self._tokenizer.id_to_token(id)
         if piece is None:
             return f"[{id}]"
         if not self._is_byte_level or piece in ROBERTA_SPECIALS:
             return piece
         text = self._tokenizer.decoder.decode([piece])
-        # A piece may be a part of one character's bytes; then its byte letters are the best that can be shown.
+        # A token may hold only some of the bytes of a character; then its byte letters are the best that can be shown.
         text = piece if "\ufffd" in text else text
         return text.replace(" ", "▁").replace("Ġ", "▁").replace("\n", "\\n")
 
     def id(self, piece: str) -> int | None:
-        """The id of a piece, None if the vocabulary lacks it."""
+        """Return the id of a token, or None if the vocabulary lacks it."""
         return self._tokenizer.token_to_id(piece)
 
     def serialized(self) -> bytes:
-        """All of it, as the bytes of a file."""
+        """Return the tokenizer as the content of a `tokenizer.json`."""
         return self._tokenizer.to_str().encode()
 
 
 class SentencePiece:
-    """A model of sentencepiece."""
+    """Adapter of a sentencepiece model; `file_name` is the name under which it is saved."""
 
     file_name = "spiece.model"
 
@@ -74,37 +75,41 @@ class SentencePiece:
         self.vocabulary_size = self._processor.get_piece_size()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of many texts, on all cores."""
+        """Return the token ids of each text, encoded on all cores."""
         return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
-        """Ids of many texts, and the characters that each stands for."""
+        """Return for each text its token ids, and the first and last + 1 character of each token."""
         found = self._processor.encode(list(texts), out_type="serialized_proto", num_threads=os.cpu_count() or 1)
-        return [_placed(text, SentencePieceText.FromString(one)) for text, one in zip(texts, found, strict=True)]
+        return [
+            _placed(text, SentencePieceText.FromString(encoded)) for text, encoded in zip(texts, found, strict=True)
+        ]
 
     def decode(self, ids: list[int]) -> str:
-        """Text of ids, none of them special."""
+        """Return the text of token ids, none of which may be a special token."""
         return self._processor.decode(ids)
 
     def readable(self, id: int) -> str:
-        """A piece as a reader wants to see it."""
+        """Return a token as readable text, with "▁" for a space before it."""
         return self._processor.id_to_piece(id)
 
     def id(self, piece: str) -> int | None:
-        """The id of a piece, None if the vocabulary lacks it."""
+        """Return the id of a token, or None if the vocabulary lacks it."""
         id = self._processor.piece_to_id(piece)
         return id if self._processor.id_to_piece(id) == piece else None
 
     def serialized(self) -> bytes:
-        """All of it, as the bytes of a file."""
+        """Return the model as the content of a `spiece.model`."""
         return self._model
 
 
 def sentencepiece_processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
-    """The library's processor of a model. Raises ValueError if the bytes are not those of a model."""
+    """Return the library's processor of a serialised model. Raises ValueError for bytes that are no such model."""
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        if not model or not processor.get_piece_size():  # of nothing the library makes a processor that has no model
+        if (
+            not model or not processor.get_piece_size()
+        ):  # from empty bytes the library makes a processor without a model
             raise RuntimeError("it is empty")
         processor.encode(_PROBE)
     except (RuntimeError, UnicodeDecodeError) as error:
@@ -113,8 +118,8 @@ def sentencepiece_processor(model: bytes) -> sentencepiece.SentencePieceProcesso
 
 
 def _placed(text: str, encoded: SentencePieceText) -> Located:
-    """Ids and characters of a text that sentencepiece encoded; what it says of places is in bytes."""
-    character = [0]
+    """Return token ids and character ranges of an encoded text; sentencepiece gives the ranges in bytes."""
+    character = [0]  # the character at each byte
     for number, letter in enumerate(text, 1):
         character += [number - 1] * (len(letter.encode()) - 1) + [number]
     places = [(character[piece.begin], character[piece.end]) for piece in encoded.pieces]
@@ -122,7 +127,11 @@ def _placed(text: str, encoded: SentencePieceText) -> Located:
 
 
 def byte_bpe(model: huggingface.models.BPE, *, space_first: bool = False) -> huggingface.Tokenizer:
-    """RoBERTa's pipeline around a BPE model: bytes as letters; space_first: one is added in front of the text."""
+    """Return a tokenizer with RoBERTa's pipeline around a BPE model, which reads bytes as letters.
+
+    model: the byte-level BPE model.
+    space_first: add a space in front of each text.
+    """
     tokenizer = huggingface.Tokenizer(model)
     tokenizer.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=space_first)
     tokenizer.decoder = huggingface.decoders.ByteLevel()
@@ -136,7 +145,13 @@ def wordpiece(
     strip_accents: bool | None = None,
     split_chinese: bool = True,
 ) -> huggingface.Tokenizer:
-    """BERT's pipeline around a WordPiece model; accents go with the capitals unless strip_accents says otherwise."""
+    """Return a tokenizer with BERT's pipeline around a WordPiece model.
+
+    model: the WordPiece model.
+    lowercase: lowercase the text.
+    strip_accents: remove accents; None does so if `lowercase` is set.
+    split_chinese: make every Chinese character a word.
+    """
     tokenizer = huggingface.Tokenizer(model)
     tokenizer.normalizer = huggingface.normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=split_chinese

@@ -1,6 +1,6 @@
-"""One `Tokenizer` over two libraries: `tokenizers` (byte-level BPE, WordPiece) and `sentencepiece` (BPE, unigram).
+"""Train, load and save tokenizers: byte-level BPE, WordPiece, and BPE and unigram models of sentencepiece.
 
-Text is data: a literal "</s>" in a document is tokenised as these four characters, never as the special token.
+A literal "</s>" in a document is tokenised as these four characters, never as the special token.
 """
 
 import dataclasses
@@ -39,17 +39,25 @@ _ROLES = {
     "mask": ("<mask>", "[MASK]"),
 }
 _FILES = ("tokenizer.json", *vocabularies.FILES)
-CHECKSUM = "checksum.json"  # beside the file of a tokenizer that `Tokenizer.save` wrote
-# sentencepiece holds its training text in memory and skips longer lines without a word.
+CHECKSUM = "checksum.json"  # saved by `Tokenizer.save` beside the file of the tokenizer
+# sentencepiece holds its training text in memory and silently skips longer lines.
 _SENTENCEPIECE_LINES = 2_000_000
 _SENTENCEPIECE_LINE_CHARACTERS = 1000
-# Its result depends on the number of threads, so the number does not follow the machine.
+# A fixed number, not that of the machine's cores, because sentencepiece's result depends on it.
 _SENTENCEPIECE_TRAINING_THREADS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of the special tokens, and how many `end` separate a pair: 2 in RoBERTa, 1 in BERT."""
+    """Ids of the special tokens.
+
+    begin: first token of a sequence, <s> or [CLS].
+    pad: padding.
+    end: last token of a sequence and separator, </s> or [SEP].
+    unknown: replacement of text that the vocabulary lacks.
+    mask: the mask token.
+    pair_separators: number of `end` tokens between the two segments of a pair: 2 in RoBERTa, 1 in BERT.
+    """
 
     begin: int
     pad: int
@@ -60,7 +68,13 @@ class SpecialTokens:
 
 
 class Tokenizer:
-    """Text to ids and back; made by `train` or `load`."""
+    """A tokenizer with its special tokens; created by `train`, `load` or `of_library`.
+
+    backend: the adapter of a library's tokenizer.
+    origin: name of the tokenizer in error messages.
+
+    Raises ValueError if the vocabulary lacks a special token.
+    """
 
     def __init__(self, backend: HuggingFace | SentencePiece, origin: str):
         self._backend = backend
@@ -68,27 +82,28 @@ class Tokenizer:
         self.specials: SpecialTokens = _find_specials(backend, origin)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one text; no special token is added."""
+        """Return the token ids of a text, without special tokens."""
         return self._backend.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of many texts, on all cores; no special token is added."""
+        """Return the token ids of each text, without special tokens, encoded on all cores."""
         return self._backend.encode_batch(texts)
 
     def locate_batch(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """For each text the ids of `encode_batch`, and for each id the first and last + 1 character that it stands for.
+        """Return for each text the ids of `encode_batch`, and the first and last + 1 character of each token.
 
-        A space before a word may count to its first piece; the pieces of one character have its place in common.
+        A space before a word may belong to the word's first token. Tokens that are parts of the same character all have
+        the range of that character.
         """
         return self._backend.locate_batch(texts)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids; special tokens are left out."""
+        """Return the text of token ids; special tokens are left out."""
         special = set(self.special_ids)
         return self._backend.decode([int(id) for id in ids if int(id) not in special])
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """A readable piece for each id, for plots; "▁" stands for a space before the piece."""
+        """Return each token as readable text, for plots; "▁" stands for a space before the token."""
         return [self._backend.readable(int(id)) for id in ids]
 
     @functools.cached_property
@@ -99,47 +114,51 @@ class Tokenizer:
 
     @functools.cached_property
     def delimiter_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that delimit a row: begin and end."""
+        """Ids of the tokens that delimit a sequence: begin and end."""
         return (self.specials.begin, self.specials.end)
 
     @functools.cached_property
     def period_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that are a full stop, with or without a space before it."""
+        """Ids of the tokens that are a full stop, with or without a space before it, ascending."""
         ids = (self._backend.id(piece) for piece in (".", "Ġ.", "▁."))
         return tuple(sorted(id for id in ids if id is not None))
 
     def save(self, directory: str | os.PathLike):
-        """Write the tokenizer into `directory`, from which `load` makes the same one; after a crash all of it is there, or none.
+        """Save the tokenizer in `directory`, for `load`.
 
-        Beside its file goes `checksum.json`, with which `load` compares the file.
+        The tokenizer's file is written whole or not at all, even in a crash. `load` compares it with its SHA-256 in
+        `checksum.json`, which is written beside it.
         """
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         name, content = self.file()
         checksum = json.dumps({"file": name, "sha256": hashlib.sha256(content).hexdigest()}) + "\n"
-        (directory / CHECKSUM).unlink(missing_ok=True)  # it must never stand beside another tokenizer's file
+        (directory / CHECKSUM).unlink(missing_ok=True)  # a crash must not leave it beside another tokenizer's file
         _write_whole(directory / name, content)
         _write_whole(directory / CHECKSUM, checksum.encode())
 
     def file(self) -> tuple[str, bytes]:
-        """Name and content of that file: `tokenizer.json` of the library tokenizers, or `spiece.model` of sentencepiece."""
+        """Return name and content of the tokenizer's file: `tokenizer.json` (library tokenizers) or `spiece.model`."""
         return self._backend.file_name, self._backend.serialized()
 
     def fingerprint(self) -> str:
-        """A hash of the content: equal for tokenizers that give equal ids."""
+        """Return the SHA-256 of the tokenizer's file; tokenizers with equal fingerprints give equal token ids."""
         return hashlib.sha256(self._backend.serialized()).hexdigest()
 
 
 def of_library(tokenizer: huggingface.Tokenizer, origin: str) -> Tokenizer:
-    """The `Tokenizer` around one of the library tokenizers; `origin` names it in errors."""
+    """Return the `Tokenizer` around a tokenizer of the library `tokenizers`; `origin` names it in errors."""
     return Tokenizer(HuggingFace(tokenizer), origin)
 
 
 def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Train on the texts; the same texts give the same tokenizer. WordPiece reads them twice, and so keeps an iterator's.
+    """Train a tokenizer on texts; the same texts give the same tokenizer.
 
-    Byte-level BPE and WordPiece may end with fewer than `vocabulary_size` tokens when the text is small;
-    sentencepiece cannot, and raises ValueError with the largest size that it can make.
+    WordPiece reads the texts twice, so it holds those of an iterator in memory. Byte-level BPE and WordPiece may end
+    with fewer than `vocabulary_size` tokens when the text is small.
+
+    Raises ValueError if sentencepiece cannot train exactly `vocabulary_size` tokens; the message has the largest or
+    smallest size that it can train.
     """
     if config.kind == "byte_bpe":
         backend = _train_byte_bpe(config, texts)
@@ -151,22 +170,28 @@ def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def load(path: str | os.PathLike) -> Tokenizer:
-    """Load a directory or file: tokenizer.json, vocab.json with merges.txt, vocab.txt, or a sentencepiece model.
+    """Load the tokenizer of a directory or file.
 
-    vocab.json with merges.txt is RoBERTa's byte-level BPE, without a space added in front of the text. vocab.txt is
-    BERT's WordPiece, lower-cased. A tokenizer_config.json or added_tokens.json beside them is followed, or refused.
-    A tokenizer that was written by `Tokenizer.save` is compared with its checksum. Raises ValueError if it differs.
+    The file is a tokenizer.json, vocab.json with merges.txt, vocab.txt, or a sentencepiece model. vocab.json with
+    merges.txt is RoBERTa's byte-level BPE, by default without a space added in front of the text. vocab.txt is BERT's
+    WordPiece, by default lower-cased. Settings in tokenizer_config.json and tokens in added_tokens.json beside a
+    vocabulary are applied, or rejected with an error if they are not supported. A directory that `Tokenizer.save` wrote
+    is compared with its checksum.
+
+    Raises FileNotFoundError if the path does not exist, and ValueError if it holds no readable tokenizer, if a special
+    token is missing, or if the checksum differs.
     """
     named = epath.Path(path)
     if not named.exists():
         raise FileNotFoundError(
-            f"no tokenizer at {named}; give a directory or file that exists, or set data.tokenizer.path=none to train one."
+            f"no tokenizer at {named}; give a directory or file that exists, or set data.tokenizer.path=none to train "
+            "one."
         )
     if named.is_dir():
         _compare_checksum(named)
     if "://" not in str(named):
         return _load(pathlib.Path(named), str(named))
-    with tempfile.TemporaryDirectory() as copy:  # the libraries read files of this machine alone
+    with tempfile.TemporaryDirectory() as copy:  # the libraries read only local files
         for file in named.iterdir() if named.is_dir() else [named]:
             if file.name in _FILES or file.name.endswith(".model"):
                 (pathlib.Path(copy) / file.name).write_bytes(file.read_bytes())
@@ -174,7 +199,10 @@ def load(path: str | os.PathLike) -> Tokenizer:
 
 
 def _compare_checksum(directory: epath.Path) -> None:
-    """Raise ValueError if a file is not the one that was saved; directories that others wrote have no checksum."""
+    """Compare a saved tokenizer with its checksum; directories of other programs have none.
+
+    Raises ValueError if the tokenizer's file is missing or differs.
+    """
     path = directory / CHECKSUM
     if not path.exists():
         return
@@ -184,13 +212,14 @@ def _compare_checksum(directory: epath.Path) -> None:
         raise ValueError(f"{file} is missing or no file, which {path} names: put back a copy")
     if hashlib.sha256(file.read_bytes()).hexdigest() != written["sha256"]:
         raise ValueError(
-            f"{file} is not the tokenizer that was saved, its checksum differs: put back a copy, or delete {path} if you "
-            "changed the tokenizer on purpose"
+            f"{file} is not the tokenizer that was saved, its checksum differs: put back a copy, or delete {path} if "
+            "you changed the tokenizer on purpose"
         )
 
 
 def _write_whole(path: epath.Path, content: bytes) -> None:
-    if "://" in str(path):  # a file in an object store appears whole
+    """Write a file completely or, after a crash, not at all."""
+    if "://" in str(path):  # an object store shows a file only when it is complete
         path.write_bytes(content)
         return
     partial = path.with_name(f"{path.name}.partial")
@@ -199,6 +228,7 @@ def _write_whole(path: epath.Path, content: bytes) -> None:
 
 
 def _load(given: pathlib.Path, origin: str) -> Tokenizer:
+    """Load the first file with a known name of a directory, or the file that is given."""
     directory, names = (given, _names(given)) if given.is_dir() else (given.parent, [given.name])
     for name in names:
         if name == "tokenizer.json":
@@ -220,6 +250,7 @@ def _load(given: pathlib.Path, origin: str) -> Tokenizer:
 
 
 def _find_specials(backend, origin: str) -> SpecialTokens:
+    """Return the special tokens under RoBERTa's or BERT's names. Raises ValueError if one is missing."""
     found = {}
     for role, names in _ROLES.items():
         ids = [id for id in map(backend.id, names) if id is not None]
@@ -260,6 +291,7 @@ def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFa
         show_progress=False,
     )
     learner.train_from_iterator(texts, trainer)
+    # Rebuilt from the vocabulary, so that only the five special tokens are special, not the inner pieces.
     model = huggingface.models.WordPiece(learner.get_vocab(), unk_token="[UNK]")
     tokenizer = wordpiece(model, lowercase=config.lowercase)
     tokenizer.add_special_tokens(list(BERT_SPECIALS))
@@ -267,6 +299,7 @@ def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFa
 
 
 def _is_inside_words(tokenizer: huggingface.Tokenizer, letter: str) -> bool:
+    """Whether the pre-tokenizer keeps a letter between two others in the same word."""
     word = tokenizer.normalizer.normalize_str(f"a{letter}a")
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(word)) == 1
 
@@ -295,6 +328,7 @@ def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> Sente
 
 
 def _explain_size(asked: int, message: str) -> str:
+    """Return a message with the possible size and the remedy, from the message of sentencepiece."""
     if largest := re.search(r"value <= (\d+)", message):
         return (
             f"the source text supports a sentencepiece vocabulary of at most {largest[1]} pieces, got "
@@ -309,7 +343,7 @@ def _explain_size(asked: int, message: str) -> str:
 
 
 def _names(directory: pathlib.Path) -> list[str]:
-    """File names, the self-contained tokenizer.json first, vocab.json before vocab.txt before *.model."""
+    """Return a directory's file names, first tokenizer.json (it is self-contained), vocab.json and vocab.txt."""
     order = ("tokenizer.json", "vocab.json", "vocab.txt")
     names = sorted(file.name for file in directory.iterdir())
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))

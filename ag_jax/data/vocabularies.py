@@ -1,7 +1,7 @@
-"""Tokenizers of which a vocabulary is kept, and what else they do in files beside it, as with older models.
+"""Load tokenizers that are saved as a vocabulary with settings in files beside it, as those of older models are.
 
-Whatever `tokenizer_config.json` and `added_tokens.json` ask for is done or refused: a tokenizer that cuts in another way than
-the one that a model was trained with gives other ids without a word.
+All settings in `tokenizer_config.json` and `added_tokens.json` are applied or rejected with an error, because a
+tokenizer that splits text differently from the one that a model was trained with silently gives other token ids.
 """
 
 import pathlib
@@ -29,7 +29,10 @@ _TYPES = {
 
 
 def load_byte_bpe(directory: pathlib.Path) -> HuggingFace:
-    """RoBERTa's byte-level BPE from vocab.json and merges.txt."""
+    """Load RoBERTa's byte-level BPE from the vocab.json and merges.txt of a directory.
+
+    Raises FileNotFoundError if either is missing, and ValueError for unreadable files and unsupported settings.
+    """
     vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
     for file in (vocabulary, merges):
         if not file.exists():
@@ -42,7 +45,10 @@ def load_byte_bpe(directory: pathlib.Path) -> HuggingFace:
 
 
 def load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
-    """BERT's WordPiece from vocab.txt, lower-cased unless the settings say otherwise."""
+    """Load BERT's WordPiece from a vocab.txt, lower-cased unless the settings beside it say otherwise.
+
+    Raises ValueError for unreadable files and unsupported settings.
+    """
     settings = settings_beside(vocabulary, _WORDPIECE, {"do_basic_tokenize": True})
     tokenizer = wordpiece(
         read(vocabulary, lambda file: huggingface.models.WordPiece.from_file(file, unk_token="[UNK]")),
@@ -57,13 +63,18 @@ def load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
 def settings_beside(
     vocabulary: pathlib.Path, classes: Collection[str], only: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """tokenizer_config.json beside a vocabulary, empty if there is none; `only`: keys with the one value that is supported.
+    """Return the tokenizer_config.json beside a vocabulary, without null values; empty if there is no such file.
 
-    Raises ValueError if it names none of the classes, which cut text alike, or another value, or one of a wrong type.
+    vocabulary: the file of the vocabulary.
+    classes: names of tokenizer classes that split text alike, without the ending Fast.
+    only: settings of which a single value is supported, with that value.
+
+    Raises ValueError if `tokenizer_class` is none of the classes, or if a setting has an unsupported value or a wrong
+    type.
     """
     file = vocabulary.parent / SETTINGS
     settings = {key: value for key, value in _object(file).items() if value is not None}
-    for key, kind in _TYPES.items():
+    for key, kind in _TYPES.items():  # a missing setting counts as `kind()`, which is of the right type
         if not isinstance(settings.get(key, kind()), kind):
             raise ValueError(f"{file}: {key} must be of type {kind.__name__}, got {settings[key]!r}; copy it anew")
     named = settings.get("tokenizer_class", "").removesuffix("Fast")
@@ -73,21 +84,25 @@ def settings_beside(
             wrong.append(f"{key}={settings[key]!r} is not supported, only {value!r}")
     if wrong:
         raise ValueError(
-            f"{vocabulary.name} would be read in another way than {file} says: {'; '.join(wrong)}. If transformers has a fast "
-            "tokenizer for it, AutoTokenizer.from_pretrained(...).save_pretrained(...) writes a tokenizer.json, which is read as it is."
+            f"{vocabulary.name} would be read in another way than {file} says: {'; '.join(wrong)}. If transformers has "
+            "a fast tokenizer for it, AutoTokenizer.from_pretrained(...).save_pretrained(...) writes a tokenizer.json, "
+            "which is read as it is."
         )
     return settings
 
 
 def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> None:
-    """Add those that were added after training, under their ids. Raises ValueError if they cannot have them."""
+    """Add the tokens of the added_tokens.json of a directory, if there is one, to a tokenizer under their ids.
+
+    Raises ValueError if a token cannot be added or cannot have its id.
+    """
     added = _object(directory / ADDED)
     for token, id in added.items():
         if type(id) is not int:
             raise ValueError(
                 f"{directory / ADDED}: expected whole numbers by tokens, got {id!r} for {token!r}; copy it anew"
             )
-        # The library panics at a token of which its normaliser leaves nothing.
+        # The library panics at a token whose characters the normaliser removes completely.
         if not read(directory / ADDED, lambda _, token=token: _normalized(tokenizer, token)):
             raise ValueError(
                 f"{directory / ADDED}: the tokenizer removes every character of {token!r}, so it cannot be a token"
@@ -97,8 +112,8 @@ def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> Non
             read(directory / ADDED, lambda _, token=token: tokenizer.add_tokens([token]))
         if tokenizer.token_to_id(token) != id:
             raise ValueError(
-                f"{directory / ADDED} gives {token!r} the id {id}, but here it has {tokenizer.token_to_id(token)}: the vocabulary "
-                f"beside it ({', '.join(present(directory))}) is of another model"
+                f"{directory / ADDED} gives {token!r} the id {id}, but here it has {tokenizer.token_to_id(token)}: the "
+                f"vocabulary beside it ({', '.join(present(directory))}) is of another model"
             )
 
 
@@ -113,18 +128,17 @@ def _normalized(tokenizer: huggingface.Tokenizer, token: str) -> str:
 
 
 def read(file: pathlib.Path, reader: Callable[[str], Any], beside: pathlib.Path | None = None) -> Any:
-    """Return what `reader` makes of the file's name.
+    """Return `reader(file)`, with any error of the library as a ValueError that names the file.
 
-    Args:
-      file: the file that is read.
-      reader: a function of the library that reads it.
-      beside: a second file that the function reads, too.
+    file: the file that is read.
+    reader: a function of the library, called with the file's path.
+    beside: a second file that the function reads, which the error names, too.
 
-    Raises ValueError, with the names of both, for whatever the library cannot read.
+    Raises ValueError for everything that the library cannot read.
     """
     try:
         return reader(str(file))
-    except BaseException as error:  # the Rust library raises bare Exception, or a panic, which is no Exception
+    except BaseException as error:  # the Rust library raises bare Exception, or a panic: a BaseException
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         names = f"{file} with {beside.name}" if beside else file
@@ -134,7 +148,8 @@ def read(file: pathlib.Path, reader: Callable[[str], Any], beside: pathlib.Path 
 def _completed(
     tokenizer: huggingface.Tokenizer, specials: Collection[str], directory: pathlib.Path
 ) -> huggingface.Tokenizer:
-    # Only those that the vocabulary has: adding a missing one would give it an id without an embedding.
+    """Return the tokenizer after registering its special tokens and those of added_tokens.json."""
+    # Only special tokens that the vocabulary has: a missing one would get an id without an embedding.
     tokenizer.add_special_tokens([name for name in specials if tokenizer.token_to_id(name) is not None])
     add_tokens(tokenizer, directory)
     return tokenizer

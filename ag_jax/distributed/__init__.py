@@ -1,1 +1,1 @@
-"""Several hosts and processes: agreement, storage, locks."""
+"""Coordination of several hosts and processes: exchange of values, storage, locks, and a watchdog."""

@@ -1,12 +1,13 @@
-"""The hosts of a run: how they find each other, what they tell each other, and how they end together.
+"""Hosts of a run: discovery, start of JAX, exchange of small values, and common end after a failure.
 
-A host is one process of the program; each feeds its own devices, and all run the same steps. What they say to each other, a
-few words now and then, goes through the key-value store of JAX's coordination service, which host 0 serves. A run on one host
-needs none of this: then `count()` is 1, every function returns at once, and nothing is started.
+A host is one process of the program; each feeds its own devices, and all run the same steps. They exchange small values
+through the key-value store of JAX's coordination service, which host 0 serves. On a single host `count()` is 1, every
+function returns at once, and nothing is started.
 
-All functions without a remark must be called by every host, in the same order.
+Functions are collective, so every host must call them in the same order, unless their docstring says "Not collective".
 
-What `jax.distributed.initialize` finds by itself, and the store, have no public name in JAX: this file alone uses the others.
+The cluster detection of `jax.distributed.initialize` and the store have no public names in JAX; only this file uses the
+private ones.
 """
 
 import atexit
@@ -26,21 +27,26 @@ from jax._src import cloud_tpu_init, clusters, distributed
 
 from ag_jax.distributed.rollcall import Place, call_the_roll, is_open
 
-AGAIN = 75  # exit status (EX_TEMPFAIL) of a run that failed for no fault of its own: start it again
-HEARTBEAT_TIMEOUT = 60  # seconds of silence after which JAX takes a host for dead and ends the others
-JAX_START_TIMEOUT = 300  # seconds for JAX itself to connect, once everyone is there
-SHUTDOWN_TIMEOUT = 1800  # seconds that a host which is done waits for host 0, which draws figures
-LOOK_EVERY = 1.0  # seconds between two looks for a host that failed
-REMIND_EVERY = 60  # seconds between two lines of a host that waits for another one's words
+AGAIN = 75  # exit status (EX_TEMPFAIL) of a run that failed because of its machines: start it again
+HEARTBEAT_TIMEOUT = 60  # seconds without heartbeat after which JAX considers a host dead and ends the others
+JAX_START_TIMEOUT = 300  # seconds for JAX itself to connect, once all hosts have joined
+SHUTDOWN_TIMEOUT = 1800  # seconds that a finished host waits for host 0, which draws figures
+LOOK_EVERY = 1.0  # seconds between two checks for a failed host
+REMIND_EVERY = 60  # seconds between two lines of a host that waits for a value of another host
 PREFIX = "ag_jax"
-_numbers = itertools.count()  # of what the hosts tell each other: the same on all of them
+_numbers = itertools.count()  # numbers of collective calls: the same on all hosts, which make them in the same order
 
 
 def find_place(coordinator: str | None, hosts: str | None, host: int | None, timeout: float) -> Place | None:
-    """This host's place, from the flags of the command; None for a run on one host.
+    """Return this host's `Place` according to the flags of the command; None for a run on one host.
 
-    hosts: a number, `auto` for what JAX finds itself (Cloud TPU pod slices, SLURM, Open MPI, Kubernetes), or None, which is
-    `auto` on a Cloud TPU pod slice of several workers and 1 elsewhere. Raises ValueError for flags that cannot be.
+    Raises ValueError for flags that contradict each other, or if nothing is detected.
+
+    coordinator: address HOST:PORT of host 0.
+    hosts: the number of hosts, `auto` for JAX's own detection (Cloud TPU pod slices, SLURM, Open MPI, Kubernetes), or
+        None, which means `auto` on a Cloud TPU pod slice of several workers and 1 elsewhere.
+    host: number of this host.
+    timeout: seconds that the detection may take.
     """
     if hosts is None:
         if coordinator is not None or host is not None:
@@ -55,8 +61,8 @@ def find_place(coordinator: str | None, hosts: str | None, host: int | None, tim
         place = _detected(timeout)
         if place is None:
             raise ValueError(
-                "--hosts=auto found no Cloud TPU pod slice, SLURM, Open MPI or Kubernetes job around this process: give "
-                "--coordinator=HOST:PORT --hosts=N --host=I instead"
+                "--hosts=auto found no Cloud TPU pod slice, SLURM, Open MPI or Kubernetes job around this process: "
+                "give --coordinator=HOST:PORT --hosts=N --host=I instead"
             )
         return place if place.hosts > 1 else None
     if not hosts.isdigit() or int(hosts) < 1:
@@ -73,7 +79,7 @@ def find_place(coordinator: str | None, hosts: str | None, host: int | None, tim
     if number == 1:
         return None
     place = Place(coordinator, number, host)
-    return place if place.address else None
+    return place if place.address else None  # reading `address` raises ValueError if it is malformed
 
 
 def _on_cloud_tpu() -> bool:
@@ -86,7 +92,8 @@ def _detected(timeout: float) -> Place | None:
         found = clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, int(timeout))
     except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(
-            f"cannot find out which hosts there are ({error}): give --coordinator=HOST:PORT --hosts=N --host=I, or --hosts=1"
+            f"cannot find out which hosts there are ({error}): "
+            "give --coordinator=HOST:PORT --hosts=N --host=I, or --hosts=1"
         ) from error
     coordinator, hosts, host, devices = found
     if coordinator is None or hosts is None or host is None:
@@ -95,9 +102,9 @@ def _detected(timeout: float) -> Place | None:
 
 
 def join(place: Place, timeout: float) -> None:
-    """Wait for the other hosts, at most `timeout` seconds, and start JAX with them; before anything uses a device.
+    """Wait for the other hosts, at most `timeout` seconds, and start JAX with them.
 
-    Raises ValueError with advice if some do not come.
+    Must be called before anything uses a device. Raises ValueError with advice if a host does not join in time.
     """
     connections = call_the_roll(place, timeout, _say)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -116,28 +123,28 @@ def join(place: Place, timeout: float) -> None:
 
 
 def count() -> int:
-    """How many hosts there are. Any host may ask alone."""
+    """Return the number of hosts. Not collective."""
     return distributed.global_state.num_processes if distributed.global_state.client else 1
 
 
 def index() -> int:
-    """The number of this host, from 0 on. Any host may ask alone."""
+    """Return the number of this host, counted from 0. Not collective."""
     return distributed.global_state.process_id if distributed.global_state.client else 0
 
 
 def is_first() -> bool:
-    """Whether this host is the one that writes and talks. Any host may ask alone."""
+    """Whether this is host 0, which writes files and prints. Not collective."""
     return index() == 0
 
 
 def publish(key: str, value: Any) -> None:
-    """Write something that JSON can hold into the store, for `look` to find; who comes second is ignored. Any host alone."""
+    """Store a JSON value under a key, for `look` and `wait_for`; ignored if the key has a value. Not collective."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # ALREADY_EXISTS
         distributed.global_state.client.key_value_set(f"{PREFIX}/{key}", json.dumps(value))
 
 
 def look(key: str) -> Any:
-    """What is published under a key, None if nothing is. Any host may look alone."""
+    """Return the value published under a key, or None if there is none, without waiting. Not collective."""
     try:
         return json.loads(distributed.global_state.client.key_value_try_get(f"{PREFIX}/{key}"))
     except jax.errors.JaxRuntimeError:  # NOT_FOUND
@@ -145,7 +152,12 @@ def look(key: str) -> Any:
 
 
 def wait_for(key: str, who: int, what: str) -> Any:
-    """What host `who` publishes; it may take long, as hosts prepare their data alone. One that dies ends this one too."""
+    """Wait for the value that host `who` publishes under a key, without a time limit, and return it. Not collective.
+
+    The wait may be long, because hosts prepare their data independently. If the other host dies, this one ends, too.
+
+    what: what the value is for, named in the lines printed while waiting.
+    """
     while True:
         try:
             return json.loads(
@@ -158,7 +170,10 @@ def wait_for(key: str, who: int, what: str) -> Any:
 
 
 def exchange(what: str, value: Any) -> list[Any]:
-    """The values (that JSON can hold) of all hosts, in their order."""
+    """Return the JSON values of all hosts, in the order of the hosts.
+
+    what: what is exchanged, named in the lines printed while waiting.
+    """
     if count() == 1:
         return [value]
     number = next(_numbers)
@@ -167,7 +182,12 @@ def exchange(what: str, value: Any) -> list[Any]:
 
 
 def from_first(what: str, make: Callable[[], Any]) -> Any:
-    """What `make()` returns on host 0, which alone calls it; a ValueError or OSError there becomes a ValueError elsewhere."""
+    """Call `make()` on host 0 only, and return its result, a JSON value, on every host.
+
+    A ValueError or OSError of `make` is raised on host 0, and as a ValueError on the other hosts.
+
+    what: what is made, named in the lines printed while waiting.
+    """
     if count() == 1:
         return make()
     number = next(_numbers)
@@ -186,7 +206,8 @@ def from_first(what: str, make: Callable[[], Any]) -> Any:
 
 
 def agree(what: str, facts: dict[str, Any]) -> None:
-    """Raise ValueError, on every host, if `facts` are not the same on all; it names the hosts and the facts that differ."""
+    """Raise ValueError on every host if `facts` differ between hosts, naming the hosts and the facts that differ."""
+    # A round trip through JSON, which turns tuples into lists, because the values of other hosts have had one.
     everywhere = exchange(what, {"name": socket.gethostname(), "facts": json.loads(json.dumps(facts))})
     expected = everywhere[0]["facts"]
     different = [
@@ -204,53 +225,53 @@ def agree(what: str, facts: dict[str, Any]) -> None:
 
 
 def abandon(status: int, message: str) -> None:
-    """End this host with an exit status, and the others with it, who would wait for ever. Any host alone; returns on one host.
+    """End this host with an exit status, and the other hosts, which would wait for it forever. Not collective.
 
-    The usual end of a process waits for the other hosts; this one does not.
+    Unlike the normal end of a process, it does not wait for the other hosts. In a run on one host it only returns.
     """
     if count() == 1:
         return
     publish("failure", {"host": index(), "status": status, "message": message})
-    if is_first():  # it serves the store: the others must find the note before it goes
+    if is_first():  # host 0 serves the store: the others must find the note before it ends
         time.sleep(3 * LOOK_EVERY)
     leave_at_once(status)
 
 
 def leave_at_once(status: int) -> None:
-    """End the process without waiting for anything or anyone. Any host alone."""
+    """End the process immediately, without waiting for other hosts or threads. Not collective."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 class _Lookout(threading.Thread):
-    """Looks for the note of a host that failed, or for one that is gone, and then ends this process.
+    """Thread that ends this process if another host has failed, with or without leaving a note in the store.
 
-    In the orderly end all hosts stop looking before the first of them goes.
+    At a normal end, it stops before this host disconnects from the others.
     """
 
     def __init__(self, connections: dict[int, socket.socket]):
         super().__init__(name="lookout", daemon=True)
         self._connections = connections
         self._done = threading.Event()
-        atexit.register(self._finish)  # runs before JAX's own end, which takes the store away
+        atexit.register(self._finish)  # runs before JAX's own exit handler, which disconnects from the store
 
     def _finish(self) -> None:
         self._done.set()
         self.join()
 
     def run(self) -> None:
-        """Look until this host is done."""
+        """Check for failed hosts every `LOOK_EVERY` seconds until this host finishes."""
         while not self._done.wait(LOOK_EVERY):
             gone = [host for host, connection in self._connections.items() if not is_open(connection)]
-            note = look("failure")  # in this order: whoever goes with a note writes it first
+            note = look("failure")  # after the connections, because a host that leaves a note writes it before it ends
             if note and note["host"] != index():
                 _say(f"host {index()} ends because host {note['host']} failed: {note['message']}")
                 leave_at_once(note["status"])
             if gone and not note:
                 message = (
-                    f"host {gone[0]} is gone: its process was killed, crashed or lost its network. Start the command on all "
-                    "hosts again, it goes on from the last checkpoint"
+                    f"host {gone[0]} is gone: its process was killed, crashed or lost its network. "
+                    "Start the command on all hosts again, it goes on from the last checkpoint"
                 )
                 _say(f"host {index()} ends, {message}")
                 abandon(AGAIN, message)

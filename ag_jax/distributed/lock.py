@@ -1,12 +1,12 @@
-"""The lock of a directory that one process at a time may write to, on a disk or in an object store.
+"""Lock of a directory to which only one process at a time may write, on a disk or in an object store.
 
 The lock is the file `lock.json`, which names its holder; the holder removes it at the end. A process that is killed
 leaves the file behind. How such a stale lock is recognised depends on where the holder ran:
 
-* On this machine, since it last booted and in the same container: no running process has the holder's process id and
-  start time.
-* Anywhere else, or where that cannot be told: the holder rewrites the file every 15 seconds, so the lock is stale if the
-  file does not change for two minutes, by the clock of the waiting machine.
+* On this machine, since it last booted and in the same container: the lock is stale if no running process has the
+  holder's process id and start time.
+* Anywhere else, or if that cannot be determined: the holder rewrites the file every 15 seconds, so the lock is stale if
+  the file does not change for two minutes, by the clock of the waiting machine.
 """
 
 import contextlib
@@ -28,18 +28,18 @@ from etils import epath
 from ag_jax.distributed import hosts, storage
 
 FILE = "lock.json"
-BEAT_EVERY = 15.0  # seconds
-STALE_AFTER = 120.0  # seconds; files on network file systems may show late
-LOOK_EVERY = 1.0  # seconds
-SETTLE = 1.0  # seconds that an object store, which has no exclusive creation, is given to show a competitor
+BEAT_EVERY = 15.0  # seconds between two rewrites of the file by its holder
+STALE_AFTER = 120.0  # seconds without change; network file systems may show changes late
+LOOK_EVERY = 1.0  # seconds between two reads of another holder's file
+SETTLE = 1.0  # seconds in which a competitor's write shows in an object store, which has no exclusive creation
 
 
 @contextlib.contextmanager
 def hold(directory: epath.Path) -> Iterator[None]:
-    """Context manager that holds the lock of a directory, which is created if missing. Every host calls it; host 0 takes the lock.
+    """Hold the lock of a directory within a `with` statement; the directory is created if missing.
 
-    A lock left behind by a process that ended is replaced. If this machine cannot tell whether the holder still runs,
-    the call waits up to two minutes to see whether the file changes.
+    Every host must call it; host 0 takes the lock. A lock left behind by a process that ended is replaced. If this
+    machine cannot tell whether the holder still runs, the call waits up to two minutes to see whether the file changes.
 
     Raises ValueError, on every host, if another process holds the lock or the directory cannot be written.
     """
@@ -54,7 +54,15 @@ def hold(directory: epath.Path) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who holds a lock: number and start time of the process, name of the host, and what tells machines apart."""
+    """Identity of the process that holds a lock.
+
+    host: name of its machine.
+    machine: boot and container of its machine (`_machine`).
+    pid: its process id.
+    process_started: its start time (`_started`), because process ids are reused.
+    since: local time at which it took the lock, for messages.
+    token: random number of this hold of the lock.
+    """
 
     host: str
     machine: str
@@ -65,19 +73,19 @@ class Holder:
 
     @classmethod
     def this_process(cls) -> "Holder":
-        """This process, from now on."""
+        """Return this process as a holder from now on, with a new token."""
         since = time.strftime("%Y-%m-%d %H:%M:%S %z")
         return cls(socket.gethostname(), _machine(), os.getpid(), _started(os.getpid()), since, secrets.token_hex(8))
 
     def is_gone(self) -> bool | None:
-        """Whether the process has ended; None if that cannot be seen from here."""
+        """Whether the process has ended; None if this process cannot tell."""
         if (self.host, self.machine) != (socket.gethostname(), _machine()):
             return None
         if started := _started(self.pid):
             return started != self.process_started
         try:
             os.kill(self.pid, 0)
-        except PermissionError:  # there is one, of another user, and this machine hides its start time
+        except PermissionError:  # the process exists, but belongs to another user, and its start time is hidden
             return None
         except ProcessLookupError:
             pass
@@ -85,14 +93,17 @@ class Holder:
 
 
 class _Lock:
-    """The lock of one directory."""
+    """Lock of one directory, taken and released by one process."""
 
     def __init__(self, directory: epath.Path):
         self._directory, self._path = directory, directory / FILE
         self._done = threading.Event()
 
     def take(self) -> None:
-        """Create the file. Raises ValueError."""
+        """Create the file and start the thread that rewrites it.
+
+        Raises ValueError if another process holds the lock or the directory cannot be written.
+        """
         try:
             self._made = not self._directory.exists()
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -101,8 +112,8 @@ class _Lock:
                 self._remove_remnant()
         except OSError as error:
             raise ValueError(
-                f"cannot write to --workdir={self._directory}: {error.strerror or error}. Choose a directory that can be "
-                "written"
+                f"cannot write to --workdir={self._directory}: {error.strerror or error}. "
+                "Choose a directory that can be written"
             ) from error
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
         self._thread.start()
@@ -111,14 +122,14 @@ class _Lock:
         """Remove the file, if it is still this process's, and the directory if `take` made it and it is empty."""
         self._done.set()
         self._thread.join()
-        with contextlib.suppress(Exception):  # every store has its own kinds; what is left is noticed as a remnant
+        with contextlib.suppress(Exception):  # stores raise different types; a file left behind is a stale lock
             if self._is_ours():
                 self._path.unlink()
             if self._made and not storage.is_remote(self._path):
-                os.rmdir(self._directory)  # which leaves a directory that is not empty as it is
+                os.rmdir(self._directory)  # fails, without harm, if the directory is not empty
 
     def _create(self) -> bool:
-        """Whether the file was not there and now is."""
+        """Create the file if there is none; return whether this process created it."""
         text = self._text(beats=0)
         if storage.is_remote(self._path):
             if self._path.exists():
@@ -127,7 +138,7 @@ class _Lock:
             time.sleep(SETTLE)
             return self._is_ours()
         try:
-            file = open(self._path, "x")  # noqa: SIM115 - the next `try` is for other errors, and closes it
+            file = open(self._path, "x")  # noqa: SIM115 - closed below, where other errors are handled
         except FileExistsError:
             return False
         try:
@@ -139,9 +150,9 @@ class _Lock:
         return True
 
     def _remove_remnant(self) -> None:
-        """Remove the file of a holder that is gone. Raises ValueError if the holder is not gone."""
+        """Remove a stale file. Raises ValueError if its holder still runs."""
         found = self._read()
-        if found is None:  # removed meanwhile
+        if found is None:  # its holder released it in the meantime
             return
         text, holder = found
         gone = holder.is_gone() if holder else None
@@ -158,7 +169,7 @@ class _Lock:
                 self._path.unlink(missing_ok=True)
 
     def _is_left_alone(self, text: str) -> tuple[bool, Holder | None]:
-        """Whether the file stays as it is, or is removed; and whoever wrote it if not."""
+        """Watch a file of content `text`; return whether it is stale or removed, and otherwise its current holder."""
         print(
             f"{self._path} is held from another machine: waiting {STALE_AFTER:.0f} seconds at most to see whether its "
             "process still runs",
@@ -175,20 +186,20 @@ class _Lock:
 
     @contextlib.contextmanager
     def _before_others(self) -> Iterator[None]:
-        """One process of this machine after the other, as none may remove the lock that another has just taken over."""
+        """Exclude other processes of this machine, one of which may just have replaced the stale lock by its own."""
         if storage.is_remote(self._path):
             yield
             return
         folder = os.open(self._directory, os.O_RDONLY)
         try:
-            with contextlib.suppress(OSError):  # some network file systems cannot
+            with contextlib.suppress(OSError):  # some network file systems have no flock
                 fcntl.flock(folder, fcntl.LOCK_EX)
             yield
         finally:
             os.close(folder)
 
     def _read(self) -> tuple[str, Holder | None] | None:
-        """The text of the file, and its holder unless the text is damaged; None if there is no file."""
+        """Return the text of the file and its holder (None if the text is damaged); None if there is no file."""
         try:
             text = self._path.read_text()
         except FileNotFoundError:
@@ -210,17 +221,19 @@ class _Lock:
         beats = 0
         while not self._done.wait(BEAT_EVERY):
             beats += 1
-            with contextlib.suppress(Exception):  # such as a full disk, or a store's own; the next beat may succeed
+            with contextlib.suppress(
+                Exception
+            ):  # such as a full disk, or a store's error; the next rewrite may succeed
                 found = self._read()
                 if found and found[1] not in (self._holder, None):
                     self._leave(found[1])
                 storage.write_whole(self._path, self._text(beats))
 
     def _leave(self, holder: Holder) -> None:
-        """End a process that lost its lock: it did not run for two minutes, and must not write beside its successor."""
+        """End this process, which lost its lock because it was suspended for two minutes, before it writes again."""
         message = (
-            f"this process was not heard of for {STALE_AFTER:.0f} seconds, and {self._directory} was taken over by "
-            f"process {holder.pid} on {holder.host}: it ends without writing anything more"
+            f"this process did not renew its lock for {STALE_AFTER:.0f} seconds, and {self._directory} was taken over "
+            f"by process {holder.pid} on {holder.host}: it ends without writing anything more"
         )
         print(message, file=sys.stderr, flush=True)
         hosts.abandon(1, message)
@@ -228,7 +241,7 @@ class _Lock:
 
 
 def _machine() -> str:
-    """What differs between two machines of one name, between two starts of one machine, and between its containers."""
+    """Return an id that differs between machines of one name, boots and containers; empty on macOS."""
     with contextlib.suppress(OSError):
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -236,7 +249,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process was started, empty if there is none of that number: numbers are given again."""
+    """Return the start time of a process, or an empty string if no process with this id runs; ids are reused."""
     if not pathlib.Path("/proc/self/stat").exists():  # macOS
         command = ["ps", "-o", "lstart=", "-p", str(pid)]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,14 +1,14 @@
-"""The roll call: before JAX starts, every host reports to host 0, so that everyone knows who is missing.
+"""Roll call before JAX starts: every host reports to host 0, so that all hosts can print which are missing.
 
-JAX itself waits in silence, and ends the process with a stack trace when its time is up. So host 0 first listens on the very
-port that JAX's coordinator will use afterwards (one open port is enough), the others connect to it, and JAX starts when all
-are there. Each message is one line of JSON:
+JAX itself waits without a message, and ends the process with a stack trace after its timeout. So host 0 first listens
+on the port that JAX's coordinator uses afterwards (one open port is enough), the others connect to it, and JAX starts
+when all hosts have joined. Each message is one line of JSON:
 
     host i -> host 0   {"ag_jax": 1, "host": i, "hosts": N, "name": machine}
     host 0 -> host i   {"joined": k, "missing": [...]}, and at last {"go": true} or {"refused": why}
 
-The connections stay, and nothing more is sent on them: when a process dies, its system closes its end, which the others see at
-once, while JAX waits for heartbeats and a step would wait for ever.
+The connections stay open, and nothing more is sent on them. When a process dies, its operating system closes its end,
+which the others notice at once; JAX would wait for heartbeats, and a step would wait forever.
 """
 
 import contextlib
@@ -22,12 +22,13 @@ from typing import Any
 
 PROTOCOL = 1
 SAY_EVERY = 10.0  # seconds between two lines of progress
-TICK = 0.5  # seconds between two looks around
+TICK = 0.5  # seconds between two checks of the connections
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, seconds, times without an answer
-LONGEST = 1000  # characters of a message; whoever sends more is no host of ours
+LONGEST = 1000  # bytes of a message; a sender of more is not a host of this run
 ADVICE = (
-    "Did you start the command on every host, with the same --hosts (on a TPU pod slice: on every worker)? Can the others "
-    "reach {address}? (A firewall must let TCP port {port} through; Google Cloud's automatic rules may not open JAX's 8482. "
+    "Did you start the command on every host, with the same --hosts (on a TPU pod slice: on every worker)? "
+    "Can the others reach {address}? "
+    "(A firewall must let TCP port {port} through; Google Cloud's automatic rules may not open JAX's 8482. "
     "On a TPU pod slice or under SLURM the variable JAX_COORDINATOR_PORT chooses another port, otherwise --coordinator "
     "does.) --join_timeout sets how long to wait"
 )
@@ -35,9 +36,12 @@ ADVICE = (
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """This host among all: host `host` of `hosts`, of which host 0 is at `coordinator` (HOST:PORT).
+    """Position of this process among the hosts of a run.
 
-    local_devices: numbers of this machine's devices that the process is to use; None for all.
+    coordinator: address HOST:PORT of host 0.
+    hosts: number of hosts.
+    host: number of this host, counted from 0.
+    local_devices: ids of this machine's devices that the process uses; None for all.
     """
 
     coordinator: str
@@ -47,7 +51,7 @@ class Place:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Name and port of the coordinator. Raises ValueError if there is none."""
+        """Name and port of the coordinator. Raises ValueError if `coordinator` is not HOST:PORT."""
         name, _, port = self.coordinator.rpartition(":")
         if not name or not port.isdigit() or not 0 < int(port) < 2**16:
             raise ValueError(
@@ -57,16 +61,18 @@ class Place:
 
 
 def call_the_roll(place: Place, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
-    """Connections to the other hosts once all are there: host 0's to all, everyone else's to host 0.
+    """Wait until all hosts have joined; return {host: connection}, for host 0 to all others, for these only to host 0.
 
-    Raises ValueError, with who is missing and advice, after `timeout` seconds.
+    Raises ValueError after `timeout` seconds, with the missing hosts and advice, or if host 0 refuses this host.
+
+    say: prints a line of progress.
     """
     deadline = time.monotonic() + timeout
     connections = (_lead if place.host == 0 else _report)(place, deadline, timeout, say)
     for connection in connections.values():
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
-            if hasattr(socket, name):  # Linux; other systems keep their own times
+            if hasattr(socket, name):  # Linux; other systems use their default times
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connections
 
@@ -85,12 +91,14 @@ def _listen(place: Place) -> socket.socket:
 
 
 def _lead(place: Place, deadline: float, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
+    """Call the roll on host 0: accept connections until all hosts have joined."""
     present: dict[int, socket.socket] = {}
     names = {0: socket.gethostname()}
     told, told_at = None, 0.0
     with _listen(place) as listener, contextlib.ExitStack() as opened:
         listener.settimeout(TICK)
         while True:
+            # A host that ended while it waited may be started again, and then connects anew.
             for host in [host for host, connection in present.items() if not is_open(connection)]:
                 present.pop(host).close()
             missing = [host for host in range(1, place.hosts) if host not in present]
@@ -101,7 +109,7 @@ def _lead(place: Place, deadline: float, timeout: float, say: Callable[[str], No
                 _tell(present, status)
             if not missing:
                 _tell(present, {"go": True})
-                opened.pop_all()
+                opened.pop_all()  # keeps the connections open; only the listener is closed, to free the port for JAX
                 return present
             if time.monotonic() > deadline:
                 problem = _failure(place, missing, timeout)
@@ -113,7 +121,7 @@ def _lead(place: Place, deadline: float, timeout: float, say: Callable[[str], No
 
 
 def _greet(place: Place, connection: socket.socket, present: dict[int, socket.socket], names: dict[int, str]) -> None:
-    """Take a host in, or tell it why not; whoever is none of our hosts is ignored."""
+    """Add a host to `present`, or tell it why it is refused; a connection of another program is closed."""
     connection.settimeout(2.0)
     try:
         hello = json.loads(_line(connection))
@@ -139,6 +147,7 @@ def _greet(place: Place, connection: socket.socket, present: dict[int, socket.so
 
 
 def _report(place: Place, deadline: float, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
+    """Report to host 0 from another host, again and again until all hosts have joined."""
     hello = {"ag_jax": PROTOCOL, "host": place.host, "hosts": place.hosts, "name": socket.gethostname()}
     said_at, status, why = time.monotonic(), None, "no answer"
     while time.monotonic() < deadline:
@@ -147,7 +156,8 @@ def _report(place: Place, deadline: float, timeout: float, say: Callable[[str], 
                 patience = min(10.0, max(deadline - time.monotonic(), 0.1))
                 connection = opened.enter_context(socket.create_connection(place.address, timeout=patience))
                 connection.sendall((json.dumps(hello) + "\n").encode())
-                connection.settimeout(max(deadline + 5.0 - time.monotonic(), 0.1))  # host 0 is to speak first
+                # Longer than host 0's own deadline, so that its message about missing hosts still arrives.
+                connection.settimeout(max(deadline + 5.0 - time.monotonic(), 0.1))
                 for answer in _answers(connection):
                     if "go" in answer:
                         opened.pop_all()
@@ -188,27 +198,27 @@ def _shown(missing: list[int]) -> str:
 def _line(connection: socket.socket) -> str:
     received = b""
     while not received.endswith(b"\n"):
-        one = connection.recv(1)
-        if not one or len(received) > LONGEST:
+        byte = connection.recv(1)
+        if not byte or len(received) > LONGEST:
             raise ValueError("expected a line")
-        received += one
+        received += byte
     return received.decode()
 
 
 def _answers(connection: socket.socket) -> Iterator[dict[str, Any]]:
-    with connection.makefile("rb") as lines, contextlib.suppress(ValueError):  # no JSON: something else has this port
+    with connection.makefile("rb") as lines, contextlib.suppress(ValueError):  # not JSON: another program has this port
         for line in lines:
             yield dict(json.loads(line))
 
 
 def _tell(present: dict[int, socket.socket], message: dict[str, Any]) -> None:
     for connection in present.values():
-        with contextlib.suppress(OSError):  # it has gone: the next look around notices
+        with contextlib.suppress(OSError):  # the host is gone: the next check of the connections notices
             connection.sendall((json.dumps(message) + "\n").encode())
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Whether the other side is still there; it sends nothing after the roll call."""
+    """Whether the other side of a connection, which sends nothing more, has not closed it."""
     connection.setblocking(False)
     try:
         return connection.recv(1, socket.MSG_PEEK) != b""

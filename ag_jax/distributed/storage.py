@@ -1,6 +1,7 @@
 """Files of run directories, on a disk or in an object store such as `gs://`.
 
-An object store cannot append to a file nor rename one at once, but a file that is written there appears whole or not at all.
+An object store can neither append to a file nor rename it atomically, but a file written there appears completely or
+not at all.
 """
 
 import shutil
@@ -14,7 +15,7 @@ from etils import epath
 
 T = TypeVar("T")
 
-UPLOAD_EVERY = 30.0  # seconds between two uploads of a file that grows, but for `flush`
+UPLOAD_EVERY = 30.0  # seconds between two uploads of a growing file, apart from those of `flush`
 
 
 def is_remote(path: epath.PathLike) -> bool:
@@ -23,9 +24,9 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def directory(name: epath.PathLike) -> epath.Path:
-    """The path of a directory as a user gives it, absolute.
+    """Return the absolute path of a directory that a user names.
 
-    Raises ValueError if its store needs a package that is missing, or does not let us in.
+    Raises ValueError if its object store needs a package that is missing, or cannot be accessed.
     """
     path = epath.Path(name)
     if not is_remote(path):
@@ -34,18 +35,19 @@ def directory(name: epath.PathLike) -> epath.Path:
         path.exists()
     except ImportError as error:
         raise ValueError(
-            f"{name} needs a package that is not installed ({error}): pip install 'ag_jax[gcs]' for gs://, s3fs for s3://"
+            f"{name} needs a package that is not installed ({error}): "
+            "pip install 'ag_jax[gcs]' for gs://, s3fs for s3://"
         ) from error
-    except Exception as error:  # each store has its own kinds
+    except Exception as error:  # stores raise different types
         raise ValueError(
-            f"{name} cannot be reached ({type(error).__name__}: {error}): check the name and your credentials (for gs://: "
-            "gcloud auth application-default login)"
+            f"{name} cannot be reached ({type(error).__name__}: {error}): check the name and your credentials "
+            "(for gs://: gcloud auth application-default login)"
         ) from error
     return path
 
 
 def write_whole(path: epath.Path, text: str) -> None:
-    """Write a file so that whoever reads it, now or after a crash, finds all of it or what was there before."""
+    """Write a file atomically: readers, also after a crash, find either its old content or all of the new."""
     if is_remote(path):
         path.write_text(text)
         return
@@ -55,11 +57,13 @@ def write_whole(path: epath.Path, text: str) -> None:
 
 
 def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path, *, is_ours: bool = True) -> T:
-    """Return `write(place)` for the first place that can be written, so that a result that took long to compute is not lost.
+    """Return `write(place)` for the first writable place, so that a result that took long to compute is not lost.
 
-    The places are `directory`, if it `is_ours` to write to, `ag-jax-output/NAME` in the current directory, and a new temporary
-    directory. Says on stderr where a result went that could not be written to `directory`. Raises OSError if no place can be
-    written.
+    The places are `directory` (if `is_ours`), `ag-jax-output/NAME` in the current directory, and a new temporary
+    directory. If `directory` cannot be written, a line on standard error names the place used instead. Raises the
+    error of the first place, on a disk an OSError, if none can be written.
+
+    is_ours: whether `directory` belongs to this command and may be written.
     """
     places = [directory] if is_ours else []
     places += [epath.Path("ag-jax-output") / directory.name, None]
@@ -70,7 +74,7 @@ def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path
             place.mkdir(parents=True, exist_ok=True)
             written = write(place)
         except Exception as error:
-            if not isinstance(error, OSError) and not is_remote(place):  # each store has its own kinds
+            if not isinstance(error, OSError) and not is_remote(place):  # stores raise different types
                 raise
             problems.append(error)
         else:
@@ -85,20 +89,20 @@ def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path
 
 
 class GrowingFile:
-    """A text file to which lines are added.
+    """Text file to which text is appended, on a disk or in an object store.
 
-    On a disk a line is there when `add` returns; in an object store, where all of the file has to be written anew, now and
-    then and when `flush` returns.
+    On a disk, text is written when `add` returns. An object store can only rewrite the whole file, so it is uploaded by
+    `flush`, and by `add` at most every `UPLOAD_EVERY` seconds.
     """
 
     def __init__(self, path: epath.Path, text: str):
-        """Begin with `text`."""
+        """Write the file with the initial content `text`, in place of any older file."""
         self._path, self._remote = path, is_remote(path)
         self._parts, self._uploaded, self._at = [text], 0, 0.0
         write_whole(path, text)
 
     def add(self, text: str) -> None:
-        """Add text at the end."""
+        """Append text at the end of the file."""
         if not self._remote:
             with self._path.open("a") as file:
                 file.write(text)
@@ -108,27 +112,27 @@ class GrowingFile:
             self.flush()
 
     def flush(self) -> None:
-        """Return when everything is there."""
+        """Upload the text that was added since the last upload; on a disk, do nothing."""
         if self._remote and len(self._parts) > self._uploaded:
             self._path.write_text("".join(self._parts))
             self._uploaded, self._at = len(self._parts), time.monotonic()
 
 
 class LocalCopy:
-    """A directory on this machine for a library that writes to disks alone; `flush` copies what it holds to `remote`."""
+    """Temporary directory for a library that writes only to disks; `flush` copies its files to the store `remote`."""
 
     def __init__(self, remote: epath.Path):
         self._remote = remote
         self.path = epath.Path(tempfile.mkdtemp(prefix="ag_jax-"))
 
     def flush(self) -> None:
-        """Copy every file."""
+        """Copy every file to the remote directory."""
         self._remote.mkdir(parents=True, exist_ok=True)
         for file in self.path.iterdir():
             if not file.is_dir():
                 (self._remote / file.name).write_bytes(file.read_bytes())
 
     def close(self) -> None:
-        """Copy every file, and remove the directory."""
+        """Copy every file to the remote directory, and remove the temporary one."""
         self.flush()
         shutil.rmtree(self.path, ignore_errors=True)

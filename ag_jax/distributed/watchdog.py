@@ -1,6 +1,7 @@
-"""The watchdog: a run that hangs says where, and ends, so that whoever launched it can start it again.
+"""Watchdog: it ends a run that hangs, and prints where it hangs, so that its launcher can restart it.
 
-A hang is silent by nature: a host waits for another one in a step, a disk does not answer, and nothing is printed for hours.
+Without a watchdog a hang prints nothing for hours, for example if a host waits for another one in a step, or a disk
+does not answer.
 """
 
 import contextlib
@@ -16,22 +17,24 @@ import jax
 
 from ag_jax.distributed import hosts
 
-COMPILING = (
-    3600.0  # seconds more for what compiles, here or on a host that this one waits for, or reads a whole checkpoint
-)
+# Additional seconds for compilation, here or on a host for which this one waits, and for reading a checkpoint.
+COMPILING = 3600.0
 
 
 class Watchdog:
-    """Within this context a run that makes no progress for `seconds` dumps the stacks of all threads and ends; None: never.
+    """Context manager in which a run without progress dumps the stacks of all threads and ends.
 
-    Progress is a step whose result is there (`follow`), or a word of the loop that something was done (`beat`).
+    Progress is a step whose result is ready (`follow`), or a call of `beat` by the loop.
+
+    seconds: time without progress after which the run ends; None means never.
+    end: ends the process; it gets the exit status.
     """
 
     def __init__(self, seconds: float | None, end: Callable[[int], None] = hosts.leave_at_once):
         self._seconds, self._end = seconds, end
         self._lock, self._done = threading.Lock(), threading.Event()
         self._underway: deque[tuple[int, jax.Array]] = deque()
-        self._step: int | None = None  # the last one that was done here
+        self._step: int | None = None  # the last step whose result is ready
         self._what, self._extra = "", 0.0
         self._last = time.monotonic()
         self._compiled: set[str] = set()
@@ -49,18 +52,18 @@ class Watchdog:
             self._thread.join()
 
     def beat(self, what: str = "the next batch, or what the loop does between steps") -> None:
-        """Something was done; `what` comes next."""
+        """Report progress; `what` names the work that begins now."""
         with self._lock:
             self._last, self._what = time.monotonic(), what
 
     def follow(self, step: int, result: jax.Array) -> None:
-        """A step was sent to the devices; it is progress once its result is there."""
+        """Report a step that was sent to the devices; it counts as progress once `result` is ready."""
         with self._lock:
             self._underway.append((step, result))
 
     @contextlib.contextmanager
     def patience(self, what: str, seconds: float = COMPILING) -> Iterator[None]:
-        """Within this context `seconds` more may pass."""
+        """Allow `seconds` more without progress within a `with` statement, for the work named `what`."""
         self.beat(what)
         self._extra = seconds
         try:
@@ -70,7 +73,7 @@ class Watchdog:
             self.beat()
 
     def compiling(self, what: str) -> contextlib.AbstractContextManager:
-        """Patience when it is entered for the first time, as a jitted function is then compiled."""
+        """Return `patience` for the first use of `what`, when its function is compiled, and a null context later."""
         if what in self._compiled:
             return contextlib.nullcontext()
         self._compiled.add(what)
@@ -94,7 +97,8 @@ class Watchdog:
         print(
             f"watchdog: host {hosts.index()} made no progress for {silent:.0f} seconds "
             f"(step_timeout={self._seconds:g}); the last step that was done is {self._step}, it waits for: {doing}. "
-            "The stacks of all threads follow, then the program ends. Its checkpoints are whole: the same command goes on",
+            "The stacks of all threads follow, then the program ends. "
+            "Its checkpoints are complete: run the same command again to resume",
             file=sys.stderr,
             flush=True,
         )

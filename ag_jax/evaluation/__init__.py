@@ -1,1 +1,1 @@
-"""Judging a trained model: losses on held-out text, spread over seeds, significance."""
+"""Evaluation on downstream tasks: predictions, metrics, spread over seeds, and significance."""

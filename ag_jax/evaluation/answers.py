@@ -1,6 +1,7 @@
-"""Answers that are a part of a text: choosing them from logits, and scoring them as SQuAD's official scripts do.
+"""Extractive question answering: choose answer spans from logits, and score them as SQuAD's official scripts do.
 
-A window's logits give the score start_i + end_j of the span from token i to token j. Shape letters: L length.
+The score of the span from token i to token j of a window is the sum of logits start_i + end_j.
+Shape letters: L length, E offset of a span's last token from its first.
 """
 
 import collections
@@ -11,30 +12,34 @@ from collections.abc import Sequence
 
 import numpy as np
 
-LONGEST = 30  # tokens of an answer
-BEST = 20  # answers that are kept for an ensemble
+LONGEST = 30  # the most tokens of an answer
+BEST = 20  # the number of candidate answers saved for ensembles
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """The best answers in a context with their scores, the best one first, and the score of there being none."""
+    """The best answers in a context, with scores.
+
+    answers: (text, score) of the best answers, best first.
+    none: the score of "no answer".
+    """
 
     answers: tuple[tuple[str, float], ...]
     none: float
 
     @property
     def text(self) -> str:
-        """The best answer; "" if the context has no text."""
+        """The text of the best answer; "" if there are no answers."""
         return self.answers[0][0] if self.answers else ""
 
     def or_none(self, threshold: float = 0.0) -> str:
-        """The answer, or "" where having none is more than the threshold better."""
+        """Return the best answer, or "" if "no answer" scores higher by more than the threshold."""
         return "" if not self.answers or self.none - self.answers[0][1] > threshold else self.text
 
     def probabilities(self) -> dict[str | None, float]:
-        """softmax of the scores, those of equal texts added up; None stands for no answer."""
+        """Return the softmax of the scores, added up over equal texts; the key None stands for "no answer"."""
         scores = np.array([self.none, *(score for _, score in self.answers)])
         shares = np.exp(scores - scores.max())
         found: dict[str | None, float] = {None: 0.0}
@@ -44,12 +49,12 @@ class Candidates:
 
 
 def average(of_models: Sequence[Candidates]) -> Candidates:
-    """The candidates of an ensemble: their scores are the logarithms of mean probabilities.
+    """Return the candidates of an ensemble, whose scores are the logarithms of the models' mean probabilities.
 
-    A model knows only its best `BEST` answers; to others it gives 0.
+    An answer that is not among the best `BEST` of a model has probability 0 there.
     """
-    shares = [one.probabilities() for one in of_models]
-    texts = dict.fromkeys(text for one in of_models for text, _ in one.answers)
+    shares = [candidates.probabilities() for candidates in of_models]
+    texts = dict.fromkeys(text for candidates in of_models for text, _ in candidates.answers)
     means = {text: np.mean([share.get(text, 0.0) for share in shares]) for text in (None, *texts)}
     logs = {text: float(np.log(max(mean, np.finfo(np.float64).tiny))) for text, mean in means.items()}
     none = logs.pop(None)
@@ -57,10 +62,13 @@ def average(of_models: Sequence[Candidates]) -> Candidates:
 
 
 def choose(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]], longest: int = LONGEST) -> Candidates:
-    """The best spans of all windows, each its logits [L, 2] or longer, and its `Features.characters` [L, 3].
+    """Return the best answer spans over all windows of a context.
 
-    A span begins in the window in which its first token has the most context. The score of no answer is start_0 + end_0 in the
-    window where this is lowest: no window has it (run_squad.py).
+    windows: (logits, characters) of each window: logits [L, 2] or padded beyond L, and `Features.characters` [L, 3].
+    longest: the most tokens of an answer.
+    A span is scored only in the window in which its first token has the most context, so that it is scored once. The
+    score of "no answer" is the minimum over windows of start_0 + end_0, because it requires that no window has an
+    answer (run_squad.py).
     """
     found: list[tuple[float, int, int]] = []
     none = np.inf
@@ -71,7 +79,7 @@ def choose(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]], longe
         holds = characters_L3[:, 1] > characters_L3[:, 0]
         start_L = np.where(holds & (characters_L3[:, 2] > 0), start_L, -np.inf)
         end_L = np.where(holds, end_L, -np.inf)
-        # scores_LE[l, e] is that of the span from token l to l + e.
+        # ends_LE[l, e] is the end logit of token l + e; -inf behind the last token.
         ends_LE = np.lib.stride_tricks.sliding_window_view(
             np.pad(end_L, (0, longest - 1), constant_values=-np.inf), longest
         )
@@ -85,23 +93,26 @@ def choose(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]], longe
 
 
 def normalized(answer: str) -> str:
-    """Lower case, without punctuation and without a, an, the; one space between words."""
+    """Return an answer in lower case, without punctuation and articles (a, an, the), with single spaces."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 if the prediction is one of the answers, else 0; without answers, if it is empty."""
+    """Return 1 if the normalized prediction equals an answer, else 0; without answers, 1 if it is empty."""
     return float(any(normalized(prediction) == answer for answer in _wanted(answers)))
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """F1 of the words, repeated ones counted, with the answer for which it is highest; without answers, 1 if it is empty."""
+    """Return the F1 of words between the prediction and the answer for which it is highest.
+
+    Repeated words are counted. Without answers, 1 if the prediction is empty, else 0.
+    """
     return max(_overlap(normalized(prediction).split(), answer.split()) for answer in _wanted(answers))
 
 
 def _wanted(answers: Sequence[str]) -> list[str]:
-    # As in the script of SQuAD 2.0, an answer of which nothing is left is none. That of 1.1, where there is hardly such an
-    # answer, would give it F1 0.
+    # As in the script of SQuAD 2.0, answers that are empty after normalisation are ignored. The script of SQuAD 1.1,
+    # where such answers hardly occur, would give them F1 0.
     return [answer for answer in map(normalized, answers) if answer] or [""]
 
 

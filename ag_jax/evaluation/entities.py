@@ -1,7 +1,8 @@
-"""Entities in BIO tags, and how well they are found.
+"""Entities in BIO tags, and their precision, recall and F1.
 
-Precision, recall and F1 = 2PR / (P + R) over all entities of all sentences (micro): an entity is right if its type and its
-first and last word are (Tjong Kim Sang and De Meulder 2003; the script conlleval). 0 where a denominator is 0.
+F1 = 2PR / (P + R) over all entities of all sentences (micro). A predicted entity is right if its type, its first word
+and its last word are right (Tjong Kim Sang and De Meulder 2003; the script conlleval). Values are 0 where a denominator
+is 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,10 @@ Tags = Sequence[Sequence[str]]
 
 
 def entities(tags: Sequence[str]) -> Iterator[Entity]:
-    """Entities of a sentence. An I- that continues nothing of its type begins an entity, as models do write."""
+    """Yield the entities of a tagged sentence.
+
+    An I- that does not continue an entity of its type begins an entity, because models predict such tags.
+    """
     kind, first = "", 0
     for place, tag in enumerate([*tags, "O"]):
         continues = tag.startswith("I-") and tag[2:] == kind
@@ -25,7 +29,7 @@ def entities(tags: Sequence[str]) -> Iterator[Entity]:
 
 
 def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
-    """precision, recall and f1 of entities, 0 to 1."""
+    """Return `precision`, `recall` and `f1` of entities, from 0 to 1."""
     found = wanted = right = 0
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
         these, those = set(entities(gold_tags)), set(entities(predicted_tags))
@@ -40,7 +44,10 @@ def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
 
 
 def token_f1(gold: Tags, predicted: Tags) -> float:
-    """Micro-F1 of single tags other than O, as Adversarial Self-Attention's code computes it: higher than entity F1."""
+    """Return the micro-F1 of single tags other than O, as Adversarial Self-Attention's code computes it.
+
+    It may be higher or lower than entity F1, because every tag counts instead of every entity.
+    """
     gold_tags, predicted_tags = [tag for tags in gold for tag in tags], [tag for tags in predicted for tag in tags]
     labels = sorted({*gold_tags, *predicted_tags} - {"O"})
     if not labels:

@@ -1,6 +1,8 @@
-"""Metrics of predictions, all from 0 to 1 (correlations from -1), larger is better.
+"""Metrics of predictions, of which larger is better.
 
-`of_...` return the metrics of a set, `rate_...` how good one prediction is, for a paired test over examples. A prediction is the index of a class or candidate, a number on the scale of the task, the tags of a sentence, or a text.
+Functions `of_...` return the metrics of an evaluation set, from 0 to 1 (correlations from -1). Functions `rate_...`
+return the score of one prediction, for a paired test over examples: from 0 to 1, or minus a squared error. A prediction
+is the index of a class or candidate, a number on the scale of the task, the tags of a sentence, or a text.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,34 +17,34 @@ from ag_jax.evaluation import answers, entities
 
 
 def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
-    """The part of predictions that are right."""
+    """Return the fraction of predictions that are right."""
     return float(sklearn.metrics.accuracy_score(labels, predictions))
 
 
 def f1(labels: Sequence[int], predictions: Sequence[int]) -> float:
-    """F1 of class 1 of two; 0 where it is neither there nor predicted."""
+    """Return the F1 of class 1 in binary classification; 0 if class 1 is neither labelled nor predicted."""
     return float(sklearn.metrics.f1_score(labels, predictions, pos_label=1, zero_division=0))
 
 
 def macro_f1(labels: Sequence[int], predictions: Sequence[int]) -> float:
-    """The mean of the F1 of every class that is there or predicted."""
+    """Return the mean F1 over all classes that are labelled or predicted."""
     return float(sklearn.metrics.f1_score(labels, predictions, average="macro", zero_division=0))
 
 
 def matthews(labels: Sequence[int], predictions: Sequence[int]) -> float:
-    """Matthews' correlation; 0 where all predictions, or all labels, are one class."""
+    """Return Matthews' correlation; 0 if all predictions, or all labels, are the same class."""
     if len({*labels}) < 2 or len({*predictions}) < 2:
         return 0.0
     return float(sklearn.metrics.matthews_corrcoef(labels, predictions))
 
 
 def pearson(labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Pearson's correlation; 0 where all predictions or all labels are equal, which leaves it undefined."""
+    """Return Pearson's correlation; 0 where it is undefined: all predictions or labels equal, or fewer than two."""
     return _correlation(scipy.stats.pearsonr, labels, predictions)
 
 
 def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Spearman's rank correlation; 0 where it is undefined, as above."""
+    """Return Spearman's rank correlation; 0 where it is undefined, as in `pearson`."""
     return _correlation(scipy.stats.spearmanr, labels, predictions)
 
 
@@ -53,7 +55,7 @@ _LABELS = {Texts: "label", Choices: "right", Words: "tags", Question: "answers"}
 
 
 def check(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
-    """Raise ValueError unless there is a prediction for each example, and the label of each is known."""
+    """Raise ValueError unless every example has a prediction and a known label, and there is at least one."""
     if len(examples) != len(predictions) or not len(examples):
         raise ValueError(f"expected a prediction for each example, got {len(predictions)} for {len(examples)}")
     unknown = sum(is_unknown(example) for example in examples)
@@ -69,20 +71,20 @@ def is_unknown(example: Example) -> bool:
 
 
 def of_labels(task: Task, examples: Sequence[Texts], predictions: Sequence[Any]) -> dict[str, float]:
-    """Return the task's metrics of classes or numbers."""
+    """Return the task's metrics for predicted classes or numbers."""
     labels = [example.label for example in examples]
     return {name: _SIMPLE[name](labels, predictions) for name in task.metrics}
 
 
 def of_choices(task: Task, examples: Sequence[Choices], predictions: Sequence[int]) -> dict[str, float]:
-    """Return the accuracy; of ReCoRD, whose metrics have `exact_match`, the scores of the chosen texts."""
+    """Return the accuracy of choices; for ReCoRD, whose metrics have `exact_match`, the scores of the chosen texts."""
     if _is_read_as_text(task):
         return _answer_scores([_chosen_text(*pair) for pair in zip(examples, predictions, strict=True)])
     return {"accuracy": float(np.mean([rate_choice(task, *pair) for pair in zip(examples, predictions, strict=True)]))}
 
 
 def of_tags(task: Task, examples: Sequence[Words], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return precision, recall and F1 of entities, and F1 of tokens."""
+    """Return precision, recall and F1 of entities, and F1 of single tags."""
     del task
     gold = [example.tags for example in examples]
     found = entities.entity_scores(gold, predictions)
@@ -90,38 +92,41 @@ def of_tags(task: Task, examples: Sequence[Words], predictions: Sequence[Sequenc
 
 
 def of_answers(task: Task, examples: Sequence[Question], predictions: Sequence[str]) -> dict[str, float]:
-    """Return F1 and exact match of answers, as SQuAD's program counts them."""
+    """Return F1 and exact match of answers, as SQuAD's official scripts compute them."""
     del task
     return _answer_scores([_answers(*pair) for pair in zip(examples, predictions, strict=True)])
 
 
 def rate_class(task: Task, example: Texts, prediction: int) -> float:
-    """Return 1 if the class is right, else 0."""
+    """Return 1 if the predicted class is right, else 0."""
     del task
     return float(prediction == example.label)
 
 
 def rate_number(task: Task, example: Texts, prediction: float) -> float:
-    """Return minus the squared error."""
+    """Return minus the squared error of a predicted number."""
     del task
     return -((example.label - prediction) ** 2)
 
 
 def rate_choice(task: Task, example: Choices, prediction: int) -> float:
-    """Return 1 if the candidate is a right one, else 0; of ReCoRD the F1 of its text."""
+    """Return 1 if the chosen candidate is right, else 0; for ReCoRD, the F1 of its text."""
     return (
         answers.f1(*_chosen_text(example, prediction)) if _is_read_as_text(task) else float(prediction in example.right)
     )
 
 
 def rate_tags(task: Task, example: Words, prediction: Sequence[str]) -> float:
-    """Return the share of words whose tag is right; F1 of entities is no mean over sentences."""
+    """Return the fraction of words whose tag is right.
+
+    Entity F1 cannot be used here, because it is not a mean over sentences.
+    """
     del task
     return float(np.mean([tag == other for tag, other in zip(example.tags, prediction, strict=True)]))
 
 
 def rate_answer(task: Task, example: Question, prediction: str) -> float:
-    """Return the F1 of an answer."""
+    """Return the F1 of words of a predicted answer."""
     del task
     return answers.f1(*_answers(example, prediction))
 
@@ -143,12 +148,12 @@ def _is_read_as_text(task: Task) -> bool:
 
 
 def _chosen_text(example: Choices, prediction: int) -> tuple[str, Sequence[str]]:
-    """Return the text of the chosen candidate, and those of the right ones."""
+    """Return the text of the chosen candidate and the texts of the right candidates."""
     return example.names[prediction], [example.names[right] for right in example.right]
 
 
 def _answers(example: Question, prediction: str) -> tuple[str, Sequence[str]]:
-    """Return the predicted answer, and the right ones."""
+    """Return the predicted answer and the texts of the right answers."""
     return prediction, [text for text, _ in example.answers]
 
 

@@ -1,8 +1,9 @@
-"""From logits to predictions, one for each example: functions that the kinds of tasks are made of.
+"""Functions for each kind of task that turn the logits of rows into one prediction for each example.
 
     logits of rows --scores--> scores of each example's candidates --decide--> prediction
 
-The scores of several models averaged are those of their ensemble. Shape letters: C classes or candidates, L length, W words.
+The scores of an ensemble are the averaged scores of its models.
+Shape letters: C classes or candidates, L length, W words.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from ag_jax.evaluation.answers import Candidates
 
 Prediction = int | float | str | tuple[str, ...]
 Scores = np.ndarray | Candidates
-Logits = Sequence[np.ndarray]  # of each row of the features, in their order; axes may be longer than the row
+Logits = Sequence[np.ndarray]  # for each row of the features, in order; axes may be padded beyond the row
 
 
 def class_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
@@ -34,21 +35,21 @@ def number_scores(task: Task, examples: Examples, features: Features, logits: Lo
 
 
 def candidate_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return the logits `C` of each example's own candidates, of which a batch may have more."""
+    """Return the logits `C` of each example's candidates, without the padding of the batch."""
     del task, examples
     pairs = zip(features.rows, logits, strict=True)
     return [np.asarray(of_row, np.float64)[: len(row["labels"])] for row, of_row in pairs]
 
 
 def tag_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return the logits `WC` of the words that were not cut, each taken at its first piece."""
+    """Return the logits `WC` of the words that were not truncated, each from its first token."""
     del task, examples
     pairs = zip(features.rows, logits, strict=True)
     return [np.asarray(of_row, np.float64)[np.flatnonzero(row["label_weights"])] for row, of_row in pairs]
 
 
 def answer_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return the best answers of each question, over all windows of its context; logits are `L2`."""
+    """Return the best answers to each question, over all windows of its context; logits are `L2`."""
     del task
     windows: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in examples]
     for owner, of_row, characters in zip(features.owner, logits, features.characters, strict=True):
@@ -63,19 +64,19 @@ def best_index(task: Task, example: Texts | Choices, found: np.ndarray) -> int:
 
 
 def number(task: Task, example: Texts, found: np.ndarray) -> float:
-    """Return the number itself."""
+    """Return a predicted number as a float."""
     del task, example
     return float(found)
 
 
 def tags(task: Task, example: Words, found: np.ndarray) -> tuple[str, ...]:
-    """Return the best tag of each word, O for words that were cut."""
+    """Return the best tag of each word, and O for words that were truncated."""
     best = [task.labels[label] for label in np.argmax(found, axis=-1)]
     return (*best, *["O"] * (len(example.words) - len(best)))
 
 
 def answer(task: Task, example: Question, found: Candidates) -> str:
-    """Return the text of the best answer, "" for none."""
+    """Return the text of the best answer, or "" for "no answer" where the task allows it."""
     del example
     return found.text if task.answerable else found.or_none()
 
@@ -89,22 +90,22 @@ def mean_of_probabilities(of_models: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def mean_of_numbers(of_models: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean of the models' numbers."""
+    """Return the mean of the numbers that the models predict."""
     return np.stack([np.asarray(of_model, np.float64) for of_model in of_models]).mean(0)
 
 
 def to_plain(found: Scores) -> Any:
-    """Return scores as values that JSON can hold, to six decimals."""
+    """Convert scores to values that JSON can store, rounded to six decimals."""
     if isinstance(found, Candidates):
         return {"none": round(found.none, 6), "answers": [[text, round(score, 6)] for text, score in found.answers]}
     return np.round(found, 6).tolist()
 
 
 def array_from_plain(value: Any) -> np.ndarray:
-    """Read what `to_plain` made of an array."""
+    """Convert the result of `to_plain` for an array back to an array."""
     return np.asarray(value, np.float64)
 
 
 def answers_from_plain(value: Any) -> Candidates:
-    """Read what `to_plain` made of the answers to a question."""
+    """Convert the result of `to_plain` for the answers to a question back to `Candidates`."""
     return Candidates(tuple((text, score) for text, score in value["answers"]), value["none"])

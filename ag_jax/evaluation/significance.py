@@ -1,4 +1,4 @@
-"""Spread over seeds, and whether two arms differ."""
+"""Mean and deviation over seeds, and significance tests between two arms."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,13 +6,17 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.stats
 
-ROUNDING = 1e-9  # of the values: what differences of equal differences may be
+ROUNDING = 1e-9  # relative to the values: differences closer than this count as equal
 SIGNIFICANT = 0.05  # p-values below it are marked (Deshpande & Narasimhan 2020, table 4)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation (n - 1; None for a single value) of one number over seeds."""
+    """The spread of a number over seeds, printed as `mean ± deviation`.
+
+    mean: the mean.
+    deviation: the sample standard deviation (with n - 1); None for a single value.
+    """
 
     mean: float
     deviation: float | None
@@ -22,17 +26,18 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The spread of at least one value."""
+    """Return the mean and deviation of at least one value. Raises ValueError for none."""
     if not len(values):
         raise ValueError("a spread needs at least one value, got none")
     return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
 def paired_t_test(baseline: Sequence[float], other: Sequence[float]) -> float | None:
-    """Two-sided p-value of `the mean difference of the pairs is 0` (Student's paired t-test).
+    """Return the two-sided p-value of "the mean difference of the pairs is 0" (Student's paired t-test).
 
-    Pairs share a seed. None if there are fewer than two pairs, or if all differences are equal but for rounding, where t is
-    undefined.
+    The values of a pair share a seed (or, in `paired_t_test_over_examples`, an example).
+    None if there are fewer than two pairs, or if all differences are equal up to rounding, where t is undefined.
+    Raises ValueError if the numbers of values differ.
     """
     if len(baseline) != len(other):
         raise ValueError(f"pairs are needed: got {len(baseline)} and {len(other)} values")
@@ -43,10 +48,11 @@ def paired_t_test(baseline: Sequence[float], other: Sequence[float]) -> float | 
 
 
 def paired_t_test_over_examples(baseline: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float | None:
-    """The same with the examples of an evaluation set as pairs; each argument holds the scores of every example, a row a seed.
+    """Return the p-value of a paired t-test in which the pairs are the examples of an evaluation set.
 
-    An example's score is its mean over seeds. It says whether the arms differ on other examples like these, given the models
-    that were trained; `paired_t_test` over seeds says whether they differ with other seeds, given these examples.
+    Each argument has a row for each seed with the scores of all examples; an example's score is its mean over seeds.
+    This tests whether the arms differ on other examples like these, given the trained models; `paired_t_test` over
+    seeds tests whether they differ with other seeds, given these examples.
     """
     means = [np.mean(np.asarray(scores, np.float64), axis=0) for scores in (baseline, other)]
     return paired_t_test(*means)

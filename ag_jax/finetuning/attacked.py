@@ -1,4 +1,4 @@
-"""What the report of a suite says of attacks, where there are any: what was masked, scores against tau, attention maps."""
+"""The sections of a suite's report on adversarial attacks: masked shares, scores against tau, attention maps."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,41 +23,45 @@ from ag_jax.objectives.adversarial.self_attention import Attacker
 from ag_jax.pretraining import build
 from ag_jax.training.metrics import read_metrics
 
-WORDS = range(6, 21)  # how many a sentence has whose attention maps are easy to read
+WORDS = range(6, 21)  # number of words of a sentence whose attention maps are easy to read
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """An arm whose trials are done, and what was chosen of them, by task."""
+    """An arm whose trials are done.
+
+    suite: the arm's configuration, directory and planned trials.
+    chosen: the best point of each task's sweep, by task.
+    """
 
     suite: Suite
     chosen: Mapping[str, Chosen]
 
     def attack(self, task: str) -> AdversarialConfig:
-        """What a task was trained against."""
+        """Return the settings of the attack that a task was trained against."""
         return self.suite.config.tasks[task].adversarial
 
     def trials(self, task: str) -> list[epath.Path]:
-        """Directories of the trials of the chosen point."""
+        """Return the directories of the trials of a task's chosen point."""
         best = self.chosen[task].best
         point = best.learning_rate, best.batch_size
-        found = [one for one in self.suite.planned[task] if (one.learning_rate, one.batch_size) == point]
-        return [suite.directory_of(self.suite.workdir, one) for one in found]
+        found = [trial for trial in self.suite.planned[task] if (trial.learning_rate, trial.batch_size) == point]
+        return [suite.directory_of(self.suite.workdir, trial) for trial in found]
 
     def model(self, task: str) -> FineTuned | None:
-        """The first seed's best model, if its weights were kept."""
+        """Return the first seed's fine-tuned model of a task, or None if its weights were not saved."""
         directories = [
-            suite.directory_of(self.suite.workdir, one) for one in self.suite.planned[task] if self._is_first(one)
+            suite.directory_of(self.suite.workdir, trial) for trial in self.suite.planned[task] if self._is_first(trial)
         ]
-        kept = [directory for directory in directories if finetuned.locate(directory) is not None]
-        return finetuned.load(kept[0]) if kept else None
+        saved = [directory for directory in directories if finetuned.locate(directory) is not None]
+        return finetuned.load(saved[0]) if saved else None
 
-    def _is_first(self, one: Trial) -> bool:
-        return one.seed == self.suite.config.seeds[0] and one.fold is None
+    def _is_first(self, trial: Trial) -> bool:
+        return trial.seed == self.suite.config.seeds[0] and trial.fold is None
 
 
 def masked(arms: Mapping[str, Arm]) -> dict[tuple[str, str], MaskedShare]:
-    """What was masked by (task, arm), of the arms that attack attention."""
+    """Return the share of masked units by (task, arm), for arms trained with an attack on attention."""
     shares = {
         (task, name): attacks.masked_share([read_metrics(directory) for directory in arm.trials(task)])
         for task in next(iter(arms.values())).chosen
@@ -68,11 +72,17 @@ def masked(arms: Mapping[str, Arm]) -> dict[tuple[str, str], MaskedShare]:
 
 
 def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[str, Temperatures]:
-    """Scores against tau of the tasks whose arms have several; without an attack is the first arm that has none."""
+    """Return the scores at each temperature tau, for every task whose arms were trained with several temperatures.
+
+    numbers: the content of report.json.
+
+    The score without an attack is that of the first arm without one.
+    """
     found = {}
     for name, task in numbers["tasks"].items():
         attackers = {arm: of_arm.attack(name) for arm, of_arm in arms.items()}
         scores = {arm: of_arm["splits"][of_arm["headline"]][task["metric"]] for arm, of_arm in task["arms"].items()}
+        # Reversed, so that of several arms with the same temperature the first is taken.
         by_tau = {attackers[arm].asa.tau: arm for arm in reversed(arms) if attackers[arm].method == "asa"}
         if len(by_tau) > 1:
             ordered = [scores[by_tau[tau]] for tau in sorted(by_tau)]
@@ -89,7 +99,12 @@ def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[st
 
 
 def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath.Path) -> list[str]:
-    """Lines of Markdown, with pictures in `workdir/figures`; none if no arm is attacked. Adds to `numbers` what was masked."""
+    """Return the report's sections on attacks as lines of Markdown, and draw their figures in `workdir/figures`.
+
+    numbers: the content of report.json, to which the masked shares are added.
+
+    Returns no lines if no arm was attacked.
+    """
     lines, shares, by_task = [], masked(arms), temperatures(arms, numbers)
     if shares:
         for (task, arm), share in shares.items():
@@ -107,7 +122,10 @@ def _shown(caption: str, path: epath.Path) -> list[str]:
 
 
 def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str, MaskedShare]]:
-    """The lines of each row of panels: the arms, if there is one task; otherwise the tasks, in a row for each arm."""
+    """Group the curves of masked shares into rows of panels.
+
+    One task gives one row with a curve for each arm; several tasks give a row for each arm with a curve for each task.
+    """
     tasks, arms = (list(dict.fromkeys(key[at] for key in shares)) for at in (0, 1))
     if len(tasks) == 1:
         return {tasks[0]: {arm: shares[tasks[0], arm] for arm in arms}}
@@ -118,7 +136,10 @@ def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str
 
 
 def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
-    """Attention to a sentence of each task, by the arms that kept weights, plain and attacked (Wu et al. 2022, figures 1, 6)."""
+    """Draw attention maps of a sentence of each attacked task, and return their section of the report.
+
+    The maps are those of the arms that saved weights, with and without the attack (Wu et al. 2022, figures 1 and 6).
+    """
     lines = []
     for task, of_first in next(iter(arms.values())).chosen.items():
         if all(arm.attack(task).method == "none" for arm in arms.values()):
@@ -126,7 +147,7 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
         opened = {name: found for name, arm in arms.items() if (found := arm.model(task)) is not None}
         if not opened:
             continue
-        text = sentence(next(iter(of_first.predicted.values())).examples)
+        text = sentence(next(iter(of_first.predicted.values())).examples)  # the same for all arms
         columns = {}
         for name, tuned in opened.items():
             columns[name] = [(task, attention(tuned, text))]
@@ -139,21 +160,24 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
             caption = f"Attention to a sentence of {task}, layer {layer + 1}"
             lines += _shown(caption, plots.map_figure(columns, layer, config.heads - 1, path))
     explained = (
-        "The last head (the first ones may be guided) of the first layer and of the last but one, in each arm's model of the first "
-        "seed, without dropout. A row is a token, and dark is where it attends to. The attack is there in training alone; `attacked` "
-        "is what the adversary of the same epoch leaves."
+        "The last head (the first ones may be guided) of the first layer and of the last but one, in each arm's "
+        "model of the first seed, without dropout. A row is a token, and dark is where it attends to. The model is "
+        "attacked only in training; `attacked` shows the attention that the adversary of the same epoch leaves."
     )
     return ["## Attention after training", "", explained, "", *lines] if lines else []
 
 
 def attention(tuned: FineTuned, text: str, attacker: Attacker | None = None) -> maps.AttentionMaps:
-    """The attention maps of a fine-tuned model, under an attack if there is one."""
+    """Return the attention maps of a fine-tuned model for a text, under the attack of `attacker` if given."""
     params = tuned.params | tuned.beside
     return maps.attention_maps(tuned.model, params, tuned.tokenizer, text, tuned.head.max_length, attacker)
 
 
 def sentence(examples: tuple[Example, ...]) -> str:
-    """The first text that is neither short nor long, or else the first; of a pair one."""
+    """Return the first text whose number of words is in `WORDS`, or else the first text that is not empty.
+
+    Each example counts with one text: the first of a pair, the question, or the first candidate.
+    """
     texts = [text for example in examples if (text := _text(example)).strip()]
     return next((text for text in texts if len(text.split()) in WORDS), texts[0])
 

@@ -1,4 +1,7 @@
-"""The best model of a directory that holds several: a comparison of runs, a suite, one of its tasks, or a comparison of suites."""
+"""The best model of a directory that holds several.
+
+The directory is that of a comparison of runs, a suite, one task of a suite, or a comparison of suites.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,17 +21,19 @@ from ag_jax.pretraining.config import ExperimentConfig
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """The directory of a run or trial, and why it was chosen, for people."""
+    """The directory of the best run or trial, and the reason for the choice as readable text."""
 
     directory: epath.Path
     reason: str
 
 
 def find(directory: epath.Path) -> Best | None:
-    """The run with the lowest validation loss, or the trial with the best development score, of a directory that holds several.
+    """Return the best run or trial of a directory that holds several; None for any other directory.
 
-    None if it is no such directory. Of several tasks it is the first, in the order of the catalogue, of which weights were kept.
-    Raises FileNotFoundError if nothing in it can be opened, ValueError if a file is damaged.
+    The best run has the lowest validation loss, the best trial the best development score. With several tasks, the
+    trial is one of the first task, in the order of the catalogue, whose weights were saved.
+
+    Raises FileNotFoundError if nothing in the directory can be opened, ValueError if a file is damaged.
     """
     if finetuned.locate(directory) is not None:
         return None
@@ -46,9 +51,11 @@ def find(directory: epath.Path) -> Best | None:
 
 
 def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspected:
-    """Open the model of a directory, or the best of several, to look at its attention.
+    """Open the model of a directory, or the best of its models if it holds several, to inspect its attention.
 
-    step: of a run's checkpoint, the newest by default. Raises FileNotFoundError or ValueError with what was expected.
+    step: step of a run's checkpoint, the newest by default.
+
+    Raises FileNotFoundError or ValueError with what was expected.
     """
     best = find(directory)
     if best is None:
@@ -78,7 +85,7 @@ def _of_runs(named: epath.Path, directories: Sequence[epath.Path]) -> Best:
 
 
 def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str | None = None) -> Best:
-    found: dict[str, dict[epath.Path, float]] = {}  # scores of the trials that kept their weights, by task
+    found: dict[str, dict[epath.Path, float]] = {}  # scores of the trials with saved weights, by task
     metrics: dict[str, str] = {}
     for directory in directories:
         path = directory / "config.json"
@@ -92,7 +99,8 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
                     found.setdefault(name, {})[one] = _score(one, metrics[name])
     if not found:
         raise FileNotFoundError(
-            f"no finished trial of {named} has kept its weights: run the suite again, in another --workdir, with --config.keep=best"
+            f"no finished trial of {named} has saved its weights: run the suite again, in another --workdir, with "
+            "--config.keep=best"
         )
     chosen, *others = [name for name in catalogue.TASKS if name in found]
     best = max(found[chosen], key=found[chosen].__getitem__)
@@ -104,14 +112,14 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
 
 
 def _kept(folder: epath.Path) -> list[epath.Path]:
-    """The trials of a task that are done and kept their weights."""
+    """Return the directories of a task's finished trials whose weights were saved."""
     if not folder.is_dir():
         return []
     return [one for one in sorted(folder.iterdir()) if suite.is_done(one) and finetuned.locate(one) is not None]
 
 
 def _score(directory: epath.Path, metric: str) -> float:
-    """The development score of a trial."""
+    """Return the development score of a finished trial."""
     metrics = trial.read_result(directory)["metrics"]
     check_fields(directory / trial.RESULT, metrics, {metric: float})
     return metrics[metric]

@@ -1,7 +1,7 @@
-"""From the results of trials to what is reported: the best point of a sweep, by development data alone.
+"""Choice of the best point of a sweep from the results of its trials, by development data only.
 
-A trial has its best epoch already. Here, for every point (learning rate, batch size), the median over seeds, and of the points
-that with the largest one (RoBERTa's protocol; Liu et al. 2019, section 5.1).
+A trial's result is that of its best epoch. Of the points (learning rate, batch size), the one with the largest median
+over seeds is chosen (RoBERTa's protocol; Liu et al. 2019, section 5.1).
 """
 
 import dataclasses
@@ -12,30 +12,35 @@ import numpy as np
 
 from ag_jax.evaluation.significance import Spread, spread
 
-Result = dict[str, Any]  # result.json of a trial
+Result = dict[str, Any]  # the content of a trial's result.json
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The trials of one point of a sweep: `results[seed]` are those of a seed, one a fold, one in all without folds."""
+    """The results of one point of a sweep.
+
+    learning_rate: peak learning rate.
+    batch_size: batch size in examples.
+    results: the results of each seed, one for each fold, or a single one without folds.
+    """
 
     learning_rate: float
     batch_size: int
     results: dict[int, tuple[Result, ...]]
 
     def values(self, metric: str) -> list[float]:
-        """The development metric of each seed; with folds their mean."""
+        """Return the development metric of each seed, averaged over folds if there are any."""
         return [float(np.mean([result["metrics"][metric] for result in of_seed])) for of_seed in self.results.values()]
 
     @property
     def name(self) -> str:
-        """The point as a report shows it."""
+        """The point's learning rate and batch size as a report shows them."""
         return f"{self.learning_rate:g}, {self.batch_size}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """One number over seeds."""
+    """The values of one metric over seeds, with their median, mean and standard deviation."""
 
     values: tuple[float, ...]
     median: float
@@ -43,22 +48,22 @@ class Summary:
 
     @property
     def count(self) -> int:
-        """How many seeds there are."""
+        """The number of seeds."""
         return len(self.values)
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Median, mean and sample standard deviation of at least one value."""
+    """Return the median, mean and sample standard deviation of at least one value."""
     return Summary(tuple(map(float, values)), float(np.median(values)), spread(values))
 
 
 def point_of(result: Result) -> tuple[float, int]:
-    """Learning rate and batch size of a trial."""
+    """Return the learning rate and the batch size of a trial."""
     return result["learning_rate"], result["batch_size"]
 
 
 def points(results: Sequence[Result]) -> list[Point]:
-    """The points that results belong to, in the order in which they first come."""
+    """Group results by point and seed; the points are in the order of their first results."""
     found: dict[tuple[float, int], dict[int, list[Result]]] = {}
     for result in results:
         of_point = found.setdefault(point_of(result), {})
@@ -69,14 +74,20 @@ def points(results: Sequence[Result]) -> list[Point]:
 
 
 def best_point(candidates: Sequence[Point], metric: str) -> Point:
-    """The point with the largest median over seeds of the development metric; of equals the first."""
+    """Return the point with the largest median over seeds of the development metric; the first of equal ones.
+
+    Raises ValueError if there are no candidates.
+    """
     if not candidates:
-        raise ValueError("a point is chosen of at least one, got none")
+        raise ValueError("expected at least one point to choose from, got none")
     return max(candidates, key=lambda point: np.median(point.values(metric)))
 
 
 def best_of_seed(candidates: Sequence[Point], metric: str, seed: int) -> Result:
-    """The trial of one seed with the largest development metric, whose weights are kept; of equals the first."""
+    """Return the result of a seed's trial with the largest development metric; the first of equal ones.
+
+    Raises ValueError if the seed has no trial.
+    """
     results = [result for point in candidates for result in point.results.get(seed, ())]
     if not results:
         raise ValueError(f"no trial of seed {seed} is there to choose from")

@@ -1,4 +1,7 @@
-"""`finetune` and `compare` with a suite: the trials of every arm, then `report.md`, `report.json` and files for servers."""
+"""`ag-jax finetune`, and `ag-jax compare` for suites: train the trials of every arm, then write the report.
+
+The report is `report.md` and `report.json`, with the files of predictions for benchmark servers in `submission/`.
+"""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +19,7 @@ from ag_jax.pretraining import arms
 from ag_jax.training.wandb_run import Labels
 
 ALONE = "score"  # the column of a suite without arms
-# Settings of a recipe that say on which examples and how a model is judged.
+# Settings of a recipe that decide by which metric and on which examples a model is evaluated.
 JUDGED_BY = (
     "metric",
     "folds",
@@ -30,9 +33,10 @@ JUDGED_BY = (
 
 
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningConfig]:
-    """The checked config of every arm: `source` with its argument `arm` replaced, settings on top.
+    """Return the checked config of every arm of the config file `source`, with `overrides` on top.
 
-    Raises ValueError if there are no arms, if two are the same, or if they cannot be compared seed by seed and task by task.
+    Raises ValueError if there are no arms, if two are the same, or if they cannot be compared seed by seed and task by
+    task.
     """
     config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
     configs = {
@@ -55,7 +59,10 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
 
 
 def finetune(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
-    """The suite of one checkpoint, and its report; returns the report."""
+    """Fine-tune one checkpoint on a suite and write the report; returns the path of `report.md`.
+
+    overrides: settings that replace those of the config file `source`.
+    """
     config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
     workdir = storage.directory(workdir)
     with lock.hold(workdir):
@@ -66,12 +73,15 @@ def finetune(source: str, overrides: dict[str, Any], workdir: epath.PathLike) ->
 
 
 def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
-    """The suites of every arm, in `workdir/ARM`, and the report on them; returns the report."""
+    """Fine-tune the suite of every arm in `workdir/ARM` and write the report; returns the path of `report.md`.
+
+    overrides: settings that replace those of every arm of the config file `source`.
+    """
     configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
     overridden = arms.overridden(source, configs, overrides)
     arms.announce(overridden)
     with lock.hold(workdir):
-        # All are prepared before the first is trained: what is wrong with the second is worth nothing an hour later.
+        # All are prepared before the first is trained, so that an error in the second shows now and not hours later.
         suites: dict[str, Suite] = {}
         for arm, config in configs.items():
             labels = Labels(workdir.name, (arm,))
@@ -93,6 +103,11 @@ def _report(
     workdir: epath.Path,
     overridden: Sequence[str] = (),
 ) -> epath.Path:
+    """Write report.json, report.md with its figures, and the files for servers; returns the path of `report.md`.
+
+    done: the results of each arm, the baseline first.
+    overridden: the sentences that `arms.overridden` returns.
+    """
     configs = {arm: of_arm.suite.config for arm, of_arm in done.items()}
     chosen = {arm: of_arm.chosen for arm, of_arm in done.items()}
     baseline, first = next(iter(configs.items()))

@@ -1,4 +1,4 @@
-"""What is fine-tuned, on what, how often, and by which recipe."""
+"""The settings of fine-tuning: a suite of tasks with a recipe each, the checkpoint and the seeds."""
 
 import dataclasses
 from typing import Annotated, ClassVar, Literal
@@ -32,8 +32,8 @@ class Recipe:
     dropout: dropout rate of embeddings and layer outputs; None takes the checkpoint's.
     attention_dropout: dropout rate of attention probabilities; None takes the checkpoint's.
     microbatches: parts that a batch is computed in, one after the other, to save memory.
-    train_examples: train on so many examples, drawn by a hash of `subset_seed` and the example, so that all seeds,
-        points and arms have the same; with `folds` these are divided into folds. None takes all.
+    train_examples: train on so many examples, drawn by a hash of `subset_seed` and their position in the split, so
+        that all seeds, points and arms have the same; with `folds` these are divided into folds. None takes all.
     validation_examples: choose by so many validation examples, drawn in the same way; None takes all.
     subset_seed: seed of the subsets of examples.
     metric: metric by which epochs and points are chosen, one of the task's; None takes the task's primary metric.
@@ -92,13 +92,14 @@ class Recipe:
         self._check_sweep()
         if self.folds and len(self.points) > 1:
             raise ValueError(
-                f"folds go with one learning rate and one batch size, got {len(self.points)} points: the best of several would "
-                "be chosen on examples that other folds test"
+                f"folds go with one learning rate and one batch size, got {len(self.points)} points: the best of "
+                "several would be chosen on examples that other folds test"
             )
         if self.folds and self.validation_examples:
             raise ValueError(
-                f"validation_examples must be none with folds, got {self.validation_examples} with folds={self.folds}: what chooses is "
-                "a whole fold of the train split; train_examples makes all folds smaller"
+                f"validation_examples must be none with folds, got {self.validation_examples} with "
+                f"folds={self.folds}: what chooses is a whole fold of the train split; train_examples makes all "
+                "folds smaller"
             )
 
     def _check_sweep(self) -> None:
@@ -200,7 +201,7 @@ class FinetuningConfig:
 
     @property
     def in_effect(self) -> "FinetuningConfig":
-        """The same suite, with the settings of guidance and attacks that are not read at their defaults."""
+        """This config with all settings of guidance and attacks that have no effect reset to their defaults."""
         tasks = {
             name: dataclasses.replace(recipe, adversarial=recipe.adversarial.in_effect)
             for name, recipe in self.tasks.items()
@@ -209,9 +210,9 @@ class FinetuningConfig:
 
     @property
     def ordered_tasks(self) -> tuple[str, ...]:
-        """The tasks in the order in which they can be trained: those that others start from before these."""
+        """The names of the tasks in the order of training: a task comes before those that start from its weights."""
         return tuple(sorted(self.tasks, key=lambda name: bool(self.tasks[name].initial_task)))
 
     def keeps_weights(self, task: str) -> bool:
-        """Whether the best weights of a task are kept: if all are, or if another task starts from them."""
+        """Whether the best weights of a task are saved: with `keep=best`, or if another task starts from them."""
         return self.keep == "best" or any(recipe.initial_task == task for recipe in self.tasks.values())

@@ -14,7 +14,7 @@ from ag_jax.models.config import EncoderConfig
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """A split: its examples, and what they are for a model."""
+    """The examples of a split and their features (token ids with labels)."""
 
     examples: Examples
     features: Features
@@ -22,7 +22,12 @@ class Encoded:
 
 @dataclasses.dataclass(frozen=True)
 class TaskData:
-    """The splits of a task, encoded once for all trials: to learn from, to choose the epoch by, and to be predicted only."""
+    """The encoded splits of a task.
+
+    train: the split to train on.
+    validation: the split by which the best epoch is chosen.
+    others: the splits that are only predicted, such as `test`, by name.
+    """
 
     task: Task
     train: Encoded
@@ -31,11 +36,11 @@ class TaskData:
 
 
 def encode(splits: Splits, tokenizer: Tokenizer, config: EncoderConfig, recipe: Recipe) -> TaskData:
-    """The features of all splits. Raises ValueError if the model has fewer positions than `recipe.max_length`."""
+    """Tokenise all splits of a task. Raises ValueError if the model has fewer positions than `recipe.max_length`."""
     if recipe.max_length > config.max_length:
         raise ValueError(
-            f"tasks.{splits.task.name}.max_length={recipe.max_length} is more than the checkpoint's {config.max_length} positions"
-            ": lower it"
+            f"tasks.{splits.task.name}.max_length={recipe.max_length} is more than the checkpoint's "
+            f"{config.max_length} positions: lower it"
         )
 
     def encoded(examples: Any, training: bool = False) -> Encoded:

@@ -1,4 +1,4 @@
-"""Training of one trial: the job that the loop runs, and what it leaves in the trial's directory."""
+"""Training of one trial: the job that the training loop runs, and the files that it writes to the trial's directory."""
 
 import dataclasses
 import json
@@ -47,13 +47,17 @@ def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe)
 
 
 def make_head(task: Task, style: str, max_length: int) -> Head:
-    """Return the head of a task."""
+    """Return the settings of a task's head.
+
+    style: a key of `models.heads.STYLES`, which the checkpoint's family decides.
+    max_length: the most tokens of a sequence.
+    """
     low, high = task.span
     return Head(task.name, task.kind, tuple(task.labels), style, low, high, max_length, task.answerable)
 
 
 def make_plan(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: TaskData) -> Plan:
-    """Return the plan of a trial, which all seeds and learning rates of its task and batch size share."""
+    """Return the plan of a trial's compiled program, which all seeds and learning rates of its batch size share."""
     recipe = trial.recipe
     steps = recipe.total_epochs * buckets.steps(len(data.train.features), trial.batch_size)
     return Plan(
@@ -88,12 +92,12 @@ def run_trial(
     keep: bool = False,
     labels: Labels = Labels(),
 ) -> dict[str, Any]:
-    """Train a trial, or resume it; returns the content of `result.json`, which is written last.
+    """Train a trial, or resume it; returns the content of `result.json`, the file that is written last.
 
     The directory also gets metrics.jsonl, predictions_SPLIT.jsonl of every split by the best epoch's weights, and with
-    `keep` these weights (`ag_jax.interop.finetuned`).
+    `keep` these weights (`ag_jax.interop.finetuned`). A trial with a result is not trained again.
 
-    labels: of its run at Weights & Biases.
+    labels: labels of the trial's run at Weights & Biases.
 
     Raises NonFiniteError, or Interrupted after a signal, each with everything so far saved.
     """
@@ -123,7 +127,7 @@ def _result_of(directory: epath.Path, keep: bool) -> dict[str, Any] | None:
 
 
 def best_epoch(history: list[Evaluation], metric: str) -> int:
-    """Return the number of the first epoch with the highest value of a metric, counted from 1; 0 if there is none."""
+    """Return the number of the first epoch with the highest value of a metric, from 1; 0 for an empty history."""
     values = [evaluation.values[metric] for evaluation in history]
     return values.index(max(values)) + 1 if values else 0
 
@@ -144,7 +148,7 @@ def read_progress(stored: dict[str, Any], steps_of_epoch: int, directory: epath.
 
 
 class _Training:
-    """The functions of a trial's job."""
+    """The state and the functions of a trial's `Job`."""
 
     def __init__(
         self,
@@ -166,7 +170,7 @@ class _Training:
         self.predicted: Predicted | None = None  # of the validation split, by the last evaluation
 
     def job(self) -> Job:
-        """Return the job that trains the trial epoch by epoch, with an evaluation after each."""
+        """Return the job that trains the trial, with an evaluation after each epoch."""
         trial, config = self.trial, self.config
         init_key, dropout_key = jax.random.split(jax.random.key(trial.seed))
         schedule = learning_rate_schedule(self.plan.optimizer, self.plan.steps)
@@ -212,7 +216,7 @@ class _Training:
         return with_params(state, self.opened.params, self.program.shardings)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Batches of the steps from `start` to `stop`, each a function of the seed and the step's number."""
+        """Yield the batches of the steps from `start` to `stop`, each a function of the seed and the step's number."""
         trial, features, size = self.trial, self.data.train.features, self.steps_of_epoch
         for epoch in range(start // size, -(-stop // size)):
             planned = buckets.plan(
@@ -223,15 +227,15 @@ class _Training:
                 epoch=epoch,
                 shuffle=True,
             )
-            for one in planned[max(start - epoch * size, 0) : stop - epoch * size]:
-                yield self._fed(buckets.make_batch(features, one, trial.batch_size))
+            for planned_batch in planned[max(start - epoch * size, 0) : stop - epoch * size]:
+                yield self._fed(buckets.make_batch(features, planned_batch, trial.batch_size))
 
     def _fed(self, batch: Batch) -> Batch:
         """Return the part of a batch that this host feeds to its devices."""
         return {name: field[self.rows] for name, field in batch.items() if name != "rows"}
 
     def evaluate(self, params: Any, step: int, beat: Beat) -> dict[str, float]:
-        """Return the metrics of the validation split."""
+        """Return the metrics of the validation split, and store its predictions for `keep`."""
         del step
         self.predicted = self._predict(params, self.data.validation, beat)
         return self.predicted.metrics
@@ -246,12 +250,12 @@ class _Training:
         return predicting.predicted(self.data.task, encoded, logits)
 
     def describe(self, evaluation: Evaluation) -> str:
-        """Return the line that is printed after an epoch."""
+        """Return the progress line of an epoch."""
         epoch, value = evaluation.step // self.steps_of_epoch, evaluation.values[self.metric]
         return f"epoch {epoch}: {self.metric} {value:.4f}, train loss {evaluation.train_loss:.4f}"
 
     def is_over(self, history: list[Evaluation]) -> bool:
-        """Whether as many epochs as `patience` brought no better one."""
+        """Whether the last `patience` epochs brought no improvement."""
         patience = self.trial.recipe.patience
         return patience is not None and bool(history) and patience <= len(history) - best_epoch(history, self.metric)
 
@@ -274,10 +278,10 @@ class _Training:
         return True
 
     def finish(self, state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
-        """Predict the other splits with the best epoch's weights; returns the content of `result.json`."""
+        """Predict the other splits with the best epoch's weights, and return the content of `result.json`."""
         trial, data, history = self.trial, self.data, progress.history
         best, params, others = best_epoch(history, self.metric), state.params, {}
-        if data.others and best < len(history):
+        if data.others and best < len(history):  # `state` has the last epoch's weights; `keep` saved the best's
             folder = self.directory / finetuned.FOLDER
             if blind := shared_files.wait_for(folder / finetuned.TASK):
                 raise ValueError(f"{folder} is not the same on all hosts: host {blind[0]} does not see it")
@@ -294,8 +298,8 @@ class _Training:
             for name in ("truncated", "cut_words", "lost")
         }
         epochs = [
-            {"epoch": epoch, "train_loss": of.train_loss, "seconds": of.seconds, "metrics": of.values}
-            for epoch, of in enumerate(history, 1)
+            {"epoch": epoch, "train_loss": found.train_loss, "seconds": found.seconds, "metrics": found.values}
+            for epoch, found in enumerate(history, 1)
         ]
         return {
             "task": trial.task,
@@ -317,7 +321,7 @@ class _Training:
         }
 
     def wandb_run(self) -> WandbRun | None:
-        """Start the trial's run at Weights & Biases, if the suite names a project."""
+        """Start the trial's run at Weights & Biases, or return None if the suite names no project."""
         trial, config = self.trial, self.config
         if not config.wandb:
             return None

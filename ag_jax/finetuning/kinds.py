@@ -1,7 +1,7 @@
-"""The kinds of tasks: from examples to rows, from logits to predictions, and from predictions to metrics.
+"""The kinds of tasks, such as classification: how examples are encoded, logits decoded and predictions scored.
 
-`KINDS` has one object for each kind. The functions take a task, and use the object of its kind. The heads of the kinds are
-in `models.heads`, and their exported names in `interop.task_heads`, in tables with the same keys.
+`KINDS` has one object for each kind. The functions take a task, and use the object of its kind. The heads of the kinds
+are in `models.heads`, and their exported names in `interop.task_heads`, in tables with the same keys.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class TaskKind:
     """Everything that differs between kinds of tasks.
 
     encode: (task, examples, tokenizer, shape) -> rows of token ids with labels.
-    loss: of the labels.
+    loss: the loss of the labels, given the logits.
     scores: (task, examples, features, logits) -> scores of each example's candidates.
     decide: (task, example, scores) -> prediction.
     average: scores of one example by several models -> scores of their ensemble.
@@ -110,14 +110,14 @@ def encode(
     training: bool = False,
     stride: int = 128,
 ) -> Features:
-    """Return the rows of examples, in their order.
+    """Tokenise examples into rows of token ids with labels, in the order of the examples.
 
     max_length: the most tokens of a row.
-    token_types: those of the model; with 2, the second text of a pair has number 1.
+    token_types: the number of token types of the model; with 2, the second text of a pair has type 1.
     training: leave out windows that hold no answer, where every question has one.
     stride: tokens from one window of a context to the next, half a window at most.
 
-    Raises ValueError if max_length leaves no room.
+    Raises ValueError if max_length leaves no room for text.
     """
     shape = Shape(tokenizer.specials, max_length, token_types, training, stride)
     return KINDS[task.kind].encode(task, examples, tokenizer, shape)
@@ -126,8 +126,10 @@ def encode(
 def scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
     """Return the scores of each example's candidates.
 
-    logits: of each row of the features, in their order: `C` (classification, choice, ranking), a scalar (regression),
-        `LC` (tagging), `L2` (span).
+    logits: the logits of each row of the features, in their order: `C` (classification, choice, ranking), a scalar
+        (regression), `LC` (tagging), `L2` (span).
+
+    Raises ValueError unless there are logits for each row.
     """
     if len(logits) != len(features):
         raise ValueError(f"expected the logits of {len(features)} rows, got {len(logits)}")
@@ -146,19 +148,20 @@ def predict(task: Task, examples: Examples, features: Features, logits: Logits) 
 
 
 def average(task: Task, of_models: Sequence[Scores]) -> Scores:
-    """Return the scores of an ensemble for one example."""
+    """Return the scores of an ensemble for one example, averaged over the scores of its models."""
     return KINDS[task.kind].average(of_models)
 
 
 def from_plain(task: Task, value: Any) -> Scores:
-    """Read scores from JSON, where they are rounded to six decimals."""
+    """Convert the scores of an example from JSON, where they are rounded to six decimals."""
     return KINDS[task.kind].from_plain(value)
 
 
 def evaluate(task: Task, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
-    """Return the metrics of `task.metrics`, in their order, for predictions.
+    """Return the metrics named by `task.metrics` for the predictions `found`, in that order.
 
-    Raises ValueError if there are not as many predictions as examples, none at all, or examples whose label is not known.
+    Raises ValueError if there are not as many predictions as examples, none at all, or examples whose label is not
+    known.
     """
     metrics.check(task, examples, found)
     measured = KINDS[task.kind].measure(task, examples, found)
@@ -166,6 +169,6 @@ def evaluate(task: Task, examples: Sequence[Example], found: Sequence[Any]) -> d
 
 
 def per_example(task: Task, examples: Sequence[Example], found: Sequence[Any]) -> np.ndarray:
-    """Return how good each prediction is, float64, larger is better: for a paired test over examples."""
+    """Return a float64 score for each prediction, larger is better, for a paired test over examples."""
     rate = KINDS[task.kind].rate
     return np.asarray([rate(task, *pair) for pair in zip(examples, found, strict=True)], np.float64)

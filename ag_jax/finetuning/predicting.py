@@ -1,4 +1,4 @@
-"""A split through a model: logits of its rows, metrics, and the lines of `predictions_SPLIT.jsonl`."""
+"""Prediction of a whole split: logits of its rows, metrics, and the lines of `predictions_SPLIT.jsonl`."""
 
 import dataclasses
 import json
@@ -14,12 +14,16 @@ from ag_jax.evaluation import metrics, predictions
 from ag_jax.finetuning import kinds
 from ag_jax.finetuning.encoded import Encoded
 
-IN_FLIGHT = 8  # batches that are made and computed before logits are brought from the device
+IN_FLIGHT = 8  # batches that are computed before their logits are copied from the device
 
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """What a model says of a split; metrics: None if labels are not known."""
+    """The predictions of a model for a split.
+
+    metrics: the metrics of the task; None if labels are not known.
+    lines: the content of `predictions_SPLIT.jsonl`.
+    """
 
     metrics: dict[str, float] | None
     lines: str
@@ -28,15 +32,18 @@ class Predicted:
 def logits_of(
     predict: Callable[[dict[str, np.ndarray]], Any], features: Features, batch_size: int, max_length: int
 ) -> list[np.ndarray]:
-    """Logits of every row of the features, in their order; `predict` gives those of a batch, on the device."""
+    """Return the logits of every row of the features, in their order.
+
+    predict: batch -> logits of its rows, on the device.
+    """
     found: list[Any] = [None] * len(features)
     waiting: list[tuple[np.ndarray, Any]] = []
 
     def collect() -> None:
         for rows, logits in waiting:
             logits = np.asarray(logits)
-            for place in np.flatnonzero(rows >= 0):
-                found[rows[place]] = logits[place]
+            for row in np.flatnonzero(rows >= 0):  # the others fill up a batch
+                found[rows[row]] = logits[row]
         waiting.clear()
 
     for batch in buckets.batches(features, batch_size, max_length=max_length, shuffle=False):
@@ -49,17 +56,27 @@ def logits_of(
 
 
 def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Predicted:
-    """Predictions, with metrics if the labels of all examples are known. Raises ValueError for logits that are no numbers."""
+    """Return the predictions for a split, with metrics if the labels of all examples are known.
+
+    logits: the logits of each row of `encoded.features`.
+
+    Raises ValueError for logits that are not finite.
+    """
     if not all(np.isfinite(row).all() for row in logits):
-        raise ValueError(f"the model of task {task.name} says NaN or infinity: lower its learning rate")
+        raise ValueError(f"the model of task {task.name} outputs NaN or infinity: lower its learning rate")
     examples = encoded.examples
     scores = kinds.scores(task, examples, encoded.features, logits)
-    found = [kinds.decide(task, example, of) for example, of in zip(examples, scores, strict=True)]
+    found = [kinds.decide(task, example, of_example) for example, of_example in zip(examples, scores, strict=True)]
     unknown = not len(examples) or any(metrics.is_unknown(example) for example in examples)
     measured = None if unknown else kinds.evaluate(task, examples, found)
     rows = [
-        {"id": example.id, "prediction": prediction, "label": _label(example), "scores": predictions.to_plain(of)}
-        for example, prediction, of in zip(examples, found, scores, strict=True)
+        {
+            "id": example.id,
+            "prediction": prediction,
+            "label": _label(example),
+            "scores": predictions.to_plain(of_example),
+        }
+        for example, prediction, of_example in zip(examples, found, scores, strict=True)
     ]
     return Predicted(measured, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 

@@ -1,4 +1,4 @@
-"""What trials of one task and batch size share: model, optimizer and compiled steps.
+"""Model, optimizer and compiled steps of fine-tuning, shared by all trials of one task and batch size.
 
 Seed and learning rate are arguments of the compiled steps, so a sweep compiles each shape of a batch once.
 """
@@ -39,7 +39,19 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All that a compiled step depends on; optimizer.learning_rate is 1, its place is taken by the trial's."""
+    """Everything that a compiled step depends on, and the key of the cache of compiled programs.
+
+    config: the encoder.
+    head: the task's head.
+    optimizer: the optimizer, with learning rate 1: `scale_by_peak` multiplies by the trial's.
+    steps: the number of steps of a trial, for schedules.
+    batch_size: examples of a batch.
+    microbatches: parts that a batch is computed in, one after the other.
+    guidance: guidance of attention.
+    adversarial: the attack that the model is trained against.
+    special: the token ids that patterns look for.
+    mesh: the shape of the mesh of devices.
+    """
 
     config: EncoderConfig
     head: Head
@@ -54,15 +66,17 @@ class Plan:
 
 
 class Peak(NamedTuple):
-    """The learning rate at its peak, as a part of the optimizer's state."""
+    """The state of `scale_by_peak`: the peak learning rate of a trial."""
 
     learning_rate: jax.Array
 
 
 def scale_by_peak(apart: tuple[str, ...] = ()) -> optax.GradientTransformation:
-    """Updates times the learning rate of the state: what comes before it has a schedule with the peak 1.
+    """Return a transformation that multiplies updates by the peak learning rate in its state.
 
-    apart: parts of the parameters that have a peak of their own.
+    The transformations before it must have a schedule with the peak 1.
+
+    apart: parts of the parameters that have a peak of their own, whose updates are not multiplied.
     """
 
     def update(updates, state: Peak, params=None):
@@ -74,7 +88,10 @@ def scale_by_peak(apart: tuple[str, ...] = ()) -> optax.GradientTransformation:
 
 
 def make_trial_optimizer(plan: Plan) -> optax.GradientTransformation:
-    """That of the plan, with the learning rate as a part of its state; an adversary may have one of its own."""
+    """Return the optimizer of a plan, with the peak learning rate in its state.
+
+    An adversary with `asa.learning_rate` keeps that learning rate.
+    """
     adversary = build.adversary_optimizer(plan.adversarial, plan.optimizer)
     apart = (ADVERSARY,) if adversary is not None and plan.adversarial.asa.learning_rate else ()
     return optax.chain(make_optimizer(plan.optimizer, plan.steps, adversary), scale_by_peak(apart))
@@ -94,21 +111,21 @@ class TaskProgram(NamedTuple):
 
 
 def with_learning_rate(state: TrainState, learning_rate: float) -> TrainState:
-    """Return the state of a trial's optimizer with another peak of the learning rate."""
+    """Return a training state whose optimizer has the peak learning rate `learning_rate`."""
     before, peak = state.opt_state
     value = jax.device_put(np.float32(learning_rate), peak.learning_rate.sharding)
     return state.replace(opt_state=(before, Peak(value)))
 
 
 def make_objective(plan: Plan, model: TaskModel) -> Objective:
-    """The task's loss, guided and attacked if the plan says so."""
+    """Return the objective of a plan: the task's loss, with guidance and an attack if the plan has them."""
     objective = Supervised(model, KINDS[plan.head.kind].loss)
     return build.guided_and_attacked(objective, plan.guidance, plan.adversarial, plan.config, plan.special, plan.steps)
 
 
 @functools.lru_cache(maxsize=4)
 def compiled(plan: Plan) -> TaskProgram:
-    """The program of a plan; shapes of batches are compiled when they first come.
+    """Return the program of a plan, cached; each shape of a batch is compiled when it first occurs.
 
     Raises ValueError if microbatches and devices do not divide the batch.
     """
@@ -116,8 +133,9 @@ def compiled(plan: Plan) -> TaskProgram:
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
     if plan.batch_size % (plan.microbatches * parts):
         raise ValueError(
-            f"a batch of {plan.batch_size} cannot be split in microbatches={plan.microbatches} over mesh.data * mesh.fsdp = {parts} "
-            "devices: choose a batch size that is a multiple of their product, or a mesh with fewer devices along data"
+            f"a batch of {plan.batch_size} cannot be split in microbatches={plan.microbatches} over mesh.data * "
+            f"mesh.fsdp = {parts} devices: choose a batch size that is a multiple of their product, or a mesh with "
+            "fewer devices along data"
         )
     attend = dispatch.choose(
         plan.config.attention,
@@ -129,7 +147,7 @@ def compiled(plan: Plan) -> TaskProgram:
         heads=sharding.RULES["heads"],
     ).attend
     model = plan.head.model(plan.config, attend)
-    # The reference attention has the same parameters, and accepts an example of any shape.
+    # Initialised with the reference attention, which has the same parameters and accepts an example of any shape.
     reference_model, row = plan.head.model(plan.config), heads.example(plan.head.kind)
 
     def init(key: jax.Array) -> Any:
@@ -140,6 +158,6 @@ def compiled(plan: Plan) -> TaskProgram:
         return model.apply({"params": params}, batch, deterministic=True)
 
     program = make_program(make_objective(plan, model), make_trial_optimizer(plan), init, mesh, plan.microbatches)
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    everywhere = NamedSharding(mesh, PartitionSpec())  # because every host reads all logits
     in_shardings = (program.shardings.params, sharding.batch_sharding(mesh))
     return TaskProgram(program, model, jax.jit(predict, in_shardings=in_shardings, out_shardings=everywhere))

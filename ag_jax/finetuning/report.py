@@ -1,6 +1,6 @@
-"""The report of a suite: its numbers as the table that a paper prints, what was swept, counted and how long it took.
+"""The Markdown report of a suite: tables of scores, tests, sweeps, counts of examples and times.
 
-`numbers` is what `results.numbers` gives and report.json holds. Metrics are fractions there, and times 100 in the tables.
+`numbers` is the content of report.json. Metrics are fractions there, and percentages in the tables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,11 @@ Numbers = dict[str, Any]
 
 
 def markdown(numbers: Numbers, settings: Mapping[str, Mapping[str, Any]], sections: Sequence[str] = ()) -> str:
-    """The report as Markdown; settings: of each arm, flat; sections: further lines, which stand below the scores."""
+    """Return the report as Markdown.
+
+    settings: the flat settings of each arm.
+    sections: further lines, inserted below the tables of scores.
+    """
     arms = numbers["arms"]
     lines = [
         f"# {numbers['title']}",
@@ -40,23 +44,27 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 
 def percent(value: float) -> str:
-    """A fraction, times 100."""
+    """Format a fraction as a percentage with one decimal, without the sign %."""
     return f"{100 * value:.1f}"
 
 
 def cell(summary: Mapping[str, Any]) -> str:
-    """Mean ± standard deviation and median, or the one value there is."""
+    """Format a metric over seeds as mean ± standard deviation (median), or as the only value of a single seed."""
     if summary["n"] == 1:
         return percent(summary["mean"])
     return f"{percent(summary['mean'])} ± {percent(summary['deviation'])} ({percent(summary['median'])})"
 
 
 def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str:
-    """`+` for p < .05 over seeds, `*` for p < .05 over examples; nothing where the score itself does not differ."""
+    """Return the marks of significance: `+` for p < .05 over seeds, `*` for p < .05 over examples.
+
+    p_values: the p-values over seeds and over examples; None for the baseline.
+    difference: the difference of means; there are no marks if it is 0.
+    """
     return "".join(
         mark
-        for mark, of in (("+", "seeds"), ("*", "examples"))
-        if p_values and difference and p_values[of] is not None and p_values[of] < SIGNIFICANT
+        for mark, pairs in (("+", "seeds"), ("*", "examples"))
+        if p_values and difference and p_values[pairs] is not None and p_values[pairs] < SIGNIFICANT
     )
 
 
@@ -72,7 +80,8 @@ def _scores(numbers: Numbers, arms: list[str]) -> list[str]:
         f"Mean ± standard deviation {over}, and in brackets the median." if several else f"One seed ({seeds[0]})."
     ]
     lines += [
-        "Of every sweep the point with the best median on the development set is shown, of every run the epoch that was best there."
+        "Of every sweep the point with the best median on the development set is shown, of every run the epoch "
+        "that was best there."
     ]
     if len(arms) > 1:
         p = f"p < {SIGNIFICANT:g}"
@@ -98,14 +107,15 @@ def _significance(numbers: Numbers, arms: list[str]) -> list[str]:
             p_value = task["arms"][arm]["p_value"]
             if p_value:
                 difference = 100 * (_headline(task["arms"][arm], task["metric"])["mean"] - base)
-                shown = ["–" if p_value[of] is None else f"{p_value[of]:.2g}" for of in ("seeds", "examples")]
+                shown = ["–" if p_value[pairs] is None else f"{p_value[pairs]:.2g}" for pairs in ("seeds", "examples")]
                 rows.append([name, arm, f"{difference:+.1f}", *shown])
     return [
         "## Differences",
         "",
-        f"Against {numbers['baseline']}. A test over seeds needs two or more, and differences that are not all the same; over examples "
-        "the score of each is its mean over seeds: right or not, minus the squared error of a number, F1 of an answer, and of a "
-        "tagged sentence, whose entities' F1 is no mean over sentences, the part of its words that are right.",
+        f"Against {numbers['baseline']}. A test over seeds needs two or more, and differences that are not all the "
+        "same; over examples the score of each is its mean over seeds: right or not, minus the squared error of a "
+        "number, F1 of an answer, and of a tagged sentence, whose entities' F1 is no mean over sentences, the part "
+        "of its words that are right.",
         "",
         *_table(["Task", "Arm", "Difference of means", "p over seeds", "p over examples"], rows),
     ]

@@ -1,6 +1,7 @@
-"""From the directories of trials to the numbers of a report: metrics of every set over seeds, ensembles, paired tests.
+"""The numbers of a report, from the directories of trials: metrics of every split over seeds, ensembles, paired tests.
 
-A trial directory holds `result.json` and, for every set that it predicted, rows with `id`, `prediction` and `scores`.
+A trial directory holds `result.json` and, for every predicted split, `predictions_SPLIT.jsonl`, with rows of `id`,
+`prediction` and `scores`.
 """
 
 import dataclasses
@@ -19,12 +20,15 @@ from ag_jax.finetuning.choosing import Point, Result, Summary
 from ag_jax.finetuning.config import Recipe
 from ag_jax.finetuning.splits import Splits, of_fold
 
-Row = Mapping[str, Any]  # a line of predictions
+Row = Mapping[str, Any]  # a line of predictions_SPLIT.jsonl
 POOLED, OF_FOLDS = "all folds", "mean of folds"
 
 
 def read_rows(directory: epath.Path, split: str) -> list[Row]:
-    """The predictions of a trial for a set. Raises FileNotFoundError if it has none, ValueError if the file is damaged."""
+    """Read the predictions of a trial for a split.
+
+    Raises FileNotFoundError if there are none, ValueError if the file is damaged.
+    """
     path = directory / f"predictions_{split}.jsonl"
     if not path.exists():
         raise FileNotFoundError(
@@ -40,43 +44,50 @@ def read_rows(directory: epath.Path, split: str) -> list[Row]:
 
 
 def read_predictions(directory: epath.Path, split: str, examples: Examples) -> list[Row]:
-    """The predictions of a trial for a set, in the order of its examples.
+    """Read the predictions of a trial for a split, and check that they are those of `examples`, in their order.
 
-    Raises ValueError if they are those of other examples, as when files of a task have changed since, or of several types.
+    Raises ValueError if the ids of the examples differ, such as when files of a task have changed since, or if the
+    predictions have several types; otherwise as `read_rows`.
     """
     rows = read_rows(directory, split)
     if len(kinds := {type(row.get("prediction")).__name__ for row in rows}) > 1:
         raise ValueError(
-            f"{directory}/predictions_{split}.jsonl holds predictions of several types ({', '.join(sorted(kinds))}), so it was "
-            f"changed: delete {directory} and run the command again"
+            f"{directory}/predictions_{split}.jsonl holds predictions of several types "
+            f"({', '.join(sorted(kinds))}), so it was changed: delete {directory} and run the command again"
         )
     if [row["id"] for row in rows] != [example.id for example in examples]:
         raise ValueError(
-            f"{directory}/predictions_{split}.jsonl does not hold a prediction for each of the {len(examples)} examples of "
-            f"{examples.source}: if these have changed, take another --workdir; otherwise delete {directory} and run the command again"
+            f"{directory}/predictions_{split}.jsonl does not hold a prediction for each of the {len(examples)} "
+            f"examples of {examples.source}: if these have changed, take another --workdir; otherwise delete "
+            f"{directory} and run the command again"
         )
     return rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """What the models of one point predicted for one set: a list of rows for each seed, in the order of the seeds."""
+    """The predictions of one point of a sweep for one split.
+
+    task: the task.
+    examples: the examples of the split.
+    rows: a list of rows for each seed, in the order of the seeds.
+    """
 
     task: Task
     examples: Examples
     rows: tuple[list[Row], ...]
 
     def values(self) -> dict[str, list[float]]:
-        """Every metric, for each seed."""
+        """Return the values of every metric, one for each seed."""
         of_seeds = [kinds.evaluate(self.task, self.examples, _predictions(rows)) for rows in self.rows]
         return {name: [of_seed[name] for of_seed in of_seeds] for name in of_seeds[0]}
 
     def per_example(self) -> list[np.ndarray]:
-        """How good every prediction is, for each seed."""
+        """Return the score of every prediction, larger is better, for each seed."""
         return [kinds.per_example(self.task, self.examples, _predictions(rows)) for rows in self.rows]
 
     def together(self) -> list[Row]:
-        """The predictions of the ensemble of all seeds, whose scores are averaged."""
+        """Return the predictions of the ensemble of all seeds, which averages their models' scores."""
         if len(self.rows) == 1:
             return self.rows[0]
         found = []
@@ -87,7 +98,7 @@ class Predictions:
         return found
 
     def is_labelled(self) -> bool:
-        """Whether there are labels to compare with."""
+        """Whether the labels of all examples are known."""
         return not any(metrics.is_unknown(example) for example in self.examples)
 
 
@@ -97,7 +108,14 @@ def _predictions(rows: Sequence[Row]) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """A task of one arm: every point that was tried, the best one, and what its models predicted, by set."""
+    """The results of an arm on one task.
+
+    task: the task.
+    points: every point of the sweep without failed trials.
+    best: the point with the best development metric.
+    predicted: the best point's predictions, by split.
+    notes: remarks for the report.
+    """
 
     task: Task
     points: tuple[Point, ...]
@@ -107,27 +125,32 @@ class Chosen:
 
     @property
     def headline(self) -> str:
-        """The set whose score is the task's: the development set, or all folds."""
+        """The split whose score is reported for the task: the development set, or all folds together."""
         return POOLED if POOLED in self.predicted else "validation"
 
 
 def choose(
     splits: Splits, recipe: Recipe, results: Sequence[tuple[Result, epath.Path]], failed: Sequence[Result] = ()
 ) -> Chosen:
-    """The best point by the development metric alone, with its predictions; `results` come with their directories.
+    """Choose the best point of a sweep by the development metric only, and read its predictions.
 
-    A point of which a trial failed is not chosen. Raises ValueError if that is every point.
+    results: the results of the trials, each with its directory.
+    failed: the results of failed trials, whose points are not chosen.
+
+    Raises ValueError if every point has a failed trial.
     """
     broken = {choosing.point_of(result) for result in failed}
     points = choosing.points([result for result, _ in results if choosing.point_of(result) not in broken])
     if not points:
         raise ValueError(
-            f"every point of the sweep of {splits.task.name} failed with some seed, such as: {failed[0]['failed']}. Change the settings "
-            "and take another --workdir; or, to try these once more, delete the directories of the trials that failed"
+            f"every point of the sweep of {splits.task.name} failed with some seed, such as: {failed[0]['failed']}. "
+            "Change the settings and take another --workdir; or, to try these once more, delete the directories of "
+            "the trials that failed"
         )
     best = choosing.best_point(points, splits.task.metric)
     places = {_key(result): directory for result, directory in results}
     if recipe.folds:
+        # Every example is tested in one fold, so the folds' predictions together are scored as one set.
         tested = [of_fold(splits, number, recipe.folds).others["test"] for number in range(recipe.folds)]
         examples = dataclasses.replace(splits.train, items=tuple(item for part in tested for item in part))
         rows = tuple(
@@ -149,7 +172,7 @@ def choose(
             )
             for name, examples in sets.items()
         }
-    notes = [f"not chosen, as seed {result['seed']} failed: {result['failed']}" for result in failed]
+    notes = [f"not chosen, because seed {result['seed']} failed: {result['failed']}" for result in failed]
     return Chosen(splits.task, tuple(points), best, predicted, (*splits.notes, *notes))
 
 
@@ -158,7 +181,10 @@ def _key(result: Result) -> tuple:
 
 
 def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
-    """The numbers of a task of one arm, tested against the baseline's if it is not the baseline itself."""
+    """Return the numbers of an arm on one task, as report.json holds them.
+
+    baseline: the results of the baseline, against which the arm is tested; None for the baseline itself.
+    """
     labelled = {name: predicted for name, predicted in chosen.predicted.items() if predicted.is_labelled()}
     sets, together = {}, {}
     for name, predicted in labelled.items():
@@ -180,7 +206,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
         "sweep": [_swept(chosen, point) for point in chosen.points],
         "counts": {
             **{split: first["examples"][split] for split in ("train", "validation")},
-            **{what: max(result[what] for result in trials) for what in ("truncated", "cut_words", "lost", "skipped")},
+            **{name: max(result[name] for result in trials) for name in ("truncated", "cut_words", "lost", "skipped")},
             "trials": len(trials),
         },
         "seconds": sum(result["seconds"] for result in trials),
@@ -188,11 +214,11 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
 
 
 def _mean_of_folds(chosen: Chosen, metric: str) -> list[float]:
-    """The mean over folds of the tests' metric, for each seed."""
+    """Return the mean over folds of a test metric, for each seed."""
     predicted, means = chosen.predicted[POOLED], []
     for rows, of_seed in zip(predicted.rows, chosen.best.results.values(), strict=True):
         of_folds, at = [], 0
-        for number in range(len(of_seed)):
+        for number in range(len(of_seed)):  # divided as `folds.fold` does
             size = len(predicted.examples) * (number + 1) // len(of_seed) - len(predicted.examples) * number // len(
                 of_seed
             )
@@ -204,7 +230,7 @@ def _mean_of_folds(chosen: Chosen, metric: str) -> list[float]:
 
 
 def numbers_of(summary: Summary) -> dict[str, Any]:
-    """A summary as report.json holds it."""
+    """Return a summary over seeds as report.json holds it."""
     spread = summary.spread
     return {
         "values": list(summary.values),
@@ -226,11 +252,11 @@ def _swept(chosen: Chosen, point: Point) -> dict[str, Any]:
 
 
 def p_values(baseline: Chosen, other: Chosen) -> dict[str, float | None]:
-    """Paired t-tests of the headline metric over seeds, and of the predictions over examples.
+    """Return the p-values of paired t-tests over seeds and over examples, on the split `Chosen.headline`.
 
-    Raises ValueError if the arms were not judged on the same examples.
+    Raises ValueError if the arms were not evaluated on the same examples.
     """
-    ours, theirs = (one.predicted[one.headline] for one in (other, baseline))
+    ours, theirs = (chosen.predicted[chosen.headline] for chosen in (other, baseline))
     if [example.id for example in ours.examples] != [example.id for example in theirs.examples]:
         raise ValueError(
             f"the arms of task {other.task.name} were judged on other examples each: they cannot be paired"

@@ -1,4 +1,4 @@
-"""Which examples a trial learns from, which choose its best epoch, and which it only predicts."""
+"""The splits of a task: examples to train on, to choose the best epoch by, and to predict only."""
 
 import dataclasses
 
@@ -9,15 +9,19 @@ from ag_jax.data.tasks import catalogue, folds, ranking, readers
 from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.finetuning.config import Recipe
 
-_SUBSET = 0x5B5E7  # what random numbers are for: which examples of a split are used
+_SUBSET = 0x5B5E7  # key of the random numbers that draw a subset of a split's examples
 
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
     """The examples of a task, or of one fold of it.
 
-    train: to learn from; validation: to choose by; others: split to examples that are predicted with the best epoch's weights
-    and never choose anything, such as `test` and `validation_mismatched`. notes: what a report should say of them.
+    task: the task, with the recipe's metric.
+    train: the examples to train on.
+    validation: the examples by which epochs and points are chosen.
+    others: examples that are predicted with the best epoch's weights and never choose anything, by split, such as
+        `test` and `validation_mismatched`.
+    notes: remarks on the examples, for the report.
     """
 
     task: Task
@@ -28,7 +32,7 @@ class Splits:
 
 
 def find_task(name: str, recipe: Recipe) -> Task:
-    """Return the task of a name, with the recipe's metric.
+    """Return the catalogue's task `name`, with the recipe's metric.
 
     Raises ValueError if the task is unknown, or if a setting of the recipe does not go with it.
     """
@@ -56,7 +60,7 @@ def find_task(name: str, recipe: Recipe) -> Task:
 
 
 def read(name: str, recipe: Recipe, root: str) -> Splits:
-    """Load the splits of a task from the folder `root`, or from TFDS if it is empty, subsampled as the recipe says.
+    """Load the splits of a task from the folder `root`, or from TFDS if `root` is empty, subsampled as the recipe says.
 
     With `recipe.folds`, `validation` is a placeholder and `others` is empty: pass the result to `of_fold`.
 
@@ -103,14 +107,14 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
     )
     found = Splits(task, train, validation, others, tuple(notes))
     if recipe.folds:
-        of_fold(found, 0, recipe.folds)  # refuses more folds than examples
+        of_fold(found, 0, recipe.folds)  # only to reject more folds than examples
     return found
 
 
 def of_fold(splits: Splits, number: int, count: int) -> Splits:
     """Return the splits of fold `number`, from 0, of `count` folds.
 
-    That fold is `test`; the next one, fold 0 after the last, chooses the epoch; the model is trained on the rest. So every
+    Fold `number` is `test`; the next fold, or fold 0 after the last, is `validation`; the others are `train`. So every
     example is tested once, by a model that was neither trained nor chosen with it.
     """
     parts = [folds.fold(splits.train, count, part)[1] for part in range(count)]
@@ -121,9 +125,10 @@ def of_fold(splits: Splits, number: int, count: int) -> Splits:
 
 
 def subset(examples: Examples, count: int | None, seed: int) -> Examples:
-    """The `count` examples with the smallest hashes of (seed, position in the split), in the order of the file.
+    """Return the `count` examples with the smallest hashes of (seed, position in the split), in the order of the file.
 
-    All examples are returned if `count` is None or at least their number. A smaller subset is part of a larger one with the same seed.
+    All examples are returned if `count` is None or at least their number. A smaller subset is part of a larger one with
+    the same seed.
     """
     if count is None or count >= len(examples):
         return examples

@@ -1,4 +1,7 @@
-"""Files for the server of GLUE, one a test set, in its names, headers and words (gluebenchmark.com, sample_submission.zip)."""
+"""Files of predictions for the GLUE server, one for each test set.
+
+Names, header and labels are those of the server's sample_submission.zip (gluebenchmark.com).
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +13,7 @@ from ag_jax.data.tasks.task import Task
 from ag_jax.distributed import storage
 from ag_jax.finetuning.results import Chosen, Predictions
 
-# (task, split) to the file; AX are the diagnostics, which MNLI's model answers.
+# The file of each (task, split). AX are the diagnostics, which are predicted by MNLI's model.
 FILES = {
     ("cola", "test"): "CoLA",
     ("sst2", "test"): "SST-2",
@@ -24,20 +27,22 @@ FILES = {
     ("wnli", "test"): "WNLI",
     ("mnli", "diagnostic"): "AX",
 }
-IN_WORDS = ("mnli", "qnli", "rte")  # the others want the number of the class
+IN_WORDS = ("mnli", "qnli", "rte")  # tasks whose file has names of classes; the others have their numbers
 HEADER = "index\tprediction"
 
 
 def table(task: Task, predictions: Sequence[Mapping[str, Any]]) -> str:
-    """The file of one test set, from rows with `id` and `prediction`, in the order of the ids, which are the server's index.
+    """Return the content of a test set's file, from rows with `id` and `prediction`, in the order of the ids.
 
-    Raises ValueError unless the ids are the numbers from 0 on: a file with others is refused there, or scored wrongly.
+    The ids are the server's indices. Raises ValueError unless they are the numbers from 0 on, because the server
+    rejects a file with others, or scores it wrongly.
     """
     ids = [str(row["id"]) for row in predictions]
     if not all(id.isdecimal() for id in ids) or sorted(map(int, ids)) != list(range(len(ids))):
         raise ValueError(
-            f"task {task.name}: the server wants predictions for the indices 0 to {len(ids) - 1}, each once, but the ids of the test "
-            f"set are others (the first: {', '.join(ids[:3])}): use the benchmark's own test file, whole"
+            f"task {task.name}: the server wants predictions for the indices 0 to {len(ids) - 1}, each once, but "
+            f"the ids of the test set are others (the first: {', '.join(ids[:3])}): use the benchmark's own test "
+            "file, whole"
         )
     lines = [
         f"{row['id']}\t{_shown(task, row['prediction'])}" for row in sorted(predictions, key=lambda row: int(row["id"]))
@@ -53,7 +58,10 @@ def _shown(task: Task, prediction: Any) -> str:
 
 
 def write(directory: epath.Path, task: Task, split: str, predictions: Sequence[Mapping[str, Any]]) -> str | None:
-    """Write the file of a test set, if the server has it; returns a word on it for the report, also on why there is none."""
+    """Write the file of a test set, and return a note for the report.
+
+    If the predictions cannot be written, the note says why; None for a split that the server does not have.
+    """
     name = FILES.get((task.name, split))
     if name is None:
         return None
@@ -67,7 +75,7 @@ def write(directory: epath.Path, task: Task, split: str, predictions: Sequence[M
 
 
 def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
-    """The files of a task: what the models of all seeds say together, of every test set that the server has."""
+    """Write the files of a task's test sets, with the predictions of the ensemble of all seeds; returns their notes."""
     notes = []
     for split, predicted in chosen.predicted.items():
         task, rows = catalogue.find(chosen.task.name), predicted.together()
@@ -78,7 +86,7 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
 
 
 def unranked(task: Task, predicted: Predictions, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The choices of a ranked task as classes of the examples: the chosen candidate is the right one, the others are not."""
+    """Convert the predictions of a ranked task to classes: the chosen candidate is right, the others are wrong."""
     right = task.labels.index(ranking.RIGHT[task.name])
     return [
         {"id": name, "prediction": right if number == row["prediction"] else 1 - right}

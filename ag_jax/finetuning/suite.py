@@ -1,6 +1,7 @@
-"""Suites: every task, point, seed and fold of a config is a trial in a directory of its own; what is done is not done again.
+"""Suites of fine-tuning: a trial for every task, point, seed and fold of a config, each in a directory of its own.
 
-WORKDIR/config.json, TASK/lr2e-05-bs32-seed0[-fold3]/, report.md, report.json, submission/; with arms WORKDIR/ARM/...
+Finished trials are not trained again. Files of a suite: WORKDIR/config.json, TASK/lr2e-05-bs32-seed0[-fold3]/,
+report.md, report.json, submission/; with arms WORKDIR/ARM/...
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.wandb_run import Labels, check_installed
 
-# Settings that change no trial that is done: a suite may go on with others, more tasks and a larger sweep included.
+# Settings that change no finished trial: a suite may be resumed with others, also with more tasks and a larger sweep.
 MAY_DIFFER = (
     "title",
     "arms",
@@ -44,12 +45,13 @@ MAY_DIFFER = (
     "wandb",
 )
 SWEPT = (".batch_sizes", ".learning_rates")
-# Stands for `subset_seed` in suites from before that setting, whose trials must not be mixed with those on drawn subsets.
-FIRST_EXAMPLES = "none, as the first examples of each file were used"
+# The value of `subset_seed` for suites that are older than this setting and took the first examples of each file: their
+# trials must not be mixed with trials on drawn subsets.
+FIRST_EXAMPLES = "none, because the first examples of each file were used"
 
 
 def trials(config: FinetuningConfig, task: str) -> Iterator[Trial]:
-    """Every trial of a task: by point of its sweep, then by seed, then by fold."""
+    """Yield every trial of a task, ordered by point of its sweep, then by seed, then by fold."""
     recipe = config.tasks[task]
     for learning_rate, batch_size in recipe.points:
         for seed in config.seeds:
@@ -58,12 +60,15 @@ def trials(config: FinetuningConfig, task: str) -> Iterator[Trial]:
 
 
 def directory_of(workdir: epath.Path, one: Trial) -> epath.Path:
-    """Where a trial lies below the directory of its suite."""
+    """Return the directory of a trial in the directory `workdir` of its suite."""
     return workdir / one.task / one.name
 
 
 def read_settings(path: epath.Path) -> dict[str, Any]:
-    """The settings in a suite's `config.json`, not checked yet. Raises ValueError, which names the file, if it is of something else."""
+    """Read a suite's `config.json` without checking its values.
+
+    Raises ValueError, with the file's name, if it is not the config of a suite.
+    """
     found = read_json(path)
     if _is_pretraining(found):
         raise ValueError(f"{path} is the config of a run of pre-training, expected that of a suite of fine-tuning")
@@ -81,7 +86,7 @@ def _check_tasks(path: epath.Path, settings: dict[str, Any]) -> None:
 
 
 def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
-    """Raise ValueError, with the settings that differ, if trials with other settings left something there."""
+    """Raise ValueError if `workdir` holds trials with other settings, which it lists, or is of another program."""
     path = workdir / "config.json"
     theirs = config_reader.upgraded(FinetuningConfig, read_json(path)) if path.exists() else {"tasks": {}}
     if _is_pretraining(theirs):
@@ -95,7 +100,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
         )
     _check_tasks(path, theirs)
     begun = _begun_tasks(theirs, workdir).keys()
-    if not begun:
+    if not begun:  # nothing is lost if its settings are replaced
         return
     there, here = (_comparable(values, begun & ours["tasks"].keys()) for values in (theirs, ours))
     different = [
@@ -106,12 +111,12 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     if different:
         raise ValueError(
             f"--workdir={workdir} holds trials with other settings, by its config.json:\n" + "\n".join(different) + "\n"
-            "Go on with those, or choose another directory"
+            "Use those settings, or choose another directory"
         )
 
 
 def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
-    """Write `config.json`, with the tasks that an earlier suite in the directory had beside ours.
+    """Write the suite's `config.json`, and keep the begun tasks of an earlier suite in the directory.
 
     Raises ValueError as `check_directory` does, or if the directory cannot be written.
     """
@@ -129,7 +134,7 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
 
 
 def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any]:
-    """The settings of those tasks of which a trial left something worth keeping: its result, or a checkpoint."""
+    """Return the settings of the tasks with a trial that left something worth keeping: its result, or a checkpoint."""
     return {
         name: recipe
         for name, recipe in settings.get("tasks", {}).items()
@@ -138,7 +143,10 @@ def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any
 
 
 def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
-    """Flat settings, of those tasks alone; one that did not exist yet when they were written counts as its default."""
+    """Return the flat settings of a suite, restricted to `tasks`, to compare them with those of another suite.
+
+    A setting that did not exist when they were written counts as its default.
+    """
     of_tasks = {name: _comparable_recipe(config_reader.flat(values["tasks"][name])) for name in tasks}
     return config_reader.flat(
         json.loads(config_reader.default(FinetuningConfig).to_json()) | values | {"tasks": of_tasks}
@@ -146,9 +154,10 @@ def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
 
 
 def _comparable_recipe(written: dict[str, Any]) -> dict[str, Any]:
-    """The flat settings of a stored recipe, in today's terms.
+    """Return the flat settings of a stored recipe, in the terms of the present version.
 
-    Missing ones are at their defaults, but for how a subset was taken; `epochs` are all epochs.
+    Missing settings are at their defaults, except `subset_seed`, which stands for how a subset was taken. `epochs` is
+    multiplied by `epochs_factor`, because only their product matters.
     """
     settings = config_reader.flat(config_reader.to_dict(Recipe())) | written
     if "subset_seed" not in written and (settings["train_examples"] or settings["validation_examples"]):
@@ -157,7 +166,10 @@ def _comparable_recipe(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(config: FinetuningConfig) -> dict[str, Splits]:
-    """The examples of every task, before anything is trained: what is missing or malformed should not show hours later."""
+    """Read the examples of every task.
+
+    This is done before anything is trained, so that missing or malformed files show at once and not hours later.
+    """
     for name, recipe in config.tasks.items():
         task_splits.find_task(name, recipe)
     return {name: task_splits.read(name, config.tasks[name], config.data) for name in config.ordered_tasks}
@@ -165,12 +177,14 @@ def read(config: FinetuningConfig) -> dict[str, Splits]:
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """A suite that was found to be in order, ready to be trained.
+    """A checked suite, ready to be trained.
 
+    config: the settings.
+    workdir: the directory of the suite.
     material: the examples of each task.
     planned: the trials of each task.
-    opened: the checkpoint that they start from; None if all trials are done.
-    labels: of the trials' runs at Weights & Biases.
+    opened: the checkpoint that the trials start from; None if all trials are done.
+    labels: labels of the trials' runs at Weights & Biases.
     """
 
     config: FinetuningConfig
@@ -186,8 +200,8 @@ def prepare(
 ) -> Suite:
     """Read and check everything that a suite needs, before anything is trained. Raises ValueError or FileNotFoundError.
 
-    earlier: suites that will have been run before this one, which may use what their trials leave.
-    labels: of the trials' runs at Weights & Biases.
+    earlier: suites that are run before this one, whose trials' masks this one may repeat.
+    labels: labels of the trials' runs at Weights & Biases.
     """
     config_reader.check(config)
     check_installed(config.wandb)
@@ -215,7 +229,10 @@ def _sizes(splits: Splits) -> dict[str, int]:
 
 
 def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
-    """Raise ValueError if a trial that is done does not go with the suite, or if one to be trained cannot start."""
+    """Raise ValueError if a finished trial started from other weights, or if a trial to be trained cannot start.
+
+    earlier: suites that are run before this one.
+    """
     config, workdir, opened = suite.config, suite.workdir, suite.opened
     promised = {directory for of_arm in earlier for directory in _traced(of_arm)}
     for name, of_task in suite.planned.items():
@@ -231,7 +248,7 @@ def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
 
 
 def run(suite: Suite) -> dict[str, Chosen]:
-    """Train the trials that are not done, and choose the best point of each task, in the order of the catalogue.
+    """Train the unfinished trials, and return the choice of the best point of each task, in the order of the catalogue.
 
     A trial that diverges is noted as failed, and training continues with the next. On several hosts, host 0 chooses;
     the result is empty on the others. Raises ValueError if every point of a task failed.
@@ -246,7 +263,7 @@ def run(suite: Suite) -> dict[str, Chosen]:
         _run_task(suite, name)
     if not hosts.is_first():
         return {}
-    order = [name for name in catalogue.TASKS if name in planned]
+    order = [name for name in catalogue.TASKS if name in planned]  # not the order of training
     try:
         chosen = {}
         for name in order:
@@ -260,7 +277,7 @@ def run(suite: Suite) -> dict[str, Chosen]:
 
 
 def _traced(suite: Suite) -> Iterator[epath.Path]:
-    """Directories of trials still to be run that will record what an adversary masked."""
+    """Yield the directories of unfinished trials that will record the masked shares of an adversary."""
     for one in (one for of_task in suite.planned.values() for one in of_task):
         directory = directory_of(suite.workdir, one)
         if one.recipe.adversarial.method == "asa" and not is_done(directory):
@@ -270,7 +287,7 @@ def _traced(suite: Suite) -> Iterator[epath.Path]:
 def _run_task(suite: Suite, name: str) -> None:
     config, workdir, splits = suite.config, suite.workdir, suite.material[name]
     metric, recipe = splits.task.metric, config.tasks[name]
-    data: dict[int | None, TaskData] = {}  # of each fold
+    data: dict[int | None, TaskData] = {}  # by fold
     for one in suite.planned[name]:
         directory = directory_of(workdir, one)
         if hosts.from_first("a trial", lambda at=directory: _is_done_and_tidy(at, config.keeps_weights(name))):
@@ -299,7 +316,7 @@ def _is_done_and_tidy(directory: epath.Path, keep: bool) -> bool:
 
 
 def is_done(directory: epath.Path) -> bool:
-    """Whether a trial is done: its result is written last."""
+    """Whether a trial is done, that is whether `result.json`, its last file, exists."""
     return (directory / trial.RESULT).exists()
 
 
@@ -326,8 +343,8 @@ def _ended(
         if "failed" not in result and metric not in result["metrics"]:
             measured = ", ".join(result["metrics"]) or "none"
             raise ValueError(
-                f"{directory / trial.RESULT}: expected {metric} among the metrics, got {measured}; delete that file to run "
-                "the trial again"
+                f"{directory / trial.RESULT}: expected {metric} among the metrics, got {measured}; delete that file "
+                "to run the trial again"
             )
     return [pair for pair in found if "failed" not in pair[0]], [result for result, _ in found if "failed" in result]
 
@@ -336,55 +353,58 @@ def _check_lengths(config: FinetuningConfig, longest: int) -> None:
     for name, recipe in config.tasks.items():
         if recipe.max_length > longest:
             raise ValueError(
-                f"tasks.{name}.max_length={recipe.max_length} is longer than the {longest} positions of {config.checkpoint}: set "
-                f"--config.tasks.{name}.max_length={longest}"
+                f"tasks.{name}.max_length={recipe.max_length} is longer than the {longest} positions of "
+                f"{config.checkpoint}: set --config.tasks.{name}.max_length={longest}"
             )
 
 
 def _with_whole_path(start: str) -> str:
-    """Return the description of a start, "step 9 of runs/ag", with an absolute path: older versions kept the path as it was typed."""
-    what, of, path = start.rpartition(" of ")
-    return f"{what}{of}{storage.directory(path)}"
+    """Return the description of a start, such as "step 9 of runs/ag", with an absolute path.
+
+    Older versions stored the path as it was typed.
+    """
+    step, separator, path = start.rpartition(" of ")
+    return f"{step}{separator}{storage.directory(path)}"
 
 
 def _check_start(directory: epath.Path, start: str) -> None:
-    """Raise ValueError if a trial that is done did not start from there."""
+    """Raise ValueError if a finished trial did not start from the weights that `start` describes."""
     if not is_done(directory):
         return
     theirs = str(trial.read_result(directory).get("start", start))
     if _with_whole_path(theirs) != _with_whole_path(start):
         raise ValueError(
-            f"{directory} started from {theirs}, trials would now start from {start}: delete {directory.parent} to train all of them "
-            "again, or choose another --workdir"
+            f"{directory} started from {theirs}, trials would now start from {start}: delete {directory.parent} to "
+            "train all of them again, or choose another --workdir"
         )
 
 
 def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
-    """Raise ValueError if what a task is to start from is done already, and its best weights are not there."""
+    """Raise ValueError if the trials that task `name` starts from are done, but their best weights were not saved."""
     first = config.tasks[name].initial_task
     for seed in config.seeds:
         of_seed = [directory_of(workdir, one) for one in trials(config, first) if one.seed == seed]
         done = [directory for directory in of_seed if is_done(directory)]
-        if len(done) == len(of_seed):
+        if len(done) == len(of_seed):  # all are done, so the best one is known
             done = [_best(config, workdir, first, metric, seed)]
         if done and not any((directory / finetuned.FOLDER).exists() for directory in done):
             raise ValueError(
-                f"tasks.{name} starts from the best weights of {first}, which {workdir / first} does not have for seed {seed}: delete it "
-                f"to train {first} again, or choose another --workdir"
+                f"tasks.{name} starts from the best weights of {first}, which {workdir / first} does not have for "
+                f"seed {seed}: delete it to train {first} again, or choose another --workdir"
             )
 
 
 def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int) -> epath.Path:
-    """The directory of a seed's best trial."""
+    """Return the directory of a seed's best trial."""
     done, _ = _ended(config, workdir, name, metric)
     best = choosing.best_of_seed(choosing.points([result for result, _ in done]), metric, seed)
     return next(directory for result, directory in done if result is best)
 
 
 def _initial(suite: Suite, one: Trial) -> Pretrained:
-    """What a trial starts from: the checkpoint, or the best encoder of another task with the same seed.
+    """Return the encoder that a trial starts from: the checkpoint's, or another task's best with the same seed.
 
-    Raises ValueError if earlier trials of the seed started from another one.
+    Raises ValueError if finished trials of the seed started from another encoder.
     """
     first, opened = one.recipe.initial_task, suite.opened
     if not first:
@@ -404,13 +424,12 @@ def _initial(suite: Suite, one: Trial) -> Pretrained:
             _check_start(directory, start.description)
 
     hosts.from_first("the trials that are done", check)
-    return dataclasses.replace(
-        start, config=opened.config
-    )  # without the dropout that the other task's recipe may have changed
+    # The checkpoint's config, because the other task's recipe may have changed the dropout.
+    return dataclasses.replace(start, config=opened.config)
 
 
 def _keep_best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
-    """Delete the weights of a task's trials that are not the best of their seed; with folds, of each fold."""
+    """Delete the saved weights of a task's trials that are not the best of their seed; with folds, keep all."""
     if not config.keeps_weights(name) or config.tasks[name].folds:
         return
     done, _ = _ended(config, workdir, name, metric)

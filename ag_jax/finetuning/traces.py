@@ -1,8 +1,8 @@
-"""Which trial's masks a trial with `adversarial.method=scheduled` repeats at random.
+"""The traces of trials with `adversarial.method=scheduled`, which mask the same share at random as an earlier trial.
 
-`adversarial.masking.trace` may name a trial of its own for each: `{arms}` stands for the directory of the comparison, `{task}` and
-`{trial}` for those of the trial itself. So `{arms}/asa/{task}/{trial}` is the trial of the arm `asa` with the same task, settings
-and seed.
+`adversarial.masking.trace` may name another trial for each trial: `{arms}` stands for the directory of the comparison,
+`{task}` and `{trial}` for the names of the trial's own task and directory. So `{arms}/asa/{task}/{trial}` is the trial
+of the arm `asa` with the same task, settings and seed.
 """
 
 import dataclasses
@@ -15,7 +15,10 @@ from ag_jax.pretraining import mask_trace
 
 
 def resolved(one: Trial, workdir: epath.Path) -> Trial:
-    """The trial of the suite in `workdir`, with the path of its trace written out; itself if it has none."""
+    """Return a trial with the placeholders in the path of its trace replaced; unchanged if it has no trace.
+
+    workdir: the directory of the trial's suite.
+    """
     adversarial = one.recipe.adversarial
     if adversarial.method != "scheduled":
         return one
@@ -28,7 +31,10 @@ def resolved(one: Trial, workdir: epath.Path) -> Trial:
 
 
 def check(one: Trial, workdir: epath.Path, layers: int, promised: Set[epath.Path]) -> None:
-    """Raise ValueError unless the trace of a trial is there and of so many layers, or is promised by its directory."""
+    """Raise ValueError unless the trace of a trial exists for `layers` layers, or will be recorded before.
+
+    promised: directories of trials that are run before this one and record their masked shares.
+    """
     adversarial = resolved(one, workdir).recipe.adversarial
     if adversarial.method == "scheduled" and mask_trace.directory_of(adversarial) not in promised:
         mask_trace.read(adversarial, layers)

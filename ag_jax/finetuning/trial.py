@@ -1,4 +1,4 @@
-"""Trials, one point of a task's sweep with one seed each, and the results in their directories."""
+"""Trials of a suite, each one point of a task's sweep with one seed, and the results in their directories."""
 
 import dataclasses
 import json
@@ -17,7 +17,15 @@ CHECKPOINTS, RESULT = "checkpoints", "result.json"
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One point of a task's sweep with one seed, and with one fold of its cross-validation if it has one."""
+    """One training of a suite: a task, a point of its sweep, and a seed.
+
+    task: name of the task.
+    recipe: the settings of the task.
+    learning_rate: peak learning rate.
+    batch_size: batch size in examples.
+    seed: seed of randomly initialised parameters, batches and dropout.
+    fold: number of the fold of cross-validation, from 0; None without folds.
+    """
 
     task: str
     recipe: Recipe
@@ -28,7 +36,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of its directory, below that of the task."""
+        """The name of the trial's directory in the directory of its task."""
         fold = "" if self.fold is None else f"-fold{self.fold}"
         return f"lr{self.learning_rate:g}-bs{self.batch_size}-seed{self.seed}{fold}"
 
@@ -39,7 +47,7 @@ def is_begun(directory: epath.Path) -> bool:
 
 
 def read_result(directory: epath.Path) -> dict[str, Any]:
-    """The `result.json` of a trial that is done. Raises ValueError, which names the file, if it is damaged."""
+    """Read the `result.json` of a finished trial. Raises ValueError, with the file's name, if it is damaged."""
     path = directory / RESULT
     result = read_json(path, dict, {"task": str, "learning_rate": float, "batch_size": int, "seed": int})
     if "failed" not in result:
@@ -51,7 +59,7 @@ def read_result(directory: epath.Path) -> dict[str, Any]:
 
 
 def write_failure(trial: Trial, directory: epath.Path, message: str) -> None:
-    """End a trial that cannot go on: a `result.json` with `failed` instead of metrics. Its checkpoints go."""
+    """Write a failed trial's `result.json`, with `failed` instead of metrics, and delete its checkpoints."""
     point = {"learning_rate": trial.learning_rate, "batch_size": trial.batch_size, "seed": trial.seed}
     result = {"task": trial.task, **point, **({} if trial.fold is None else {"fold": trial.fold}), "failed": message}
     storage.write_whole(directory / RESULT, json.dumps(result, indent=2) + "\n")
@@ -59,7 +67,10 @@ def write_failure(trial: Trial, directory: epath.Path, message: str) -> None:
 
 
 def tidy(directory: epath.Path, keep: bool) -> None:
-    """Remove what a trial that is done needs no more, checkpoints last: a kill in between is made good by the next call."""
+    """Delete the checkpoints of a finished trial, and its weights unless `keep` is set.
+
+    Checkpoints are deleted last, so that the next call completes a call that was killed.
+    """
     if (directory / CHECKPOINTS).exists():
         if not keep and (directory / finetuned.FOLDER).exists():
             (directory / finetuned.FOLDER).rmtree()

@@ -1,1 +1,1 @@
-"""Weights of other libraries, in and out: one name table for each family, used in both directions."""
+"""Import and export of Hugging Face models: one name table for each family, used in both directions."""

@@ -1,4 +1,4 @@
-"""Model cards: written for exported models (training, metrics, origin, losses), and read from imported ones."""
+"""Model cards: written for exported models (data, training, metrics, origin), and read from imported ones."""
 
 import dataclasses
 import json
@@ -21,7 +21,12 @@ _BIBTEX = re.compile(r"^```[^\n`]*\n\s*(@\w+\{.*?)^```", re.MULTILINE | re.DOTAL
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """What the card of an imported model states; empty where it states nothing. citation: its BibTeX entries."""
+    """The statements of an imported model's card; a field is empty if the card does not state it.
+
+    license: identifier of the licence.
+    base_model: name of the model that it was trained from.
+    citation: its BibTeX entries.
+    """
 
     license: str = ""
     base_model: str = ""
@@ -29,7 +34,7 @@ class Card:
 
 
 def read_card(file: pathlib.Path) -> Card:
-    """Return what a README.md states; nothing if there is no such file."""
+    """Return the statements of the card `file`, a README.md; an empty `Card` if there is no such file."""
     text = file.read_text(encoding="utf-8-sig", errors="replace") if file.exists() else ""
     front = _front_matter(text)
     citation = "\n\n".join(entry.strip() for entry in _BIBTEX.findall(text))
@@ -37,7 +42,7 @@ def read_card(file: pathlib.Path) -> Card:
 
 
 def _front_matter(text: str) -> dict[str, str]:
-    """The plain values of a card's first lines, between `---` and `---`; of a list the first one."""
+    """Return the plain values of a card's YAML front matter, between `---` and `---`; the first item of a list."""
     first, *lines = text.splitlines() or [""]
     if first.strip() != "---" or "---" not in (line.strip() for line in lines):
         return {}
@@ -59,12 +64,18 @@ def text(
     license: str,
     not_carried: Sequence[str],
 ) -> str:
-    """Markdown with the front matter that the hub reads."""
+    """Return the card of an exported run, as Markdown with the front matter that the hub reads.
+
+    model: config of the exported encoder, which is the run's or its generator's.
+    architecture: the class of transformers that opens it.
+    license: empty if none is stated.
+    not_carried: sentences about what the exported model lacks.
+    """
     config = opened.config
     lines = [*_front(opened.origin, license), f"# {config.title}", ""]
     lines.append(
-        f"`{architecture}` with {model.layers} layers, {model.heads} heads, width {model.width} and {model.vocabulary_size} words, "
-        f"{dtype}, written by ag_jax from step {opened.step}."
+        f"`{architecture}` with {model.layers} layers, {model.heads} heads, width {model.width} and "
+        f"{model.vocabulary_size} words, {dtype}, written by ag_jax from step {opened.step}."
     )
     lines += _began(opened.origin)
     lines += ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
@@ -83,12 +94,12 @@ def text(
 
 
 def finetuned_text(tuned: FineTuned, architecture: str, dtype: str, license: str) -> str:
-    """The same for a fine-tuned model."""
+    """Return the card of an exported fine-tuned model, as Markdown with the front matter that the hub reads."""
     head, model = tuned.head, tuned.config
     lines = [*_front(tuned.origin, license), f"# {head.task or 'A task'}: {head.kind}", ""]
     lines.append(
-        f"`{architecture}` with {model.layers} layers, {model.heads} heads and width {model.width}, {dtype}, written by ag_jax. "
-        f"Its rows have up to {head.max_length} tokens."
+        f"`{architecture}` with {model.layers} layers, {model.heads} heads and width {model.width}, {dtype}, "
+        f"written by ag_jax. Its rows have up to {head.max_length} tokens."
     )
     lines += _began(tuned.origin)
     if head.kind == "regression":
@@ -100,13 +111,14 @@ def finetuned_text(tuned: FineTuned, architecture: str, dtype: str, license: str
 
 
 def _front(origin: Origin, license: str) -> list[str]:
-    """The lines that the hub reads."""
+    """Return the lines of the YAML front matter, which the hub reads."""
     stated = {"license": license, "base_model": origin.base_model}
     values = [f"{key}: {value}" for key, value in stated.items() if value]
     return ["---", "library_name: transformers", *values, "tags: [ag_jax]", "---", ""]
 
 
 def _began(origin: Origin) -> list[str]:
+    """Return the sentence that names the imported model; empty if the weights came from none."""
     if not origin.model_type:
         return []
     base = f", of the base model `{origin.base_model}`" if origin.base_model not in ("", origin.name) else ""
@@ -114,14 +126,14 @@ def _began(origin: Origin) -> list[str]:
 
 
 def _citation(origin: Origin) -> list[str]:
-    """The entries of the imported model's card."""
+    """Return the section with the BibTeX entries of the imported model's card; empty if it has none."""
     if not origin.citation:
         return []
     return ["## Citation", "", f"Of `{origin.name}`, as its card has it:", "", "```bibtex", origin.citation, "```", ""]
 
 
 def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings without directories, which say nothing elsewhere."""
+    """Set the settings that are directories to None, in place: they mean nothing on another machine."""
     settings["data"]["cache_dir"] = settings["data"]["tokenizer"]["path"] = settings["training"]["initial_weights"] = (
         None
     )
@@ -145,13 +157,14 @@ def _training(opened: OpenRun) -> list[str]:
     guided = ", ".join(f"{name}: {count}" for name, count in opened.assignment)
     return [
         f"{opened.step:,} steps of {training.batch_size} rows.",
-        f"AdamW with a peak learning rate of {optimizer.learning_rate:g} after {optimizer.warmup_steps:,} steps of warm-up.",
+        f"AdamW with a peak learning rate of {optimizer.learning_rate:g} after {optimizer.warmup_steps:,} steps of "
+        "warm-up.",
         f"Attention guidance: {f'{guidance.mode}, heads of a layer: {guided}' if guided else 'none'}.",
     ]
 
 
 def _metrics(opened: OpenRun) -> list[str]:
-    """The newest validation up to the checkpoint's step."""
+    """Return a Markdown table of the last validation that was not after the checkpoint's step."""
     try:
         rows = read_metrics(opened.workdir)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The families by their `model_type`, and which of them a model of ours is written as."""
+"""The supported families of transformers by `model_type`, and the choice of a family for an export."""
 
 from collections.abc import Callable, Collection
 
@@ -10,48 +10,52 @@ FAMILIES = {family.model_type: family for family in (BERT, ROBERTA, CAMEMBERT, E
 
 
 def named(model_type: object) -> Family:
-    """The family of a config.json. Raises ValueError that lists the known ones."""
+    """Return the family with the `model_type` of a config.json. Raises ValueError that lists the known families."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(f"model_type={model_type!r} is not known here; known are {', '.join(FAMILIES)}")
     return FAMILIES[model_type]
 
 
 def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: int) -> list[str]:
-    """Why a model cannot be written as one of this family; empty if it can."""
+    """Return the reasons why a model cannot be exported as this family; empty if it can.
+
+    heads: names of the model's heads for pre-training, such as `word_head`.
+    pad: token id of padding.
+    """
     relative, found = config.relative, []
 
-    def refuse(unless: bool, reason: str) -> None:
-        if not unless:
+    def require(condition: bool, reason: str) -> None:
+        if not condition:
             found.append(reason)
 
     for head in sorted(set(heads) - set(family.heads)):
-        refuse(False, f"it has no {head}")
+        require(False, f"it has no {head}")
     if family.root == "deberta":
-        refuse(not config.is_projected, "its embeddings have the width of the encoder (model.embedding_width)")
-        refuse(relative.index == "code", "its index is that of the released code (model.relative.index=paper)")
-        refuse(bool(relative.terms) or config.absolute_positions == "input", "it needs positions of some kind")
+        require(not config.is_projected, "its embeddings have the width of the encoder (model.embedding_width)")
+        require(relative.index == "code", "its index is that of the released code (model.relative.index=paper)")
+        require(bool(relative.terms) or config.absolute_positions == "input", "it needs positions of some kind")
     else:
-        refuse(not relative.terms, "it has no relative positions (model.relative.terms)")
-        refuse(not config.mask_decoder_passes, "it has no enhanced mask decoder (model.mask_decoder_passes)")
-        refuse(not config.convolution, "it has no convolution (model.convolution)")
-        refuse(config.absolute_positions == "input", "it adds positions to the input (model.absolute_positions)")
-        refuse(config.token_types > 0, "it has segment embeddings (model.token_types=0)")
+        require(not relative.terms, "it has no relative positions (model.relative.terms)")
+        require(not config.mask_decoder_passes, "it has no enhanced mask decoder (model.mask_decoder_passes)")
+        require(not config.convolution, "it has no convolution (model.convolution)")
+        require(config.absolute_positions == "input", "it adds positions to the input (model.absolute_positions)")
+        require(config.token_types > 0, "it has segment embeddings (model.token_types=0)")
     if family is DEBERTA:
-        refuse(not relative.key_bias, "its keys have no bias (model.relative.key_bias)")
-        refuse(not relative.shared, "distances have projections of their own (model.relative.shared)")
-        refuse(not relative.buckets, "it has no buckets (model.relative.buckets)")
-        refuse(not relative.normalized, "it does not normalise relative embeddings (model.relative.normalized)")
-        refuse(not config.convolution, "it has no convolution (model.convolution)")
+        require(not relative.key_bias, "its keys have no bias (model.relative.key_bias)")
+        require(not relative.shared, "distances have projections of their own (model.relative.shared)")
+        require(not relative.buckets, "it has no buckets (model.relative.buckets)")
+        require(not relative.normalized, "it does not normalise relative embeddings (model.relative.normalized)")
+        require(not config.convolution, "it has no convolution (model.convolution)")
     if family is DEBERTA_V2:
-        refuse(relative.key_bias or not relative.terms, "its keys have a bias (model.relative.key_bias)")
+        require(relative.key_bias or not relative.terms, "its keys have a bias (model.relative.key_bias)")
     if family is not ELECTRA:
-        refuse(not config.is_projected, "its embeddings have the width of the encoder (model.embedding_width)")
+        require(not config.is_projected, "its embeddings have the width of the encoder (model.embedding_width)")
     if family.root == "roberta":
-        refuse(
+        require(
             config.position_offset == pad + 1,
             f"it counts positions from the padding id + 1 = {pad + 1} (model.position_offset={config.position_offset})",
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(found))  # two of the conditions above may give the same reason
 
 
 def fitting(
@@ -61,9 +65,12 @@ def fitting(
     wish: str = "",
     more: Callable[[Family], list[str]] = lambda family: [],
 ) -> Family:
-    """The family to write a model as: the one that is wished for if it fits, else the first that does.
+    """Return the family to export a model as: the preferred family `wish` if it fits, else the first that fits.
 
-    more: further reasons against a family. Raises ValueError with the reasons of each if there is none.
+    heads, pad: as for `misfits`.
+    wish: a `model_type`, or empty for no preference.
+    more: returns further reasons against a family.
+    Raises ValueError with the reasons against each family if none fits.
     """
     order = ([named(wish)] if wish else []) + [ROBERTA, BERT, ELECTRA, DEBERTA, DEBERTA_V2]
     reasons = {family: misfits(family, config, heads, pad) + more(family) for family in order}

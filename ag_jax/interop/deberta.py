@@ -1,7 +1,7 @@
-"""DeBERTa v1, v2 and v3 as `transformers` writes them.
+"""DeBERTa v1, v2 and v3 in the format of `transformers`: names of tensors, settings, heads.
 
-v1 projects to query, key and value by one fused matrix, keys without a bias, and has projections of its own for distances;
-v2 and v3 have three matrices, and by default use them for distances, too.
+v1 projects to query, key and value by one fused matrix, keys without a bias, and has separate projections for
+distances; v2 and v3 have three matrices, and by default use them for distances, too.
 """
 
 from collections.abc import Collection
@@ -18,12 +18,13 @@ _SELF = "deberta.encoder.layer.{layer}.attention.self"
 _OURS = f"{LAYERS}attention"
 _POSITIONS = "deberta.embeddings.position_embeddings.weight"
 _CONVOLUTION = "deberta.encoder.conv.conv.weight"
-_PASSES = 2  # of the released enhanced mask decoder, which config.json does not tell
-# What config.json has no key for, in a section of ours.
+_PASSES = 2  # of the released enhanced mask decoder, for which config.json has no key
+# The section of an exported config.json with settings for which transformers has no key.
 SECTION = "ag_jax"
 
 
 def _names(attention: tuple[Name, ...]) -> tuple[Name, ...]:
+    """Return the name table of a DeBERTa, given the names of its attention projections."""
     return (
         *families.embeddings("deberta"),
         *attention,
@@ -60,6 +61,7 @@ _V2 = (
 
 
 def _terms(settings: Settings) -> str:
+    """Return the terms of disentangled attention, such as `c2p,p2c`; empty without relative positions."""
     if not settings.take("relative_attention", False):
         return ""
     given = settings.raw("pos_att_type") or []
@@ -78,6 +80,7 @@ def _terms(settings: Settings) -> str:
 
 
 def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    """Return the fields of an EncoderConfig that v1, v2 and v3 read alike."""
     common = families.read_common(settings)
     settings.only("embedding_size", common["width"])
     settings.only("attention_head_size", common["width"] // common["heads"])
@@ -88,6 +91,7 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     section = Settings(settings.take(SECTION, {}))
     passes = section.take("decoder_passes", _PASSES)
     settings.problems += [f"{SECTION}: {problem}" for problem in section.problems]
+    # Position embeddings that are stored but not added to the input belong to the enhanced mask decoder.
     in_decoder = not settings.take("position_biased_input", True) and _POSITIONS in names
     input_or_none = "input" if settings.take("position_biased_input", True) else "none"
     if input_or_none == "none" and not terms:
@@ -117,6 +121,7 @@ def _read_v2(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     normalisation = settings.take("norm_rel_ebd", "none").strip()
     if normalisation not in ("none", "layer_norm"):
         settings.problems.append(f"norm_rel_ebd={normalisation!r} is not supported, only 'none' and 'layer_norm'")
+    # After a problem the width becomes 0, so that one wrong width is not reported twice.
     width = settings.take("conv_kernel_size", 0)
     if width > 0 and width % 2 == 0:
         settings.problems.append(f"conv_kernel_size={width} is not supported, only odd widths")
@@ -173,7 +178,7 @@ _COMMON = {
         "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    # The head of Microsoft's own files, and of transformers with `legacy=False`.
+    # Names of the word head in Microsoft's own files, and in transformers with `legacy=False`.
     "aliases": {
         "lm_predictions.lm_head.dense.": "cls.predictions.transform.dense.",
         "lm_predictions.lm_head.LayerNorm.": "cls.predictions.transform.LayerNorm.",

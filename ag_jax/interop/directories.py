@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all, and those that come from a hub."""
+"""Write a directory whole or not at all, and find a model's directory on disk or on the Hugging Face hub."""
 
 import contextlib
 import errno
@@ -14,17 +14,17 @@ _WANTED = ("config.json", "README.md", "*.safetensors", tensors.INDEX, *tokenize
 
 
 def check_free(target: pathlib.Path) -> None:
-    """Raise ValueError if a directory that is to be made is there and not empty."""
+    """Raise ValueError if `target`, a directory to be created, is a file or a directory that is not empty."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists already and is not empty: give a directory that is to be made")
 
 
 @contextlib.contextmanager
 def whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield a temporary directory beside `target`, which is renamed to `target` when the body has filled it.
+    """Yield a temporary directory beside `target`, and rename it to `target` when the body has filled it.
 
-    The body only writes: an error of the disk in it becomes one OSError. After an error nothing is left. Raises
-    ValueError if `target` exists and is not empty.
+    The body must only write, because a disk error in it is raised as an OSError about `target`. After an error nothing
+    is left. Raises ValueError if `target` exists and is not empty, or its parent cannot be written to.
     """
     check_free(target)
     try:
@@ -33,7 +33,7 @@ def whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
     except OSError as error:
         raise ValueError(f"cannot write to {target.parent}: {error}. Choose a directory that can be written") from error
     try:
-        partial.chmod(0o755)
+        partial.chmod(0o755)  # mkdtemp lets only the owner read
         yield partial
         partial.replace(target)
     except Exception as error:
@@ -47,28 +47,29 @@ def whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _why_not_written(error: BaseException | None) -> str | None:
-    """Return the reason of the first disk error in the chain of causes of `error`; None if there is none."""
-    said = None
+    """Return the reason of the original disk error in the chain of causes of `error`; None if there is none."""
+    reason = None
     while error is not None:
         if isinstance(error, OSError):
-            said = error.strerror or str(error).strip().splitlines()[0]
+            reason = error.strerror or str(error).strip().splitlines()[0]
         if "No space left on device" in str(error):  # Orbax raises no OSError for it
             return os.strerror(errno.ENOSPC)
         error = error.__cause__ or error.__context__
-    return said
+    return reason
 
 
 def find(path: str) -> pathlib.Path:
-    """The directory of a model: `path` itself if it is there, else what the Hugging Face hub has by that name.
+    """Return the directory of a model: `path` itself if it exists, else a download of that name from the hub.
 
-    Raises ValueError if it is neither here nor to be had.
+    Raises ValueError if `path` is neither a directory nor to be had from the Hugging Face hub, or if the model there
+    has its weights only as a pickle.
     """
     directory = pathlib.Path(path).expanduser()
     if directory.is_dir():
         return directory.resolve()
     if directory.exists():
         raise ValueError(f"--from={path} is a file: give the directory with config.json and {tensors.WHOLE}")
-    if path.startswith(("/", ".", "~")) or path.count("/") > 1:
+    if path.startswith(("/", ".", "~")) or path.count("/") > 1:  # names on the hub are NAME or OWNER/NAME
         raise ValueError(f"--from={path} does not exist")
     try:
         import huggingface_hub
@@ -80,15 +81,17 @@ def find(path: str) -> pathlib.Path:
         found = pathlib.Path(huggingface_hub.snapshot_download(path, allow_patterns=list(_WANTED)))
         whole_or_shards = any((found / name).exists() for name in (tensors.WHOLE, tensors.INDEX))
         pickled = not whole_or_shards and any(huggingface_hub.file_exists(path, name) for name in tensors.PICKLES)
-    except Exception as error:  # its own kinds, and those of two libraries below it
+    except Exception as error:  # exceptions of huggingface_hub, and of two libraries below it
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ValueError(
-            f"--from={path} is no directory here, and the Hugging Face hub did not give it ({type(error).__name__}: {reason}). "
-            "Check the name and the network, or copy the model to a directory and give that"
+            f"--from={path} is no directory here, and the Hugging Face hub did not give it "
+            f"({type(error).__name__}: {reason}). Check the name and the network, or copy the model to a directory "
+            "and give that"
         ) from error
     if pickled:
         raise ValueError(
-            f"{path} has its weights as a pickle alone, which can run any program when it is read, so it is not fetched. If you trust "
-            f"it: hf download {path} --local-dir=DIR, and then --from=DIR, which says how to convert it"
+            f"{path} has its weights as a pickle alone, which can run any program when it is read, so it is not "
+            f"fetched. If you trust it: hf download {path} --local-dir=DIR, and then --from=DIR, which says how to "
+            "convert it"
         )
     return found

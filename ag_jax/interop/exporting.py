@@ -1,4 +1,4 @@
-"""From a run's checkpoint to a directory that `transformers` opens."""
+"""Export a run's checkpoint or a fine-tuned model as a directory that `transformers` opens."""
 
 import dataclasses
 import json
@@ -20,7 +20,12 @@ from ag_jax.pretraining import run
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What was written: the class that opens it, how many parameters, and what transformers has no place for."""
+    """The result of an export.
+
+    architecture: the class of transformers that opens the directory.
+    parameters: number of parameters in it.
+    not_carried: sentences about what transformers has no place for.
+    """
 
     architecture: str
     parameters: int
@@ -30,9 +35,12 @@ class Exported:
 def convert(
     workdir: epath.PathLike, step: int | None, path: str, dtype: str = "float32", license: str = "", part: str = "model"
 ) -> Exported:
-    """Write the checkpoint of `step` (the newest by default), or a fine-tuned model, to the directory `path`.
+    """Export the checkpoint of `step` (the newest by default), or a fine-tuned model, to the directory `path`.
 
-    part: the model, or the `generator` that was trained beside it to replace tokens.
+    workdir: directory of the run, or of the fine-tuned model.
+    dtype: float32, bfloat16 or float16.
+    license: for the card; by default the imported model's, if the weights came from one.
+    part: `model`, or the `generator` that was trained beside it to replace tokens.
     Raises ValueError if no family of transformers computes what the model does, with nothing written.
     """
     if dtype not in tensors.DTYPES:
@@ -46,6 +54,7 @@ def convert(
     config, tree, not_carried = _part(opened, part)
     heads = sorted(tree.keys() - {"encoder"})
     family = catalogue.fitting(config, heads, opened.tokenizer.specials.pad, origin.model_type)
+    # Only BERT's name table has a pooler that no head reads; it was trained with the imported model, not by this run.
     if f"{family.root}.pooler." in family.left_out and "next_head" not in heads:
         if family is catalogue.BERT and opened.pooler and part == "model":
             tree["pooler"] = opened.pooler
@@ -55,10 +64,12 @@ def convert(
             )
     if config.mask_decoder_passes:
         not_carried.append(
-            "The enhanced mask decoder: transformers predicts words from the last layer instead, so masked words come out worse "
-            "than here. Its position embeddings are in the file, and `ag-jax import` takes it up again."
+            "The enhanced mask decoder: transformers predicts words from the last layer instead, so masked words come "
+            "out worse than here. Its position embeddings are in the file, and `ag-jax import` takes it up again."
         )
-    architecture = family.classes + next(ending for ending, of in family.architectures.items() if set(of) == set(heads))
+    architecture = family.classes + next(
+        ending for ending, class_heads in family.architectures.items() if set(class_heads) == set(heads)
+    )
     text = card.text(opened, config, architecture, dtype, license or origin.license, not_carried)
     written = Written(family, family.names, architecture, config, tree, opened.tokenizer, text, {})
     return Exported(architecture, _write(written, path, dtype), tuple(not_carried))
@@ -67,13 +78,14 @@ def convert(
 def _convert_finetuned(
     workdir: epath.Path, step: int | None, path: str, dtype: str, license: str, part: str
 ) -> Exported:
-    """The same for a model with the head of a task, which has one checkpoint and no parts."""
+    """Export a fine-tuned model, which has one checkpoint and no parts."""
     if step is not None or part != "model":
         raise ValueError(
             f"{workdir} is a fine-tuned model, which has neither steps nor parts: leave --step and --part out"
         )
     tuned = finetuned.load(workdir)
     head, origin = tuned.head, tuned.origin
+    # A style is named after the family whose heads compute alike, so that is tried first.
     wish = origin.model_type or head.style
     family = catalogue.fitting(
         tuned.config,
@@ -94,7 +106,13 @@ def _convert_finetuned(
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What goes to a directory: parameters by the names of `table`, the card `text`, and `settings` of the head."""
+    """The content of an exported directory.
+
+    table: name table for `params`, that of a task's head included.
+    architecture: the class of transformers that opens the directory.
+    text: the model card.
+    settings: further keys of config.json, for a task's head.
+    """
 
     family: Family
     table: tuple[names.Name, ...]
@@ -107,8 +125,9 @@ class Written:
 
 
 def _write(model: Written, path: str, dtype: str) -> int:
-    """Write it; how many parameters there are."""
+    """Write the directory `path` and return the number of parameters in it."""
     config, params = model.config, {path: np.asarray(leaf) for path, leaf in names.flat(model.params).items()}
+    # The other families have no offset of positions.
     if model.family.root != "roberta":
         config, params = _from_zero(config, params)
     wanted = names.places(model.table, {path: leaf.shape for path, leaf in params.items()})
@@ -124,7 +143,7 @@ def _write(model: Written, path: str, dtype: str) -> int:
 
 
 def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any], list[str]]:
-    """Config and parameters of the model, or of its generator, and what is left behind."""
+    """Return config and parameters of the model or its generator, and sentences about what is not exported."""
     has_generator = "generator" in opened.params
     if part == "generator":
         if not has_generator or "generator" in opened.untrained:
@@ -143,13 +162,17 @@ def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any]
 
 
 def _from_zero(config: EncoderConfig, params: dict[str, np.ndarray]) -> tuple[EncoderConfig, dict[str, np.ndarray]]:
-    """The model with positions counted from 0, without the rows before the first position, which only padding reads."""
+    """Return the model with positions counted from 0.
+
+    The rows of the position table before the first position, which only padding reads, are dropped.
+    """
     if POSITIONS in params:
         params = params | {POSITIONS: params[POSITIONS][config.position_offset :]}
     return dataclasses.replace(config, position_offset=0), params
 
 
 def _settings(family: Family, config: EncoderConfig, architecture: str, specials: Any, dtype: str) -> dict[str, Any]:
+    """Return the content of config.json, apart from keys for a task's head."""
     return {
         "architectures": [architecture],
         "model_type": family.model_type,

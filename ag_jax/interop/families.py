@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, CamemBERT and ELECTRA as `transformers` writes them: names, settings, heads."""
+"""BERT, RoBERTa, CamemBERT and ELECTRA in the format of `transformers`: names of tensors, settings, heads."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
@@ -9,7 +9,7 @@ from ag_jax.interop.names import LAYERS, Name
 from ag_jax.interop.settings import Settings
 from ag_jax.models.config import EncoderConfig
 
-# Options that no encoder here has: the key and the one value that is supported.
+# Options that no encoder here has: each key of config.json with its only supported value.
 EVERYWHERE = {
     "hidden_act": "gelu",
     "is_decoder": False,
@@ -24,14 +24,18 @@ EVERYWHERE = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Family:
-    """One `model_type`.
+    """A `model_type` of transformers: names of its tensors and classes, and how its config.json is read and written.
 
-    root: what the names of the encoder's tensors begin with; classes: what the names of its classes begin with.
-    names: the table, where `pooler/` is that of an encoder without a head that reads it; heads: our head and what the names of its tensors begin with.
-    architectures: the class's ending and the heads that it has.
-    tied: tensors that some files hold twice: the second name and the first.
-    aliases: beginnings of names that mean others. left_out: beginnings of names that have no use here.
-    read: the fields of an EncoderConfig, from config.json and the names of the tensors; write: the keys of a config.json, from config and id of padding.
+    root: prefix of the names of the encoder's tensors.
+    classes: prefix of the names of its classes.
+    names: the name table; its `pooler/` is the pooler of an encoder without a head that reads it.
+    heads: prefixes of tensor names by the head here that has them.
+    architectures: heads of a class by the ending of its name.
+    tied: tensors that some files hold twice: name of the second copy to name of the first.
+    read: returns the fields of an EncoderConfig, given config.json and the names of the tensors.
+    write: returns the keys of a config.json, given the config and the token id of padding.
+    aliases: prefixes of names that stand for other prefixes.
+    left_out: prefixes of the names of tensors that have no use here.
     """
 
     model_type: str
@@ -48,22 +52,22 @@ class Family:
 
 
 def dense(theirs: str, ours: str) -> tuple[Name, Name]:
-    """A linear layer."""
+    """Return the names of the kernel and bias of a linear layer."""
     return Name(f"{theirs}.weight", f"{ours}/kernel", TRANSPOSED), Name(f"{theirs}.bias", f"{ours}/bias")
 
 
 def norm(theirs: str, ours: str) -> tuple[Name, Name]:
-    """A LayerNorm."""
+    """Return the names of the scale and bias of a LayerNorm."""
     return Name(f"{theirs}.weight", f"{ours}/scale"), Name(f"{theirs}.bias", f"{ours}/bias")
 
 
 def to_heads(theirs: str, ours: str) -> tuple[Name, Name]:
-    """A linear layer to query, key or value."""
+    """Return the names of the kernel and bias of a projection to query, key or value, which are split by head here."""
     return Name(f"{theirs}.weight", f"{ours}/kernel", TO_HEADS), Name(f"{theirs}.bias", f"{ours}/bias", BY_HEAD)
 
 
 def embeddings(root: str) -> tuple[Name, ...]:
-    """Word, position and segment embeddings with their LayerNorm."""
+    """Return the names of word, position and token-type embeddings and of their LayerNorm."""
     kinds = (("word", "word"), ("position", "position"), ("token_type", "segment"))
     tables = (
         Name(f"{root}.embeddings.{theirs}_embeddings.weight", f"encoder/embeddings/{ours}/embedding", AS_IS)
@@ -73,7 +77,7 @@ def embeddings(root: str) -> tuple[Name, ...]:
 
 
 def after_attention(root: str) -> tuple[Name, ...]:
-    """What follows attention's mixing in every layer, alike in all families."""
+    """Return the names of each layer's output projection, feed-forward network and LayerNorms, as in all families."""
     layer = f"{root}.encoder.layer.{{layer}}"
     return (
         Name(f"{layer}.attention.output.dense.weight", f"{LAYERS}attention/output/kernel", FROM_HEADS),
@@ -86,13 +90,14 @@ def after_attention(root: str) -> tuple[Name, ...]:
 
 
 def _plain(root: str) -> tuple[Name, ...]:
+    """Return the names of an encoder with absolute positions and separate query, key and value projections."""
     attention = f"{root}.encoder.layer.{{layer}}.attention.self"
     projections = (to_heads(f"{attention}.{name}", f"{LAYERS}attention/{name}") for name in ("query", "key", "value"))
     return *embeddings(root), *(name for pair in projections for name in pair), *after_attention(root)
 
 
 def bert_word_head() -> tuple[Name, ...]:
-    """`cls.predictions`, of BERT and DeBERTa."""
+    """Return the names of the word head `cls.predictions`, which BERT and DeBERTa have."""
     return (
         *dense("cls.predictions.transform.dense", "word_head/dense"),
         *norm("cls.predictions.transform.LayerNorm", "word_head/norm"),
@@ -101,7 +106,7 @@ def bert_word_head() -> tuple[Name, ...]:
 
 
 def read_common(settings: Settings) -> dict[str, Any]:
-    """The fields that all families spell alike, and the options that none supports."""
+    """Return the fields of an EncoderConfig that all families spell alike, and reject unsupported options."""
     for key, supported in EVERYWHERE.items():
         settings.only(key, supported)
     return {
@@ -118,7 +123,7 @@ def read_common(settings: Settings) -> dict[str, Any]:
 
 
 def write_common(config: EncoderConfig, pad: int) -> dict[str, Any]:
-    """`read_common` undone."""
+    """Return the keys of config.json that all families spell alike, the inverse of `read_common`."""
     return {
         "vocab_size": config.vocabulary_size,
         "num_hidden_layers": config.layers,
@@ -151,6 +156,7 @@ def _write_bert(config: EncoderConfig, pad: int) -> dict[str, Any]:
 
 def _read_roberta(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     common = read_common(settings)
+    # Positions count from the padding id + 1, so the table's rows before that are no positions.
     offset, positions = settings.take("pad_token_id", 1) + 1, settings.need("max_position_embeddings")
     if positions <= offset:
         settings.problems.append(

@@ -1,11 +1,12 @@
-"""A fine-tuned model and the directory that it is kept in.
+"""A fine-tuned model, and the directory that it is saved in.
 
-    task.json             the task, its labels, the encoder's config, and a fingerprint of these and of the weights; written last,
-                          so its presence means that all is there
-    weights.safetensors   the parameters by their paths, float32; beside the model's those of an adversary that it was trained against
+    task.json             the task, its labels, the encoder's config, and a fingerprint of these and of the weights;
+                          written last, so its presence means that all is there
+    weights.safetensors   the parameters by their paths, float32: the model's, and those of an adversary that it was
+                          trained against
     tokenizer/            as in a run directory
 
-A trial that kept its weights has them in `weights/`, and is opened by its own name, too.
+A trial that saved its weights has these files in `weights/`; the trial's own directory can be opened, too.
 """
 
 import dataclasses
@@ -42,11 +43,13 @@ FINGERPRINT = "fingerprint"  # in task.json: of its other values and of the weig
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """What a head is for.
+    """The task, shape and labels of a model's task head.
 
-    task: its name, empty if it is not one of ours; kind, style: see `TaskModel`; labels: of classes or BIO tags.
-    low, high: what 0 and 1 stand for in a regression; max_length: tokens of a row in training; of an imported one,
-        as many as it has positions.
+    task: name of the task, empty if it is not one of this project's.
+    kind, style: see `TaskModel`.
+    labels: names of the classes or BIO tags.
+    low, high: the values that outputs 0 and 1 stand for in a regression.
+    max_length: tokens of a sequence in training; for an imported model, its number of positions.
     answerable: every question has an answer, so a span is always chosen.
     """
 
@@ -60,16 +63,16 @@ class Head:
     answerable: bool = True
 
     def model(self, config: EncoderConfig, attend: Attend = reference.attend) -> TaskModel:
-        """The model with this head."""
+        """Return the Flax module: an encoder of `config` with this head."""
         return TaskModel(config, self.kind, len(self.labels) or 1, self.style, attend)
 
 
 @dataclasses.dataclass(frozen=True)
 class FineTuned:
-    """A model of a task, ready for use.
+    """A fine-tuned model with its parameters and tokenizer, ready for use.
 
-    origin: the imported model that its weights began as; beside: the parameters of an adversary that it was
-        trained against, which are none of the model's.
+    origin: the imported model that its weights started from.
+    beside: the parameters of an adversary that it was trained against, which are not the model's.
     """
 
     head: Head
@@ -81,7 +84,7 @@ class FineTuned:
 
     @property
     def model(self) -> TaskModel:
-        """To be applied to `{"params": params}` and a batch."""
+        """The Flax module, to be applied to `{"params": params}` and a batch."""
         return self.head.model(self.config)
 
 
@@ -95,14 +98,15 @@ class _Settings:
 
 
 def locate(directory: epath.PathLike) -> epath.Path | None:
-    """Where the files of a fine-tuned model are: in the directory or in its `weights/`; None if in neither."""
+    """Return the directory with a fine-tuned model's files: `directory` or its `weights/`; None if neither has them."""
     directory = storage.directory(directory)
     return next((place for place in (directory, directory / FOLDER) if (place / TASK).exists()), None)
 
 
 def save(tuned: FineTuned, directory: epath.Path) -> None:
-    """Write the files to a directory, over those of an earlier model."""
+    """Write a fine-tuned model's files to a directory, replacing those of an earlier model."""
     directory.mkdir(parents=True, exist_ok=True)
+    # Removed first and written last, so that a directory that is only partly written is not opened.
     (directory / TASK).unlink(missing_ok=True)
     flat = traverse_util.flatten_dict(jax.device_get(tuned.params | tuned.beside), sep="/")
     tensors = {path: np.ascontiguousarray(leaf) for path, leaf in flat.items()}
@@ -115,15 +119,18 @@ def save(tuned: FineTuned, directory: epath.Path) -> None:
 
 
 def load(directory: epath.PathLike) -> FineTuned:
-    """The model of a directory. Raises FileNotFoundError if there is none, ValueError if it is damaged."""
+    """Load the fine-tuned model of a directory.
+
+    Raises FileNotFoundError if there is none, ValueError if it is damaged or of another version.
+    """
     place = locate(directory)
     if place is None:
         raise FileNotFoundError(
-            f"{directory} holds no fine-tuned model: expected {TASK}, in it or in its {FOLDER}/. Trials keep their weights with "
-            "--config.keep=best"
+            f"{directory} holds no fine-tuned model: expected {TASK}, in it or in its {FOLDER}/. Trials keep their "
+            "weights with --config.keep=best"
         )
     values = read_json(place / TASK, dict, {"head": dict, "model": dict, "origin": dict})
-    written = values.pop(FINGERPRINT, None)
+    written = values.pop(FINGERPRINT, None)  # it covers the other values, so it is no part of the settings
     try:
         settings = config_reader.parse(_Settings, config_reader.upgraded(_Settings, values))
     except (TypeError, ValueError) as error:
@@ -148,7 +155,7 @@ def load(directory: epath.PathLike) -> FineTuned:
 
 
 def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:
-    """SHA-256 of the settings in `task.json` and of the file of weights."""
+    """Return the SHA-256 of the settings in `task.json` and of the file of weights."""
     found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     found.update(weights)
     return found.hexdigest()
@@ -156,7 +163,7 @@ def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:
 
 @functools.lru_cache(maxsize=32)
 def shapes(head: Head, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a model's parameters by their paths, without making them."""
+    """Return the shapes of a model's parameters by path, without allocating the parameters."""
     model = head.model(config)
     made = jax.eval_shape(lambda: model.init(jax.random.key(0), example(head.kind), deterministic=True)["params"])
     return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(made), sep="/").items()}

@@ -1,4 +1,4 @@
-"""From a Hugging Face directory to a run directory that stands at step 0."""
+"""Import a Hugging Face directory as a run directory at step 0, or as a fine-tuned model."""
 
 import dataclasses
 import functools
@@ -31,7 +31,13 @@ SEQUENCE_LENGTH = 128  # of the run, where the model's positions allow it
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """What became of a model: new heads had no tensors and have fresh values, left_out tensors have no use here."""
+    """The result of an import.
+
+    family: the `model_type`, with the kind of task for a fine-tuned model.
+    parameters: number of parameters written.
+    new: heads without tensors, which were randomly initialised.
+    left_out: names of tensors that have no use here.
+    """
 
     family: str
     parameters: int
@@ -41,9 +47,10 @@ class Imported:
 
 @dataclasses.dataclass(frozen=True)
 class OpenModel:
-    """A directory's encoder with its heads of pre-training, as a run would have them.
+    """A directory's encoder and heads for pre-training, in the form in which a run has them.
 
-    pooler: BERT's, whether or not a head of pre-training reads it; new, left_out: see `Imported`.
+    pooler: BERT's, whether or not a head for pre-training reads it.
+    new, left_out: see `Imported`.
     """
 
     source: Source
@@ -56,9 +63,10 @@ class OpenModel:
 
 
 def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imported:
-    """Write the model of `path` as the run `workdir`, or, if it has the head of a task, as a fine-tuned model.
+    """Import the model of `path` to `workdir`: as a fine-tuned model if it has the head of a task, else as a run.
 
-    `expected`: beginnings of names of tensors that may be left out.
+    path: a directory, or a name on the hub.
+    expected: prefixes of the names of tensors that may be left out.
     Raises ValueError or FileNotFoundError for whatever does not fit, with nothing written.
     """
     target = pathlib.Path(workdir)
@@ -68,8 +76,8 @@ def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imp
         tuned, left_out = open_finetuned(path, expected)
         with directories.whole(target) as partial:
             finetuned.save(tuned, epath.Path(partial))
-        what = f"{source.family.model_type} for {tuned.head.kind}"
-        return Imported(what, _count(tuned.params), (), tuple(left_out))
+        family = f"{source.family.model_type} for {tuned.head.kind}"
+        return Imported(family, _count(tuned.params), (), tuple(left_out))
     opened = open_model(path, expected, target / "tokenizer")
     with directories.whole(target) as partial:
         run.write(opened.config, epath.Path(partial), opened.tokenizer, opened.params)
@@ -79,13 +87,15 @@ def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imp
 
 
 def _count(params: dict[str, Any]) -> int:
+    """Return the number of parameters in a tree."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: pathlib.Path | None = None) -> OpenModel:
-    """The model of a directory or hub name, without writing it; the head of a task, if it has one, is left out.
+    """Open the model of a directory or hub name, without writing it; the head of a task, if it has one, is left out.
 
-    tokenizer_place: where its config says that the tokenizer is, by default in the directory itself.
+    expected: prefixes of the names of tensors that may be left out.
+    tokenizer_place: the tokenizer's path in the returned config, by default the model's directory.
     """
     source = sources.read(directories.find(path))
     tokenizer = _tokenizer(source)
@@ -98,32 +108,35 @@ def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: pathlib
 
 
 def origin_of(opened: OpenModel, path: str) -> Origin:
-    """Return what an open model is, for a run or trial that begins with it."""
+    """Return the origin to store with a run or trial that starts from a model opened from `path`."""
     return dataclasses.replace(_origin(opened.source, path), new=opened.new, left_out=opened.left_out)
 
 
 def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, tuple[str, ...]]:
-    """The model of a directory with the head of a task, and the names of tensors that were left out.
+    """Return the model of a directory with its task head, and the names of the tensors that were left out.
 
-    Raises ValueError if it has no such head, or anything does not fit.
+    expected: prefixes of the names of tensors that may be left out.
+    Raises ValueError if the model has no task head, or anything does not fit.
     """
     source = sources.read(directories.find(path))
     kind = task_heads.kind_of(source.family, source.architectures)
     if kind is None:
         known = ", ".join(dict.fromkeys(head.ending for head in task_heads.HEADS.values()))
         raise ValueError(
-            f"{path} has no head of a task: the architectures in its config.json are {', '.join(source.architectures) or 'not stated'}, "
-            f"known endings {known}"
+            f"{path} has no head of a task: the architectures in its config.json are "
+            f"{', '.join(source.architectures) or 'not stated'}, known endings {known}"
         )
     config = task_encoder(source.config)
     head = task_heads.read(source.family, kind, source.values, config.max_length)
     shapes = finetuned.shapes(head, config)
     wanted = names.places((*source.family.names, *task_heads.names(source.family, head.kind)), shapes)
+    # `task_encoder` changes only a config with a mask decoder, and then drops the positions, which only that reads.
     unread = [POSITIONS] if config != source.config else []
     left_out = names.check(
         wanted,
         sources.untie(source),
-        f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} for {head.kind} in its config.json",
+        f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} for {head.kind} in "
+        "its config.json",
         (*expected, *source.family.left_out, *(name.theirs for name in source.family.names if name.ours in unread)),
         "\nTo leave out what has no place here, name the beginnings: --expect=cls,lm_head",
     )
@@ -132,8 +145,9 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
 
 
 def _kind(source: Source, expected: Sequence[str]) -> str | None:
-    """The kind of the directory's head of a task, unless that is expected to be left out."""
+    """Return the kind of the directory's task head; None if it has none, or its classifier is `expected` to go."""
     kind = task_heads.kind_of(source.family, source.architectures)
+    # The last two names are the classifier's; a dense layer before it may be the encoder's pooler.
     if kind and all(name.theirs.startswith(tuple(expected)) for name in task_heads.names(source.family, kind)[-2:]):
         return None
     return kind
@@ -152,6 +166,7 @@ def _origin(source: Source, path: str) -> Origin:
 
 
 def _tokenizer(source: Source) -> Tokenizer:
+    """Return the directory's tokenizer. Raises ValueError if its size or padding id does not fit the model."""
     tokenizer = tokenizer_files.read(source.directory, source.family)
     tokenizer_files.check_size(tokenizer, source.config.vocabulary_size, source.directory)
     _check_padding(source, tokenizer)
@@ -159,7 +174,10 @@ def _tokenizer(source: Source) -> Tokenizer:
 
 
 def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConfig:
-    """The config of an imported run: its model, its heads, and defaults for what only training would need."""
+    """Return the config of an imported run: its encoder, settings that give it the same heads, training defaults.
+
+    tokenizer: path of the tokenizer.
+    """
     length = min(SEQUENCE_LENGTH, source.config.max_length)
     pairs, detects = "next_head" in source.heads, "discriminator_head" in source.heads
     return ExperimentConfig(
@@ -179,14 +197,17 @@ def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConf
 def parameters(
     source: Source, config: ExperimentConfig, tokenizer: Tokenizer, expected: Sequence[str]
 ) -> tuple[dict, list[str], list[str]]:
-    """The nested parameters, `pooler` included, the heads among them that are new, and the names of tensors left out.
+    """Return the nested parameters, the randomly initialised heads among them, and the names of tensors left out.
 
+    The parameters include `pooler` if the files have a pooler that no head reads.
+    expected: prefixes of the names of tensors that may be left out.
     Raises ValueError that lists every missing, extra and misshapen tensor.
     """
     mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
     init = functools.partial(build.make_program(config, tokenizer, mesh).init, build.random_keys(config.seed)[0])
     fresh = names.flat(build.unboxed(jax.eval_shape(init)))
     found = sources.untie(source)
+    # Heads that the run needs and the directory lacks are randomly initialised below; everything else must be stored.
     shapes = {path: leaf.shape for path, leaf in fresh.items()} | _pooler_shapes(source, found, expected)
     new = sorted({path.partition("/")[0] for path in fresh} - {"encoder", *source.heads})
     known = {path: shape for path, shape in shapes.items() if path.partition("/")[0] not in new}
@@ -206,7 +227,7 @@ def parameters(
 
 
 def _pooler_shapes(source: Source, found: Collection[str], expected: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a pooler by its paths, if the files have one that no head of pre-training reads; else nothing."""
+    """Return the shapes of the pooler's parameters by path; {} if there is none or a head for pre-training reads it."""
     theirs = [name.theirs for name in source.family.names if name.paths[0].startswith("pooler/")]
     stored = [name for name in theirs if name in found and not name.startswith(tuple(expected))]
     if "next_head" in source.heads or not stored:
@@ -215,9 +236,10 @@ def _pooler_shapes(source: Source, found: Collection[str], expected: Sequence[st
 
 
 def _check_padding(source: Source, tokenizer: Tokenizer) -> None:
-    """RoBERTa counts positions from the padding id on, which must then be the tokenizer's."""
+    """Raise ValueError if RoBERTa's positions do not count from the tokenizer's padding id + 1."""
     if source.family.root == "roberta" and source.config.position_offset != tokenizer.specials.pad + 1:
         raise ValueError(
             f"{source.directory / 'config.json'} counts positions from pad_token_id + 1 = "
-            f"{source.config.position_offset}, but the tokenizer's padding is {tokenizer.specials.pad}: one of them is of another model"
+            f"{source.config.position_offset}, but the tokenizer's padding is {tokenizer.specials.pad}: one of them is "
+            "of another model"
         )

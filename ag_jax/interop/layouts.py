@@ -1,4 +1,4 @@
-"""How one of their tensors holds one or several of our arrays; every layout works both ways.
+"""Layouts: how a tensor of transformers holds one or several parameters of this project, in both directions.
 
 Shape letters: D width, H head, V width of a head, K kernel width of a convolution.
 """
@@ -14,7 +14,12 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """shape: of their tensor, from our shapes; load: (their tensor, *our shapes) -> our arrays; store: back again."""
+    """The conversion between a tensor of transformers ("theirs") and the parameters that it holds ("ours").
+
+    shape: (*shapes of parameters) -> shape of the tensor.
+    load: (tensor, *shapes of parameters) -> parameters.
+    store: (*parameters) -> tensor.
+    """
 
     shape: Callable[..., Shape]
     load: Callable[..., tuple[np.ndarray, ...]]
@@ -24,14 +29,14 @@ class Layout:
 # An embedding, a bias, the scale of a LayerNorm.
 AS_IS = Layout(shape=lambda ours: ours, load=lambda theirs, _: (theirs,), store=lambda ours: ours)
 
-# A bias HV of all heads, which we keep by head.
+# A bias HV of all heads: ours is split by head, (H, V).
 BY_HEAD = Layout(
     shape=lambda ours: (math.prod(ours),),
     load=lambda theirs, ours: (theirs.reshape(ours),),
     store=lambda ours: ours.reshape(-1),
 )
 
-# A matrix (out, in): ours is (in, out), and `out` may be by head: D, H, V.
+# A matrix (out, in): ours is (in, out), where `out` may be split by head: D, H, V.
 TO_HEADS = Layout(
     shape=lambda ours: (math.prod(ours[1:]), ours[0]),
     load=lambda theirs, ours: (theirs.T.reshape(ours),),
@@ -39,7 +44,7 @@ TO_HEADS = Layout(
 )
 TRANSPOSED = TO_HEADS
 
-# A matrix (out, in) whose `in` is by head in ours: H, V, D.
+# A matrix (out, in) whose `in` is split by head in ours: H, V, D.
 FROM_HEADS = Layout(
     shape=lambda ours: (ours[-1], math.prod(ours[:-1])),
     load=lambda theirs, ours: (theirs.T.reshape(ours),),
@@ -55,17 +60,19 @@ CONVOLUTION = Layout(
 
 
 def _split(theirs: np.ndarray, *ours: Shape) -> tuple[np.ndarray, ...]:
+    """Split a fused matrix into its parameters (D, H, V)."""
     width, heads, head_width = ours[0]
     by_head = theirs.reshape(heads, len(ours), head_width, width)
     return tuple(by_head[:, part].transpose(2, 0, 1) for part in range(len(ours)))
 
 
 def _join(*ours: np.ndarray) -> np.ndarray:
+    """Fuse parameters (D, H, V) into one matrix, the inverse of `_split`."""
     by_head = np.stack([array.transpose(1, 2, 0) for array in ours], axis=1)
     return by_head.reshape(-1, by_head.shape[-1])
 
 
-# DeBERTa v1: the matrices of query, key and value as one, head by head: [q0; k0; v0; q1; k1; v1; ...].
+# DeBERTa v1: the matrices of query, key and value in one, head after head: [q0; k0; v0; q1; k1; v1; ...].
 FUSED = Layout(
     shape=lambda *ours: (sum(math.prod(shape[1:]) for shape in ours), ours[0][0]),
     load=_split,

@@ -1,4 +1,4 @@
-"""Name tables: which tensor of theirs is which parameter of ours, and the strict merge in both directions."""
+"""Name tables: which tensor of transformers ("theirs") holds which parameters ("ours"), and their strict conversion."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,12 @@ LAYERS = "encoder/layers/"  # parameters below have a leading axis, one entry fo
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-    """One line of a table: the name of their tensor, with `{layer}` if each layer has one, and our paths that it holds."""
+    """A line of a name table: a tensor of transformers and the parameters that it holds.
+
+    theirs: name of the tensor, with `{layer}` in it if each layer has one.
+    ours: path of the parameter, or paths of several.
+    layout: how the tensor holds them.
+    """
 
     theirs: str
     ours: str | tuple[str, ...]
@@ -22,18 +27,25 @@ class Name:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Our paths, also where it is one."""
+        """The paths of the parameters, as a tuple even if there is only one."""
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """One tensor of a file: its name and shape, and where it goes in which of our arrays."""
+    """A tensor of a file, and the parameters that it holds.
+
+    theirs, shape: name and shape of the tensor.
+    paths: of the parameters.
+    shapes: of the parameters in one layer.
+    layer: index on the leading axis of the parameters; None for parameters that are not of a layer.
+    layout: how the tensor holds the parameters.
+    """
 
     theirs: str
     shape: Shape
     paths: tuple[str, ...]
-    shapes: tuple[Shape, ...]  # of one layer
+    shapes: tuple[Shape, ...]
     layer: int | None
     layout: Layout
 
@@ -44,8 +56,9 @@ class Place:
 
 
 def places(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[Place]:
-    """Every tensor that parameters of these shapes need; lines of the table whose paths are not among them are left out.
+    """Return every tensor that is needed for the parameters `ours`, given by path and shape.
 
+    Lines of the table with a path that is not among them are left out.
     Raises ValueError for parameters that the table has no name for.
     """
     found = []
@@ -69,8 +82,11 @@ def places(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[Place]:
 def check(
     wanted: Iterable[Place], theirs: Mapping[str, Shape], of: str, expected: Sequence[str] = (), remedy: str = ""
 ) -> list[str]:
-    """Compare what is wanted with what a file holds; returns the names that are left out because they were `expected`.
+    """Check that a file holds the wanted tensors; return the names of further ones, all of which were `expected`.
 
+    theirs: shapes of the file's tensors by name.
+    of, remedy: beginning and end of the error message.
+    expected: prefixes of the names of tensors that may be left out.
     Raises ValueError that lists every missing, extra and misshapen tensor, with both sides.
     """
     by_name = {place.theirs: place for place in wanted}
@@ -91,18 +107,20 @@ def check(
 
 
 def load(wanted: Sequence[Place], tensors: Tensors, ours: Mapping[str, Shape]) -> dict[str, np.ndarray]:
-    """Our arrays, float32, by path, read from their tensors one by one.
+    """Return the parameters by path, as float32, reading the tensors one after another.
 
+    ours: shapes of the parameters by path.
     Raises ValueError, with the names of the tensor and of its file, for values that are not finite.
     """
     arrays: dict[str, np.ndarray] = {}
     for place in wanted:
+        # A float64 too large for float32 becomes infinite, which is reported below.
         with np.errstate(over="ignore", invalid="ignore"):
             theirs = np.asarray(tensors.read(place.theirs), np.float32)
         if not np.isfinite(theirs).all():
             raise ValueError(
-                f"{place.theirs} in {tensors.file(place.theirs)} holds values that are not finite (NaN or infinity): copy the "
-                "model anew"
+                f"{place.theirs} in {tensors.file(place.theirs)} holds values that are not finite (NaN or infinity): "
+                "copy the model anew"
             )
         parts = place.layout.load(theirs, *place.shapes)
         for path, part in zip(place.paths, parts, strict=True):
@@ -113,27 +131,31 @@ def load(wanted: Sequence[Place], tensors: Tensors, ours: Mapping[str, Shape]) -
 
 
 def store(wanted: Iterable[Place], ours: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Their tensors by name. Raises ValueError if a value is not finite, or too large for the type."""
+    """Return the tensors by name, made from the parameters `ours` and converted to `dtype`.
+
+    Raises ValueError if a value is not finite, or too large for `dtype`.
+    """
     tensors = {}
     for place in wanted:
         parts = [ours[path] if place.layer is None else ours[path][place.layer] for path in place.paths]
         whole = np.ascontiguousarray(place.layout.store(*parts))
         if not np.isfinite(whole).all():
             raise ValueError(
-                f"{place.theirs} ({', '.join(place.paths)}) holds values that are not finite (NaN or infinity): training "
-                "diverged, or the weights are damaged; take an earlier checkpoint with --step"
+                f"{place.theirs} ({', '.join(place.paths)}) holds values that are not finite (NaN or infinity): "
+                "training diverged, or the weights are damaged; take an earlier checkpoint with --step"
             )
         with np.errstate(over="ignore"):
             tensors[place.theirs] = whole.astype(dtype)
         if not np.isfinite(tensors[place.theirs]).all():
             raise ValueError(
-                f"{place.theirs} reaches {np.abs(whole).max():.3g}, which {dtype} cannot hold: use --dtype=float32 or bfloat16"
+                f"{place.theirs} reaches {np.abs(whole).max():.3g}, which {dtype} cannot hold: use --dtype=float32 or "
+                "bfloat16"
             )
     return tensors
 
 
 def flat(tree: Mapping, path: str = "") -> dict:
-    """A nested dict as `a/b/c: leaf`."""
+    """Flatten a nested dict to `{"a/b/c": leaf}`, with `path` before each key."""
     leaves = {}
     for key, value in tree.items():
         leaves |= flat(value, f"{path}{key}/") if isinstance(value, Mapping) else {path + key: value}
@@ -141,7 +163,7 @@ def flat(tree: Mapping, path: str = "") -> dict:
 
 
 def nested(leaves: Mapping) -> dict:
-    """`flat` undone."""
+    """Return the nested dict of a flattened one, the inverse of `flat`."""
     tree: dict = {}
     for path, value in leaves.items():
         *sections, last = path.split("/")

@@ -1,4 +1,4 @@
-"""Opening a model: a run, a fine-tuning trial that kept its weights, or a Hugging Face directory."""
+"""Open a model: a run, a fine-tuning trial that saved its weights, or a Hugging Face directory."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -29,11 +29,12 @@ from ag_jax.pretraining.workloads import reference_model
 class Pretrained:
     """An encoder to be fine-tuned.
 
-    params: a part of those of a `TaskModel`: `encoder`, and the first half of a head for texts where pre-training had one
-    (BERT's pooler); nothing if all is to be fresh.
-    style: of the head for texts, see `models.heads.STYLES`; description: where it comes from, for people.
-    origin: the imported model that the weights began as.
-    run: the run that the encoder is of, None for other models.
+    params: some of the parameters of a `TaskModel`: `encoder`, and the first half of a head for texts where
+        pre-training had one (BERT's pooler); empty if all are to be randomly initialised.
+    style: of the head for texts, see `models.heads.STYLES`.
+    description: where the encoder comes from, for people.
+    origin: the imported model that the weights started from.
+    run: the run that trained the encoder, None for other models.
     """
 
     config: EncoderConfig
@@ -47,17 +48,18 @@ class Pretrained:
 
 @dataclasses.dataclass(frozen=True)
 class Inspected:
-    """A model whose attention can be looked at.
+    """A model whose attention is to be inspected.
 
     directory: of the run, the trial or the Hugging Face model.
     description: where the model comes from, for people.
-    model, params: any model with an `encoder`, and all parameters, those of an adversary included.
+    model: any model with an `encoder`.
+    params: all its parameters, and those of an adversary.
     length: the longest text, in tokens, that the encoder was trained on.
-    text: the sentence to look at if the user gives none.
+    text: the sentence to inspect if the user gives none.
     step: of a run's checkpoint, None for other models.
-    assignment: patterns with their number of heads; empty where no head was guided.
-    attacker: the adversary that a run was trained against, None where there was none.
-    is_ours: whether figures belong into the directory; that of a Hugging Face model is left as it is.
+    assignment: patterns with their number of heads; empty if no head was guided.
+    attacker: the adversary that a run was trained against, None if there was none.
+    is_ours: whether figures are written to the directory; nothing is added to the directory of a Hugging Face model.
     """
 
     directory: epath.Path
@@ -74,12 +76,12 @@ class Inspected:
 
     @property
     def special(self) -> SpecialTokens:
-        """The tokens that attention patterns look for, as ids of the tokenizer."""
+        """The token ids that attention patterns look for."""
         return special_tokens(self.tokenizer)
 
 
 def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspected:
-    """Open a run (at `step`, the newest by default), a trial or a Hugging Face model to look at its attention.
+    """Open a run (at `step`, the newest by default), a trial or a Hugging Face model to inspect its attention.
 
     Raises FileNotFoundError or ValueError with what was expected.
     """
@@ -89,7 +91,8 @@ def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspe
         length, is_ours = opened.config.max_length, not is_huggingface(directory)
         return Inspected(directory, opened.description, model, opened.params, opened.tokenizer, length, is_ours=is_ours)
     opened_run = opened.run
-    imported = bool(opened_run.origin.model_type)  # it was trained on all of its positions, whatever the run's rows are
+    # An imported model was trained on all of its positions, however short the run's own sequences are.
+    imported = bool(opened_run.origin.model_type)
     return Inspected(
         directory=directory,
         description=opened.description,
@@ -105,16 +108,16 @@ def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspe
 
 
 def is_huggingface(directory: epath.PathLike) -> bool:
-    """Whether a directory's config.json is one of `transformers`. Raises ValueError if it is no JSON object."""
+    """Whether a directory has a config.json of `transformers`. Raises ValueError if that is no JSON object."""
     path = epath.Path(directory) / "config.json"
     return path.exists() and "model_type" in read_json(path)
 
 
 def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = False) -> Pretrained:
-    """The encoder of a directory: a run's (at `step`, the newest by default), a trial's, or one of Hugging Face.
+    """Open the encoder of a run (at `step`, the newest by default), a trial or a Hugging Face directory.
 
-    fresh: its architecture and tokenizer alone. Raises FileNotFoundError or ValueError with what was expected, also for the step
-    of a model that has no steps.
+    fresh: return only its architecture and tokenizer, without parameters.
+    Raises FileNotFoundError or ValueError with what was expected, also for a step of a model that has no steps.
     """
     directory = storage.directory(checkpoint)
     if finetuned.locate(directory) is not None:
@@ -125,8 +128,8 @@ def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = Fals
         opened = _of_run(directory, step)
     else:
         raise FileNotFoundError(
-            f"{checkpoint} is no model: expected the directory of a run (made by `ag-jax train`), of a trial that kept its weights "
-            "(--config.keep=best), or of a Hugging Face model"
+            f"{checkpoint} is no model: expected the directory of a run (made by `ag-jax train`), of a trial that kept "
+            "its weights (--config.keep=best), or of a Hugging Face model"
         )
     if step is not None and opened.run is None:
         raise ValueError(f"step={step} is that of a run's checkpoint, but {checkpoint} is no run: leave the step out")
@@ -137,10 +140,10 @@ def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = Fals
 
 
 def open_finetuned(directory: str, kinds: Sequence[str]) -> FineTuned:
-    """Open a fine-tuned model: a trial that kept its weights, or a Hugging Face directory.
+    """Open a fine-tuned model: a trial that saved its weights, or a Hugging Face directory.
 
-    kinds: the kinds of head that are wanted, such as `classification`. Raises ValueError if the model has no such head,
-    FileNotFoundError if there is no model.
+    kinds: the kinds of head that are accepted, such as `classification`.
+    Raises ValueError if the model has no such head, FileNotFoundError if there is no model.
     """
     place = storage.directory(directory)
     wanted = " or ".join(kinds)
@@ -150,12 +153,13 @@ def open_finetuned(directory: str, kinds: Sequence[str]) -> FineTuned:
         tuned, _ = importing.open_finetuned(str(place))
     elif (place / "config.json").exists():
         raise ValueError(
-            f"{directory} is a run of pre-training, which has no head for {wanted}: fine-tune it with `ag-jax finetune "
-            "--config.keep=best` and give the directory of a trial"
+            f"{directory} is a run of pre-training, which has no head for {wanted}: fine-tune it with "
+            "`ag-jax finetune --config.keep=best` and give the directory of a trial"
         )
     else:
         raise FileNotFoundError(
-            f"{directory} is no model: expected a trial that kept its weights (--config.keep=best), or a Hugging Face model"
+            f"{directory} is no model: expected a trial that kept its weights (--config.keep=best), or a Hugging Face "
+            "model"
         )
     if tuned.head.kind not in kinds:
         raise ValueError(f"{directory} has a head for {tuned.head.kind}, but {wanted} is asked for")
@@ -165,7 +169,8 @@ def open_finetuned(directory: str, kinds: Sequence[str]) -> FineTuned:
 def open_masked_lm(directory: str, step: int | None = None) -> tuple[PretrainingModel, Any, Tokenizer]:
     """Return model, parameters and tokenizer of a run or a Hugging Face directory with a head for masked words.
 
-    step: of a run's checkpoint, the newest by default. Raises ValueError if there is no such head.
+    step: of a run's checkpoint, the newest by default.
+    Raises ValueError if there is no such head.
     """
     place = storage.directory(directory)
     if finetuned.locate(place) is not None:
@@ -180,13 +185,14 @@ def open_masked_lm(directory: str, step: int | None = None) -> tuple[Pretraining
         opened = run.open_run(place, step)
         untrained, architectures = opened.untrained, opened.origin.architectures
         model, params, tokenizer = opened.model, opened.params, opened.tokenizer
+    # An imported model without this head has a randomly initialised one, of which predictions would be noise.
     if "word_head" in untrained:
         classes = ", ".join(architectures) or "not stated"
         raise ValueError(f"{directory} has no head for masked words: its classes are {classes}")
     if "word_head" not in params:
         raise ValueError(
-            f"{directory} detects replaced tokens and has no head for masked words; `ag-jax export --part=generator` takes "
-            "its generator out, if it has one"
+            f"{directory} detects replaced tokens and has no head for masked words; `ag-jax export --part=generator` "
+            "takes its generator out, if it has one"
         )
     return model, params, tokenizer
 
@@ -222,12 +228,15 @@ def _pretrained(
     description: str,
     origin: Origin,
 ) -> Pretrained:
-    """Without what only the prediction of masked words reads; BERT's pooler becomes the first half of the head."""
-    shorn = task_encoder(config)
+    """Return the encoder without what only predicts masked words, and with BERT's pooler as the head's first half.
+
+    params: of the pre-trained model, of which only `encoder` is used.
+    """
+    config = task_encoder(config)
     encoder = dict(params["encoder"])
-    if shorn.absolute_positions == "none":
+    if config.absolute_positions == "none":
         encoder["embeddings"] = {name: leaf for name, leaf in encoder["embeddings"].items() if name != "position"}
     given = {"encoder": encoder}
     if style == "bert" and pooler:
         given["task_head"] = {"dense": pooler}
-    return Pretrained(shorn, tokenizer, given, style, description, origin)
+    return Pretrained(config, tokenizer, given, style, description, origin)

@@ -1,4 +1,4 @@
-"""A sentencepiece model as a tokenizer of the library `tokenizers`, with the same ids for the same text."""
+"""Convert a sentencepiece model to a tokenizer of the library `tokenizers` that gives the same token ids."""
 
 import sentencepiece
 import tokenizers as huggingface
@@ -11,14 +11,16 @@ from ag_jax.data.tokenizer_backends import sentencepiece_processor
 SPACE = "▁"
 _UNIGRAM, _BPE = 1, 2  # trainer_spec.model_type
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of pieces
-# What CamemBERT has in place of the model's first piece, which fairseq put there.
+# The pieces that fairseq put in place of the first piece of CamemBERT's sentencepiece model.
 _FAIRSEQ = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
 
 
 def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingface.Tokenizer:
-    """The tokenizer of a model; its control pieces become special tokens.
+    """Return the tokenizer of a sentencepiece model; the model's control pieces become special tokens.
 
-    fairseq: ids as CamemBERT counts them. mask: added at the end if the model lacks it.
+    model: content of the model's file.
+    fairseq: whether token ids are CamemBERT's, which fairseq shifted.
+    mask: the mask token, added at the end if the model lacks it.
     Raises ValueError for what is no model, for kinds other than unigram and BPE, and if ids of sample texts differ.
     """
     processor, proto = sentencepiece_processor(model), sentencepiece_model_pb2.ModelProto()
@@ -34,6 +36,7 @@ def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingfa
     if mask and mask not in dict(pieces):
         pieces.append((mask, 0.0))
     unknown = next((piece.piece for piece in proto.pieces if piece.type == _UNKNOWN), None)
+    # Looked up among the final pieces, because fairseq's replace the model's first piece.
     if unknown not in dict(pieces):
         raise ValueError("the sentencepiece model has no piece for what is unknown")
     tokenizer = huggingface.Tokenizer(_model(proto, pieces, unknown))
@@ -47,12 +50,14 @@ def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingfa
 
 
 def _model(proto, pieces: list[tuple[str, float]], unknown: str) -> models.Model:
+    """Return the unigram or BPE model of `pieces`, which are texts with scores in the order of their ids."""
     fallback = proto.trainer_spec.byte_fallback
     if proto.trainer_spec.model_type == _UNIGRAM:
         ids = [piece for piece, _ in pieces]
         return models.Unigram(pieces, unk_id=ids.index(unknown), byte_fallback=fallback)
     vocabulary = {piece: id for id, (piece, _) in enumerate(pieces)}
     merges = []
+    # A sentencepiece model stores no merges: two pieces that make up a third are one, ranked by the third's score.
     for piece, score in pieces:
         cuts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
         merges += [(-score, left, right) for left, right in cuts if left in vocabulary and right in vocabulary]
@@ -62,7 +67,7 @@ def _model(proto, pieces: list[tuple[str, float]], unknown: str) -> models.Model
 
 
 def _dress(tokenizer: huggingface.Tokenizer, proto) -> None:
-    """Normaliser, cutting into words and decoder, as the model's normaliser is set."""
+    """Set the tokenizer's normaliser, pre-tokeniser and decoder to follow the sentencepiece model's normaliser."""
     spec = proto.normalizer_spec
     steps = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
     if spec.remove_extra_whitespaces:
@@ -74,12 +79,16 @@ def _dress(tokenizer: huggingface.Tokenizer, proto) -> None:
 
 
 def _check(tokenizer: huggingface.Tokenizer, processor: sentencepiece.SentencePieceProcessor, moved: int) -> None:
-    """Raise ValueError unless both give the same ids for texts made of the model's own pieces."""
+    """Raise ValueError unless both tokenizers give the same ids for texts made of the model's own pieces.
+
+    moved: by how much the converted tokenizer's ids exceed those of sentencepiece.
+    """
     ids = range(processor.get_piece_size())
     plain = [id for id in ids if not (processor.is_control(id) or processor.is_unknown(id) or processor.is_byte(id))]
     words = [word for id in plain if (word := processor.id_to_piece(id).replace(SPACE, " ").strip())]
     for at in range(0, min(len(words), 4000), 8):
         text = " ".join(words[at : at + 8])
+        # sentencepiece's id 0 is the unknown piece, for which fairseq has 3.
         theirs = [id + moved if id else 3 for id in processor.encode(text)] if moved else processor.encode(text)
         ours = tokenizer.encode(text, add_special_tokens=False).ids
         if ours != theirs:

@@ -1,20 +1,23 @@
-"""A `config.json` that is read key by key, and whose every unsupported option is told at once."""
+"""Read a `config.json` key by key, and report all of its unsupported options at once."""
 
 from collections.abc import Mapping
 from typing import Any
 
-LARGEST = 2**31 - 1  # JAX counts with 32 bits
+LARGEST = 2**31 - 1  # JAX's integers have 32 bits
 
 
 class Settings:
-    """The keys of a `config.json`; what cannot be read or done is collected in `problems`."""
+    """The keys of a `config.json`, with a list `problems` of values that are wrong or not supported."""
 
     def __init__(self, values: Mapping[str, Any]):
         self._values = values
         self.problems: list[str] = []
 
     def take(self, key: str, default: Any) -> Any:
-        """The value of a key, or the default; a value of another type than the default's is a problem."""
+        """Return the value of a key, or the default if it is missing.
+
+        A value of another type than the default's, or beyond `LARGEST`, becomes a problem, and the default is returned.
+        """
         value = self._values.get(key)
         if value is None:
             return default
@@ -29,7 +32,7 @@ class Settings:
         return value
 
     def need(self, key: str) -> int:
-        """A size, which must be there."""
+        """Return a size, which must be given; a missing size or one below 1 becomes a problem, and 1 is returned."""
         if self._values.get(key) is None:
             self.problems.append(f"{key} is missing: expected a whole number")
             return 1
@@ -39,12 +42,15 @@ class Settings:
         return max(value, 1)
 
     def only(self, key: str, supported: Any, default: Any = None) -> None:
-        """A problem unless the key has the one value that is supported; `default` is what a missing key stands for."""
+        """Add a problem unless a key has its only supported value.
+
+        default: what a missing key stands for, by default the supported value.
+        """
         value = self._values.get(key)
         value = (supported if default is None else default) if value is None else value
         if value != supported and not (not value and not supported):
             self.problems.append(f"{key}={value!r} is not supported, only {supported!r}")
 
     def raw(self, key: str) -> Any:
-        """The value of a key as it stands, None if there is none."""
+        """Return the value of a key without any check, None if it is missing."""
         return self._values.get(key)

@@ -1,4 +1,4 @@
-"""A Hugging Face directory as it is found: family, encoder, heads, tensors; refused if anything is not supported."""
+"""Read a Hugging Face directory: family, encoder config, heads, tensors. Unsupported options raise an error."""
 
 import dataclasses
 import pathlib
@@ -19,14 +19,18 @@ from ag_jax.interop.tensors import Tensors, open_directory
 from ag_jax.models.config import EncoderConfig
 
 _OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # as TensorFlow's checkpoints had it
-_BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")  # an encoder that was saved alone
+_BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")  # of an encoder that was saved without heads
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What a directory holds: `heads` are those of pre-training that it has tensors for, or says that it has.
+    """The content of a Hugging Face directory.
 
-    values: of its config.json; card: what its model card states.
+    heads: the heads for pre-training for which it has tensors, or which the classes in its config.json have.
+    tensors: by the names that transformers gives them today.
+    architectures: the classes in its config.json.
+    card: the statements of its model card.
+    values: the keys of its config.json.
     """
 
     directory: pathlib.Path
@@ -40,7 +44,7 @@ class Source:
 
 
 def read(directory: pathlib.Path) -> Source:
-    """Look at a directory. Raises ValueError that names every option that is not supported."""
+    """Read a directory, leaving tensors on disk. Raises ValueError that names every option that is not supported."""
     file = directory / "config.json"
     values = _json(file)
     try:
@@ -63,6 +67,7 @@ def read(directory: pathlib.Path) -> Source:
         config_reader.check(config, "model")
     except ValueError as error:
         raise ValueError(f"{file}, read as settings of ours: {error}") from error
+    # A declared head without tensors counts, too, so that its tensors are reported as missing.
     heads = {head for name in architectures for head in _declared(family, name)}
     for head, beginnings in family.heads.items():
         if any(name.startswith(beginnings) for name in tensors.shapes):
@@ -86,11 +91,12 @@ def _check_sizes(
     fields: Mapping[str, Any],
     tensors: Tensors,
 ) -> None:
-    """Raise ValueError if config.json declares other sizes than the tensors have; no model is made for it."""
+    """Raise ValueError if config.json declares other sizes than the tensors have, without initialising a model."""
     root, layers = family.root, re.compile(rf"{family.root}\.encoder\.layer\.(\d+)\.")
     shapes = tensors.shapes
     stored = {found[1] for name in shapes if (found := layers.match(name))}
     problems = []
+    # Stored layers that are not declared are reported later, with all tensors that have no place (`names.check`).
     if fields["layers"] > len(stored):
         problems.append(f"num_hidden_layers={fields['layers']}, but the tensors are of {len(stored)} layers")
     tables = {
@@ -114,7 +120,10 @@ def _check_sizes(
 
 
 def untie(source: Source) -> dict[str, tuple[int, ...]]:
-    """Names and shapes without the second copies of tied tensors. Raises ValueError for copies that differ."""
+    """Return the shapes of tensors by name, without second copies of tied tensors.
+
+    Raises ValueError for copies that differ.
+    """
     shapes = dict(source.tensors.shapes)
     for second, first in source.family.tied.items():
         if second not in shapes:
@@ -138,7 +147,10 @@ def _json(file: pathlib.Path) -> dict[str, Any]:
 
 
 def _modern(name: str, family: Family, rooted: bool) -> str:
-    """A tensor's name as it is saved today, below the family's root."""
+    """Return the name that transformers gives a tensor today, with the family's prefix.
+
+    rooted: whether the file's names have that prefix.
+    """
     for old, new in _OLD.items():
         if name.endswith(old):
             name = name.removesuffix(old) + new
@@ -151,7 +163,7 @@ def _modern(name: str, family: Family, rooted: bool) -> str:
 
 
 def _first_copy(name: str, family: Family, names: Collection[str]) -> str:
-    """The first name of a tied tensor where a file kept only its second copy."""
+    """Return the name of a tied tensor's first copy if a file has only the second, else the name itself."""
     first = family.tied.get(name, name)
     return name if first in names else first
 
@@ -161,4 +173,5 @@ def _with_relative(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _declared(family: Family, architecture: str) -> Sequence[str]:
+    """Return the heads for pre-training that a class of transformers has."""
     return family.architectures.get(architecture.removeprefix(family.classes), ())

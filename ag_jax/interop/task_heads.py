@@ -1,4 +1,4 @@
-"""Heads of tasks as `transformers` names them, in both directions; by family and kind of task."""
+"""Task heads in the format of `transformers`, for import and export: names and settings by family and kind of task."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -14,13 +14,13 @@ from ag_jax.models.heads import STYLES
 
 @dataclasses.dataclass(frozen=True)
 class ExportedHead:
-    """One kind of head in `transformers`.
+    """A kind of task head in `transformers`.
 
     ending: of the class's name.
     layer: the name of its only layer; None for a head with a dense layer and a classifier.
-    column: of `_OF_TEXTS`, for these two.
+    column: of `_OF_TEXTS`, for a head with these two.
     has_labels: whether config.json names classes.
-    problem_type: as config.json names it, None if it does not.
+    problem_type: the value in config.json, None if the key is not written.
     """
 
     ending: str
@@ -40,14 +40,14 @@ HEADS = {
     "span": ExportedHead("ForQuestionAnswering", layer="qa_outputs"),
 }
 _OURS, _DENSE = "task_head/classifier", "task_head/dense"
-# Theirs of dense layer and classifier of a head for texts: of one text or a pair, and of a choice.
+# Names of the dense layer and classifier of a head for texts, by family: for one text or a pair, and for a choice.
 _OF_TEXTS = {
     "bert": (("bert.pooler.dense", "classifier"), ("bert.pooler.dense", "classifier")),
     "roberta": (("classifier.dense", "classifier.out_proj"), ("roberta.pooler.dense", "classifier")),
     "electra": (("classifier.dense", "classifier.out_proj"), ("sequence_summary.summary", "classifier")),
     "deberta": (("pooler.dense", "classifier"), ("pooler.dense", "classifier")),
 }
-# Options of these heads, with the one value that each is supported with.
+# Options of heads for texts in config.json, each with its only supported value.
 _ONLY = {
     "pooler_hidden_act": "gelu",
     "summary_activation": "gelu",
@@ -57,7 +57,7 @@ _ONLY = {
 
 
 def names(family: Family, kind: str) -> tuple[Name, ...]:
-    """The table of a head."""
+    """Return the name table of a task head."""
     head = HEADS[kind]
     if head.layer:
         return dense(head.layer, _OURS)
@@ -66,7 +66,11 @@ def names(family: Family, kind: str) -> tuple[Name, ...]:
 
 
 def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> str:
-    """The style of a new head for texts: that of the family that a model came from, else of the one that it is like."""
+    """Return the style of a new head for texts: its family's for an imported model, else the most similar family's.
+
+    heads: names of the model's heads for pre-training.
+    model_type: family of the imported model, empty if the model was not imported.
+    """
     if model_type:
         return catalogue.named(model_type).root
     if config.relative.terms:
@@ -77,7 +81,7 @@ def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> 
 
 
 def misfits(family: Family, kind: str, style: str) -> list[str]:
-    """Why a head cannot be written as one of this family; empty if it can."""
+    """Return the reasons why a task head cannot be exported with this family; empty if it can."""
     head = HEADS[kind]
     if head.ending == _CHOICE and family.model_type == "deberta":
         return ["transformers has no DebertaForMultipleChoice"]
@@ -87,7 +91,7 @@ def misfits(family: Family, kind: str, style: str) -> list[str]:
 
 
 def settings(head: Head) -> dict[str, Any]:
-    """What config.json says of a head."""
+    """Return the keys of config.json for a task head."""
     exported = HEADS[head.kind]
     if not exported.has_labels:
         return {}
@@ -97,13 +101,17 @@ def settings(head: Head) -> dict[str, Any]:
 
 
 def kind_of(family: Family, architectures: Collection[str]) -> str | None:
-    """The kind of task that a directory's classes are for; None for those of pre-training."""
+    """Return the kind of task that a directory's classes are for; None for classes without a task head."""
     endings = {name.removeprefix(family.classes) for name in architectures}
     return next((kind for kind, head in HEADS.items() if head.ending in endings), None)
 
 
 def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) -> Head:
-    """The head that a config.json tells of. Raises ValueError for options that are not supported."""
+    """Return the task head (kind, labels, style) of an imported config.json, whose keys are `values`.
+
+    kind: the kind of its class, which becomes `regression` for a classification with one label.
+    Raises ValueError for options that are not supported.
+    """
     problems = [
         f"{key}={values[key]!r} is not supported, only {wanted!r}"
         for key, wanted in _ONLY.items()
@@ -116,14 +124,14 @@ def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) 
         kind = "regression"
     if problems:
         raise ValueError(
-            "config.json asks for what is not supported here:\n" + "\n".join(f"  {one}" for one in problems)
+            "config.json asks for what is not supported here:\n" + "\n".join(f"  {problem}" for problem in problems)
         )
     shown = labels if kind in ("classification", "tagging") else ()
     return Head("", kind, shown, family.root, max_length=max_length)
 
 
 def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the classes in their order; transformers leaves them out where there are two without names."""
+    """Return the names of the classes in order; transformers leaves out the names of two nameless classes."""
     named = values.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
     try:
         by_index = {int(index): str(label) for index, label in named.items()}

@@ -1,4 +1,4 @@
-"""safetensors files, whole or in shards: what is in them, and one tensor after another."""
+"""Read and write safetensors files, whole or in shards; tensors are read one at a time."""
 
 import dataclasses
 import pathlib
@@ -14,20 +14,20 @@ from ag_jax.interop.layouts import Shape
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-# Names and values stay what they are, whichever head they are of; `weights_only` unpickles tensors and nothing else.
+# The command changes no names or values, so it works with any head; `weights_only` unpickles tensors and nothing else.
 CONVERSION = (
     "python -c \"import glob, torch, safetensors.torch as s; files = glob.glob('{directory}/pytorch_model*.bin'); "
     "t = {{k: v.clone().contiguous() for f in files for k, v in torch.load(f, weights_only=True).items()}}; "
     "s.save_file(t, '{directory}/model.safetensors')\""
 )
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_BUFFERS = (".position_ids", ".token_type_ids")  # counted out when a model is made; no parameters
+_BUFFERS = (".position_ids", ".token_type_ids")  # computed by transformers, no parameters
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """Where a tensor is, and by which name."""
+    """The file of a tensor, and its name and shape there."""
 
     file: pathlib.Path
     name: str
@@ -35,30 +35,30 @@ class _Entry:
 
 
 class Tensors:
-    """Tensors of files by their names, with shapes; `read(name)` reads one."""
+    """Tensors on disk by name. `shapes` are known at once; `read(name)` reads a tensor."""
 
     def __init__(self, entries: Mapping[str, _Entry]):
         self._entries = entries
         self.shapes: dict[str, Shape] = {name: entry.shape for name, entry in entries.items()}
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, in the type that it was saved in."""
+        """Read a tensor, in the type that it was saved in."""
         entry = self._entries[name]
         with _opened(entry.file) as opened:
             return opened.get_tensor(entry.name)
 
     @property
     def source(self) -> pathlib.Path:
-        """The file that holds the tensors, or the index of several, to name in a message."""
+        """The file that holds the tensors, or the index of several files, for messages."""
         file, *others = {entry.file for entry in self._entries.values()}
         return file.parent / INDEX if others else file
 
     def file(self, name: str) -> pathlib.Path:
-        """The file that holds a tensor."""
+        """Return the file that holds a tensor."""
         return self._entries[name].file
 
     def renamed(self, rename: Callable[[str], str]) -> "Tensors":
-        """The same tensors by other names. Raises ValueError if two then have the same."""
+        """Return these tensors by other names. Raises ValueError if two tensors get the same name."""
         entries: dict[str, _Entry] = {}
         for name, entry in self._entries.items():
             new = rename(name)
@@ -69,9 +69,9 @@ class Tensors:
 
 
 def open_directory(directory: pathlib.Path) -> Tensors:
-    """The tensors of a directory, apart from buffers.
+    """Open the tensors of a directory, apart from buffers.
 
-    Raises FileNotFoundError if there are none, ValueError if a file is damaged, or is a pickle.
+    Raises FileNotFoundError if it has no file of weights, ValueError if a file is damaged, quantised or a pickle.
     """
     entries: dict[str, _Entry] = {}
     for file in _files(directory):
@@ -95,6 +95,7 @@ def open_directory(directory: pathlib.Path) -> Tensors:
 
 
 def _files(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Return the safetensors files of a directory: the whole file, else all shards that the index names."""
     if (directory / WHOLE).exists():
         return [directory / WHOLE]
     if (directory / INDEX).exists():
@@ -105,13 +106,15 @@ def _files(directory: pathlib.Path) -> list[pathlib.Path]:
     for pickled in PICKLES:
         if (directory / pickled).exists():
             raise ValueError(
-                f"{directory / pickled} is a pickle, which can run any program when it is read, so it is not. Convert it where "
-                f"torch is installed:\n  {CONVERSION.format(directory=directory)}\nor take a revision of the model that has {WHOLE}"
+                f"{directory / pickled} is a pickle, which can run any program when it is read, so it is not. "
+                f"Convert it where torch is installed:\n  {CONVERSION.format(directory=directory)}\n"
+                f"or take a revision of the model that has {WHOLE}"
             )
     raise FileNotFoundError(f"{directory} has no weights: expected {WHOLE}, or {INDEX} with its shards")
 
 
 def _weight_map(directory: pathlib.Path) -> Mapping[str, str]:
+    """Return the shard's file name of each tensor, from the index. Raises ValueError if the index is damaged."""
     found = read_json(directory / INDEX).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
         raise ValueError(f"{directory / INDEX}: expected a `weight_map` of names to files; copy it anew")
@@ -123,6 +126,7 @@ def _weight_map(directory: pathlib.Path) -> Mapping[str, str]:
 
 
 def _check_index(directory: pathlib.Path, found: Mapping[str, _Entry]) -> None:
+    """Raise ValueError if the index names tensors that no shard holds."""
     if (directory / WHOLE).exists():
         return
     listed = {name: file for name, file in _weight_map(directory).items() if not name.endswith(_BUFFERS)}
@@ -147,7 +151,7 @@ def _damaged(file: pathlib.Path, error: Exception) -> ValueError:
 
 
 def write(tensors: Mapping[str, np.ndarray], file: pathlib.Path) -> None:
-    """One safetensors file, which PyTorch's side reads as its own. Raises OSError if it cannot be written."""
+    """Write one safetensors file that transformers loads with PyTorch. Raises OSError if it cannot be written."""
     try:
         save_file(dict(tensors), str(file), metadata={"format": "pt"})
     except safetensors.SafetensorError as error:

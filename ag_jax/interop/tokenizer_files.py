@@ -1,4 +1,4 @@
-"""Tokenizers of a Hugging Face directory: read as ours, and written so that `AutoTokenizer` gives the same ids."""
+"""Read the tokenizer of a Hugging Face directory, and write one for which `AutoTokenizer` gives the same token ids."""
 
 import json
 import pathlib
@@ -22,7 +22,7 @@ _MASKS = {"camembert": "<mask>", "deberta-v2": "[MASK]"}  # which their sentence
 
 
 def read(directory: pathlib.Path, family: Family) -> Tokenizer:
-    """The tokenizer of a model: `tokenizer.json` if there is one, else the files of its vocabulary.
+    """Read the tokenizer of a model: `tokenizer.json` if there is one, else the files of its vocabulary.
 
     Raises ValueError or FileNotFoundError if there is none that can be read.
     """
@@ -39,18 +39,18 @@ def read(directory: pathlib.Path, family: Family) -> Tokenizer:
 
 
 def check_size(tokenizer: Tokenizer, rows: int, directory: pathlib.Path) -> None:
-    """Raise ValueError if the embedding of the model in a directory has no row for some token."""
+    """Raise ValueError if the word embedding of a directory's model, with `rows` rows, has no row for some token."""
     if tokenizer.vocabulary_size > rows:
         files = ", ".join(vocabularies.present(directory))
         raise ValueError(
-            f"the tokenizer of {directory} ({files}) has {tokenizer.vocabulary_size} tokens, but the embedding {rows} rows "
-            f"(vocab_size in config.json): tokens from {rows} on would have no vector. Take the tokenizer that the model was "
-            "trained with, or resize the embedding"
+            f"the tokenizer of {directory} ({files}) has {tokenizer.vocabulary_size} tokens, but the embedding {rows} "
+            f"rows (vocab_size in config.json): tokens from {rows} on would have no vector. Take the tokenizer that "
+            "the model was trained with, or resize the embedding"
         )
 
 
 def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config: EncoderConfig) -> None:
-    """`tokenizer.json` and `tokenizer_config.json`, special tokens and their template included."""
+    """Write `tokenizer.json` and `tokenizer_config.json`, including special tokens and the template that adds them."""
     name, content = tokenizer.file()
     library = huggingface.Tokenizer.from_str(content.decode()) if name == "tokenizer.json" else None
     library = library or sentencepiece_models.convert(content)
@@ -59,12 +59,11 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
     present = {token.content for token in library.get_added_tokens_decoder().values()}
     spaced = not isinstance(library.model, huggingface.models.WordPiece)
     for role, token in special.items():
-        if (
-            token not in present or role == "mask"
-        ):  # where spaces are part of the pieces, the mask takes the one before it
+        # The mask is always added, for lstrip: where spaces are part of pieces, the mask takes the space before it.
+        if token not in present or role == "mask":
             library.add_special_tokens([AddedToken(token, special=True, lstrip=spaced and role == "mask")])
     begin, end = special["begin"], special["end"]
-    two = 0 if family.root == "roberta" or config.token_types == 1 else 1  # the segment of the second text
+    two = 0 if family.root == "roberta" or config.token_types == 1 else 1  # token type of the second text
     between = " ".join([f"{end}:0"] * tokenizer.specials.pair_separators)
     library.post_processor = processors.TemplateProcessing(
         single=f"{begin}:0 $A:0 {end}:0",

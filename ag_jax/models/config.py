@@ -1,4 +1,4 @@
-"""The shape of an encoder."""
+"""Architecture settings of a Transformer encoder."""
 
 import dataclasses
 from typing import Annotated, ClassVar, Literal
@@ -12,33 +12,33 @@ Implementation = Literal["auto", "reference", "tpu", "gpu"]
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """Architecture of an encoder; the defaults are RoBERTa-base, with the tokenizer's number of tokens.
+    """Architecture of an encoder; the defaults are RoBERTa-base, with the tokenizer's vocabulary size.
 
     vocabulary_size: number of token embeddings; None takes the size of the tokenizer.
     layers: number of layers.
-    heads: attention heads of a layer.
+    heads: number of attention heads in each layer.
     width: width of the hidden states; a multiple of `heads`.
     feedforward: width of the feed-forward layer; None means 4 * width.
     embedding_width: width of the embeddings, which are then projected to `width` (ELECTRA); None means `width`, without
         a projection.
-    max_length: most tokens of a sequence; the table of positions has `max_length + position_offset` entries.
-    position_offset: number of the first position: RoBERTa counts from its padding id + 1 = 2, BERT from 0.
-    absolute_positions: where embeddings of positions are added: to those of the words (`input`), to the input of the
+    max_length: maximum number of tokens in a sequence; the position table has `max_length + position_offset` entries.
+    position_offset: index of the first position: RoBERTa counts from its padding id + 1 = 2, BERT from 0.
+    absolute_positions: where position embeddings are added: to the word embeddings (`input`), to the input of the
         enhanced mask decoder (`decoder`, DeBERTa), or nowhere (`none`).
     token_types: number of token type embeddings; RoBERTa has 1, BERT 2, DeBERTa 0.
     relative: relative positions (disentangled attention, DeBERTa).
-    mask_decoder_passes: times that the enhanced mask decoder applies the last layer before words are predicted
-        (DeBERTa: 2); 0 is an encoder without that decoder.
-    convolution: tokens that the convolution beside the first layer sees, an odd number (DeBERTa v2: 3); None means no
-        convolution.
-    convolution_activation: activation after that convolution.
+    mask_decoder_passes: number of times that the enhanced mask decoder applies the last layer before words are
+        predicted (DeBERTa: 2); 0 is an encoder without a mask decoder.
+    convolution: kernel size, in tokens, of the convolution beside the first layer, an odd number (DeBERTa v2: 3); None
+        means no convolution.
+    convolution_activation: activation after the convolution.
     dropout: dropout rate of embeddings and of the outputs of attention and feed-forward layers.
     attention_dropout: dropout rate of attention probabilities.
     layer_norm_epsilon: added to the variance in LayerNorm.
     initializer_range: standard deviation of the normal distribution that initialises weights.
-    dtype: type of the computation; parameters, softmax and losses stay float32.
-    remat: what the backward pass recomputes instead of storing it: all but matrix products and attention (`dots`),
-        whole layers (`layer`), or nothing (`none`).
+    dtype: floating-point type of the computation; parameters, softmax and losses stay float32.
+    remat: which activations the backward pass recomputes instead of storing them: all but matrix products and
+        attention (`dots`), whole layers (`layer`), or nothing (`none`).
     attention: implementation of attention: `reference`, the kernels `tpu` or `gpu`, or the one that suits the devices
         (`auto`).
     """
@@ -54,7 +54,7 @@ class EncoderConfig:
     absolute_positions: Literal["input", "decoder", "none"] = "input"
     token_types: Annotated[int, ">= 0"] = 1
     relative: DisentangledConfig = DisentangledConfig()
-    mask_decoder_passes: Annotated[int, ">= 0", "<= 100"] = 0  # each is compiled by itself
+    mask_decoder_passes: Annotated[int, ">= 0", "<= 100"] = 0  # bounded: each pass is compiled separately
     convolution: Annotated[int, ">= 1"] | None = None
     convolution_activation: Literal["tanh", "gelu"] = "tanh"
     dropout: Annotated[float, ">= 0", "< 1"] = 0.1
@@ -73,27 +73,30 @@ class EncoderConfig:
             fitting = [heads for heads in range(1, min(self.width, 4096) + 1) if self.width % heads == 0]
             near = sorted(fitting, key=lambda heads: abs(heads - self.heads))[:3]
             raise ValueError(
-                f"model.heads must divide model.width={self.width}, got {self.heads}; the nearest that do: {sorted(near)}"
+                f"model.heads must divide model.width={self.width}, got {self.heads}; "
+                f"the nearest that do: {sorted(near)}"
             )
         if self.convolution is not None and self.convolution % 2 == 0:
             raise ValueError(f"model.convolution must be odd, or none, got {self.convolution}")
         self._check_positions()
 
     def _check_positions(self) -> None:
-        """Raise ValueError where positions are added to nothing, or words are to be predicted without any."""
+        """Raise ValueError if the mask decoder and its absolute positions do not match, or words have no order."""
         if (self.absolute_positions == "decoder") != (self.mask_decoder_passes > 0):
             raise ValueError(
-                f"model.absolute_positions={self.absolute_positions} and model.mask_decoder_passes={self.mask_decoder_passes} do "
+                f"model.absolute_positions={self.absolute_positions} and "
+                f"model.mask_decoder_passes={self.mask_decoder_passes} do "
                 "not go together: the enhanced mask decoder takes positions at `decoder`, and needs them; set "
-                "absolute_positions=decoder with mask_decoder_passes of at least 1, or mask_decoder_passes=0 with input or none"
+                "absolute_positions=decoder with mask_decoder_passes of at least 1, "
+                "or mask_decoder_passes=0 with input or none"
             )
         if self.absolute_positions == "none" and not self.relative.terms:
             raise ValueError(
-                "model.absolute_positions=none leaves an encoder without any order of its words: set model.relative.terms, "
-                "such as c2p,p2c"
+                "model.absolute_positions=none leaves an encoder without any order of its words: "
+                "set model.relative.terms, such as c2p,p2c"
             )
 
     @property
     def is_projected(self) -> bool:
-        """Whether embeddings have a width of their own."""
+        """Whether the embeddings are projected because their width differs from the encoder's."""
         return self.embedding_width not in (None, self.width)

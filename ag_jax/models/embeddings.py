@@ -1,4 +1,4 @@
-"""From token ids to the vectors that enter the first layer.
+"""Embeddings of token ids, positions and token types, as the input of the first layer.
 
 Shape letters: B batch, L length, D width, E width of the embeddings.
 """
@@ -18,11 +18,13 @@ Array = jax.Array
 
 
 class Embeddings(nn.Module):
-    """LayerNorm(word + position + segment), then dropout (Devlin et al. 2019, figure 2).
+    """Dropout(LayerNorm(word + position + token type)) of each token (Devlin et al. 2019, figure 2).
 
-    Positions may instead be left to the enhanced mask decoder, or out, and so may segments (He et al. 2021).
+    Token types may be left out, and positions may be left out or added in the enhanced mask decoder instead
+    (He et al. 2021).
 
-    Embeddings of a width of their own are projected to the encoder's last of all (Clark et al. 2020, section 3.2).
+    If the embeddings' width differs from the encoder's, they are projected to it after dropout (Clark et al. 2020,
+    section 3.2).
     """
 
     config: EncoderConfig
@@ -43,7 +45,7 @@ class Embeddings(nn.Module):
         positions = config.max_length + config.position_offset
         if config.absolute_positions == "input":
             self.position = table(positions, "position")
-        elif config.absolute_positions == "decoder":  # which adds them to hidden states
+        elif config.absolute_positions == "decoder":  # in the encoder's width, because they are added to hidden states
             self.position = table(positions, "position", config.width)
         if config.token_types:
             self.segment = table(config.token_types, "segment")
@@ -61,10 +63,11 @@ class Embeddings(nn.Module):
         deterministic: bool,
         on_sum: Callable[[Array], Array] | None = None,
     ) -> Array:
-        """Vectors in the width of the embeddings, which `project` takes to the encoder's.
+        """Return the embedded tokens `BLE`; `project` maps them to the width of the encoder.
 
-        `embedding_delta` is added to the word embeddings: the port of FreeLB and SMART. `on_sum` takes the sum before
-        LayerNorm to another one: that of SiFT.
+        segments_BL: segment ids, one for each text of a row; 0 is padding.
+        embedding_delta: `BLE`, added to the word embeddings (FreeLB, SMART); None adds nothing.
+        on_sum: maps the sum of the embeddings to what LayerNorm gets instead (SiFT); None changes nothing.
         """
         words_BLD = self.word(tokens_BL)
         if embedding_delta is not None:
@@ -79,12 +82,11 @@ class Embeddings(nn.Module):
         return self.dropout(self.norm(summed_BLD), deterministic=deterministic)
 
     def positions(self, segments_BL: Array) -> Array:
-        """The embedding of every token's place in its own text, `BLD`."""
-        # Places count the tokens of their own text only, so that left padding would not shift them; padding reads row
-        # 0.
+        """Return the embedding of each token's position within its own text, `BLD`."""
+        # Positions are counted within each text, so left padding would not shift them. Padding reads row 0.
         order_BL = segments.order(segments_BL) + self.config.position_offset
         return self.position(jnp.where(segments_BL > 0, order_BL, 0))
 
     def project(self, embedded_BLE: Array) -> Array:
-        """Vectors `BLD` that enter the first layer: the same, if embeddings have no width of their own."""
+        """Project embedded tokens to the encoder's width, `BLD`; returns them unchanged if the widths are equal."""
         return self.projection(embedded_BLE) if self.config.is_projected else embedded_BLE

@@ -1,4 +1,4 @@
-"""The encoder: embeddings and a scanned stack of layers.
+"""Transformer encoder: embeddings and a scanned stack of layers.
 
 Shape letters: B batch, L length, M masked positions of a row, D width, E width of the embeddings.
 """
@@ -33,13 +33,12 @@ REMAT_POLICIES = {
 
 @flax.struct.dataclass
 class Ports:
-    """Where guidance and adversaries plug into an encoder; nothing by default.
+    """Inputs by which guidance and adversaries change an encoder's forward pass; all None by default.
 
     guides: patterns for the guided heads, whose statistics are then sown.
     embedding_delta: `BLE`, added to the word embeddings.
-    on_embeddings: called with the sum of a token's embeddings, `BLE`; what it returns goes on to their LayerNorm. A
-        pytree.
-    attention_bias: broadcasts to `BHQK`, added to the scores of every layer.
+    on_embeddings: called with the sum of the embeddings, `BLE`; LayerNorm is applied to its result. A pytree.
+    attention_bias: broadcasts to `BHQK`, added to the attention scores of every layer.
     attack: called by every layer with its input; each leaf has a leading axis over the layers.
     """
 
@@ -52,21 +51,24 @@ class Ports:
 
 @flax.struct.dataclass
 class Beside:
-    """A convolution that is added to the first layer's output, and the LayerNorm of the sum."""
+    """Output of the convolution beside the first layer, and the parameters of the LayerNorm of the sum.
+
+    convolved_BLD: added to the first layer's output.
+    norm: parameters of the LayerNorm.
+    """
 
     convolved_BLD: Array
     norm: dict[str, Array]
 
     def join(self, config: EncoderConfig, hidden_BLD: Array) -> Array:
-        """LayerNorm(first layer's output + convolution)."""
+        """Return LayerNorm(hidden_BLD + convolved_BLD), where `hidden_BLD` is the first layer's output."""
         return layers.layer_norm(config, parent=None).apply({"params": self.norm}, hidden_BLD + self.convolved_BLD)
 
 
 def rows(batch: Batch) -> Batch:
-    """What an encoder and its patterns read, each text a row of its own: candidates `BCL` of examples come one after
-    another.
+    """Return the batch fields that an encoder and its patterns read, with candidates `BCL` flattened to rows `(B C)L`.
 
-    Where nothing was corrupted, `original` is the tokens.
+    `original` is the tokens if the batch has no such field, because nothing was corrupted.
     """
     read = {name: batch[name] for name in ("tokens", "sequences", "segments")}
     read["original"] = batch.get("original", batch["tokens"])
@@ -74,24 +76,24 @@ def rows(batch: Batch) -> Batch:
 
 
 def at_masks(hidden_BLD: Array, batch: Batch) -> Array:
-    """The vectors `BMD` of the masked positions."""
+    """Gather the hidden states at `batch["masked_positions"]`, `BMD`."""
     return jnp.take_along_axis(hidden_BLD, batch["masked_positions"][:, :, None], axis=1)
 
 
 class Encoder(nn.Module):
-    """A bidirectional Transformer encoder: BERT, RoBERTa, ELECTRA or DeBERTa by its settings (`EncoderConfig`).
+    """Bidirectional Transformer encoder: BERT, RoBERTa, ELECTRA or DeBERTa, depending on `config`.
 
     The layers are one scanned layer whose parameters have a leading axis of length `layers`, so compile time does not
     grow with depth. What attention sows has the same leading axis: with `mutable=["intermediates"]`,
     `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK` for all N layers.
 
-    The enhanced mask decoder (`mask_decoder_passes`) applies the last layer some more times, to a query subset: the
-    masked positions, for the word head only. It sows nothing and no guidance loss sees it, though `attention_bias` is
-    added there as in every layer, and the last layer's attack is made there, too, on the same input, with random
-    numbers of its own if it has any. The ordinary last layer is computed as well; it is what `__call__` returns and
-    what guidance sees.
+    The enhanced mask decoder (`mask_decoder_passes`) applies the last layer again to a query subset: the masked
+    positions, for the word head only. These passes sow nothing and contribute to no guidance loss. `attention_bias` is
+    added in them as in every layer, and the last layer's attack is applied on the same input, with separate random
+    numbers if it draws any. The ordinary last layer is computed as well; `__call__` returns its output, and guidance
+    reads its attention.
 
-    attend: the implementation of attention (`attention.kernels.dispatch`); it changes nothing but speed and memory.
+    attend: implementation of attention (`attention.kernels.dispatch`); it changes nothing but speed and memory.
     """
 
     config: EncoderConfig
@@ -116,22 +118,25 @@ class Encoder(nn.Module):
         self.layers = layers.EncoderLayer(config, self.attend)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
-        """Hidden states `BLD` of the last layer for `batch["tokens"]`, each text of `batch["sequences"]` on its own."""
+        """Return the last layer's hidden states `BLD` of `batch["tokens"]`.
+
+        Tokens attend only within their own text: `batch["sequences"]` holds the segment ids.
+        """
         return self._encode(batch, ports, deterministic)[1]
 
     def with_mask_decoder(
         self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array, Array]:
-        """Return the last hidden states `BLD`, and the vectors `BMD` that the masked words are predicted from.
+        """Return the last hidden states `BLD`, and the vectors `BMD` from which the masked words are predicted.
 
-        Without a mask decoder the latter are the hidden states at the masked positions. With one, they are z_T of
+        Without a mask decoder, `BMD` are the hidden states at the masked positions. With one, they are z_T of
 
             z_0 = H_{N-1} + absolute positions,   z_{t+1} = last layer(query z_t, key and value H_{N-1}),
 
-        with T = `mask_decoder_passes` (He et al. 2021, section 3.2, as its code has it, where the layers of the decoder
-        are the last one itself). No query sees another one, so the queries of the masked positions are enough.
+        with T = `mask_decoder_passes` (He et al. 2021, section 3.2; as in the released code, the decoder reuses the
+        encoder's last layer). No query attends to another one, so queries at the masked positions are enough.
 
-        embedded_BLE: embeddings of another encoder, not projected yet, for an encoder without embeddings.
+        embedded_BLE: embeddings of another encoder before `project`, used in place of this encoder's embeddings.
         """
         before_BLD, hidden_BLD, context = self._encode(batch, ports, deterministic, embedded_BLE)
         if not self.config.mask_decoder_passes:
@@ -147,7 +152,10 @@ class Encoder(nn.Module):
     def _encode(
         self, batch: Batch, ports: Ports, deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array | None, Array, layers.Context]:
-        """Hidden states before the last layer (None without mask decoder) and after it, and the layers' context."""
+        """Return the hidden states before the last layer (None without a mask decoder) and after it, and the `Context`.
+
+        embedded_BLE: as in `with_mask_decoder`.
+        """
         config, segments_BL = self.config, batch["sequences"]
         if embedded_BLE is None:
             embedded_BLE = self.embeddings(
@@ -170,11 +178,11 @@ class Encoder(nn.Module):
         def step(layer, carry, context, beside, index, attack):
             _, hidden_BLD = carry
             next_BLD = layer(hidden_BLD, context, attack=attack)
-            if beside is not None:
+            if beside is not None:  # computed in every layer, because the scan runs one program for all of them
                 next_BLD = jnp.where(index == 0, beside.join(config, next_BLD), next_BLD)
             return (hidden_BLD if config.mask_decoder_passes else None, next_BLD), None
 
-        if config.remat != "none":
+        if config.remat != "none":  # inside a scan, XLA cannot undo the recomputation by CSE
             step = nn.remat(step, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
         scanned = nn.scan(
             step,
@@ -184,13 +192,14 @@ class Encoder(nn.Module):
             length=config.layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
+        # Only the mask decoder reads the last layer's input, so the carry has it only then.
         carry = (hidden_BLD if config.mask_decoder_passes else None, hidden_BLD)
         numbers = jnp.arange(config.layers)
         (before_BLD, hidden_BLD), _ = scanned(self.layers, carry, context, beside, numbers, ports.attack)
         return before_BLD, hidden_BLD, context
 
     def _distances(self) -> Array | None:
-        """Embeddings of distances `RD`, or None."""
+        """Return the relative-position embeddings `RD`, or None without disentangled attention."""
         if not self.config.relative.terms:
             return None
         relative_RD = self.relative.embedding.astype(self.config.dtype)
@@ -204,8 +213,9 @@ class Encoder(nn.Module):
         context: layers.Context,
         attack: Attack | None,
     ) -> Array:
-        """Apply the layer of these parameters to a query subset, with dropout of its own: `BMD`."""
+        """Apply the layer with parameters `params` to a query subset, with a separate dropout key; returns `BMD`."""
         config, attend = self.config, self.attend
+        # A key is made only if something draws from it, so that models without dropout need no `dropout` stream.
         draws = attack is not None or max(config.dropout, config.attention_dropout) > 0.0
         rngs = {"dropout": self.make_rng("dropout")} if draws and not context.deterministic else None
 

@@ -1,23 +1,24 @@
-"""FLOPs that a training step is worth, whatever a program spends on it.
+"""Model FLOPs of a training step, counted from the architecture, whatever a program spends on it.
 
-Matrix products alone, 2 FLOPs a multiply-add; the backward pass costs twice the forward pass, and what `model.remat` computes
-again is not counted. A token of a row of T tokens, with N layers of width d, F features and V words, costs
+Only matrix products are counted, with 2 FLOPs a multiply-add. The backward pass costs twice the forward pass, and what
+`model.remat` recomputes is not counted. A token of a row of T tokens, with N layers of width d, F feed-forward features
+and V words, costs
 
     body       6 N (4 d^2 + 2 d F)     attention   12 N d T     head   6 (M / T) (d^2 + d V)
 
-where M positions of a row go to the head; the next-sentence head adds 6 (d^2 + 2 d) a row. Attention is not causal: no
-halving. Embeddings are looked up, which is no product. Embeddings of a width e of their own add 6 e d a token, and change the
-head to 6 (M / T) (d e + e V).
+where M positions of a row go to the head; the next-sentence head adds 6 (d^2 + 2 d) a row. Attention is not causal, so
+it is not halved. Embeddings are looked up, without a matrix product. An embedding width e other than d adds 6 e d a
+token for the projection, and changes the head to 6 (M / T) (d e + e V).
 
-What DeBERTa has besides costs a token, with R the smaller of 2 T - 1 and the rows of the table of distances,
+The additional parts of DeBERTa cost a token, with R the smaller of 2 T - 1 and the rows of the table of distances,
 
     disentangled attention, a term    6 N d min(T, R)     and, once a step and not a token,    6 N R d^2
     convolution of C tokens           6 C d^2
-    a pass of the mask decoder        as one more layer, at the M positions that are predicted; keys and values once for all T
+    a pass of the mask decoder        as one more layer, at the M predicted positions; keys and values once for all T
 
-A token is at T distances from others, no more, so that is all that a term is worth; the program multiplies with 2 T
-(`attention.disentangled`). In every pass of the decoder it projects keys and values again, and position to content is computed for
-all T positions, of which M are taken.
+A token has at most T different distances to other tokens, so only T are counted for a term; the program multiplies with
+2 T (`attention.disentangled`). The program also projects keys and values again in every pass of the decoder, and it
+computes position-to-content scores for all T positions, of which it uses M.
 """
 
 import dataclasses
@@ -27,7 +28,14 @@ from ag_jax.models.config import EncoderConfig
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
-    """FLOPs of the parts of a model, forward and backward."""
+    """FLOPs of a training step by part of the model, forward and backward.
+
+    body: projections and feed-forward layers, the convolution and the projection of embeddings.
+    attention: scores, mixing, and relative positions.
+    head: prediction of masked words, or detection of replaced tokens.
+    next_sentence: next-sentence head.
+    decoder: passes of the enhanced mask decoder.
+    """
 
     body: float
     attention: float
@@ -37,24 +45,26 @@ class Flops:
 
     @property
     def total(self) -> float:
-        """All parts."""
+        """Sum over all parts."""
         return self.body + self.attention + self.head + self.next_sentence + self.decoder
 
 
 def step_flops(
     config: EncoderConfig, *, rows: int, length: int, predicted: float, next_sentence: bool = False
 ) -> Flops:
-    """FLOPs of a step on `rows` rows of `length` positions.
+    """Return the FLOPs of a training step on `rows` rows of `length` positions.
 
-    predicted: positions of a row at which words are predicted. `corruption.max_masked` is what a program computes, rows
-    having as many slots; the masking rate times the length is what the task asks for, and what utilisation is counted with.
+    predicted: positions of a row at which words are predicted. A program computes `corruption.max_masked`, the number
+        of slots of a row; the task needs the masking rate times the length, and utilisation is computed with that.
+    next_sentence: whether the model has a next-sentence head.
     """
     width, features, layers = config.width, config.feedforward or 4 * config.width, config.layers
     embedded, tokens, asked = config.embedding_width or width, rows * length, rows * predicted
     body = layers * (4 * width**2 + 2 * width * features) + (config.convolution or 0) * width**2
     if config.is_projected:
         body += embedded * width
-    # Of the layer that the decoder repeats: queries, output and feed-forward at the asked positions, keys and values once.
+    # In the layer that the decoder repeats, queries, output and feed-forward are needed only at the predicted
+    # positions; keys and values do not change between passes, so they count once.
     repeated = asked * config.mask_decoder_passes * (2 * width**2 + 2 * width * features) + tokens * 2 * width**2
     met, projections = _distances(config, length)
     of_pair = 2 * width  # scores and mixing
@@ -70,15 +80,16 @@ def step_flops(
 
 
 def _distances(config: EncoderConfig, length: int) -> tuple[int, int]:
-    """Distances that a token is at from others, of all terms, and multiply-adds of their projections in one layer."""
+    """Return the number of distances per token, summed over terms, and a layer's multiply-adds to project them."""
     terms, table = len(config.relative.names), min(2 * length - 1, 2 * config.relative.half)
     return terms * min(length, table), terms * table * config.width**2
 
 
 def mfu(flops: float, seconds: float, devices: int, device_flops: float | None) -> float | None:
-    """Share of the devices' peak FLOP/s that `flops` in `seconds` are (Chowdhery et al. 2022, appendix B).
+    """Return the model FLOPs utilisation, the share of the peak FLOP/s reached (Chowdhery et al. 2022, appendix B).
 
-    None if the peak of a device is not known.
+    flops: model FLOPs computed in `seconds` by `devices` devices.
+    device_flops: peak FLOP/s of one device; None if unknown, and then None is returned.
     """
     return None if device_flops is None else flops / (seconds * devices * device_flops)
 
@@ -86,10 +97,10 @@ def mfu(flops: float, seconds: float, devices: int, device_flops: float | None) 
 def replaced_tokens_flops(
     config: EncoderConfig, generator: EncoderConfig | None, *, rows: int, length: int, predicted: float
 ) -> Flops:
-    """FLOPs of a step of replaced-token detection: the encoder's, its head's on every token, and those of the generator.
+    """Return the FLOPs of a step of replaced-token detection: encoder, detection head on every token, and generator.
 
-    The detecting head costs 6 (d^2 + d) a token; no word is predicted by the encoder, so nothing is decoded for it. Sampling
-    uses the scores that the generator's loss needs.
+    The detection head costs 6 (d^2 + d) a token. The encoder predicts no words, so its mask decoder is not counted.
+    Sampling costs nothing more, because it uses the scores that the generator's loss needs.
     """
     encoder = step_flops(config, rows=rows, length=length, predicted=0)
     parts = dataclasses.replace(encoder, head=6.0 * rows * length * (config.width**2 + config.width), decoder=0.0)

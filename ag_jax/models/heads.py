@@ -1,4 +1,4 @@
-"""The encoder with the head of a task.
+"""Encoder with the head of a fine-tuning task.
 
 Shape letters: B batch, C candidates of an example, T classes, L length, D width.
 """
@@ -19,9 +19,9 @@ from ag_jax.models.encoder import Batch, Ports
 
 Array = jax.Array
 
-NEVER = -1e9  # the logit of what must not be chosen; finite, so that gradients are
+NEVER = -1e9  # the logit of what must not be chosen; finite, so that gradients are finite
 
-# Each style of a head for texts: activation, and whether dropout comes before the dense layer, too.
+# Style of a text head: its activation, and whether dropout is also applied before the dense layer.
 STYLES = {
     "roberta": (nn.tanh, True),
     "bert": (nn.tanh, False),
@@ -31,14 +31,14 @@ STYLES = {
 
 
 def task_encoder(config: EncoderConfig) -> EncoderConfig:
-    """The encoder's config without what only the prediction of masked words reads: DeBERTa's mask decoder and its positions."""
+    """Return `config` without DeBERTa's mask decoder and its positions, which only masked-word prediction uses."""
     if not config.mask_decoder_passes:
         return config
     return dataclasses.replace(config, mask_decoder_passes=0, absolute_positions="none")
 
 
 def example(kind: str) -> Batch:
-    """A batch of one row, for the shapes of parameters."""
+    """Return a batch with one example of a kind of task, from which parameter shapes are derived."""
     shape = (1, 2, 4) if head_of(kind).has_candidates else (1, 4)
     tokens, weights = jnp.ones(shape, jnp.int32), jnp.ones(shape)
     fields = {"tokens": tokens, "sequences": tokens, "segments": jnp.zeros_like(tokens)}
@@ -46,9 +46,12 @@ def example(kind: str) -> Batch:
 
 
 class TextHead(nn.Module):
-    """W2 dropout(activation(W1 h + b1)) + b2 of the first token's vector, in the manner of `STYLES[style]`.
+    """Text head: W2 dropout(activation(W1 h + b1)) + b2, where h is the first token's hidden state.
 
     BERT calls the first half the pooler (Devlin et al. 2019), DeBERTa the context pooler.
+
+    classes: number of logits.
+    style: key of `STYLES`: the activation, and whether dropout is also applied to h.
     """
 
     config: EncoderConfig
@@ -67,7 +70,11 @@ class TextHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """W h + b of every token; `drops` says whether dropout comes before it, as in all families' taggers."""
+    """Token head: W h + b for the hidden state h of each token.
+
+    classes: number of logits.
+    drops: whether dropout is applied to h, as in the taggers of all families.
+    """
 
     config: EncoderConfig
     classes: int
@@ -104,12 +111,12 @@ def _ends(logits_BL2: Array, batch: Batch) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class HeadKind:
-    """The head of one kind of task.
+    """Head of one kind of task.
 
-    build: (config, classes of the task, style) -> module.
+    build: (config, number of classes, style) -> module.
     logits: (output of the module, batch) -> logits.
-    reads_first: whether the module gets the first token's vector, and not those of all tokens.
-    has_candidates: whether an example is several texts, of which one is right.
+    reads_first: whether the module gets only the first token's hidden state; otherwise it gets those of all tokens.
+    has_candidates: whether an example consists of several texts, of which one is right.
     """
 
     build: Callable[[EncoderConfig, int, str], nn.Module]
@@ -156,10 +163,13 @@ def head_of(kind: str) -> HeadKind:
 
 
 class TaskModel(nn.Module):
-    """An encoder with the head of one kind of task.
+    """Encoder with the head of one kind of task.
 
-    kind: one of `KINDS`; classes: of `classification` and `tagging`; style: how a head for texts is built (`STYLES`).
     The encoder has the same name and parameters as in `PretrainingModel`.
+
+    kind: one of `KINDS`.
+    classes: number of classes of `classification` and `tagging`; other kinds ignore it.
+    style: key of `STYLES`, for text heads.
     """
 
     config: EncoderConfig
@@ -175,10 +185,12 @@ class TaskModel(nn.Module):
         self.task_head = head_of(self.kind).build(self.config, self.classes, self.style)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
-        """Logits, float32: `BT` of classes, `B` of numbers, `BC` of candidates, `BLT` of tags, `BL2` of starts and ends.
+        """Return the logits, float32, in a shape that depends on the kind of task.
 
-        The candidates of a batch, `BCL`, are rows of their own for the encoder and its ports. Where `choice_weights` or
-        `span_weights` of the batch are 0, nothing may be chosen and the logit is `NEVER`.
+        `BT` for classes, `B` for numbers, `BC` for candidates, `BLT` for tags, `BL2` for starts and ends of spans.
+
+        The encoder and its ports see each candidate of `BCL` as a row. The logit is `NEVER` where `choice_weights` or
+        `span_weights` of the batch are 0, because these must not be chosen.
         """
         head = HEADS[self.kind]
         hidden_BLD = self.encoder(encoder.rows(batch), ports=ports, deterministic=deterministic)

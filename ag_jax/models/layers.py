@@ -1,4 +1,4 @@
-"""One post-norm Transformer layer, and the convolution that DeBERTa v2 has beside the first one.
+"""Post-norm Transformer layer, and the convolution of DeBERTa v2 beside the first layer.
 
 Shape letters: B batch, L length, Q queries, D width, F width of the feed-forward layer, R rows of the table of relative
 embeddings, T taps of a convolution.
@@ -20,7 +20,7 @@ Array = jax.Array
 
 
 def layer_norm(config: EncoderConfig, name: str | None = None, **settings) -> nn.LayerNorm:
-    """LayerNorm with the encoder's epsilon; mean and variance in float32 whatever the computation's precision."""
+    """Return a LayerNorm with the encoder's epsilon; it computes mean and variance in float32, whatever the dtype."""
     return nn.LayerNorm(
         epsilon=config.layer_norm_epsilon,
         dtype=jnp.dtype(config.dtype),
@@ -32,7 +32,7 @@ def layer_norm(config: EncoderConfig, name: str | None = None, **settings) -> nn
 
 
 def dense(config: EncoderConfig, features: int, axes: tuple[str, str], name: str) -> nn.Dense:
-    """A linear layer with the encoder's initial values and precision; `axes` name its dimensions for the sharding."""
+    """Return a linear layer with the encoder's initializer and dtype; `axes` names its kernel's axes for sharding."""
     return nn.Dense(
         features,
         dtype=jnp.dtype(config.dtype),
@@ -43,18 +43,19 @@ def dense(config: EncoderConfig, features: int, axes: tuple[str, str], name: str
 
 
 def gelu(x: Array) -> Array:
-    """x * Phi(x) with the exact normal distribution function, as in BERT and RoBERTa; not the tanh form."""
+    """Return x * Phi(x) with the exact normal distribution function, as in BERT and RoBERTa; not the tanh form."""
     return nn.gelu(x, approximate=False)
 
 
 @flax.struct.dataclass
 class Context:
-    """Arguments of every layer besides its input.
+    """Arguments that all layers share, besides the hidden states.
 
-    segments_BL: segment ids, one for each text of a row.
-    guides, attention_bias: the ports of attention (`encoder.Ports`).
-    relative_RD: embeddings of distances, for disentangled attention.
-    deterministic: no dropout.
+    segments_BL: segment ids, one for each text of a row; 0 is padding.
+    guides: patterns for the guided heads (`encoder.Ports`).
+    attention_bias: broadcasts to `BHQK`, added to the attention scores (`encoder.Ports`).
+    relative_RD: relative-position embeddings, for disentangled attention.
+    deterministic: whether dropout is off.
     """
 
     segments_BL: Array
@@ -66,14 +67,21 @@ class Context:
 
 @flax.struct.dataclass
 class QuerySubset:
-    """Vectors `hidden_BQD` that attend in the place of a layer's input, and their positions in it."""
+    """Queries that attend to a layer's input in place of that input itself.
+
+    hidden_BQD: vectors from which the queries are projected.
+    positions_BQ: their positions in the layer's input.
+    """
 
     hidden_BQD: Array
     positions_BQ: Array
 
 
 class EncoderLayer(nn.Module):
-    """x <- LayerNorm(x + Attention(x)); x <- LayerNorm(x + W2 gelu(W1 x)) (Vaswani et al. 2017, section 3)."""
+    """Post-norm layer: x <- LayerNorm(x + Attention(x)); x <- LayerNorm(x + W2 gelu(W1 x)).
+
+    Vaswani et al. 2017, section 3. Dropout is applied before each residual sum.
+    """
 
     config: EncoderConfig
     attend: Attend = reference.attend
@@ -87,19 +95,19 @@ class EncoderLayer(nn.Module):
         queries: QuerySubset | None = None,
         attack: adversary.Attack | None = None,
     ) -> Array:
-        """Return the next hidden states `BLD`.
+        """Return the next hidden states `BLD`, or `BQD` with `queries`.
 
-        queries: take the place of `hidden_BLD` as what attends to it, and what the mixture is added to; then the result
-            is `BQD`.
+        queries: attend to `hidden_BLD` in its place; the output of attention is added to them.
+        attack: adversarial attack on this layer's attention.
         """
         config = self.config
         dropout, deterministic = Dropout(config.dropout), context.deterministic
         relative_RD = context.relative_RD
-        if relative_RD is not None:  # dropped anew in every layer
+        if relative_RD is not None:  # here and not in `Context`, because each layer draws a dropout mask
             relative_RD = Dropout(config.dropout, name="relative_dropout")(relative_RD, deterministic=deterministic)
         query_BQD, positions_BQ = (hidden_BLD, None) if queries is None else (queries.hidden_BQD, queries.positions_BQ)
         query_segments_BQ, bias = context.segments_BL, context.attention_bias
-        if queries is not None:
+        if queries is not None:  # segment ids and bias of the queries' positions
             query_segments_BQ = jnp.take_along_axis(context.segments_BL, positions_BQ, axis=1)
             bias = None if bias is None else rows_at(bias, positions_BQ)
         mixed_BQD = multihead.MultiHeadAttention(
@@ -133,16 +141,16 @@ class EncoderLayer(nn.Module):
 
 
 class Convolution(nn.Module):
-    """activation(dropout(sum_t x[l + t] W_t + b)) over the `config.convolution` tokens around each (DeBERTa v2).
+    """Convolution over tokens: activation(dropout(sum_t x[l + t] W_t + b)) with `config.convolution` taps (DeBERTa v2).
 
-    What is not of the token's own text counts as zero: padding, and neighbours in a packed row.
+    Positions outside the token's own text count as zero: padding, and neighbours in a packed row.
     """
 
     config: EncoderConfig
 
     @nn.compact
     def __call__(self, hidden_BLD: Array, segments_BL: Array, *, deterministic: bool) -> Array:
-        """Vectors `BLD`."""
+        """Return the convolved vectors `BLD`."""
         config = self.config
         taps, length = config.convolution, hidden_BLD.shape[1]
         kernel_init = nn.with_logical_partitioning(
@@ -158,14 +166,14 @@ class Convolution(nn.Module):
         for tap in range(taps):
             own_BL1 = (padded_BL[:, tap : tap + length] == segments_BL)[:, :, None]
             neighbours.append(jnp.where(own_BL1, padded_BLD[:, tap : tap + length], 0))
-        # One product over taps and width: rounded once, where the sum of a product for each tap is rounded every time.
+        # One product over taps and width is rounded once; a sum over one product per tap would be rounded every time.
         total_BLD = jnp.einsum("bltd,tdo->blo", jnp.stack(neighbours, axis=2), kernel_TDD) + bias_D[None, None, :]
         activation = {"tanh": nn.tanh, "gelu": gelu}[config.convolution_activation]
         return activation(Dropout(config.dropout)(total_BLD, deterministic=deterministic))
 
 
 class NormParameters(nn.Module):
-    """The parameters of a LayerNorm that is computed elsewhere: inside of a scan, which shares none."""
+    """Parameters of a LayerNorm applied inside the scan over layers, which would stack the parameters of a module."""
 
     config: EncoderConfig
 
@@ -178,5 +186,5 @@ class NormParameters(nn.Module):
         )
 
     def __call__(self) -> dict[str, Array]:
-        """The parameters, as `layer_norm(config).apply` takes them."""
+        """Return the parameters in the form that `layer_norm(config).apply` takes."""
         return {"scale": self.scale, "bias": self.bias}

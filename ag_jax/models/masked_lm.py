@@ -1,4 +1,4 @@
-"""The encoder with its pre-training heads.
+"""Encoder with the heads of masked-language pre-training and next-sentence prediction.
 
 Shape letters: B batch, L length, M masked positions of a row, D width, V vocabulary.
 """
@@ -19,12 +19,14 @@ Array = jax.Array
 
 @flax.struct.dataclass
 class Predictions:
-    """What the heads say of a batch.
+    """Outputs of the pre-training heads for a batch.
 
-    hidden_BMD, embedding_VD, bias_V: of the masked positions; their product is `words_BMV`, which training never needs in
-    one piece (`objectives.word_loss`).
+    hidden_BMD: output of the word head at the masked positions.
+    embedding_VD: word embeddings; with `hidden_BMD` and `bias_V` they give `words_BMV`, which training never needs in
+        one piece (`objectives.word_loss`).
+    bias_V: bias of each word's logit.
     next_B2: logits of `is the second segment a random one`, float32, or None.
-    encoded_BLD: the encoder's last hidden states; None of a generator.
+    encoded_BLD: the encoder's last hidden states; None for a generator.
     """
 
     hidden_BMD: Array
@@ -40,18 +42,19 @@ class Predictions:
 
 
 def word_scores(hidden_BMD: Array, embedding_VD: Array, bias_V: Array) -> Array:
-    """h E^T + b as `BMV`, float32: the output layer that is tied to the input."""
+    """Return the word logits h E^T + b, `BMV`, float32, with the output layer tied to the word embeddings E."""
     scores_BMV = jnp.einsum("bmd,vd->bmv", hidden_BMD, embedding_VD, preferred_element_type=jnp.float32)
     return scores_BMV + bias_V[None, None, :]
 
 
 class MaskedLanguageHead(nn.Module):
-    """LayerNorm(gelu(W x + b)) and the bias of the words: with the word embeddings they give the logits."""
+    """Masked-language head before the tied output layer: LayerNorm(gelu(W x + b)), and a bias for each word."""
 
     config: EncoderConfig
 
     @nn.compact
     def __call__(self, hidden_BMD: Array) -> tuple[Array, Array]:
+        """Return vectors in the width of the word embeddings, and the bias `V`, as `word_scores` takes them."""
         config = self.config
         width = config.embedding_width or config.width
         hidden_BMD = layers.gelu(layers.dense(config, width, ("embed", "embed_out"), "dense")(hidden_BMD))
@@ -62,20 +65,21 @@ class MaskedLanguageHead(nn.Module):
 
 
 class NextSentenceHead(nn.Module):
-    """Two logits from tanh(W h + b) of the first token (Devlin et al. 2019)."""
+    """Next-sentence head: two logits from tanh(W h + b) of the first token (Devlin et al. 2019)."""
 
     config: EncoderConfig
 
     @nn.compact
     def __call__(self, first_BD: Array) -> Array:
+        """Return the logits `B2`, float32."""
         pooled_BD = nn.tanh(layers.dense(self.config, self.config.width, ("embed", "embed_out"), "pooler")(first_BD))
         return layers.dense(self.config, 2, ("embed", "classes"), "classifier")(pooled_BD).astype(jnp.float32)
 
 
 class PretrainingModel(nn.Module):
-    """Encoder, masked-language head at the masked positions alone, and next-sentence head if asked for.
+    """Encoder with a masked-language head and, if `next_sentence`, a next-sentence head.
 
-    The head sees `BMD` gathered vectors, so no array of the size B * L * V ever exists.
+    The masked-language head gets only the vectors `BMD` at the masked positions, so no array of size B * L * V exists.
     """
 
     config: EncoderConfig
@@ -89,7 +93,7 @@ class PretrainingModel(nn.Module):
             self.next_head = NextSentenceHead(self.config)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Predictions:
-        """Predictions for a batch with the fields of `ag_jax.data.text.batching`."""
+        """Return the predictions for a batch with the fields of `ag_jax.data.text.batching`."""
         hidden_BLD, decoded_BMD = self.encoder.with_mask_decoder(batch, ports=ports, deterministic=deterministic)
         hidden_BMD, bias_V = self.word_head(decoded_BMD)
         embedding_VD = self.encoder.embeddings.word.embedding.astype(hidden_BMD.dtype)

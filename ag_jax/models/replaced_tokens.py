@@ -1,4 +1,4 @@
-"""ELECTRA: an encoder that says of every token whether it was replaced, beside the one that makes the replacements.
+"""ELECTRA: an encoder that detects replaced tokens, and the generator that samples the replacements.
 
 Shape letters: B batch, L length, M masked positions of a row, D width, E width of the embeddings, V vocabulary.
 """
@@ -22,10 +22,11 @@ Array = jax.Array
 
 @flax.struct.dataclass
 class Detection:
-    """What model and generator say of a batch.
+    """Outputs of the detecting encoder, and of its generator, for a batch.
 
-    replaced_BL: logits of `this token was replaced`, float32; encoded_BLD: the encoder's last hidden states, which they are of.
-    words: the generator's, None without one or if it was not asked.
+    replaced_BL: logits of `this token was replaced`, float32.
+    encoded_BLD: the encoder's last hidden states, from which `replaced_BL` is computed.
+    words: the generator's predictions; None without a generator, or if it was not run.
     """
 
     replaced_BL: Array
@@ -34,18 +35,19 @@ class Detection:
 
 
 class ReplacedTokenHead(nn.Module):
-    """The logit w . gelu(W h + b) + c of each token (Clark et al. 2020, section 2)."""
+    """Detection head: the logit w . gelu(W h + b) + c of each token (Clark et al. 2020, section 2)."""
 
     config: EncoderConfig
 
     @nn.compact
     def __call__(self, hidden_BLD: Array) -> Array:
+        """Return the logits `BL`."""
         hidden_BLD = layers.dense(self.config, self.config.width, ("embed", "embed_out"), "dense")(hidden_BLD)
         return layers.dense(self.config, 1, ("embed", "classes"), "classifier")(layers.gelu(hidden_BLD))[..., 0]
 
 
 class Generator(nn.Module):
-    """A small encoder with a masked-language head, on embeddings that are not its own."""
+    """Small encoder with a masked-language head, on embeddings shared with the detecting encoder."""
 
     config: EncoderConfig
     attend: Attend = reference.attend
@@ -55,17 +57,20 @@ class Generator(nn.Module):
         self.word_head = MaskedLanguageHead(self.config)
 
     def __call__(self, batch: Batch, embedded_BLE: Array, *, deterministic: bool) -> tuple[Array, Array]:
-        """Vectors `BME` of the masked positions, to be multiplied with the word embeddings, and the bias of the words."""
+        """Return the word head's vectors `BME` at the masked positions, and the bias `V`, as for `word_scores`."""
         _, decoded_BMD = self.encoder.with_mask_decoder(batch, embedded_BLE=embedded_BLE, deterministic=deterministic)
         return self.word_head(decoded_BMD)
 
 
 class ReplacedTokensModel(nn.Module):
-    """Encoder with a head that detects replaced tokens, and, if it has a config, the generator trained beside it.
+    """Encoder with a head that detects replaced tokens, and optionally the generator trained with it.
 
-    Both look words, positions and segments up in the same tables, LayerNorm included, as in the released code (Clark et al.
-    2020, section 3.2); each projects them to its own width. What is guided and looked at is the encoder: `encoder` has the
-    same name and parameters as in `PretrainingModel`.
+    Both share the embeddings of words, positions and token types, LayerNorm included, as in the released code (Clark et
+    al. 2020, section 3.2); each projects them to its own width. Guidance and inspection apply to the detecting encoder:
+    `encoder` has the same name and parameters as in `PretrainingModel`.
+
+    generator_config: architecture of the generator; None for a model without one.
+    generator_attend: the generator's implementation of attention.
     """
 
     config: EncoderConfig
@@ -80,17 +85,20 @@ class ReplacedTokensModel(nn.Module):
             self.generator = Generator(self.generator_config, self.generator_attend)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Detection:
-        """Both predictions for the tokens of a batch as they are; a training step puts samples in between."""
+        """Return the predictions of encoder and generator for the tokens of a batch, without sampling replacements.
+
+        In a training step, the encoder gets the generator's samples instead.
+        """
         words = None if self.generator_config is None else self.generate(batch, deterministic=deterministic)
         return self.detect(batch, ports=ports, deterministic=deterministic).replace(words=words)
 
     def detect(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Detection:
-        """What the model alone says of the tokens as they are."""
+        """Return the encoder's detection logits for the tokens of a batch, without running the generator."""
         hidden_BLD = self.encoder(batch, ports=ports, deterministic=deterministic)
         return Detection(self.discriminator_head(hidden_BLD).astype(jnp.float32), hidden_BLD)
 
     def generate(self, batch: Batch, *, deterministic: bool) -> Predictions:
-        """The generator's words for the masked positions of `batch["tokens"]`."""
+        """Return the generator's predictions at the masked positions of `batch["tokens"]`."""
         embedded_BLE = self.encoder.embeddings(
             batch["tokens"], batch["sequences"], batch["segments"], None, deterministic=deterministic
         )
@@ -100,7 +108,10 @@ class ReplacedTokensModel(nn.Module):
 
 
 def generator_parameters(params: dict[str, Any]) -> dict[str, Any]:
-    """The generator of a `ReplacedTokensModel` as the parameters of a `PretrainingModel` of its own, shared tables included."""
+    """Return the generator's parameters in the layout of a `PretrainingModel`, shared embeddings included.
+
+    params: parameters of a `ReplacedTokensModel` with a generator.
+    """
     shared, own = params["encoder"]["embeddings"], params["generator"]
     projection = own["encoder"].get("embeddings", {})
     embeddings = {name: table for name, table in shared.items() if name != "projection"} | projection

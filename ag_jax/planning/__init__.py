@@ -1,1 +1,1 @@
-"""What a run would need and reach: chips, FLOPs, compiled programs of devices that are not there."""
+"""Memory and speed of a run on TPU slices, from programs compiled ahead of time; no TPU needed."""

@@ -1,9 +1,9 @@
-"""Accelerators as their makers describe them.
+"""Peak FLOP/s, memory and bandwidths of TPUs and GPUs, from their makers' specifications.
 
-Sources: TPUs v3 to v6e, the "key specifications" tables of cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e}; TPU v2 and the
-links of v2 and v3, Jouppi et al. 2020, "A domain-specific supercomputer for training deep neural networks"; GPUs, NVIDIA's
-data sheets of the SXM modules, dense figures. `usable_bytes` is what libtpu 0.0.51's compiler says it has ("exceeds
-available HBM (15.75G)"); the rest of a TPU's memory belongs to the system.
+Sources: TPUs v3 to v6e, the "key specifications" tables of cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e}; TPU v2 and
+the links of v2 and v3, Jouppi et al. 2020, "A domain-specific supercomputer for training deep neural networks"; GPUs,
+NVIDIA's data sheets of the SXM modules, dense figures. `usable_bytes` of a TPU is the figure in errors of libtpu
+0.0.51's compiler ("exceeds available HBM (15.75G)"); the rest of its memory belongs to the system.
 """
 
 import dataclasses
@@ -13,12 +13,16 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One chip; figures are of the whole chip, `per_device` gives those of what JAX calls a device.
+    """The specification of a chip; figures are for the whole chip, `per_device` gives those of one JAX device.
 
-    flops: peak matrix products in bfloat16, dense, FLOP/s; memory_bytes and memory_bandwidth: of its HBM, bytes and bytes/s.
-    usable_bytes: HBM that a program may fill. link_bandwidth: bytes/s that a chip can send over all its links to other
-    chips, which is half of a bandwidth that is given as bidirectional.
-    devices: how many JAX devices it is: on v2 and v3 each of the two cores is one. kinds: what `device_kind` says.
+    kinds: its values of `jax.Device.device_kind`.
+    flops: peak of dense matrix products in bfloat16, FLOP/s.
+    memory_bytes: HBM, bytes.
+    usable_bytes: HBM that a program may fill, bytes.
+    memory_bandwidth: of HBM, bytes/s.
+    link_bandwidth: bytes/s that a chip can send over all its links to other chips, which is half of a bandwidth that is
+        given as bidirectional.
+    devices: number of JAX devices on a chip: on v2 and v3 each of the two cores is one.
     """
 
     name: str
@@ -33,7 +37,7 @@ class Chip:
     devices: int = 1
 
     def per_device(self) -> "Chip":
-        """The share of one JAX device."""
+        """Return the specification of one JAX device: its share of the chip."""
         names = ("flops", "memory_bytes", "usable_bytes", "memory_bandwidth", "link_bandwidth")
         return dataclasses.replace(
             self,
@@ -86,12 +90,12 @@ GPUS = (
 
 
 def of_kind(device_kind: str) -> Chip | None:
-    """The chip whose `jax.Device.device_kind` this is, or None: a utilisation of an unknown peak is not given."""
+    """Return the chip with this `jax.Device.device_kind`; None if it is unknown, so that no utilisation is reported."""
     return next((chip for chip in TPUS + GPUS if device_kind in chip.kinds), None)
 
 
 def tpu(generation: str) -> Chip:
-    """The TPU of a generation, such as v5e. Raises ValueError with those there are."""
+    """Return the TPU of a generation, such as v5e. Raises ValueError that lists the known generations."""
     found = next((chip for chip in TPUS if chip.name == generation), None)
     if found is None:
         raise ValueError(f"there is no TPU {generation!r} here; known are {', '.join(chip.name for chip in TPUS)}")

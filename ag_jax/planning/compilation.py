@@ -1,4 +1,4 @@
-"""The training step of a config, compiled for a slice that is not there: does it fit, and what does it do."""
+"""Compile the training step of a config ahead of time for a TPU slice: its memory and costs; no TPU needed."""
 
 import dataclasses
 import re
@@ -26,14 +26,21 @@ _TOO_LARGE = (
 
 
 def vocabulary(config: ExperimentConfig) -> workloads.Vocabulary:
-    """The tokenizer at `data.tokenizer.path`, or what the one that a run trains will be like; no text is read."""
+    """Return the tokenizer at `data.tokenizer.path`, or size and special ids of one that a run would train.
+
+    No text is read.
+    """
     tokenizer = config.data.tokenizer
     return tokenizers.load(tokenizer.path) if tokenizer.path else workloads.VocabularyInfo(tokenizer.vocabulary_size)
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device; `output` is what does not take the place of an argument."""
+    """Memory that a program needs on one device, in bytes.
+
+    output: results that do not reuse the memory of a (donated) argument.
+    code: the compiled program itself.
+    """
 
     arguments: float
     output: float
@@ -42,13 +49,18 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All at once."""
+        """The sum of all four, bytes."""
         return self.arguments + self.output + self.temporary + self.code
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A step that fits. reported: the compiler's own analysis, which counts loops once; seconds: it took to compile."""
+    """A step that fits into a device's memory.
+
+    costs: of one step on one device, with the iterations of loops counted.
+    reported: the compiler's own analysis, which counts the body of a loop once.
+    seconds: how long the compilation took.
+    """
 
     memory: Memory
     costs: costs.Costs
@@ -58,14 +70,18 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True)
 class TooLarge:
-    """A step that does not fit: bytes that a device would need, and those it has."""
+    """A step that does not fit into a device's memory.
+
+    needed: bytes that a device would need.
+    available: bytes that it has.
+    """
 
     needed: float
     available: float
 
 
 def compile_step(config: ExperimentConfig, topology: Topology, devices: list[jax.Device]) -> Compiled | TooLarge:
-    """Compile the very step that a run of `config` on these devices would train with.
+    """Compile the training step that a run of `config` on these devices would use.
 
     Raises ValueError if mesh or batch do not go with the number of devices.
     """
@@ -80,14 +96,15 @@ def compile_step(config: ExperimentConfig, topology: Topology, devices: list[jax
     try:
         executable = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        refusal = too_large(str(error))
-        if refusal is None:
+        outcome = too_large(str(error))
+        if outcome is None:
             raise
-        return refusal
+        return outcome
     return _account(executable, topology, time.perf_counter() - began)
 
 
 def _account(executable: Any, topology: Topology, seconds: float) -> Compiled:
+    """Return the memory and costs of a compiled step."""
     sizes = executable.memory_analysis()
     memory = Memory(
         sizes.argument_size_in_bytes,
@@ -102,7 +119,7 @@ def _account(executable: Any, topology: Topology, seconds: float) -> Compiled:
 
 
 def too_large(message: str) -> TooLarge | None:
-    """What the compiler says of memory that is not enough, in bytes; None if the message is about something else."""
+    """Parse a compiler's error about insufficient memory; None if the message is about something else."""
     for pattern in _TOO_LARGE:
         found = pattern.search(message)
         if found:

@@ -1,7 +1,8 @@
-"""What a compiled program does in a run: matrix products, HBM traffic and messages between devices.
+"""Costs of a compiled program: FLOPs of matrix products, HBM traffic, and messages between devices.
 
-`Compiled.cost_analysis()` counts the body of a loop once, however often it runs (a scanned stack of 12 layers is one layer
-to it), and memories on the chip like HBM. So this reads the program's own text, and multiplies by the trips of the loops.
+`Compiled.cost_analysis()` counts the body of a loop once, however often it runs (a scanned stack of 12 layers counts as
+one layer), and counts memories on the chip like HBM. So this module reads the program's own text, and multiplies by the
+iterations of the loops.
 """
 
 import dataclasses
@@ -38,7 +39,14 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One kind of message. count: a run; bytes: of its operands; sent: leaving each device, in the best algorithm (rings)."""
+    """All messages of one kind, among groups of one size, in a run of a program on one device.
+
+    kind: one of `COLLECTIVES`.
+    devices: number of devices in a group.
+    count: number of messages.
+    bytes: of their operands.
+    sent: bytes that leave each device in the best algorithm (rings).
+    """
 
     kind: str
     devices: int
@@ -49,11 +57,14 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Of one run on one device. once_flops counts loops once, as the compiler's own analysis does.
+    """Costs of one run of a program on one device.
 
-    hbm_bytes: read from and written to main memory; bytes: the same with memories on the chip, as that analysis counts.
-
-    unknown_loops: loops whose number of trips could not be found; their bodies are counted once.
+    flops: of matrix products, with the iterations of loops counted.
+    once_flops: of matrix products, with each loop counted once, as in the compiler's own analysis.
+    hbm_bytes: read from and written to main memory.
+    bytes: read and written in all memories, those on the chip included, as the compiler's own analysis counts them.
+    collectives: messages between devices.
+    unknown_loops: loops whose number of iterations could not be found; their bodies are counted once.
     """
 
     flops: float
@@ -65,12 +76,12 @@ class Costs:
 
     @property
     def sent(self) -> float:
-        """Bytes that leave a device."""
+        """Bytes that each device sends in all collectives."""
         return sum(collective.sent for collective in self.collectives)
 
 
 def costs(program: Program, devices: int) -> Costs:
-    """The costs of a program that runs on `devices` devices."""
+    """Return the costs of a program that runs on `devices` devices."""
     counter = _Counter(program, devices)
     counter.walk(program.computations[program.entry], 1)
     return Costs(
@@ -86,6 +97,8 @@ def costs(program: Program, devices: int) -> Costs:
 
 
 class _Counter:
+    """Sums over the instructions of a program, with the fields of `Costs`."""
+
     def __init__(self, program: Program, devices: int):
         self.program, self.devices = program, devices
         self.flops = self.once_flops = self.hbm_bytes = self.bytes = 0.0
@@ -93,28 +106,34 @@ class _Counter:
         self.unknown_loops: list[str] = []
 
     def walk(self, computation: Computation, times: int) -> None:
-        for one in computation.instructions:
-            called = self.program.called(one) if one.opcode in ("fusion", "call", "async-start") else None
-            if one.opcode == "while":
-                repeats = self.program.repeats(one)
+        """Add the instructions of a computation that runs `times` times, and of the computations that it calls."""
+        for instruction in computation.instructions:
+            opcode = instruction.opcode
+            called = self.program.called(instruction) if opcode in ("fusion", "call", "async-start") else None
+            if opcode == "while":
+                repeats = self.program.repeats(instruction)
                 if repeats is None:
-                    self.unknown_loops.append(one.name)
-                body = self.program.computations[one.attribute(r"body=%?([\w.\-]+)")]
+                    self.unknown_loops.append(instruction.name)
+                body = self.program.computations[instruction.attribute(r"body=%?([\w.\-]+)")]
                 self.walk(body, times * (1 if repeats is None else repeats))
-            elif one.opcode == "conditional":
-                branches = one.attribute(r"branch_computations=\{([^}]*)\}") or one.attributes
+            elif opcode == "conditional":
+                # The branch that will run is unknown, so all are counted.
+                branches = instruction.attribute(r"branch_computations=\{([^}]*)\}") or instruction.attributes
                 for name in re.findall(r"%([\w.\-]+)", branches):
                     if name in self.program.computations:
                         self.walk(self.program.computations[name], times)
-            elif called and one.opcode != "fusion":
+            elif called and opcode != "fusion":
                 self.walk(called, times)
             else:
-                self.hbm_bytes += times * moved_bytes(one, computation, self.program, lambda array: array.in_hbm)
-                self.bytes += times * moved_bytes(one, computation, self.program, lambda array: True)
-                self.arithmetic(one, computation, times)
+                # A fusion moves only its operands and results, but the products inside it count.
+                self.hbm_bytes += times * moved_bytes(
+                    instruction, computation, self.program, lambda array: array.in_hbm
+                )
+                self.bytes += times * moved_bytes(instruction, computation, self.program, lambda array: True)
+                self.arithmetic(instruction, computation, times)
 
     def arithmetic(self, one: Instruction, computation: Computation, times: int) -> None:
-        """Products and messages, also those inside fusions."""
+        """Add the products and messages of an instruction, and of those inside it if it is a fusion."""
         kind = one.opcode.removesuffix("-start")
         if one.opcode == "fusion":
             called = self.program.called(one)
@@ -127,17 +146,19 @@ class _Counter:
         self.once_flops += flops
 
     def message(self, kind: str, one: Instruction, computation: Computation, times: int) -> None:
+        """Add a collective that runs `times` times."""
         group = _group_size(one, self.devices)
         size = sum(array.bytes for name in one.operands for array in computation.arrays(name))
         others = (group - 1) / group
+        # Bytes that a device sends, as a share of its operand, which for an all-gather is only the device's own part.
         shares = {"all-reduce": 2 * others, "all-gather": group - 1, "collective-permute": 1.0}
         row = self.collectives.setdefault((kind, group), [0.0, 0.0, 0.0])
-        for place, value in enumerate((1, size, size * shares.get(kind, others))):
-            row[place] += times * value
+        for index, value in enumerate((1, size, size * shares.get(kind, others))):
+            row[index] += times * value
 
 
 def _group_size(one: Instruction, devices: int) -> int:
-    """How many devices take part in each group of a collective; all, if it does not say."""
+    """Return the number of devices in each group of a collective; all devices if its attributes name no groups."""
     iota = one.attribute(r"replica_groups=\[(\d+,\d+)\]")
     listed = one.attribute(r"replica_groups=\{\{([0-9,]+)\}")
     named = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", one.attributes)
@@ -152,9 +173,10 @@ def _group_size(one: Instruction, devices: int) -> int:
 
 
 def moved_bytes(one: Instruction, inside: Computation, program: Program, counts: Callable[[Array], bool]) -> float:
-    """Bytes that an instruction reads and writes of arrays that `counts`.
+    """Return the bytes that an instruction reads and writes of the arrays for which `counts` is true.
 
-    Slices read what they take, and updates in place write what they change.
+    Slices read only what they take, and updates in place write only what they change.
+    inside: the computation that the instruction belongs to.
     """
     opcode = one.opcode
     if opcode in _FREE or opcode.endswith("-done") or any(name in one.attributes for name in _FREE_CUSTOM):
@@ -180,7 +202,7 @@ def moved_bytes(one: Instruction, inside: Computation, program: Program, counts:
     if opcode in _SLICES:
         sources = inside.arrays(one.operands[0])
         return sum(array.physical_bytes * (counts(array) + all(map(counts, sources))) for array in one.arrays)
-    if opcode == "dynamic-update-slice":
+    if opcode == "dynamic-update-slice":  # reads the update and writes it in place
         update = inside.arrays(one.operands[1])[0]
         return update.physical_bytes * (counts(one.arrays[0]) + counts(update))
     operands = [array for name in one.operands for array in inside.arrays(name)]
@@ -189,7 +211,7 @@ def moved_bytes(one: Instruction, inside: Computation, program: Program, counts:
 
 
 def _written(root: Instruction, inside: Computation, program: Program, whole: Array) -> float:
-    """Bytes of a fusion's result that it writes: all, or the changed part of an array that it updates in place."""
+    """Return the bytes of a fusion's result that it writes: all, or the part of an array that it updates in place."""
     if root.opcode == "bitcast" and root.operands[0] in inside.of:
         return _written(inside.of[root.operands[0]], inside, program, whole)
     if root.opcode == "fusion":
@@ -201,13 +223,14 @@ def _written(root: Instruction, inside: Computation, program: Program, whole: Ar
 
 
 def _touched(name: str, inside: Computation, program: Program, whole: Array) -> float:
-    """Bytes of a fusion's operand that it reads: all, or no more than the slices it takes."""
+    """Return the bytes of a fusion's operand that it reads: all, or only the slices that it takes."""
     if inside.of[name].is_root:
-        return whole.physical_bytes  # handed on to whatever called this
+        return whole.physical_bytes  # the caller gets all of it
     total = 0.0
     for user in inside.users.get(name, []):
         if user.opcode in _SLICES and user.operands[0] == name:
-            total += dataclasses.replace(user.arrays[0], dtype=whole.dtype).physical_bytes  # it may convert as it reads
+            # The fusion may convert elements as it reads them, so their size is that of the operand.
+            total += dataclasses.replace(user.arrays[0], dtype=whole.dtype).physical_bytes
         elif user.opcode == "bitcast":
             total += _touched(user.name, inside, program, whole)
         elif user.opcode == "fusion":
@@ -220,7 +243,7 @@ def _touched(name: str, inside: Computation, program: Program, whole: Array) -> 
 
 
 def product_flops(instruction: Instruction, inside: Computation) -> float:
-    """FLOPs of a matrix product, convolution or kernel with a declared cost (2 a multiply-add); 0 for all else."""
+    """Return the FLOPs (2 a multiply-add) of a matrix product, convolution or kernel with a declared cost; else 0."""
     if instruction.opcode == "custom-call":
         declared = instruction.attribute(r'"cost_estimate":(\{[^{}]*\})')
         return float(json.loads(declared).get("flops", 0)) if declared else 0.0
@@ -236,7 +259,11 @@ def product_flops(instruction: Instruction, inside: Computation) -> float:
 
 
 def _convolution_flops(instruction: Instruction, inside: Computation) -> float:
-    """TPUs compute every product as a convolution; a batch dimension is a window that meets the input at one place."""
+    """Return the FLOPs of a convolution, which is how TPUs compute every matrix product.
+
+    A batch dimension of a product is a window that overlaps the input at one place only, so the window positions that
+    fall on padding or between dilated elements are not counted.
+    """
     left, right = (inside.arrays(name)[0].shape for name in instruction.operands[:2])
     result = instruction.arrays[0].shape
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
@@ -251,7 +278,7 @@ def _convolution_flops(instruction: Instruction, inside: Computation) -> float:
         )
         low = int(fields["pad"].split("x")[axis].split("_")[0]) if "pad" in fields else 0
         width, steps = left[labels[1].index(str(axis))], result[labels[3].index(str(axis))]
-        reached = (at * stride + of * spread - low for at in range(steps) for of in range(size))
+        reached = (step * stride + tap * spread - low for step in range(steps) for tap in range(size))
         places *= sum(0 <= place <= (width - 1) * dilated and place % dilated == 0 for place in reached)
     rows, features = result[labels[3].index("b")], result[labels[3].index("f")]
     return 2.0 * places * rows * features * right[labels[2].index("i")]

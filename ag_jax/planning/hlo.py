@@ -1,6 +1,7 @@
-"""The text of a compiled program (optimized HLO) as computations of instructions.
+"""Parse the text of a compiled program (optimized HLO) into computations of instructions.
 
-It lists the instructions of every computation with the shapes of their results, and on TPUs with tiles and memory spaces.
+The text lists the instructions of every computation with the shapes of their results, and on TPUs with tiles and memory
+spaces.
 """
 
 import dataclasses
@@ -18,7 +19,10 @@ _NAME = re.compile(r"%([\w.\-]+)")
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Shape and place of one array. `physical_bytes` counts the padding of TPU tiles."""
+    """Type, shape and layout of an array.
+
+    layout: the text in braces after the shape: order of the axes, tiles and memory space, such as `1,0:T(8,128)S(1)`.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -26,17 +30,17 @@ class Array:
 
     @functools.cached_property
     def in_hbm(self) -> bool:
-        """Whether it lies in the device's main memory, and not in a memory on the chip."""
+        """Whether the array is in the device's main memory, not in a memory on the chip."""
         return "S(" not in self.layout
 
     @functools.cached_property
     def bytes(self) -> float:
-        """Bytes of the elements."""
+        """Bytes of the elements, without padding."""
         return math.prod(self.shape) * _ELEMENT_BITS.get(self.dtype, 8) / 8
 
     @functools.cached_property
     def physical_bytes(self) -> float:
-        """Bytes with the last dimensions filled up to the tile, such as T(8,128)."""
+        """Bytes with the fastest axes padded to multiples of the TPU's tile, such as T(8,128)."""
         order, _, tiles = self.layout.partition(":")
         tile = re.match(r"T\(([0-9,]+)\)", tiles)
         if not tile or not order:
@@ -50,7 +54,13 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation: `name = result opcode(operands), attributes`."""
+    """One line of a computation: `name = result opcode(operands), attributes`.
+
+    arrays: the arrays of the result.
+    operands: names of the instructions whose results it takes.
+    literal: the text between the parentheses: the value of a constant, the index of a parameter.
+    is_root: whether its result is that of the computation.
+    """
 
     name: str
     opcode: str
@@ -61,31 +71,41 @@ class Instruction:
     is_root: bool
 
     def attribute(self, pattern: str) -> str | None:
-        """The first group of a regular expression in the attributes."""
+        """Return the first group of a regular expression in the attributes; None if it is not found."""
         found = re.search(pattern, self.attributes)
         return found[1] if found else None
 
 
 class Computation:
-    """A named list of instructions."""
+    """A named list of instructions.
+
+    of: instructions by name.
+    root: the instruction whose result is that of the computation.
+    parameters: instructions by the index of the parameter.
+    users: instructions that have an operand, by the operand's name.
+    """
 
     def __init__(self, name: str, instructions: list[Instruction]):
         self.name, self.instructions = name, instructions
         self.of = {instruction.name: instruction for instruction in instructions}
-        self.root = next((one for one in instructions if one.is_root), instructions[-1])
-        self.parameters = {int(one.literal): one for one in instructions if one.opcode == "parameter"}
+        self.root = next((line for line in instructions if line.is_root), instructions[-1])
+        self.parameters = {int(line.literal): line for line in instructions if line.opcode == "parameter"}
         self.users: dict[str, list[Instruction]] = {}
-        for one in instructions:
-            for operand in dict.fromkeys(one.operands):
-                self.users.setdefault(operand, []).append(one)
+        for line in instructions:
+            for operand in dict.fromkeys(line.operands):
+                self.users.setdefault(operand, []).append(line)
 
     def arrays(self, name: str) -> tuple[Array, ...]:
-        """The arrays of an instruction's result."""
+        """Return the arrays of the result of the instruction `name`; () if it is not in this computation."""
         return self.of[name].arrays if name in self.of else ()
 
 
 class Program:
-    """All computations of a compiled module. Raises ValueError for a text that is no HLO module."""
+    """All computations of a compiled module. Raises ValueError if its text is no HLO module.
+
+    computations: by name.
+    entry: name of the computation that a run starts with.
+    """
 
     def __init__(self, text: str):
         self.computations: dict[str, Computation] = {}
@@ -105,14 +125,15 @@ class Program:
             raise ValueError("this is no text of a compiled module: it has no ENTRY computation")
 
     def called(self, instruction: Instruction) -> Computation | None:
-        """The computation that a fusion, call or asynchronous start runs."""
+        """Return the computation that a fusion, call or asynchronous start runs; None if it names none."""
         name = instruction.attribute(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
         return self.computations.get(name) if name else None
 
     def repeats(self, loop: Instruction) -> int | None:
-        """How often a `while` runs: as the compiler noted, or the constant that its counter, from 0 by 1, is compared with.
+        """Return the number of iterations of a `while`; None if it is unknown.
 
-        `jax.lax.scan` makes such loops. None for any other.
+        It is the compiler's own figure, or else the constant that the loop's condition compares its counter with, which
+        assumes a counter from 0 in steps of 1, as in the loops of `jax.lax.scan`.
         """
         noted = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
         if noted:
@@ -121,13 +142,16 @@ class Program:
         if condition.root.opcode not in ("compare", "fusion"):
             return None
         operands = [condition.of[name] for name in condition.root.operands if name in condition.of]
-        limits = [int(one.literal) for one in operands if one.opcode == "constant" and one.literal.isdigit()]
+        constants = [operand.literal for operand in operands if operand.opcode == "constant"]
+        limits = [int(literal) for literal in constants if literal.isdigit()]
         return limits[0] if len(limits) == 1 else None
 
 
 def _instruction(line: str) -> Instruction:
+    """Parse a line `name = result opcode(operands), attributes`."""
     start = _START.match(line)
     rest = line[start.end() :]
+    # A tuple of arrays is in parentheses; layouts have parentheses of their own, so they are matched by depth.
     split = _closing(rest, 0) + 1 if rest.startswith("(") else _end_of_array(rest)
     result, rest = rest[:split], rest[split:].lstrip()
     open_at = rest.index("(")
@@ -143,11 +167,13 @@ def _instruction(line: str) -> Instruction:
 
 
 def _end_of_array(text: str) -> int:
+    """Return the index at which the array type at the beginning of `text` ends."""
     found = _ARRAY.match(text)
     return found.end() if found else text.index(" ")
 
 
 def _closing(text: str, open_at: int) -> int:
+    """Return the index of the parenthesis that closes the one at `open_at`."""
     depth = 0
     for at in range(open_at, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)

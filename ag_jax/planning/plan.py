@@ -1,4 +1,4 @@
-"""What a config needs and can reach on a TPU slice, from compiling its training step for it; nothing is run or read."""
+"""Plan a run on a TPU slice: its memory and lower bounds of its time, by compiling its step; nothing is run or read."""
 
 import concurrent.futures
 import contextlib
@@ -23,13 +23,17 @@ from ag_jax.pretraining import build, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training import sharding
 
-_LARGEST_SPLIT = 64  # microbatches that are suggested, at most
+_LARGEST_SPLIT = 64  # the largest suggested factor of the number of microbatches
 REMIND_EVERY = 15.0  # seconds between two lines about a compilation that is still running
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One compilation. settings: what differs from the config, as one would write it on the command line."""
+    """The outcome of one compilation.
+
+    settings: what differs from the planned config, by the names that flags have.
+    config: the config that was compiled, `settings` included.
+    """
 
     settings: dict[str, Any]
     config: ExperimentConfig
@@ -37,16 +41,20 @@ class Trial:
 
     @property
     def fits(self) -> bool:
-        """Whether a device's memory holds it."""
+        """Whether the step fits into a device's memory."""
         return isinstance(self.outcome, Compiled)
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What a compiled step cannot beat on the slice, for rows without padding.
+    """Bounds of a compiled step's time and speed on the slice, for sequences without padding.
 
-    task: FLOPs of a step that the task asks for, with the expected number of masked positions: those of MFU.
-    computed: the same with every slot for masked positions, as a program computes it; both of the whole slice.
+    task: FLOPs of a step on the whole slice with the expected number of masked positions, from which MFU is computed.
+    computed: FLOPs of a step on the whole slice with every slot for masked positions, as a program computes it.
+    roofline: lower bounds of the step's time on one device.
+    tokens_per_second: upper bound of the whole slice's speed.
+    mfu: upper bound of the model FLOPs utilisation.
+    run_seconds, chip_hours: lower bounds for all steps of the config.
     """
 
     task: flops.Flops
@@ -60,8 +68,13 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The config as it is; if it does not fit, a change with which it does; and the largest batch, if it was searched.
+    """The outcomes of planning a config on a slice.
 
+    mesh: axis sizes by name.
+    own: the config as it is.
+    suggestion: a change of settings with which it fits; None if it fits already, or no change was found.
+    largest: the largest batch that fits; None if not even one row does, or `searched` is false.
+    searched: whether the largest batch was searched for.
     versions: of the programs that compiled the steps, by name.
     """
 
@@ -75,12 +88,16 @@ class Plan:
 
     @property
     def chosen(self) -> Trial | None:
-        """What the bounds are of: the config itself, or else what was found in its place."""
+        """The trial that bounds are reported for: the first of config, suggestion and largest batch that fits."""
         return next((trial for trial in (self.own, self.suggestion, self.largest) if trial and trial.fits), None)
 
 
 def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool = True) -> Plan:
-    """Compile, and search for what fits. Raises ValueError if mesh, batch or topology cannot be."""
+    """Compile the training step of a config for a slice, and search for what fits.
+
+    search_batch: whether to search for the largest batch.
+    Raises ValueError if mesh, batch or topology are impossible.
+    """
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing that deserves a device
     planner = _Planner(config, topology)
     own = planner.trial({})
@@ -93,7 +110,7 @@ def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool =
 
 
 def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Bounds:
-    """Bounds of a step that was compiled for this config and slice."""
+    """Return the bounds of a step that was compiled for this config and slice."""
     data, rows, length = config.data, config.training.batch_size, config.data.sequence_length
     words = vocabulary(config)
     task, computed = (
@@ -101,7 +118,7 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
         for predicted in (data.masking.rate * length, max_masked(data.masking, length))
     )
     device = topology.chip.per_device()
-    # A kernel without a declared cost is missing from the program's own count.
+    # Kernels without a declared cost are missing from the program's own count, so the model's count is a minimum.
     products = max(step.costs.flops, computed.total / topology.devices)
     limits = roofline(device, flops=products, hbm_bytes=step.costs.hbm_bytes, sent_bytes=step.costs.sent)
     run_seconds = limits.seconds * config.training.steps
@@ -117,7 +134,7 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
 
 
 def with_settings(config: ExperimentConfig, settings: dict[str, Any]) -> ExperimentConfig:
-    """The config with some `section.key` changed, and checked again."""
+    """Return the config with some settings, named `section.key`, changed; each change is checked."""
     for name, value in settings.items():
         section, key = name.split(".")
         changed = dataclasses.replace(getattr(config, section), **{key: value})
@@ -127,7 +144,7 @@ def with_settings(config: ExperimentConfig, settings: dict[str, Any]) -> Experim
 
 @contextlib.contextmanager
 def _reported(what: str) -> Iterator[None]:
-    """Print what is being done, every `REMIND_EVERY` seconds how long it has taken so far, and in the end how long it took."""
+    """Print `what` when it begins, every `REMIND_EVERY` seconds with the time so far, and when it ends, to stderr."""
     began, done = time.monotonic(), threading.Event()
 
     def remind() -> None:
@@ -149,7 +166,11 @@ def _reported(what: str) -> Iterator[None]:
 
 
 class _Planner:
-    """One config on one slice. `rows` are those of one device in one microbatch."""
+    """Compilations of a config, and of changes to it, for a slice.
+
+    parts: number of devices among which the rows of a batch are divided.
+    rows: number of rows that a device has in a microbatch.
+    """
 
     def __init__(self, config: ExperimentConfig, topology: Topology):
         self.config, self.topology = config, topology
@@ -159,17 +180,18 @@ class _Planner:
         self.rows = config.training.batch_size // config.training.microbatches // self.parts
 
     def trial(self, settings: dict[str, Any]) -> Trial:
+        """Compile the config with some settings changed."""
         config = with_settings(self.config, settings)
         named = ", ".join(f"{name}={value}" for name, value in settings.items()) or "the config as it is"
         with _reported(f"compiling for {self.topology.name}: {named}"):
             return Trial(settings, config, compile_step(config, self.topology, self.devices))
 
     def state_bytes(self) -> float:
-        """Of parameters and optimizer on one device: what a step of no rows would need."""
+        """Return the bytes of the training state on one device, about what a step of no rows would need."""
         return _state_bytes(self.config, self.mesh)
 
     def largest(self, own: Trial) -> Trial | None:
-        """The largest batch that fits with all other settings as they are."""
+        """Return the trial of the largest batch that fits with all other settings as they are; None if none fits."""
         unit = self.parts * self.config.training.microbatches
         trials = {self.rows: own}
 
@@ -182,7 +204,7 @@ class _Planner:
         return trials.get(rows)
 
     def suggestion(self, own: Trial) -> Trial | None:
-        """The first change of settings that fits; the batch stays what it is. None if no candidate does."""
+        """Return the first candidate that fits, with the batch size unchanged; None if no candidate does."""
         for settings in self.candidates(own):
             found = self.trial(settings)
             if found.fits:
@@ -190,13 +212,16 @@ class _Planner:
         return None
 
     def candidates(self, own: Trial) -> Iterator[dict[str, Any]]:
-        """From what costs least: microbatches (the very same gradient), rematerialisation, parameters split over devices."""
+        """Yield changes of settings that need less memory, the cheapest first.
+
+        They are microbatches (the gradient is exactly the same), rematerialisation, and parameters split over devices.
+        """
         fixed, microbatches = self.state_bytes(), self.config.training.microbatches
         fitting = search.predicted({self.rows: own.outcome}, fixed, own.outcome.available)
         splits = [
             split for split in range(2, _LARGEST_SPLIT + 1) if self.rows % split == 0 and self.rows // split <= fitting
         ]
-        for split in splits[:2]:
+        for split in splits[:2]:  # a second one, in case the prediction was too high
             yield {"training.microbatches": microbatches * split}
         for remat in {"none": ("dots", "layer"), "dots": ("layer",), "layer": ()}[self.config.model.remat]:
             yield {"model.remat": remat}
@@ -207,5 +232,6 @@ class _Planner:
 
 
 def _state_bytes(config: ExperimentConfig, mesh: Mesh) -> float:
+    """Return the bytes of the training state on one device of a mesh."""
     leaves = jax.tree.leaves(build.make_program(config, vocabulary(config), mesh).abstract)
     return float(sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves))

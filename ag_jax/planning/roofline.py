@@ -1,4 +1,4 @@
-"""The least time that a step can take, whatever the program's order: nothing is faster than the chip."""
+"""Lower bounds of a step's time, from the chip's peak FLOP/s and bandwidths (the roofline model)."""
 
 import dataclasses
 
@@ -7,7 +7,12 @@ from ag_jax.planning.chips import Chip
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Seconds of a step if one thing alone took time (Williams et al. 2009): products, HBM traffic, messages."""
+    """Lower bounds of a step's time in seconds, one for each resource (Williams et al. 2009).
+
+    products: matrix products at the chip's peak.
+    memory: HBM traffic at full bandwidth.
+    messages: messages between chips at full bandwidth.
+    """
 
     products: float
     memory: float
@@ -15,15 +20,15 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """A lower bound of the step's time: all three at once, none waiting."""
+        """The lower bound of the step's time, in which all three overlap completely."""
         return max(self.products, self.memory, self.messages)
 
     @property
     def binds(self) -> str:
-        """What takes longest."""
+        """The name of the resource with the largest bound: `products`, `memory` or `messages`."""
         return max(("products", "memory", "messages"), key=lambda name: getattr(self, name))
 
 
 def roofline(device: Chip, *, flops: float, hbm_bytes: float, sent_bytes: float) -> Roofline:
-    """The bounds for what one device computes, moves and sends; `device` is a chip's `per_device`."""
+    """Return the bounds for the FLOPs, HBM bytes and sent bytes of one device; `device` is a chip's `per_device`."""
     return Roofline(flops / device.flops, hbm_bytes / device.memory_bandwidth, sent_bytes / device.link_bandwidth)

@@ -1,7 +1,8 @@
-"""The largest number of rows that fits, with few compilations.
+"""Search for the largest number of rows that fits into a device's memory, with few compilations.
 
-Memory grows nearly linearly in the rows, a compiler that lacks memory says at once how much a step would need, and one that
-has enough goes on for a minute. So a straight line through what is known makes each guess, and the search comes from above.
+Memory grows nearly linearly in the rows. A compilation that runs out of memory fails at once and reports how much the
+step would need; one that fits takes a minute. So each guess is on a straight line through the known points, and the
+search comes from above.
 """
 
 import math
@@ -10,9 +11,10 @@ from collections.abc import Callable
 from ag_jax.planning.compilation import Compiled, TooLarge
 
 MOST_PROBES, MOST_FITTING = 8, 2
-NEAR = 0.05  # a number that fits is the largest if one that is this share larger does not
-# Of the first guess: far enough above to be refused, near enough to make the next guess a good one; and of the later ones.
-OVERSHOT, CAUTION = 1.15, 0.99
+NEAR = 0.05  # the search ends when a number fits, and a number larger by at most this share does not
+# Factor of a guess while every known number fits: far enough above to fail, near enough to predict the next guess well.
+OVERSHOT = 1.15
+CAUTION = 0.99  # factor of a guess when a number is known that does not fit
 
 Outcome = Compiled | TooLarge
 
@@ -20,10 +22,14 @@ Outcome = Compiled | TooLarge
 def largest(
     probe: Callable[[int], Outcome], known: dict[int, Outcome], fixed_bytes: float, available: float
 ) -> tuple[int, Outcome | None]:
-    """The largest number of rows, but for `NEAR`, that fits, with its outcome; 0 and None if not even one row does.
+    """Return the largest number of rows that fits, up to `NEAR`, and its outcome; 0 and None if not even one row fits.
 
-    probe: compiles for a number of rows; known: outcomes that need no probe; fixed_bytes: what no rows at all would need.
-    At most `MOST_PROBES` compilations, of which `MOST_FITTING` fit: where memory is not linear, a few more rows may.
+    probe: compiles for a number of rows.
+    known: outcomes that need no probe, by number of rows.
+    fixed_bytes: what a step of no rows would need.
+    available: bytes that a device has.
+    There are at most `MOST_PROBES` compilations, of which at most `MOST_FITTING` fit: if memory is not linear, a few
+    more rows may fit.
     """
     outcomes, fitting = dict(known), 0
     for _ in range(MOST_PROBES):
@@ -32,7 +38,7 @@ def largest(
         if fitting >= MOST_FITTING or (high is not None and high - low <= max(1, NEAR * low)):
             break
         guess = predicted(outcomes, fixed_bytes, available)
-        # To be refused costs seconds, to fit a minute.
+        # A compilation that runs out of memory costs seconds, one that fits a minute: so overshoot at first.
         rows = (
             max(math.ceil(OVERSHOT * guess), low + 1)
             if high is None
@@ -45,7 +51,7 @@ def largest(
 
 
 def predicted(outcomes: dict[int, Outcome], fixed_bytes: float, available: float) -> int:
-    """How many rows a straight line through the two known points nearest to `available` gives."""
+    """Return the number of rows that needs `available` bytes, on a line through the two known points nearest to it."""
     points = [(0, fixed_bytes)] + [(rows, needed(outcome)) for rows, outcome in outcomes.items()]
     (rows, size), (other, other_size) = sorted(points, key=lambda point: abs(point[1] - available))[:2]
     slope = (other_size - size) / (other - rows)
@@ -53,5 +59,5 @@ def predicted(outcomes: dict[int, Outcome], fixed_bytes: float, available: float
 
 
 def needed(outcome: Outcome) -> float:
-    """Bytes that a device needs."""
+    """Return the bytes that a device needs for a step, whether or not it fits."""
     return outcome.memory.total if isinstance(outcome, Compiled) else outcome.needed

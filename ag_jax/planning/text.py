@@ -1,4 +1,4 @@
-"""A plan as text to read and as JSON to keep."""
+"""Format a plan as text to read, and as JSON to save."""
 
 import dataclasses
 from typing import Any
@@ -11,14 +11,14 @@ from ag_jax.planning.topology import Topology
 
 GIB = 2**30
 _BINDS = {
-    "products": "the matrix products bind",
-    "memory": "HBM binds: the step moves more than it computes",
-    "messages": "the links between chips bind",
+    "products": "compute-bound: the matrix products take longest",
+    "memory": "memory-bandwidth-bound: HBM traffic takes longest",
+    "messages": "communication-bound: messages between chips take longest",
 }
 
 
 def report(plan: Plan, price: float | None = None) -> str:
-    """The plan, to be printed; with the cost of the run, if the price of a chip-hour in dollars is given."""
+    """Return a plan as text, with the cost of the run if `price`, dollars a chip-hour, is given."""
     blocks = [_heading(plan), _fit(plan)]
     if plan.chosen:
         blocks += [_step(plan.chosen, plan.topology), _limits(plan.chosen, plan.topology, price)]
@@ -27,7 +27,7 @@ def report(plan: Plan, price: float | None = None) -> str:
 
 
 def as_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
-    """Everything in the plan, for `plan.json`; with the cost of the run, if the price of a chip-hour in dollars is given."""
+    """Return the content of `plan.json`, with the cost of the run if `price`, dollars a chip-hour, is given."""
     chosen = plan.chosen
     found = _bounds(chosen, plan.topology) if chosen else None
     return {
@@ -69,6 +69,7 @@ def _trial_json(trial: Trial | None) -> dict[str, Any] | None:
 
 
 def _heading(plan: Plan) -> str:
+    """Return the lines on config, slice, mesh, batch and versions."""
     topology, config = plan.topology, plan.own.config
     training = config.training
     rows = training.batch_size // training.microbatches // (plan.mesh["data"] * plan.mesh["fsdp"])
@@ -86,6 +87,7 @@ def _heading(plan: Plan) -> str:
 
 
 def _fit(plan: Plan) -> str:
+    """Return the lines on whether the config fits, with the suggested change if it does not."""
     own, usable = plan.own, plan.topology.chip.per_device().usable_bytes
     if own.fits:
         return "It fits.\n" + _memory(own.outcome, usable)
@@ -119,6 +121,7 @@ def _memory(step: Compiled, usable: float) -> str:
 
 
 def _step(trial: Trial, topology: Topology) -> str:
+    """Return the lines on FLOPs, HBM traffic and messages of a step on one device."""
     costs, found = trial.outcome.costs, _bounds(trial, topology)
     parts = ", ".join(
         f"{name.replace('_', ' ')} {value / topology.devices / 1e12:.3g}"
@@ -129,27 +132,30 @@ def _step(trial: Trial, topology: Topology) -> str:
     lines = [
         "A step, on one device",
         f"  model                 {found.computed.total / topology.devices / 1e12:.4g} TFLOP ({parts})",
-        f"  program               {costs.flops / 1e12:.4g} TFLOP of products, {costs.hbm_bytes / 1e9:.4g} GB of HBM traffic",
+        f"  program               {costs.flops / 1e12:.4g} TFLOP of products, {costs.hbm_bytes / 1e9:.4g} GB of HBM "
+        "traffic",
         f"  compiler's own sum    {reported} (it counts the body of a loop once)",
     ]
     for message in costs.collectives:
         lines.append(
-            f"  {message.kind:<21} {message.count:,.0f} over {message.devices} devices, {message.bytes / 1e6:,.4g} MB, of "
-            f"which a device sends {message.sent / 1e6:,.4g} MB"
+            f"  {message.kind:<21} {message.count:,.0f} over {message.devices} devices, {message.bytes / 1e6:,.4g} MB, "
+            f"of which a device sends {message.sent / 1e6:,.4g} MB"
         )
     if costs.unknown_loops:
-        lines.append(f"  counted once, for their trips are not known: {', '.join(costs.unknown_loops)}")
+        lines.append(f"  loops counted once, because their iterations are unknown: {', '.join(costs.unknown_loops)}")
     return "\n".join(lines)
 
 
 def _limits(trial: Trial, topology: Topology, price: float | None) -> str:
+    """Return the lines on the bounds of step time, speed, and the run's duration and cost."""
     found, steps = _bounds(trial, topology), trial.config.training.steps
     limits, speed = found.roofline, found.tokens_per_second
     lines = [
-        "What this program cannot beat",
+        "Lower bounds of time, for this program on this slice",
         f"  a step                {limits.seconds * 1e3:.4g} ms or more: products {limits.products * 1e3:.4g}, HBM "
         + f"{limits.memory * 1e3:.4g}, messages {limits.messages * 1e3:.4g}; {_BINDS[limits.binds]}",
-        f"  speed                 {speed:,.0f} tokens/s at most, {speed / topology.chips:,.0f} a chip, MFU {found.mfu:.1%}",
+        f"  speed                 {speed:,.0f} tokens/s at most, {speed / topology.chips:,.0f} a chip, "
+        f"MFU {found.mfu:.1%}",
         f"  {steps:,} steps".ljust(24)
         + f"{found.run_seconds / 3600:,.1f} h or more, {found.chip_hours:,.1f} chip-hours",
     ]
@@ -159,6 +165,7 @@ def _limits(trial: Trial, topology: Topology, price: float | None) -> str:
 
 
 def _largest(plan: Plan) -> str:
+    """Return the line on the largest batch; empty if it was not searched for."""
     if not plan.searched:
         return ""
     if plan.largest is None:
@@ -166,8 +173,8 @@ def _largest(plan: Plan) -> str:
     training = plan.largest.config.training
     rows = training.batch_size // training.microbatches // (plan.mesh["data"] * plan.mesh["fsdp"])
     return (
-        f"Largest batch that was found to fit, all else as it is: {training.batch_size:,} rows, {_plural(rows, 'row')} on a "
-        f"device in a microbatch, {_gib(needed(plan.largest.outcome))}"
+        f"Largest batch that was found to fit, all else as it is: {training.batch_size:,} rows, "
+        f"{_plural(rows, 'row')} on a device in a microbatch, {_gib(needed(plan.largest.outcome))}"
     )
 
 

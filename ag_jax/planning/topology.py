@@ -1,4 +1,4 @@
-"""TPU slices that are not there: their names, and devices to compile for."""
+"""TPU slices by name, and devices to compile for ahead of time; no TPU needed."""
 
 import dataclasses
 import glob
@@ -27,7 +27,7 @@ SHAPES = {
 }
 _COUNTED_IN_CORES = ("v2", "v3", "v4", "v5p")  # v4-8 has 8 cores on 4 chips, v5e-8 has 8 chips
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6": "v6e", "trillium": "v6e"}
-# What libtpu would otherwise ask the metadata server of a TPU VM. Without these variables it prints errors on any other machine.
+# Without these variables libtpu asks the metadata server of a TPU VM, and prints errors on any other machine.
 _WITHOUT_TPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -42,40 +42,44 @@ _DEVICE_FILES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")  # where Linux shows th
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A slice: its generation's chip, and chips along each axis."""
+    """A TPU slice.
+
+    chip: of its generation.
+    shape: chips along each axis, such as 4x4.
+    """
 
     chip: Chip
     shape: str
 
     @property
     def name(self) -> str:
-        """As `parse` reads it, such as v5e:4x4."""
+        """The name `GENERATION:SHAPE`, such as v5e:4x4."""
         return f"{self.chip.name}:{self.shape}"
 
     @property
     def accelerator(self) -> str:
-        """As Cloud TPU calls it, such as v5litepod-16."""
+        """The accelerator's name on Cloud TPU, such as v5litepod-16."""
         return f"{'v5litepod' if self.chip.name == 'v5e' else self.chip.name}-{_size(self.chip, self.shape)}"
 
     @property
     def chips(self) -> int:
-        """Chips of the slice."""
+        """The number of chips in the slice."""
         return _chips(self.shape)
 
     @property
     def devices(self) -> int:
-        """What JAX will count."""
+        """The number of JAX devices in the slice."""
         return self.chips * self.chip.devices
 
     @property
     def hosts(self) -> int:
-        """Machines that the chips belong to."""
+        """The number of machines that the chips belong to."""
         return -(-self.chips // self.chip.chips_per_host)
 
     def compile_only_devices(self) -> list[jax.Device]:
-        """Devices that programs can be compiled for and not run on. Needs libtpu; several processes may do so at once.
+        """Return devices that programs can be compiled for, but not run on. Several processes may do so at once.
 
-        Raises ValueError if libtpu is missing.
+        Raises ValueError if libtpu, which this needs, is not installed, or gives another number of devices.
         """
         if not (importlib.util.find_spec("libtpu") or os.environ.get("TPU_LIBRARY_PATH")):
             raise ValueError(
@@ -97,8 +101,8 @@ class Topology:
 def silence_libtpu() -> None:
     """Keep an installed libtpu from printing errors while JAX looks for devices on a machine without a TPU.
 
-    JAX asks every installed library for devices. On a machine with a TPU nothing changes, nor do variables that are set already.
-    Must be called before JAX is used for the first time.
+    JAX asks every installed library for devices. On a machine with a TPU nothing changes; environment variables that
+    are set already never change. Must be called before JAX is used for the first time.
     """
     if not any(glob.glob(pattern) for pattern in _DEVICE_FILES):
         _set_environment()
@@ -110,7 +114,7 @@ def _set_environment() -> None:
 
 
 def versions() -> dict[str, str]:
-    """The versions of jax, jaxlib and libtpu, on which the result of a compilation depends."""
+    """Return the versions of jax, jaxlib and libtpu, on which the result of a compilation depends."""
     found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
     package, library = importlib.util.find_spec("libtpu"), os.environ.get("TPU_LIBRARY_PATH", "")
     if package and (not library or library.startswith(os.path.dirname(package.origin))):
@@ -123,14 +127,14 @@ def _chips(shape: str) -> int:
 
 
 def _size(chip: Chip, shape: str) -> int:
-    """The number in an accelerator's name."""
+    """Return the number in an accelerator's name on Cloud TPU: cores for some generations, chips for others."""
     return _chips(shape) * (chip.cores if chip.name in _COUNTED_IN_CORES else 1)
 
 
 def parse(text: str) -> Topology:
-    """`GENERATION:SHAPE` such as v5e:4x4, or an accelerator's name such as v5litepod-16 or v4-8, as a topology.
+    """Parse a slice's name: `GENERATION:SHAPE` such as v5e:4x4, or Cloud TPU's such as v5litepod-16 or v4-8.
 
-    Raises ValueError that lists the slices nearest in size if there is none like it.
+    Raises ValueError that lists the slices nearest in size if there is no such slice.
     """
     match = re.fullmatch(r"(v\d\w*|trillium)[:-](\d+(?:x\d+)*)", text.strip().lower())
     if not match:

@@ -1,1 +1,1 @@
-"""Pre-training: a run from its config to its report."""
+"""Pre-training: the config of a run, its model and objective, its text, training, comparisons and their report."""

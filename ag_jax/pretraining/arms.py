@@ -1,4 +1,4 @@
-"""Arms of a comparison: one config file with each value of its argument `arm`, and the same flags on top of all."""
+"""The arms of a comparison: one config file, read with each value of its argument `arm`, with the same flags on top."""
 
 import itertools
 import shlex
@@ -9,16 +9,17 @@ from typing import Any
 from ag_jax import config_reader
 from ag_jax.distributed import hosts
 
-NOT_COMPARED = {"title", "seed"}  # two arms that differ in these settings only are the same
+NOT_COMPARED = {"title", "seed"}  # arms that differ only in these settings count as the same
 
 
 def names(source: str, listed: str | None, setting: str, verb: str) -> list[str]:
-    """Return the arms of a comma-separated list.
+    """Return the names in the comma-separated list `listed` of arms.
 
-    setting: where the config file lists them.
-    verb: the one that trains a config without arms.
+    source: the config file, for messages.
+    setting: the setting that holds the list, for messages.
+    verb: the command that trains a config without arms, for messages.
 
-    Raises ValueError if there are none, or if one is there twice.
+    Raises ValueError if there are none, or if a name occurs twice.
     """
     if not listed:
         raise ValueError(f"{source} names no arms to compare; set {setting}, or use `ag-jax {verb}` without arms")
@@ -29,12 +30,12 @@ def names(source: str, listed: str | None, setting: str, verb: str) -> list[str]
 
 
 def load(source: str, arm: str, overrides: Mapping[str, Any]) -> config_reader.ConfigDict:
-    """The config of one arm of `source`, with the flags on top."""
+    """Load the config of one arm of the config file `source`, with the flags `overrides` on top."""
     return config_reader.load(config_reader.with_argument(source, "arm", arm), overrides)
 
 
 def overridden(source: str, compared: Iterable[str], overrides: Mapping[str, Any]) -> list[str]:
-    """A sentence for each flag that replaces a setting in which the arms of the config file differ."""
+    """Return a sentence for each flag that overrides a setting in which the arms of the config file differ."""
     own = {arm: config_reader.flat(load(source, arm, {}).to_dict()) for arm in compared}
     sentences = []
     for key, value in overrides.items():
@@ -46,22 +47,22 @@ def overridden(source: str, compared: Iterable[str], overrides: Mapping[str, Any
 
 
 def announce(sentences: Sequence[str]) -> None:
-    """Print the sentences of `overridden` to stderr, on the first host."""
+    """Print the sentences that `overridden` returned to stderr, on host 0 only."""
     if hosts.is_first():
         for sentence in sentences:
             print(sentence, file=sys.stderr, flush=True)
 
 
 def command(verb: str, source: str, overrides: Mapping[str, Any]) -> str:
-    """Return the command that trains `source` with these settings, without its directory."""
+    """Return the command line that trains `source` with these flags, without `--workdir`."""
     flags = [f"--config={source}", *(f"--config.{key}={config_reader.shown(item)}" for key, item in overrides.items())]
     return " ".join(["ag-jax", verb, *map(shlex.quote, flags)])
 
 
 def check_distinct(source: str, in_effect: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Raise ValueError if two arms are the same, with the flags that make them so.
+    """Raise ValueError if two arms have the same settings; the message names the flags that make them equal.
 
-    in_effect: the checked config of each arm, with settings that are not read at their defaults.
+    in_effect: the checked config of each arm, with settings that have no effect at their defaults.
     """
     settings = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in in_effect.items()}
     for one, other in itertools.combinations(settings, 2):
@@ -69,7 +70,7 @@ def check_distinct(source: str, in_effect: Mapping[str, Any], overrides: Mapping
         if any(settings[one].get(key) != settings[other].get(key) for key in keys):
             continue
         flags = overridden(source, (one, other), overrides)
-        reason = ", as " + " and ".join(flags) if flags else ""
+        reason = ", because " + " and ".join(flags) if flags else ""
         remedy = "leave that out" if flags else "change the arguments of the config file"
         raise ValueError(
             f"the arms {one} and {other} of {source} have the same settings{reason}: {remedy}, or name other arms"

@@ -32,9 +32,9 @@ from ag_jax.training.program import Program
 
 
 def choose_attention(config: ExperimentConfig, mesh: Mesh, encoder: EncoderConfig | None = None) -> dispatch.Choice:
-    """The implementation of attention that `model.attention` stands for on the devices of `mesh`.
+    """Choose the implementation of attention for the setting `model.attention` and the devices of `mesh`.
 
-    encoder: the model's by default; another one, which is not guided, such as the generator's.
+    encoder: the config of another encoder than the model's, such as the generator's, whose heads are not guided.
     """
     shape = encoder or config.model
     guided = encoder is None and config.guidance.mode != "none"
@@ -50,17 +50,17 @@ def choose_attention(config: ExperimentConfig, mesh: Mesh, encoder: EncoderConfi
 
 
 def special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
-    """What patterns look for, in this tokenizer's ids."""
+    """Return the token ids of delimiters and periods, which attention patterns look for."""
     return SpecialTokens(tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))
 
 
 def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
-    """Patterns with their number of heads, from head 0 on; empty for a run without guidance."""
+    """Return the patterns with their number of heads, from head 0 on; empty for a run without guidance."""
     return guidance.assign_heads(config.guidance, config.model.heads)
 
 
 def make_objective(config: ExperimentConfig, vocabulary: Vocabulary, model: Model) -> Objective:
-    """Return the objective of a run: that of its workload, guided and attacked if the config says so."""
+    """Return the objective of a run: its workload's objective, with guidance and an attack if the config has them."""
     slots = batching.empty_batch(config.data, rows=1)["masked_positions"].shape[1]
     sentences = Sentences(config.adversarial.sentence, slots if config.data.pack else 1)
     objective = workload_of(config).make_objective(config, vocabulary, model, sentences)
@@ -78,10 +78,11 @@ def guided_and_attacked(
     special: SpecialTokens,
     steps: int,
 ) -> Objective:
-    """Return an objective with guidance, and around that with an attack, as far as the settings have them.
+    """Wrap an objective with guidance and then with an attack, as far as the settings have them.
 
+    encoder: the config of the encoder.
     special: the token ids that patterns look for.
-    steps: of the run, for schedules.
+    steps: the number of steps of the run, for schedules.
     """
     if guidance_config.mode != "none":
         objective = Guided(
@@ -97,7 +98,10 @@ def guided_and_attacked(
 
 
 def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> AdversaryOptimizer | None:
-    """The optimizer of an adversary: the model's, with settings of its own; None if nothing but the model learns."""
+    """Return the optimizer of an adversary's parameters; None if only the model learns.
+
+    It has the settings of the model's optimizer, except for those that `adversarial.asa` replaces.
+    """
     if config.method != "asa":
         return None
     asa = config.asa
@@ -111,7 +115,7 @@ def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> Ad
 
 
 def optimizer_of(config: ExperimentConfig) -> optax.GradientTransformation:
-    """The optimizer of a run."""
+    """Return the optimizer of a run, with that of its adversary if there is one."""
     adversary = adversary_optimizer(config.adversarial, config.optimizer)
     return make_optimizer(config.optimizer, config.training.steps, adversary)
 
@@ -124,10 +128,11 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
     rows, parts = config.training.batch_size // config.training.microbatches, mesh.shape["data"] * mesh.shape["fsdp"]
     if rows % parts:
         raise ValueError(
-            f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose a multiple"
+            f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose a "
+            "multiple"
         )
     workload = workload_of(config)
-    # The reference attention has the same parameters, and accepts an example of any shape.
+    # Initialised with the reference attention, which has the same parameters and accepts an example of any shape.
     example_model = reference_model(config, vocabulary)
     model = workload.make_model(config, vocabulary, lambda encoder: choose_attention(config, mesh, encoder).attend)
     example = batching.empty_batch(config.data, rows=1)
@@ -141,15 +146,15 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
 
 
 def random_keys(seed: int) -> tuple[jax.Array, jax.Array]:
-    """Return the random keys of a run: of its initial parameters and of dropout."""
+    """Return the two random keys of a run, for its initial parameters and for dropout."""
     init_key, dropout_key = jax.random.split(jax.random.key(seed))
     return init_key, dropout_key
 
 
 def shared_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -> Program:
-    """Return `make_program`'s result, the same one for configs that differ only in their seed.
+    """Return the program of a run on the devices of `mesh`, cached for configs that differ only in seed and title.
 
-    So the seeds of a comparison are compiled once.
+    So the program is compiled once for all seeds of a comparison.
     """
     alike = dataclasses.replace(config, seed=0, title="")
     ids = (tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))
@@ -160,5 +165,5 @@ _cached_program = functools.lru_cache(maxsize=4)(make_program)
 
 
 def unboxed(params: Any) -> Any:
-    """Parameters as a plain nested dict, without the axis names that `Program.init` gives them."""
+    """Return parameters as a plain nested dict, without the axis names that `Program.init` gives them."""
     return nn.unbox(params)

@@ -1,4 +1,4 @@
-"""`compare`: every arm and every seed of a config, and the report on them."""
+"""`ag-jax compare` for pre-training: train every arm with every seed, and write the report."""
 
 import functools
 import json
@@ -21,11 +21,11 @@ from ag_jax.pretraining.report import ArmResults
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.wandb_run import Labels
 
-PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # figure 4
+PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # Deshpande & Narasimhan 2020, figure 4
 
 
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int], ExperimentConfig]:
-    """The checked config of every (arm, seed): `source` with its argument `arm` replaced, settings on top.
+    """Return the checked config of every (arm, seed) of the config file `source`, with `overrides` on top.
 
     Raises ValueError if there are no arms, if two are the same, or if they are measured by different losses.
     """
@@ -41,16 +41,19 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
     measured = {workloads.workload_of(config).primary_metric.label for config in configs.values()}
     if len(measured) > 1:
         raise ValueError(
-            f"the arms of {source} are measured by different losses ({', '.join(sorted(measured))}), which cannot be compared: "
-            "replaced_tokens.generator must be none in all of them or in none"
+            f"the arms of {source} are measured by different losses ({', '.join(sorted(measured))}), which cannot "
+            "be compared: replaced_tokens.generator must be none in all of them or in none"
         )
     return configs
 
 
 def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
-    """Train what is not trained yet, arm by arm, then write `report.md`, `report.json` and `figures/`; returns the report.
+    """Train or resume every run of a comparison, and write its report; returns the path of `report.md`.
 
-    Runs lie in `workdir/ARM-seedN`; a comparison that was stopped goes on where it was. Of several hosts the first writes.
+    overrides: settings that replace those of every arm of the config file `source`.
+    workdir: the directory of `report.md`, `report.json`, `figures/` and the runs, `ARM-seedN`.
+
+    Finished runs are not trained again. On several hosts, host 0 writes the report.
     """
     configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
     overridden = arms.overridden(source, list(dict.fromkeys(arm for arm, _ in configs)), overrides)
@@ -68,7 +71,7 @@ def _compare(
 ) -> epath.Path:
     compared = list(dict.fromkeys(arm for arm, _ in configs))
     directories = {(arm, seed): workdir / f"{arm}-seed{seed}" for arm, seed in configs}
-    for key, config in configs.items():  # before the first is trained: a clash is worth nothing an hour later
+    for key, config in configs.items():  # before the first is trained, so that a conflict shows now and not hours later
         run.claim_workdir(config, directories[key])
         hosts.from_first(
             "the files of the text", functools.partial(pretraining_corpus.check_files, config, directories[key])
@@ -114,14 +117,14 @@ def _compare(
 
 
 def _rows(directory: epath.Path, metric: str) -> list[dict[str, Any]]:
-    """Return the rows of a run's metrics. Raises ValueError if one lacks what a report needs of it."""
+    """Return the rows of a run's metrics. Raises ValueError if a row lacks a number that the report needs."""
     rows = read_metrics(directory)
     for row in rows:
         wanted = ("tokens_seen", *((metric, "tokens_per_second") if row["split"] == "train" else ()))
         if lacking := [key for key in wanted if not isinstance(row.get(key), (int, float))]:
             raise ValueError(
-                f"{directory / 'metrics.jsonl'}: the row of step {row['step']} has no number as {', '.join(lacking)}: the file was "
-                "changed. Delete the folder of this run to train it again"
+                f"{directory / 'metrics.jsonl'}: the row of step {row['step']} has no number as "
+                f"{', '.join(lacking)}: the file was changed. Delete the folder of this run to train it again"
             )
     return rows
 
@@ -137,7 +140,10 @@ def _figures(
     results: list[ArmResults],
     corpus: pipeline.Corpus,
 ) -> list[tuple[str, str]]:
-    """Draw the figures of the paper, with the maps of `runs`; (caption, path relative to the report) of each."""
+    """Draw the figures of a report, and return (caption, path relative to the report) of each.
+
+    runs: directory and config of the run of each arm whose attention maps are drawn.
+    """
     directory = workdir / "figures"
     directory.mkdir(parents=True, exist_ok=True)
     series, headline = (
@@ -165,7 +171,7 @@ def _figures(
     targets = maps.targets(last, special, shown)
     drawn.append(("Patterns for the sentence", plots.pattern_figure(last.tokens, targets, directory / "patterns.png")))
     layer, head = last.weights_NHQK.shape[0] // 2, 0
-    for name, count in [*assignment, ("free", 1)]:
+    for name, count in [*assignment, ("free", 1)]:  # the first head of each pattern, then the first free head
         if head < last.weights_NHQK.shape[1]:
             caption = f"Layer {layer + 1}, head {head + 1} ({name}) during training"
             path = directory / f"maps_layer{layer + 1}_head{head + 1}.png"
@@ -175,7 +181,7 @@ def _figures(
 
 
 def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list[tuple[str, maps.AttentionMaps]]:
-    """(label, maps of the config's sentence) at every milestone of a run."""
+    """Return (label, attention maps of the config's sentence) for every milestone of a run."""
     labelled = []
     for fraction in sorted(config.training.milestones):
         opened = run.open_run(workdir, round(fraction * config.training.steps))

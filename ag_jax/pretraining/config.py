@@ -1,4 +1,4 @@
-"""The settings of a pre-training run: one frozen dataclass, with a section for each room, checked as a whole."""
+"""The settings of a pre-training run: a frozen dataclass with a section for each part of the program."""
 
 import dataclasses
 from typing import Annotated, Any, ClassVar
@@ -75,7 +75,8 @@ class ExperimentConfig:
             )
         if self.next_sentence and self.model.token_types < 2:
             raise ValueError(
-                f"data.format={self.data.format} marks two segments, but model.token_types={self.model.token_types}: set it to 2"
+                f"data.format={self.data.format} marks two segments, but "
+                f"model.token_types={self.model.token_types}: set it to 2"
             )
         self._check_replaced_tokens()
         if self.optimizer.warmup_steps >= self.training.steps:
@@ -92,19 +93,20 @@ class ExperimentConfig:
                 f"the {rows} rows of a microbatch (training.batch_size / training.microbatches) must be a multiple of "
                 f"mesh.data * mesh.fsdp = {parts}"
             )
-        guidance.assign_heads(self.guidance, self.model.heads)
+        guidance.assign_heads(self.guidance, self.model.heads)  # only for its errors
 
     def _check_replaced_tokens(self) -> None:
         generator, replacement = self.replaced_tokens.generator, self.data.masking.replacement
         wanted = "unigram" if generator == "unigram" else "mask"
         if replacement != wanted:
             raise ValueError(
-                f"replaced_tokens.generator={generator} goes with data.masking.replacement={wanted}, got {replacement}: set both"
+                f"replaced_tokens.generator={generator} goes with data.masking.replacement={wanted}, got "
+                f"{replacement}: set both"
             )
         if self.detects_replaced_tokens and self.data.format in PAIR_FORMATS:
             raise ValueError(
-                f"replaced-token detection has no next-sentence prediction, which data.format={self.data.format} is for: choose "
-                "another format, or replaced_tokens.generator=none"
+                f"replaced-token detection has no next-sentence prediction, which data.format={self.data.format} is "
+                "for: choose another format, or replaced_tokens.generator=none"
             )
         small = self.generator
         if small is not None and small.heads % self.mesh.tensor:
@@ -115,19 +117,20 @@ class ExperimentConfig:
 
     @property
     def in_effect(self) -> "ExperimentConfig":
-        """The same experiment, with the settings of guidance and attacks that are not read at their defaults."""
+        """This config with all settings of guidance and attacks that have no effect reset to their defaults."""
         return dataclasses.replace(self, guidance=self.guidance.in_effect, adversarial=self.adversarial.in_effect)
 
     @property
     def detects_replaced_tokens(self) -> bool:
-        """Whether the model is trained to detect replaced tokens, and not to predict masked ones."""
+        """Whether the model is trained to detect replaced tokens, instead of predicting masked ones."""
         return self.replaced_tokens.generator != "none"
 
     @property
     def generator(self) -> EncoderConfig | None:
-        """The encoder of the generator that is trained beside the model, if there is one.
+        """The config of the generator's encoder, which is trained together with the model; None without a generator.
 
-        Raises ValueError if its width, heads and features do not come out as whole numbers that go together.
+        Its width, heads and features are `generator_fraction` of the model's, rounded. Raises ValueError if the heads
+        do not divide the width.
         """
         if self.replaced_tokens.generator != "mlm":
             return None
@@ -135,8 +138,9 @@ class ExperimentConfig:
         width, heads = round(model.width * fraction), max(1, round(model.heads * fraction))
         if width < 1 or width % heads:
             raise ValueError(
-                f"replaced_tokens.generator_fraction={fraction} of model.width={model.width} and model.heads={model.heads} is "
-                f"{width} and {heads}: choose one with which the second divides the first, such as 0.25 or 0.5"
+                f"replaced_tokens.generator_fraction={fraction} of model.width={model.width} and "
+                f"model.heads={model.heads} is {width} and {heads}: choose one with which the second divides the "
+                "first, such as 0.25 or 0.5"
             )
         features = max(1, round((model.feedforward or 4 * model.width) * fraction))
         shared = model.embedding_width or model.width
@@ -144,22 +148,25 @@ class ExperimentConfig:
 
     @property
     def next_sentence(self) -> bool:
-        """Whether the data has sentence pairs, and so the model a next-sentence head."""
+        """Whether the data has sentence pairs, in which case the model has a next-sentence head."""
         return self.data.format in PAIR_FORMATS
 
 
 def default_config() -> config_reader.ConfigDict:
-    """Every setting at its default, for a config file to change."""
+    """Return all settings at their defaults, for a config file to change."""
     return config_reader.default(ExperimentConfig)
 
 
 def parse(config: config_reader.ConfigDict | dict[str, Any]) -> ExperimentConfig:
-    """The checked experiment. Raises ValueError that names the key and what it may be."""
+    """Convert settings to a checked config. Raises ValueError with the setting and its allowed values."""
     return config_reader.parse(ExperimentConfig, config)
 
 
 def read_settings(path: epath.PathLike) -> dict[str, Any]:
-    """The settings in a run's `config.json`, not checked yet. Raises ValueError, which names the file, if it holds anything else."""
+    """Read the settings in a run's `config.json` without checking their values.
+
+    Raises ValueError, with the file's name, if it is not the config of a pre-training run.
+    """
     found = read_json(path)
     for key, what in (("tasks", "a suite of fine-tuning"), ("model_type", "a Hugging Face model")):
         if key in found:
@@ -169,7 +176,7 @@ def read_settings(path: epath.PathLike) -> dict[str, Any]:
 
 
 def read(path: epath.PathLike) -> ExperimentConfig:
-    """The checked experiment of a run's `config.json`. Raises ValueError, which names the file, if it holds anything else."""
+    """Read and check a run's `config.json`. Raises ValueError, with the file's name, if it is not such a config."""
     values = read_settings(path)
     try:
         return parse(values)

@@ -1,8 +1,8 @@
 """The text of a run: the run's own tokenizer, and `corpus.json`, a summary of the text that the run is trained on.
 
-Both are written into the run directory when the run begins, after its `config.json`. From then on the tokenizer is never trained
-again, and a change of the text is detected, because it would change which rows are held out, and the model may already have been
-trained on some of them.
+Both are written into the run directory when the run begins, after its `config.json`. From then on the tokenizer is
+never trained again, and a change of the text is detected, because it would change which rows are held out, and the
+model may already have been trained on some of them.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from ag_jax.distributed import hosts, storage
 from ag_jax.pretraining.config import ExperimentConfig
 
 SUMMARY, TOKENIZER = "corpus.json", "tokenizer"
-NAMED = 10  # files or facts of a kind that a message lists
+NAMED = 10  # most files of a kind that a message lists
 
 
 def prepare(config: ExperimentConfig, workdir: epath.Path) -> pipeline.Corpus:
     """Make the tokenizer and the rows of a run, on each host separately; writes nothing to the run directory.
 
-    Raises ValueError, on every host, if hosts made different rows, or if the files of the text changed since the run began and
-    `data.accept_changed_text` is not set.
+    Raises ValueError, on every host, if hosts made different rows, or if the files of the text changed since the run
+    began and `data.accept_changed_text` is not set.
     """
     hosts.from_first("the files of the text", lambda: check_files(config, workdir))
     return _prepare(config.data, workdir)
@@ -35,14 +35,16 @@ def prepare(config: ExperimentConfig, workdir: epath.Path) -> pipeline.Corpus:
 def record(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> None:
     """Store the tokenizer and the summary of a new run, or check the rows of a resumed run against its stored summary.
 
-    A resumed run's summary is rewritten if it is missing or if the files changed; if the rows changed, too, the old summary is kept
-    under `earlier`. Raises ValueError, on every host, if the rows changed and `data.accept_changed_text` is not set.
+    A resumed run's summary is rewritten if it is missing or if the files changed; if the rows changed, too, the old
+    summary is kept under `earlier`.
+
+    Raises ValueError, on every host, if the rows changed and `data.accept_changed_text` is not set.
     """
     hosts.from_first("the summary of the text", lambda: _record(config, workdir, corpus))
 
 
 def check_files(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Raise ValueError if the files of the text are not those that a run began with, before they are tokenised."""
+    """Raise ValueError if the files of the text changed since a run began; called before they are tokenised."""
     recorded = read_summary(workdir)
     if recorded is None or config.data.accept_changed_text:  # `record` says what changed
         return
@@ -52,7 +54,11 @@ def check_files(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def prepare_for_evaluation(config: ExperimentConfig, workdir: epath.Path) -> tuple[pipeline.Corpus, dict[str, Any]]:
-    """Tokenizer and rows of a run, and what is to be said about the held-out text; warns if it is not that of the run."""
+    """Return tokenizer and rows of a run, and a description of the held-out text; warns if it is not the run's text.
+
+    The description has the source, its numbers of documents, rows and tokens, `is_the_text_of_the_run` (true, false, or
+    None if unknown) and, if there is one, the warning.
+    """
     corpus = _prepare(config.data, workdir)
     held_out = {
         "source": config.data.validation_source or config.data.source,
@@ -69,7 +75,7 @@ def prepare_for_evaluation(config: ExperimentConfig, workdir: epath.Path) -> tup
 
 
 def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
-    """What `corpus.json` of a run says; None for a run that has none. Raises ValueError if the file is damaged."""
+    """Read a run's `corpus.json`; None for a run without one. Raises ValueError if the file is damaged."""
     path = workdir / SUMMARY
     if not path.exists():
         return None
@@ -80,29 +86,34 @@ def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
         _named(summary["files"])
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"{path} is damaged ({error}): put back a copy, or delete it if you are sure that the text is that of the run"
+            f"{path} is damaged ({error}): put back a copy, or delete it if you are sure that the text is that of "
+            "the run"
         ) from error
     return summary
 
 
 def with_own_tokenizer(config: DataConfig, workdir: epath.Path) -> DataConfig:
-    """The settings with the tokenizer in the run directory, wherever that was taken from, if the run has begun."""
+    """Return the settings with the run directory's own tokenizer if the run has begun, unchanged otherwise.
+
+    Raises ValueError if a run that has begun has no tokenizer.
+    """
     if not _has_begun(workdir):
         return config
     if not (workdir / TOKENIZER).exists():
         raise ValueError(
-            f"the run in {workdir} has lost its tokenizer: put back {workdir / TOKENIZER}, without which it is of no use"
+            f"the run in {workdir} has lost its tokenizer: put back {workdir / TOKENIZER}, without which it is of "
+            "no use"
         )
     return dataclasses.replace(config, tokenizer=dataclasses.replace(config.tokenizer, path=str(workdir / TOKENIZER)))
 
 
 def _has_begun(workdir: epath.Path) -> bool:
-    """Whether the tokenizer in a run directory is the run's: what else is there was written after it."""
+    """Whether a run has begun, so that the tokenizer in its directory is final: these files are written after it."""
     return any((workdir / name).exists() for name in (SUMMARY, "metrics.jsonl", "checkpoints"))
 
 
 def _prepare(data: DataConfig, workdir: epath.Path) -> pipeline.Corpus:
-    # Asked by all before the first host writes the tokenizer of a new run, which is after all of them agree.
+    # All hosts look for a tokenizer in the directory before host 0 writes that of a new run: it does so after `agree`.
     corpus = pipeline.prepare(with_own_tokenizer(data, workdir), quiet=not hosts.is_first())
     hosts.agree("their text (data.source must hold the same everywhere)", corpus.facts())
     return corpus
@@ -118,8 +129,9 @@ def _record(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corp
     if recorded is None:
         if (workdir / "metrics.jsonl").exists():
             _say(
-                f"WARNING: the run in {workdir} was begun by a version that kept no summary of its text: {SUMMARY} is written "
-                "from the text as it is now. If the text has changed since the run began, other rows are held out now"
+                f"WARNING: the run in {workdir} was begun by a version that kept no summary of its text: {SUMMARY} "
+                "is written from the text as it is now. If the text has changed since the run began, other rows "
+                "are held out now"
             )
     else:
         files, rows = _changed_files(recorded["files"], summary["files"]), _changed_facts(recorded, corpus)
@@ -139,28 +151,32 @@ def _refuse_unless_accepted(config: ExperimentConfig, workdir: epath.Path, chang
             f"{message}\nPut the text back as it was, begin another run in another directory, or go on knowingly with "
             "--config.data.accept_changed_text=True"
         )
-    _say(f"WARNING: {message}\ngoing on, as data.accept_changed_text says")
+    _say(f"WARNING: {message}\ncontinuing, because data.accept_changed_text is set")
 
 
 def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> tuple[bool | None, str | None]:
-    """Whether an evaluation is on the text that the run is trained with, None if that is unknown; and a warning."""
+    """Return whether an evaluation is on the text of the run (None: unknown), and a warning or None."""
     recorded = read_summary(workdir)
     if recorded is None:
         return None, f"the run has no {SUMMARY}, so nothing says whether this is the text that it was trained with"
     if changes := _changed_facts(recorded, corpus):
         changes = _changed_files(recorded["files"], pipeline.source_files(config.data)) + changes
-        warning = "this is NOT the text that the run was trained with, and the model may have been trained on what is held out here:\n"
+        warning = (
+            "this is NOT the text that the run was trained with, and the model may have been trained on what is held "
+            "out here:\n"
+        )
         return False, warning + "\n".join(changes)
     if recorded.get("earlier"):
         return (
             True,
-            "the text changed while the run was trained: the model may have been trained on some of what is held out here",
+            "the text changed while the run was trained: the model may have been trained on some of what is held "
+            "out here",
         )
     return True, None
 
 
 def _changed_facts(recorded: dict[str, Any], corpus: pipeline.Corpus) -> list[str]:
-    """What of the rows is not as it was; nothing if they are the same, however their tokenizer is written down now."""
+    """Return a line for each fact about the rows that changed; none if only the tokenizer's fingerprint changed."""
     now = corpus.facts()
     different = [fact for fact in now if recorded.get(fact) != now[fact]]
     return (
@@ -171,7 +187,7 @@ def _changed_facts(recorded: dict[str, Any], corpus: pipeline.Corpus) -> list[st
 
 
 def _changed_files(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Which files were added, removed or changed; none if the same contents come in the same order."""
+    """Return lines on files that were added, removed or changed; none if the same contents come in the same order."""
     if _contents(then) == _contents(now):
         return []
     before, after = _named(then), _named(now)

@@ -1,4 +1,4 @@
-"""Extended runs: a finished run continues when `training.steps` is raised.
+"""Extension of finished runs: training continues when `training.steps` is raised.
 
 The summary of the shorter run stays as `summary-STEPS.json`, and its last checkpoint and milestones are kept.
 """
@@ -16,29 +16,29 @@ _EARLIER = re.compile(r"summary-(\d+)\.json")
 
 
 def earlier_lengths(workdir: epath.Path) -> list[int]:
-    """Return the values of `training.steps` before the run was extended, ascending."""
+    """Return the values of `training.steps` that a run had before it was extended, ascending."""
     found = (_EARLIER.fullmatch(path.name) for path in workdir.iterdir())
     return sorted(int(match[1]) for match in found if match)
 
 
 def is_finished(steps: int, workdir: epath.Path) -> bool:
-    """Whether a run of so many steps was trained to its end."""
+    """Whether the run in `workdir` was trained to its end with `training.steps` of `steps`."""
     return (workdir / SUMMARY).exists() or steps in earlier_lengths(workdir)
 
 
 def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Rename the summary of a finished run of `steps` steps, so that the run counts as unfinished, and say what changes."""
+    """Mark a finished run of `steps` steps as unfinished by renaming its summary, and print what changes."""
     if (workdir / SUMMARY).exists():
         (workdir / SUMMARY).rename(workdir / f"summary-{steps}.json")
     print(
-        f"extending the run of {steps} steps to {config.training.steps}: from here on the learning rate and the coefficient of "
-        "guidance follow the schedules of the longer run",
+        f"extending the run of {steps} steps to {config.training.steps}: from here on the learning rate and the "
+        "coefficient of guidance follow the schedules of the longer run",
         file=sys.stderr,
         flush=True,
     )
 
 
 def kept_steps(config: ExperimentConfig, workdir: epath.Path) -> tuple[int, ...]:
-    """Return the steps whose checkpoints were milestones of the run before it was extended."""
+    """Return the steps of checkpoints that were milestones of a run before it was extended."""
     shorter = [dataclasses.replace(config.training, steps=steps) for steps in earlier_lengths(workdir)]
     return tuple(sorted({step for training in shorter for step in training.milestone_steps()}))

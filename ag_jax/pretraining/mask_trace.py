@@ -1,4 +1,4 @@
-"""The share of attention that an adversary masked in an earlier run, as a schedule for fixed masks (`method=scheduled`)."""
+"""Masked shares of an earlier run with an adversary, as a schedule for non-learned masks (`method=scheduled`)."""
 
 from etils import epath
 
@@ -9,10 +9,11 @@ from ag_jax.training.metrics import read_metrics
 
 
 def read(config: AdversarialConfig, layers: int) -> Trace | None:
-    """Return the shares of masked units that `adversarial.masking.trace` names; None if the method needs none.
+    """Read the shares of masked units of the run named by `adversarial.masking.trace`; None if the method needs none.
 
-    layers: of the model that is to be trained. Raises ValueError if there are no such shares, if their run did not end,
-    or if its model has another number of layers.
+    layers: the number of layers of the model to be trained.
+
+    Raises ValueError if that run recorded no shares, did not end, or has a model with another number of layers.
     """
     if config.method != "scheduled":
         return None
@@ -31,19 +32,22 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
     planned = _planned_steps(directory, rows[-1]["step"])
     if planned is None:
         raise ValueError(
-            f"{wanted}, that was trained to its end: it stopped after step {rows[-1]['step']}; go on with it first"
+            f"{wanted}, that was trained to its end: it stopped after step {rows[-1]['step']}; resume it first"
         )
     shares = tuple(tuple(row["masked/layers"]) for row in rows)
     if len(shares[0]) != layers:
         raise ValueError(f"{wanted}, of a model of as many layers: it has {len(shares[0])}, the model {layers}")
     ends = [row["step"] for row in rows]
-    # A row is of the steps since the one before: it stands in their middle.
+    # A row is the mean over the steps since the row before, so it is dated to the middle of these steps.
     middles = [(begin + end) / 2 for begin, end in zip([0, *ends], ends, strict=False)]
     return Trace(tuple(middle / planned for middle in middles), shares)
 
 
 def _planned_steps(directory: epath.Path, last: int) -> int | None:
-    """Return the steps that a run or trial was to have, which patience may have cut short; None if it has not ended."""
+    """Return the planned steps of a run or trial, which `patience` may have cut short; None if it did not end.
+
+    last: the last logged step.
+    """
     if (directory / "result.json").exists():
         found = {"planned_steps": last} | read_json(directory / "result.json")
         check_fields(directory / "result.json", found, {"planned_steps": int})
@@ -52,6 +56,6 @@ def _planned_steps(directory: epath.Path, last: int) -> int | None:
 
 
 def directory_of(config: AdversarialConfig) -> epath.Path:
-    """Return the directory that `adversarial.masking.trace` names, by itself or by the file in it."""
+    """Return the directory that `adversarial.masking.trace` names, either itself or by its `metrics.jsonl`."""
     path = epath.Path(config.masking.trace)
     return path.parent if path.name == "metrics.jsonl" else path

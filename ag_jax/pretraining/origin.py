@@ -28,9 +28,10 @@ class Origin:
     name: its name on the Hugging Face hub, or the name of its directory if it was read from disk.
     base_model: its name on the hub or, if it was read from disk, `base_model` of its model card.
     architectures: the classes in its config.json.
-    license, citation: those of its model card.
+    license: the licence in its model card.
+    citation: the citation in its model card.
     new: parts of the parameters that were randomly initialised at step 0, such as `word_head`.
-    left_out: names of its tensors that have no place here.
+    left_out: names of its tensors that have no counterpart in this program's models.
     """
 
     model_type: str = ""
@@ -80,7 +81,10 @@ def read(directory: epath.Path, width: int) -> tuple[Origin, Pooler]:
 
 
 def _find(directory: epath.Path) -> epath.Path | None:
-    """The directory whose `origin.json` holds for a run: its own, or of the first run it descends from that has one."""
+    """Return the directory of a run's `origin.json`: its own, or that of its nearest ancestor with one.
+
+    None if there is none. Ancestors are found through `training.initial_weights`.
+    """
     seen = []
     while not (directory / FILE).exists():
         seen.append(directory)
@@ -89,7 +93,7 @@ def _find(directory: epath.Path) -> epath.Path | None:
         if not start or not isinstance(start, str):
             return None
         source = storage.directory(start)
-        if source in seen:
+        if source in seen:  # runs that name one another would be followed forever
             return None
         if not (source / "config.json").exists():
             if hosts.is_first():

@@ -1,4 +1,4 @@
-"""The report of a comparison: numbers to JSON and Markdown."""
+"""The report of a comparison of pre-training runs: its numbers, and their tables in Markdown."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,10 @@ MEASURES = {
 class ArmResults:
     """The runs of one arm, one for each seed, in the order of the seeds.
 
-    summaries: what `run.train` returned; metrics: rows of metrics.jsonl; settings: the flat config without the seed.
+    name: name of the arm.
+    summaries: the summary of each run, as `run.train` returns it.
+    metrics: the rows of each run's metrics.jsonl.
+    settings: the flat config without title and seed.
     """
 
     name: str
@@ -31,14 +34,22 @@ class ArmResults:
 
 
 def first_step_below(rows: list[dict[str, Any]], loss: float, metric: str = MLM.metric) -> int | None:
-    """The first logged step of a run whose train loss is below `loss`."""
+    """Return the first logged step of a run with a train loss below `loss`; None if there is none.
+
+    rows: the rows of metrics.jsonl.
+    metric: the name of the loss.
+    """
     return next((row["step"] for row in rows if row["split"] == "train" and row[metric] < loss), None)
 
 
 def numbers(
     arms: Sequence[ArmResults], seeds: Sequence[int], headline: PrimaryMetric, plateau_loss: float
 ) -> dict[str, Any]:
-    """Every number of the report. Arms are tested against the first one, paired by seed."""
+    """Return every number of the report, for JSON. Arms are tested against the first one, paired by seed.
+
+    headline: the loss by which runs are summarised.
+    plateau_loss: the loss of the best guess without context.
+    """
     baseline, left = arms[0], plateau_loss - headline.margin
     result = {
         "seeds": list(seeds),
@@ -54,7 +65,9 @@ def numbers(
             "mean": {key: spread(of_seeds).mean for key, of_seeds in values.items()},
             "deviation": {key: spread(of_seeds).deviation for key, of_seeds in values.items()},
             "p_value": {
-                key: None if arm is baseline else paired_t_test([one[key] for one in baseline.summaries], of_seeds)
+                key: None
+                if arm is baseline
+                else paired_t_test([summary[key] for summary in baseline.summaries], of_seeds)
                 for key, of_seeds in values.items()
             },
             "left_plateau_at_step": [first_step_below(rows, left, headline.metric) for rows in arm.metrics],
@@ -66,7 +79,7 @@ def numbers(
 
 
 def _speed(rows: list[dict[str, Any]]) -> float | None:
-    """Median over the logged intervals after the first, in which the step is compiled."""
+    """Return the median tokens per second of the logged intervals after the first, in which the step is compiled."""
     speeds = sorted([row["tokens_per_second"] for row in rows if row["split"] == "train"][1:])
     return speeds[len(speeds) // 2] if speeds else None
 
@@ -80,7 +93,12 @@ def markdown(
     command: str,
     overridden: Sequence[str] = (),
 ) -> str:
-    """The report as Markdown; `figures` are (caption, path beside the report), `overridden` what `arms.overridden` says."""
+    """Return the report as Markdown.
+
+    results: the numbers of the report, as `numbers` returns them.
+    figures: (caption, path relative to the report) of each figure.
+    overridden: the sentences that `arms.overridden` returns.
+    """
     lines = [f"# {title}", "", f"`{command}`", "", *overridden_flags(overridden)]
     lines += _loss_table(headline, arms, results)
     lines += _reading(headline, arms, results)
@@ -127,20 +145,23 @@ def _reading(headline: PrimaryMetric, arms: Sequence[ArmResults], results: dict[
     return [
         "*Train* is the mean over the last twentieth of training, *validation* is on held-out documents after the last "
         "step, *average train* is the mean over all of training, which is lower the sooner a model learns.",
-        f"Guessing by frequency, without context, gives {results['plateau_loss']:.3f}; a run has left the plateau when its "
-        f"train loss is {headline.margin:g} below that.",
+        f"Guessing by frequency, without context, gives {results['plateau_loss']:.3f}; a run has left the plateau "
+        f"when its train loss is {headline.margin:g} below that.",
         f"The lowest validation loss is that of **{best.name}**.",
         "",
     ]
 
 
 def overridden_flags(sentences: Sequence[str]) -> list[str]:
-    """Lines that warn of flags in the place of settings by which arms differ; none without any."""
+    """Return the lines that warn of flags which override settings of the arms; none if there are no such flags."""
     return [*(f"**{sentence}.**" for sentence in sentences), ""] if sentences else []
 
 
 def settings_table(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The settings in which arms differ, as lines of a table; arms are given by name, with their flat settings."""
+    """Return the lines of a table of the settings in which arms differ.
+
+    arms: the flat settings of each arm, by name.
+    """
     known = dict.fromkeys(key for settings in arms.values() for key in settings)
     keys = [key for key in known if len({repr(settings.get(key)) for settings in arms.values()}) > 1]
     if not keys:

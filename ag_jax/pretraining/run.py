@@ -1,8 +1,8 @@
-"""Runs and their directories: from a checked config to a `Job` for the loop, and from a directory back to a model.
+"""Pre-training runs and their directories: train, evaluate and open a run.
 
-A run directory holds `config.json`, `corpus.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`, `figures/`
-and, when the run is done, `summary.json`; `hosts.json` if several hosts share it, `lock.json` while it is trained, and
-`origin.json` if its weights began elsewhere.
+A run directory holds `config.json`, `corpus.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
+`figures/` and, when the run is done, `summary.json`; `hosts.json` if several hosts share it, `lock.json` while it is
+trained, and `origin.json` if it did not start from randomly initialised weights.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ from ag_jax.training.program import Program
 from ag_jax.training.state import TrainState, create_state, with_params
 from ag_jax.training.wandb_run import Labels, WandbRun, check_installed
 
-# Settings that change neither what is learnt nor the rows of metrics.jsonl: a run may be resumed with others.
+# Settings that change neither the trained model nor the rows of metrics.jsonl: a run may be resumed with others.
 MAY_DIFFER = (
     "data.accept_changed_text",
     "data.cache_dir",
@@ -65,14 +65,15 @@ MAY_DIFFER = (
     "comparison.",
     "inspection.",
 )
-# Settings of the encoder with which the same parameters mean the same.
+# Settings of the encoder that do not change the meaning of its parameters.
 MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "attention")
 
 
 def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus, labels: Labels = Labels()) -> Job:
     """Return the job that trains `config` in `workdir`.
 
-    labels: of its run at Weights & Biases.
+    corpus: the tokenizer and the rows.
+    labels: labels of its run at Weights & Biases.
     """
     program = build.shared_program(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
     rows = sharding.process_rows(program.mesh, config.training.batch_size)
@@ -127,14 +128,14 @@ def _wandb_run(config: ExperimentConfig, workdir: epath.Path, labels: Labels) ->
 
 
 def versions() -> dict[str, str]:
-    """What of the program and of JAX must be the same on all hosts."""
+    """Return the versions of this program (a hash of its sources) and of JAX, which must be the same on all hosts."""
     sources = sorted(pathlib.Path(__file__).parents[1].rglob("*.py"))
     program = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     return {"the program (a hash of ag_jax)": program, "jax": jax.__version__}
 
 
 def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Make the directory this config's: write `config.json`, or check that it is the same run's.
+    """Write `config.json` to a new run directory, or check that the directory holds the same run.
 
     The config of an attempt that left nothing worth keeping is replaced. Raises ValueError, with the settings that
     differ, if another config was run there, if the hosts have different ones, or if they do not share the directory.
@@ -148,8 +149,9 @@ def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
     hosts.from_first("a mark in the run directory", lambda: _mark(mark))
     if blind := shared_files.wait_for(mark):
         raise ValueError(
-            f"--workdir={workdir} is not the same directory on all hosts: host {', '.join(map(str, blind))} does not see what "
-            "host 0 writes there. Give one that they share, such as gs://BUCKET/RUN or a network file system"
+            f"--workdir={workdir} is not the same directory on all hosts: host {', '.join(map(str, blind))} does "
+            "not see what host 0 writes there. Give one that they share, such as gs://BUCKET/RUN or a network file "
+            "system"
         )
 
 
@@ -163,7 +165,7 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
         if path.exists():
             theirs = pretraining_config.read_settings(path)
-            if is_begun(workdir) or not theirs.keys() <= ours.keys():  # the latter: a file that is none of ours
+            if is_begun(workdir) or not theirs.keys() <= ours.keys():  # the latter: the file of another program
                 steps = _check_same(theirs, config, workdir)
                 if steps == config.training.steps:
                     return
@@ -178,7 +180,7 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def _check_same(theirs: dict[str, Any], config: ExperimentConfig, workdir: epath.Path) -> int:
-    """Return the steps of the run of `theirs`, which `config` resumes or extends.
+    """Return `training.steps` of the stored settings `theirs`, whose run `config` resumes or extends.
 
     Raises ValueError, with the settings that differ, if it does neither.
     """
@@ -196,7 +198,8 @@ def _check_same(theirs: dict[str, Any], config: ExperimentConfig, workdir: epath
     if different:
         raise ValueError(
             f"--workdir={workdir} holds a run of another config, by its config.json:\n" + "\n".join(different) + "\n"
-            "Use that config, or choose another directory. Only a finished run may be extended, by raising training.steps"
+            "Use that config, or choose another directory. Only a finished run may be extended, by raising "
+            "training.steps"
         )
     return steps
 
@@ -209,7 +212,7 @@ def is_begun(workdir: epath.Path) -> bool:
 
 
 def _remove_attempt(workdir: epath.Path) -> None:
-    """Remove what an attempt that left nothing worth keeping wrote, and the next one would take for its own."""
+    """Delete the files of an attempt that left nothing worth keeping, which the next attempt would take for its own."""
     for name in (pretraining_corpus.SUMMARY, "metrics.jsonl"):
         (workdir / name).unlink(missing_ok=True)
     if (workdir / "checkpoints").exists():
@@ -217,16 +220,19 @@ def _remove_attempt(workdir: epath.Path) -> None:
 
 
 def train(config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = Labels()) -> dict[str, Any]:
-    """Run, or go on with, the training of `config` in `workdir`; returns and writes the summary.
+    """Train `config` in `workdir`, or resume its training; returns and writes the summary.
 
-    labels: of its run at wandb. Raises ValueError if a setting is not allowed, or if another process trains there.
+    labels: labels of its run at Weights & Biases.
+
+    Raises ValueError if a setting is not allowed, or if another process trains there.
     """
     config_reader.check(config)
     check_installed(config.training.wandb)
     workdir = storage.directory(workdir)
     if config.training.initial_weights and not is_begun(workdir):
         check_initial_weights(config)
-    mask_trace.read(config.adversarial, config.model.layers)  # before a directory is claimed by what cannot be trained
+    # Only for its errors: a directory should not be claimed by a config that cannot be trained.
+    mask_trace.read(config.adversarial, config.model.layers)
     with lock.hold(workdir):
         return _train(config, workdir, labels)
 
@@ -249,9 +255,9 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels) -> dic
 
 
 def check_initial_weights(config: ExperimentConfig) -> None:
-    """Raise ValueError, with the settings that differ, unless `training.initial_weights` is a run of the same encoder."""
+    """Raise ValueError, with the settings that differ, if `training.initial_weights` is a run of another encoder."""
     source = storage.directory(config.training.initial_weights)
-    theirs, ours = (config_reader.flat(config_reader.to_dict(of)["model"]) for of in (read_config(source), config))
+    theirs, ours = (config_reader.flat(config_reader.to_dict(run)["model"]) for run in (read_config(source), config))
     if 0 in (theirs["vocabulary_size"], ours["vocabulary_size"]):  # the tokenizer's, which is not loaded yet
         theirs["vocabulary_size"] = ours["vocabulary_size"]
     different = [
@@ -269,11 +275,11 @@ def check_initial_weights(config: ExperimentConfig) -> None:
 def _initial_params(
     config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, program: Program
 ) -> dict[str, Any]:
-    """Return those parameters of the run `training.initial_weights` that this run has, too; prints which heads differ.
+    """Return the parameters that a run takes from `training.initial_weights`; prints which heads are new or dropped.
 
-    Their origin is copied to this run. A new head for sentence pairs takes over the pooler of a BERT.
+    The origin of the weights is copied to this run. A new head for sentence pairs takes over the pooler of a BERT.
 
-    Raises ValueError for another tokenizer, and for any other parameter that one of the runs lacks or has in another shape.
+    Raises ValueError for another tokenizer, and if a part that both runs have differs in its parameters or shapes.
     """
     if not config.training.initial_weights:
         return {}
@@ -284,7 +290,7 @@ def _initial_params(
             f"--config.data.tokenizer.path={opened.workdir}/tokenizer"
         )
     expected = program.abstract.params
-    kept = [name for name in opened.params if name in expected]
+    kept = [name for name in opened.params if name in expected]  # heads of only one of the runs are no error
     theirs, ours = (_shapes({name: tree[name] for name in kept}) for tree in (opened.params, expected))
     if different := _differences(theirs, ours):
         raise ValueError(f"the weights of {opened.workdir} do not fit this run:\n" + "\n".join(different))
@@ -308,7 +314,10 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 
 
 def write(config: ExperimentConfig, workdir: epath.PathLike, tokenizer: Tokenizer, params: Any) -> None:
-    """A run directory of `config` at step 0 with the given parameters and a fresh optimizer; `train` would go on from there."""
+    """Write a run directory of `config` at step 0, with the given parameters and a new optimizer state.
+
+    `train` resumes from this checkpoint.
+    """
     workdir = storage.directory(workdir)
     claim_workdir(config, workdir)
     tokenizer.save(workdir / "tokenizer")
@@ -320,7 +329,7 @@ def write(config: ExperimentConfig, workdir: epath.PathLike, tokenizer: Tokenize
 
 
 def read_config(workdir: epath.PathLike) -> ExperimentConfig:
-    """The config of a run directory."""
+    """Read the config of a run directory. Raises FileNotFoundError if there is none, ValueError if it is damaged."""
     path = storage.directory(workdir) / "config.json"
     if not path.exists():
         raise FileNotFoundError(
@@ -330,7 +339,7 @@ def read_config(workdir: epath.PathLike) -> ExperimentConfig:
 
 
 def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
-    """What `train` returned for a run that is done, None for one that is not. Raises ValueError if the file is damaged."""
+    """Read the summary of a finished run; None for an unfinished one. Raises ValueError if the file is damaged."""
     path = workdir / SUMMARY
     if not path.exists():
         return None
@@ -338,10 +347,13 @@ def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
 
 
 def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]:
-    """Metrics of a run's checkpoint (the newest by default) on its held-out text, and what that text is."""
+    """Return the metrics of a run's checkpoint on its held-out text, with a description of that text.
+
+    step: step of the checkpoint, the newest by default.
+    """
     workdir = storage.directory(workdir)
     config = read_config(workdir)
-    if config.adversarial.method in NAIVE:  # they have no parameters, and an evaluation is without them
+    if config.adversarial.method in NAIVE:  # non-learned masks have no parameters, and an evaluation does not mask
         config = dataclasses.replace(config, adversarial=AdversarialConfig())
     corpus, evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)
     job = make_job(config, workdir, corpus)
@@ -359,11 +371,18 @@ def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class OpenRun:
-    """A trained model, ready to be looked at: `model.apply({"params": params}, batch, ...)`.
+    """The model of a run at a checkpoint, to be used as `model.apply({"params": params}, batch, ...)`.
 
-    beside: the parameters of an adversary that it was trained against, which are none of the model's.
-    origin: the imported model that its weights began as.
-    pooler: BERT's, of the head for sentence pairs, or else of the imported model; empty if there is none.
+    workdir: the run directory.
+    config: the config of the run.
+    tokenizer: the run's tokenizer.
+    model: the model, with the reference implementation of attention.
+    params: the parameters of the model.
+    beside: the parameters of the adversary that the model was trained against, if there was one.
+    step: the step of the checkpoint.
+    steps: the steps of all checkpoints of the run.
+    origin: the imported model that the weights started from.
+    pooler: BERT's pooler, from the head for sentence pairs, or else from the imported model; empty if there is none.
     """
 
     workdir: epath.Path
@@ -379,23 +398,28 @@ class OpenRun:
 
     @property
     def untrained(self) -> tuple[str, ...]:
-        """Parts of the parameters that were randomly initialised beside imported ones and never trained."""
+        """The parts of the parameters that were randomly initialised next to imported ones, and never trained."""
         return self.origin.untrained(self.step)
 
     @property
     def assignment(self) -> tuple[tuple[str, int], ...]:
-        """Patterns with their number of heads, from head 0 on; empty for a run without guidance."""
+        """The patterns with their number of heads, from head 0 on; empty for a run without guidance."""
         return build.assignment(self.config)
 
     @property
     def attacker(self) -> LearntMasks | None:
-        """What makes the attack from all parameters, `params | beside`; None if no adversary was learnt."""
+        """The adversary that the model was trained against, to be applied with `params | beside`; None without one."""
         special = build.special_tokens(self.tokenizer)
         return adversarial.learnt(self.config.adversarial, self.model.config, special)
 
 
 def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
-    """The model of a run directory at a checkpoint's step, the newest by default."""
+    """Open the model of a run directory.
+
+    step: step of the checkpoint, the newest by default.
+
+    Raises FileNotFoundError or ValueError if there is no such checkpoint, or if it does not fit the config.
+    """
     workdir = storage.directory(workdir)
     config = read_config(workdir)
     tokenizer = tokenizers.load(workdir / "tokenizer")
@@ -415,14 +439,14 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
 def _check_fits(
     model: PretrainingModel | ReplacedTokensModel, params: Any, config: ExperimentConfig, workdir: epath.Path
 ) -> None:
-    """Raise ValueError if the parameters of a checkpoint are not those of the model that `config.json` describes."""
+    """Raise ValueError if a checkpoint's parameters have other names or shapes than the model of `config.json`."""
     example = batching.empty_batch(config.data, rows=1)
     made = jax.eval_shape(lambda: model.init(jax.random.key(0), example, deterministic=True)["params"])
     expected, found = _shapes(build.unboxed(made)), _shapes(params)
     if different := _differences(found, expected):
         raise ValueError(
-            f"{workdir / 'config.json'} describes another model than the checkpoints beside it hold, so one of them was changed:\n"
-            + "\n".join(different)
+            f"{workdir / 'config.json'} describes another model than the checkpoints beside it hold, so one of them "
+            "was changed:\n" + "\n".join(different)
         )
 
 

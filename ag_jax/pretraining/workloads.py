@@ -1,4 +1,4 @@
-"""The workloads of pre-training, masked words and replaced tokens: everything that depends on what a run predicts."""
+"""The two workloads of pre-training, masked words and replaced tokens: all that depends on the prediction task."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ from ag_jax.pretraining import plateau
 from ag_jax.pretraining.config import ExperimentConfig
 
 Model = PretrainingModel | ReplacedTokensModel
-# The attention of an encoder; None stands for the model's own, whose heads may be guided.
+# encoder -> its implementation of attention; None stands for the model's own encoder, whose heads may be guided.
 ChooseAttend = Callable[[EncoderConfig | None], Attend]
 
 
 class Vocabulary(Protocol):
-    """What a model needs to know of a tokenizer."""
+    """The properties of a tokenizer that a model depends on: vocabulary size, ids of delimiters and of periods."""
 
     vocabulary_size: int
     delimiter_ids: Sequence[int]
@@ -34,7 +34,7 @@ class Vocabulary(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyInfo:
-    """A `Vocabulary` without a tokenizer: for plans of runs whose tokenizer is not trained yet, and as a cache key.
+    """A `Vocabulary` without a tokenizer, for plans of runs whose tokenizer is not trained yet, and as a cache key.
 
     The defaults are the special ids of a tokenizer that a run trains.
     """
@@ -46,9 +46,9 @@ class VocabularyInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What a run predicts.
+    """The prediction task of a run, with its model, objective and FLOPs.
 
-    changed: what happens to the tokens that are predicted, for model cards.
+    changed: the participle for predicted tokens in model cards, such as `masked`.
     primary_metric: the loss by which runs are summarised.
     make_model: (config, vocabulary, attention by encoder) -> model.
     make_objective: (config, vocabulary, model, sentences) -> objective, without guidance and attacks.
@@ -75,7 +75,10 @@ def reference_model(config: ExperimentConfig, vocabulary: Vocabulary) -> Model:
 
 
 def model_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderConfig:
-    """Return the encoder's config with the vocabulary filled in. Raises ValueError if it is smaller than the tokenizer's."""
+    """Return the encoder's config with `vocabulary_size` filled in.
+
+    Raises ValueError if `model.vocabulary_size` is smaller than the tokenizer's vocabulary.
+    """
     size = config.model.vocabulary_size or vocabulary.vocabulary_size
     if size < vocabulary.vocabulary_size:
         raise ValueError(
@@ -86,7 +89,7 @@ def model_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderCon
 
 
 def generator_config(config: ExperimentConfig, vocabulary: Vocabulary) -> EncoderConfig | None:
-    """Return the config of the generator of replaced tokens, with the vocabulary filled in; None if a run has none."""
+    """Return the config of the generator's encoder with `vocabulary_size` filled in; None without a generator."""
     if config.generator is None:
         return None
     return dataclasses.replace(config.generator, vocabulary_size=model_config(config, vocabulary).vocabulary_size)
@@ -131,12 +134,12 @@ def _replaced_tokens_model(
     config: ExperimentConfig, vocabulary: Vocabulary, attend: ChooseAttend
 ) -> ReplacedTokensModel:
     generator = generator_config(config, vocabulary)
-    of_generator = reference.attend if generator is None else attend(generator)
-    return ReplacedTokensModel(model_config(config, vocabulary), generator, attend(None), of_generator)
+    generator_attend = reference.attend if generator is None else attend(generator)
+    return ReplacedTokensModel(model_config(config, vocabulary), generator, attend(None), generator_attend)
 
 
 def _ignored_ids(config: ExperimentConfig, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the ids of tokens that are not judged."""
+    """Return the ids of tokens for which no prediction is asked: the delimiters, if only words are judged."""
     return tuple(vocabulary.delimiter_ids) if config.replaced_tokens.tokens == "words" else ()
 
 

@@ -1,1 +1,1 @@
-"""Settings of papers and released programs, for config files."""
+"""Settings from papers and released code, shared by config files."""

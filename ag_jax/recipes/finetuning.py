@@ -1,4 +1,4 @@
-"""Recipes of fine-tuning that several config files share, each with its source."""
+"""Fine-tuning recipes that several config files share, each with its source."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,8 @@ Config = Any  # an `ml_collections.ConfigDict`
 
 SCALES = ("paper", "small")
 
-# Learning rate, batch size, epochs, warm-up proportion, longest row, temperature (Wu et al. 2022, Adversarial Self-Attention,
-# table 5).
+# Learning rate, batch size, epochs, warm-up fraction, max_length in tokens, temperature tau (Wu et al. 2022,
+# Adversarial Self-Attention, table 5).
 ASA_TABLE_5 = {
     "sst2": (2e-5, 32, 3, 0.06, 128, 0.3),
     "mnli": (3e-5, 32, 3, 0.06, 128, 0.3),
@@ -27,10 +27,10 @@ ASA_TABLE_5 = {
     "paws_qqp": (5e-5, 16, 3, 0.06, 128, 0.3),
     "hellaswag": (2e-5, 32, 3, 0.1, 128, 0.3),
 }
-_ASA_WITHOUT_DECAY = ("wnut17", "dream", "hellaswag")  # tagging and choice, in its released code
+_ASA_WITHOUT_DECAY = ("wnut17", "dream", "hellaswag")  # tagging and choice, in the released code
 
-# Step size, initial magnitude, largest norm, steps of ascent (Zhu et al. 2020, FreeLB, for RoBERTa-large: the scripts for
-# fairseq released with it, and for RTE, which they leave open, issue 11 of its repository).
+# Step size, initial magnitude, maximal norm, ascent steps (Zhu et al. 2020, FreeLB, for RoBERTa-large: the fairseq
+# scripts released with the paper; for RTE, which these leave open, issue 11 of its repository).
 FREELB = {
     "mnli": (0.1, 0.1, 0.3, 2),
     "qnli": (0.075, 0.15, 0.15, 2),
@@ -41,7 +41,7 @@ FREELB = {
     "mrpc": (0.04, 0.64, 0.4, 3),
     "rte": (0.03, 0.16, 0.14, 3),
 }
-_FREELB_LIKE = {"paws_qqp": "qqp", "hellaswag": "mnli"}  # tasks that it has no script for; MNLI's for all others, too
+_FREELB_LIKE = {"paws_qqp": "qqp", "hellaswag": "mnli"}  # tasks without a script; all others take MNLI's settings
 
 # Liu et al. 2019, table 10, and fairseq's commands: Adam's betas and epsilon as in pre-training, no clipping.
 _ROBERTA = {"warmup_fraction": 0.06, "beta2": 0.98, "epsilon": 1e-6, "clip_norm": None, "max_length": 512}
@@ -51,7 +51,10 @@ FROM_MNLI = ("rte", "stsb", "mrpc")
 
 
 def suite(title: str, chosen: Any) -> Config:
-    """A suite without tasks; `chosen` holds the arguments `seeds`, `data` and, if the config file has it, `checkpoint`."""
+    """Return the config of a suite without tasks.
+
+    chosen: the config file's arguments, with `seeds` (a number), `data` and optionally `checkpoint`.
+    """
     config = config_reader.default(FinetuningConfig)
     config.title = title
     config.seeds = tuple(range(chosen.seeds))
@@ -62,7 +65,10 @@ def suite(title: str, chosen: Any) -> Config:
 
 
 def names(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names in `sst2,rte`, or all that a config file knows for `all`. Raises ValueError for others."""
+    """Split a text such as `sst2,rte` into names; `all` stands for all of `known`.
+
+    Raises ValueError for a name that is not in `known`.
+    """
     chosen = tuple(known) if text == "all" else config_reader.listed(text)
     for name in chosen:
         if name not in known:
@@ -71,18 +77,18 @@ def names(text: str, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def add(config: Config, task: str, **settings: Any) -> None:
-    """A task with a recipe that differs from the defaults in `settings`.
+    """Add a task to a suite, with a recipe that differs from the defaults in `settings`.
 
-    QQP's own train.tsv has broken lines, which are left out, as in ASA's released code, and counted.
+    QQP's official train.tsv has broken lines, which are left out, as in ASA's released code, and counted.
     """
     config.tasks[task] = config_reader.default(Recipe)
     config.tasks[task].update({"skip_malformed": task == "qqp", **settings})
 
 
 def roberta_glue(config: Config, tasks: Sequence[str]) -> None:
-    """RoBERTa's sweep for GLUE: six points, at most ten epochs of which the best on the development set counts.
+    """Add tasks with RoBERTa's sweep for GLUE: six points, ten epochs at most, the best on the development set.
 
-    QQP is judged by accuracy, as in its table 5.
+    The primary metric of QQP is accuracy, as in RoBERTa's table 5.
     """
     for task in tasks:
         add(config, task, **_ROBERTA, **_SWEEP, epochs=10, weight_decay=0.1)
@@ -91,8 +97,9 @@ def roberta_glue(config: Config, tasks: Sequence[str]) -> None:
 
 
 def start_from_mnli(config: Config) -> None:
-    """RTE, STS-B and MRPC from MNLI's weights, as for RoBERTa's test submissions; its development scores are without.
+    """Initialise RTE, STS-B and MRPC from the weights fine-tuned on MNLI, as for RoBERTa's test submissions.
 
+    RoBERTa's development scores are without this.
     Raises ValueError if MNLI is not among the tasks.
     """
     if "mnli" not in config.tasks:
@@ -103,23 +110,27 @@ def start_from_mnli(config: Config) -> None:
 
 
 def roberta_squad(config: Config, tasks: Sequence[str]) -> None:
-    """RoBERTa's settings for SQuAD; rows of 384 tokens as in Devlin et al. 2019, whose procedure it follows."""
+    """Add SQuAD tasks with RoBERTa's settings.
+
+    Rows have 384 tokens, as in Devlin et al. 2019, whose procedure RoBERTa follows.
+    """
     for task in tasks:
         settings = _ROBERTA | {"max_length": 384}
         add(config, task, **settings, batch_sizes=(48,), learning_rates=(1.5e-5,), epochs=2, weight_decay=0.01)
 
 
 def roberta_race(config: Config, tasks: Sequence[str]) -> None:
-    """RoBERTa's settings for RACE: passage, question and answer in 512 tokens, of which question and answer get 128."""
+    """Add RACE tasks with RoBERTa's settings: rows of 512 tokens, of which question and answer get 128 at most."""
     for task in tasks:
         add(config, task, **_ROBERTA, batch_sizes=(16,), learning_rates=(1e-5,), epochs=4, weight_decay=0.1)
 
 
 def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
-    """Table 5 of Adversarial Self-Attention; a task that it lacks gets the row of `like`.
+    """Add tasks with the settings of Adversarial Self-Attention's table 5.
 
-    Its released code has AdamW with weight decay 0.01, none for tagging and choice, and no clipping. STS-B is judged by
-    Spearman's correlation, as in its table 1.
+    like: the task whose row is used for tasks that are not in the table.
+    Weight decay is 0.01, none for tagging and choice, and gradients are not clipped, as in the released code (AdamW).
+    The primary metric of STS-B is Spearman's correlation, as in the paper's table 1.
     """
     for task in tasks:
         row = task if task in ASA_TABLE_5 else like
@@ -140,16 +151,20 @@ def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
 
 
 def attention_guidance(config: Config, tasks: Sequence[str]) -> None:
-    """As in the code released with attention guidance: 32 rows of 128 tokens, 3 epochs, 2e-5 falling to 0 without warm-up.
+    """Add tasks with the settings of the code released with attention guidance.
 
-    That is `run_glue.py` with the values of its README; the paper names none. AdamW without weight decay, clipped at norm 1.
+    32 rows of 128 tokens, 3 epochs, learning rate 2e-5 decaying to 0 without warm-up, AdamW without weight decay,
+    gradients clipped at norm 1: `run_glue.py` with the values of its README. The paper gives no values.
     """
     for task in tasks:
         add(config, task, warmup_fraction=0.0, weight_decay=0.0)
 
 
 def oromo(config: Config, tasks: Sequence[str]) -> None:
-    """Small sets of Oromo: 10 epochs of 16 rows at 5e-5, named entities by ten-fold cross-validation. No paper names any."""
+    """Add small Oromo tasks: 10 epochs, batches of 16 rows, learning rate 5e-5; named entities in ten folds.
+
+    These values are our choice: no paper gives any.
+    """
     for task in tasks:
         settings = {"batch_sizes": (16,), "learning_rates": (5e-5,), "epochs": 10, "warmup_fraction": 0.1}
         add(config, task, **settings, folds=10 if task == "oromo_ner" else None)
@@ -159,22 +174,24 @@ PROTOCOLS = {"roberta": roberta_glue, "asa": asa, "ag": attention_guidance}
 
 
 def small(config: Config, examples: int = 6400) -> None:
-    """The same suite for a narrow model on a CPU, about a minute a trial: one point, few examples, short rows.
+    """Shrink a suite for a narrow model on a CPU, to about a minute a trial: one point, few examples, short rows.
 
-    With folds the `examples` are cut into them, and no others are kept for validation.
+    With cross-validation the `examples` are divided into the folds, and no others are used for validation.
     """
     for recipe in config.tasks.values():
         recipe.update(batch_sizes=(32,), learning_rates=(5e-4,), epochs=4, max_length=64)
         recipe.update(train_examples=examples, validation_examples=None if recipe.folds else 1000)
 
 
-_SEVERAL_ROWS = ("dream", "hellaswag")  # an example has a row for each candidate
+_SEVERAL_ROWS = ("dream", "hellaswag")  # tasks whose examples have a row for each candidate
 
 
 def asa_suite(title: str, chosen: Any, tasks: Sequence[str]) -> Config:
-    """A suite of a table or figure of Adversarial Self-Attention without an attack yet.
+    """Return a suite for a table or figure of Adversarial Self-Attention, as plain training; `attack` adds the attack.
 
-    tasks: the table's; `chosen` holds the arguments of `suite`, `scale`, and with `tasks` others of table 5 instead.
+    chosen: the config file's arguments: those of `suite`, `scale`, and `tasks`, which may replace `tasks` by others of
+        table 5.
+    tasks: the tasks of the table or figure.
     """
     config = suite(title, chosen)
     asa(config, names(chosen.tasks, tuple(ASA_TABLE_5)) if chosen.tasks else tasks)
@@ -186,14 +203,17 @@ def asa_suite(title: str, chosen: Any, tasks: Sequence[str]) -> Config:
 
 
 def attack(config: Config, method: str, **settings: Any) -> None:
-    """All tasks are trained against an attack, with settings of its section that differ from those there are."""
+    """Train all tasks of a suite against an attack, with `settings` changed in the attack's section of the recipe."""
     for recipe in config.tasks.values():
         recipe.adversarial.method = method
         recipe.adversarial[method if method in recipe.adversarial else "masking"].update(settings)
 
 
 def freelb(config: Config) -> None:
-    """FreeLB with each task's settings of `FREELB`; `steps` is counted as in fairseq, for which they were released."""
+    """Train all tasks of a suite with FreeLB and each task's settings in `FREELB`.
+
+    Steps are counted as in fairseq, because the settings were released for it.
+    """
     for task, recipe in config.tasks.items():
         step_size, init_magnitude, max_norm, steps = FREELB[_FREELB_LIKE.get(task, task if task in FREELB else "mnli")]
         recipe.adversarial.method = "freelb"
@@ -202,9 +222,9 @@ def freelb(config: Config) -> None:
 
 
 def longer(config: Config, times: int = 2) -> None:
-    """Plain training for `times` as many epochs: what an attack costs, spent on training alone.
+    """Train all tasks for `times` as many epochs: a baseline that spends the cost of an attack on plain training.
 
-    It is a factor, so that a flag for `epochs` lengthens or shortens this arm in proportion.
+    This sets a factor, so that a flag for `epochs` lengthens or shortens this arm in proportion.
     """
     for recipe in config.tasks.values():
         recipe.epochs_factor = times

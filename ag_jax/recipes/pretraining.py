@@ -1,4 +1,4 @@
-"""Settings that several config files share, each with its source."""
+"""Pre-training settings that several config files share, each with its source."""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,10 @@ from ag_jax.pretraining import config as pretraining_config
 
 Config = Any  # an `ml_collections.ConfigDict` from `pretraining.config.default_config`
 
-# Heads of RoBERTa-8/12/16; the width is 768 throughout (Deshpande & Narasimhan 2020, table 10).
+# Layers to heads of RoBERTa-8/12/16; the width is always 768 (Deshpande & Narasimhan 2020, table 10).
 ROBERTA_HEADS = {8: 12, 12: 12, 16: 16}
 
-# Learning rate, warm-up steps, alpha_0, batch size (table 11). Guided models have lambda = 0.5.
+# Learning rate, warm-up steps, alpha_0, batch size (same paper, table 11). Guided models have lambda = 0.5.
 TABLE_11 = {
     ("english", 8, "mlm"): (1e-4, 10_000, 0.0, 120),
     ("english", 12, "mlm"): (5e-5, 10_000, 0.0, 84),
@@ -33,8 +33,8 @@ TABLE_11 = {
     ("oromo", 16, "ag"): (1e-4, 0, 10.0, 32),
 }
 
-# `model` settings of published encoders, by the configurations that were released with them. BERT, RoBERTa and DeBERTa v1
-# and v3 in their base size, ELECTRA small, DeBERTa v2 xlarge.
+# `model` settings of published encoders, from the configurations released with them: the base sizes of BERT, RoBERTa,
+# DeBERTa v1 and DeBERTa v3, ELECTRA small, and DeBERTa v2 xlarge.
 _BASE = {"layers": 12, "heads": 12, "width": 768, "max_length": 512}
 _BERT = _BASE | {"position_offset": 0, "token_types": 2, "layer_norm_epsilon": 1e-12}
 _DEBERTA = _BASE | {
@@ -64,15 +64,15 @@ ENCODERS = {
 
 
 def encoder(config: Config, name: str) -> None:
-    """The architecture of a published encoder, by its name in `ENCODERS`; dropout and tokenizer are left alone."""
+    """Set the architecture to that of an encoder in `ENCODERS`; dropout and tokenizer are unchanged."""
     config.model.update(ENCODERS[name])
 
 
 def attention_guidance_code(config: Config) -> None:
-    """Data and optimizer as in the code that was released with attention guidance, where it says more than the paper.
+    """Set data and optimizer as in the code released with attention guidance, where the paper is less specific.
 
-    Blocks of 512 tokens across documents, 15 % of the tokens masked independently of one another, a byte-level BPE of
-    52,000 words, AdamW with betas (0.9, 0.999), epsilon 1e-8, no weight decay, and gradients clipped at norm 1.
+    Blocks of 512 tokens across documents, 15 % of the tokens masked independently of one another, a byte-level BPE with
+    a vocabulary of 52,000, AdamW with betas (0.9, 0.999), epsilon 1e-8, no weight decay, gradients clipped at norm 1.
     """
     config.data.update(format="fixed_blocks", sequence_length=512)
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=52_000)
@@ -81,7 +81,10 @@ def attention_guidance_code(config: Config) -> None:
 
 
 def table_11(config: Config, language: str, layers: int, arm: str) -> None:
-    """Architecture of table 10 and the hyperparameters of one row of table 11."""
+    """Set the architecture of table 10 and the hyperparameters of one row of table 11 (Deshpande & Narasimhan 2020).
+
+    arm: "mlm" for plain or "ag" for guided training.
+    """
     learning_rate, warmup_steps, alpha, batch_size = TABLE_11[language, layers, arm]
     config.model.update(layers=layers, heads=ROBERTA_HEADS[layers], width=768, max_length=512)
     config.optimizer.update(learning_rate=learning_rate, warmup_steps=warmup_steps, decay="linear")
@@ -91,16 +94,17 @@ def table_11(config: Config, language: str, layers: int, arm: str) -> None:
 
 
 def epochs(config: Config, tokens: float, count: float) -> None:
-    """Train for `count` passes over a corpus of `tokens` tokens."""
+    """Set the number of steps to `count` passes over a corpus of `tokens` tokens."""
     rows = tokens / (config.data.sequence_length - 2)
     config.training.steps = max(1, round(count * rows / config.training.batch_size))
 
 
 def roberta_table_9(config: Config) -> None:
-    """RoBERTa-base's pre-training (Liu et al. 2019, table 9): FULL-SENTENCES, 8k rows a step, no clipping.
+    """Set RoBERTa-base's pre-training (Liu et al. 2019, table 9): FULL-SENTENCES, 8k rows a step, no clipping.
 
-    Masks have a fixed count, as in fairseq; the tokenizer is GPT-2's byte-level BPE, which must be given as
-    `data.tokenizer.path` (a directory with vocab.json and merges.txt), or one of 50,000 words is trained.
+    Each row has a fixed number of masks, as in fairseq. RoBERTa's tokenizer is GPT-2's byte-level BPE: set
+    `data.tokenizer.path` to a directory with its vocab.json and merges.txt; otherwise a byte-level BPE with a
+    vocabulary of 50,265 is trained.
     """
     config.data.update(format="full_sentences", sequence_length=512)
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=50_265)
@@ -113,9 +117,10 @@ def roberta_table_9(config: Config) -> None:
 
 
 def bert_base(config: Config) -> None:
-    """BERT-base's pre-training as RoBERTa's ablations repeat it: 256 rows of 512 tokens, 1M steps, peak 1e-4.
+    """Set BERT-base's pre-training as in RoBERTa's ablations.
 
-    Betas, epsilon and weight decay are Liu et al.'s (section 3.1); clipping is off, as theirs.
+    256 rows of 512 tokens a step, 1M steps, peak learning rate 1e-4.
+    Betas, epsilon and weight decay are those of Liu et al. 2019 (section 3.1); as theirs, gradients are not clipped.
     """
     roberta_table_9(config)
     config.optimizer.update(learning_rate=1e-4, warmup_steps=10_000)
@@ -123,10 +128,11 @@ def bert_base(config: Config) -> None:
 
 
 def deberta_base(config: Config) -> None:
-    """DeBERTa-base's pre-training in the ablation, on BERT's text and with its number of rows (He et al. 2021, section 5.2).
+    """Set DeBERTa-base's pre-training in the ablation of He et al. 2021 (section 5.2).
 
-    The released script has 256 rows of 512 tokens from one stream, 1M steps, peak 1e-4 after 10,000 steps; the rest is the
-    paper's table for base models. The tokenizer is RoBERTa's.
+    The ablation has BERT's text and BERT's number of rows a step. From the released script: 256 rows of 512 tokens
+    from one stream, 1M steps, peak learning rate 1e-4 after 10,000 steps; the rest is from the paper's table for base
+    models. The tokenizer is RoBERTa's.
     """
     encoder(config, "deberta_v1")
     config.data.update(format="fixed_blocks", sequence_length=512)
@@ -139,10 +145,10 @@ def deberta_base(config: Config) -> None:
 
 
 def small(config: Config, steps: int = 600) -> None:
-    """The same experiment on a laptop's CPU, in minutes: real text, short rows, a narrow model, few steps.
+    """Shrink an experiment to minutes on a laptop's CPU: real text, short rows, a narrow model, few steps.
 
-    The model is eight times narrower and its rows are eight times shorter, so the learning rate is ten times as high,
-    and alpha_0 an eighth, because the guidance loss is a mean over n x n that shrinks as 1/n.
+    The model is eight times narrower, so the learning rate is ten times as high, 1e-3 at most. The rows are eight times
+    shorter, so alpha_0 is an eighth, because the guidance loss is a mean over n x n that shrinks as 1/n.
     """
     config.data.update(source="sotu", validation_fraction=0.05, sequence_length=64)
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=4096)
@@ -156,9 +162,11 @@ def small(config: Config, steps: int = 600) -> None:
 
 
 def continue_from(config: Config, directory: str) -> None:
-    """Encoder, tokenizer, row format, kind of pre-training and weights of the run at `directory`.
+    """Continue pre-training from the run at `directory`: its weights, encoder, tokenizer and row format.
 
-    Raises ValueError if there is no run.
+    Replaced-token detection and mask replacement also have the run's settings. Rows are as long as the encoder allows,
+    512 tokens at most.
+    Raises ValueError if `directory` is not a run directory.
     """
     path = Path(directory).expanduser().resolve()
     if not (path / "config.json").exists():

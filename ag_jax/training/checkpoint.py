@@ -1,4 +1,4 @@
-"""Checkpoints that are what they were when they were written, or are not used."""
+"""Checkpoints with checksums: a damaged one is detected when it is read, and never used."""
 
 import contextlib
 import dataclasses
@@ -22,27 +22,30 @@ from ag_jax.training.fingerprint import Written, changed, fingerprint, of_json, 
 from ag_jax.training.state import TrainState
 
 Tree = Any
-FINGERPRINT = "fingerprint"  # in the progress of a checkpoint: {path: number} of its arrays
-ASIDE = "corrupt_checkpoints"  # beside the directory of the checkpoints
-_DESCRIPTION = "_CHECKPOINT_METADATA"  # Orbax's file about a checkpoint, in its folder
-PROGRESS = "progress"  # in the fingerprint: the number of the rest of the progress
+FINGERPRINT = "fingerprint"  # key in a checkpoint's progress: {path: checksum} of its arrays
+ASIDE = "corrupt_checkpoints"  # directory of damaged checkpoints, beside that of the checkpoints
+_DESCRIPTION = "_CHECKPOINT_METADATA"  # Orbax's metadata file in the folder of each checkpoint
+PROGRESS = "progress"  # key in the fingerprint: the checksum of the rest of the progress
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A restored state with the `progress` that was saved beside it."""
+    """Restored training state, and the `progress` that was saved with it."""
 
     state: TrainState
     progress: dict[str, Any]
 
 
 class Checkpoints:
-    """The checkpoints of one run, in a directory with one folder for each step (Orbax).
+    """Checkpoints of one run, in a directory with one folder for each step (Orbax).
 
-    All hosts write them together, each its part. Each reads on its own, as a file may be damaged for one host alone, and what
-    they found is compared before any of it is used. With `read_only` no host needs another, but for `restore`.
+    All hosts write a checkpoint together, each its part. Each host reads independently, because a file may be damaged
+    for only one host, and the hosts exchange their findings before any of them uses the result.
 
-    The newest `keep_last` stay, and besides them every one at a multiple of `keep_every` (None: none) and at `milestones`.
+    keep_last: number of the newest checkpoints that are kept.
+    keep_every: checkpoints at multiples of this many steps are kept, too; None keeps no others.
+    milestones: steps whose checkpoints are kept, too.
+    read_only: write nothing; then only `restore` needs the other hosts.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Checkpoints:
         self._manager = self._open(alone=read_only)
 
     def _open(self, *, alone: bool) -> ocp.CheckpointManager:
-        """A manager of all hosts, or one to read with that has nothing to do with the other hosts.
+        """Open an Orbax manager: of all hosts, or, if `alone`, a read-only manager that needs no other host.
 
         Raises ValueError if Orbax's description of a checkpoint is damaged.
         """
@@ -83,18 +86,18 @@ class Checkpoints:
         }
         try:
             return ocp.CheckpointManager(self._directory, options=options, item_handlers=handlers)
-        except OSError:  # a permission or a full table of files is no damage
+        except OSError:  # missing permissions or too many open files do not mean damage
             raise
-        except (
-            Exception
-        ) as error:  # Orbax checks the values of its metadata one by one, and has many kinds of errors for them
+        # Orbax checks the values of its metadata one by one, with many types of errors.
+        except Exception as error:
             raise ValueError(
-                f"{self._directory}: the description of a checkpoint is damaged ({error}). Move the folder of {self._suspects()} "
-                "away and run the same command again, which then goes on from the checkpoint before it"
+                f"{self._directory}: the description of a checkpoint is damaged ({error}). "
+                f"Move the folder of {self._suspects()} "
+                "away and run the same command again, which then resumes from the checkpoint before it"
             ) from error
 
     def _suspects(self) -> str:
-        """Return the descriptions of checkpoints that are not JSON, or all of them if that is not what is wrong."""
+        """Return the metadata files that are not JSON, joined for a message, or all of them if every one is JSON."""
         files = [self._directory / str(step) / _DESCRIPTION for step in steps_in(self._directory)]
         broken = []
         for file in files:
@@ -106,6 +109,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[ocp.CheckpointManager]:
+        """Open a manager with which this host reads independently of the others, for a `with` statement."""
         if self._read_only or hosts.count() == 1:
             yield self._manager
             return
@@ -116,28 +120,32 @@ class Checkpoints:
             reader.close()
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, in order."""
+        """Return the steps that have a checkpoint, in ascending order."""
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, progress: dict[str, Any]) -> None:
-        """Write a state and its progress (anything JSON can hold), in the background; errors surface at `wait` or `save`."""
+        """Save a state and its progress (JSON values) in the background; `wait` or the next `save` raise its errors.
+
+        Raises OSError with advice if a checkpoint cannot be written.
+        """
         progress = progress | {FINGERPRINT: fingerprint(state) | {PROGRESS: of_json(progress)}}
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress))
         with self._explained():
             self._manager.save(int(state.step), args=items, force=True)
 
     def wait(self) -> None:
-        """Return when everything is on disk."""
+        """Wait until every saved checkpoint is on disk."""
         with self._explained():
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Finish writing and let go of the directory."""
+        """Finish writing and close the directory."""
         with self._explained():
             self._manager.close()
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
+        """Turn errors of writing a checkpoint into OSError with the complete checkpoints and advice."""
         try:
             yield
         except Exception as error:
@@ -145,14 +153,14 @@ class Checkpoints:
             advice = "Free some disk space" if damage.is_full(error) else "Remove the cause"
             raise OSError(
                 f"cannot write a checkpoint to {self._directory}: {damage.cause_of(error)}\n"
-                f"Whole are those of the steps: {whole}. {advice} and run the same command again"
+                f"Complete checkpoints are those of the steps: {whole}. {advice} and run the same command again"
             ) from error
 
     def restore(self, step: int, like: TrainState) -> Checkpoint:
-        """The checkpoint of `step`, with the shapes and shardings of `like`; called by all hosts.
+        """Read the checkpoint of `step` with the shapes and shardings of `like`; every host must call it.
 
-        Raises ValueError if its arrays have other shapes, CorruptCheckpointError if it is damaged, OSError if something
-        else prevents reading it, on all hosts alike.
+        Raises ValueError if its arrays have other shapes, CorruptCheckpointError if it is damaged, and OSError if
+        something else prevents reading it, on all hosts alike.
         """
         problem = None
         try:
@@ -161,13 +169,14 @@ class Checkpoints:
             damaged = isinstance(error, CorruptCheckpointError)
             problem = {"damaged": damaged, "reason": error.reason if damaged else str(error)}
         problems = [found for found in hosts.exchange(f"checkpoint {step}", problem) if found]
-        for found in sorted(problems, key=lambda found: found["damaged"]):  # one that cannot read is enough to stop
+        # OSErrors first: while one host cannot read the checkpoint, none may treat it as damaged and move it away.
+        for found in sorted(problems, key=lambda found: found["damaged"]):
             raise CorruptCheckpointError(step, found["reason"]) if found["damaged"] else OSError(found["reason"])
         _check(step, paths(state), written)
         return Checkpoint(state, progress)
 
     def _read(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any], Written]:
-        """State, progress and fingerprint of a checkpoint."""
+        """Return state, progress and stored fingerprint of a checkpoint, after a check of its parameters' shapes."""
         with self._reader() as reader:
             with self._judged(step):
                 saved = dict(reader.item_metadata(step)["state"])
@@ -177,6 +186,7 @@ class Checkpoints:
                 return self._load(reader, step, like)
 
     def _load(self, reader: ocp.CheckpointManager, step: int, like: Tree) -> tuple[Tree, dict[str, Any], Written]:
+        """Return state, progress and fingerprint, after a check of the progress; arrays are not checked yet."""
         items = ocp.args.Composite(state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore())
         restored = reader.restore(step, args=items)
         progress = dict(restored["progress"])
@@ -189,7 +199,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _judged(self, step: int) -> Iterator[None]:
-        """Raises CorruptCheckpointError, OSError or FileNotFoundError in place of whatever the reader raises."""
+        """Turn errors of reading a checkpoint into CorruptCheckpointError, OSError or FileNotFoundError."""
         try:
             yield
         except CorruptCheckpointError:
@@ -203,10 +213,10 @@ class Checkpoints:
             raise damage.judge(step, folder, error) from error
 
     def restore_params(self, step: int) -> Tree:
-        """The parameters of `step` alone, on this machine's default device, whatever they were trained on.
+        """Read only the parameters of `step`, onto this process's first device, whatever they were trained on.
 
-        Raises CorruptCheckpointError if they are not those that were saved, OSError if something else prevents reading
-        them.
+        Raises CorruptCheckpointError if they differ from those that were saved, and OSError if something else prevents
+        reading them.
         """
         with self._judged(step):
             saved = dict(self._manager.item_metadata(step)["state"])
@@ -215,18 +225,19 @@ class Checkpoints:
             state, _, written = self._load(self._manager, step, like)
             params = state["params"]
         if isinstance(written, list):
-            written = written[1:]  # the first number is that of the step, those of the optimizer come last
+            written = written[1:]  # without the number of `step`, which comes first; `changed` ignores the optimizer's
         else:
             written = {path: number for path, number in written.items() if path.startswith("params/")}
         _check(step, paths({"params": params}), written)
         return params
 
     def restore_latest(self, like: TrainState) -> Checkpoint | None:
-        """The newest undamaged checkpoint, or None if there is none at all.
+        """Read the newest undamaged checkpoint, or return None if there is no checkpoint; every host must call it.
 
-        Damaged ones that are newer are named on standard error and moved to `corrupt_checkpoints` beside the directory.
-        Raises ValueError, and moves nothing, if all are damaged.
+        Newer, damaged checkpoints are named on standard error and moved to `corrupt_checkpoints` beside the directory.
+        Raises ValueError, and moves nothing, if all checkpoints are damaged.
         """
+        # Damaged checkpoints are moved only once an undamaged one is found, so nothing changes if all are damaged.
         damaged: list[CorruptCheckpointError] = []
         for step in reversed(hosts.from_first("the checkpoints", self.steps)):
             try:
@@ -237,7 +248,7 @@ class Checkpoints:
             for error in damaged:
                 aside = self._set_aside(error.step)
                 if hosts.is_first():
-                    print(f"warning: {error}; moved to {aside}, going on with step {step}", file=sys.stderr)
+                    print(f"warning: {error}; moved to {aside}, resuming from step {step}", file=sys.stderr)
             return found
         if damaged or hosts.from_first("damaged checkpoints", self._has_only_damaged):
             reasons = "".join(f"  {error}\n" for error in damaged) or f"  they were moved to {ASIDE}\n"
@@ -249,11 +260,12 @@ class Checkpoints:
         return None
 
     def _has_only_damaged(self) -> bool:
-        """Whether all checkpoints were moved aside, as earlier versions did, and nobody has started anew since."""
+        """Whether checkpoints were moved aside; called if no other is left, as earlier versions could leave a run."""
         aside = self._directory.parent / ASIDE
         return aside.exists() and any(aside.iterdir())
 
     def _set_aside(self, step: int) -> epath.Path:
+        """Move a damaged checkpoint to `ASIDE`, replacing an older one of the same step; return its new path."""
         aside = self._directory.parent / ASIDE / str(step)
 
         def move() -> None:
@@ -269,18 +281,16 @@ class Checkpoints:
 
 
 def steps_in(directory: epath.Path) -> list[int]:
-    """Steps that a directory of checkpoints has folders of, damaged ones included, without opening any."""
+    """Return the steps whose folders a directory of checkpoints has, including damaged ones, without opening any."""
     if not directory.exists():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
 
 
 def _silence_orbax() -> None:
-    """Keep Orbax, which raises its failures, from printing them on top, once for every read or write it abandons."""
-    for name in (
-        "absl",
-        "asyncio",
-    ):  # asyncio: "exception was never retrieved", of the reads and writes that run beside
+    """Silence the log messages of Orbax's failures, which it also raises: one for every read or write it abandons."""
+    # asyncio logs "exception was never retrieved" for reads and writes in the background.
+    for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", r"coroutine '\w*Handler\.\w+' was never awaited", RuntimeWarning)
     previous = sys.unraisablehook
@@ -297,6 +307,7 @@ def _silence_orbax() -> None:
 
 
 def _check(step: int, arrays: dict[str, jax.Array], written: Written) -> None:
+    """Raise CorruptCheckpointError if arrays differ from the stored fingerprint."""
     if different := changed(arrays, written):
         raise CorruptCheckpointError(
             step, f"{len(different)} of {len(arrays)} arrays differ from those that were saved, such as {different[0]}"
@@ -304,6 +315,8 @@ def _check(step: int, arrays: dict[str, jax.Array], written: Written) -> None:
 
 
 def _check_shapes(saved: Tree, like: TrainState, where: epath.Path) -> None:
+    """Raise ValueError, naming the differences, if the parameters of a checkpoint have other names or shapes."""
+
     def shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
         leaves = paths(tree).items()
         return {path: tuple(leaf.shape) for path, leaf in leaves if path.startswith("params/")}
@@ -317,6 +330,6 @@ def _check_shapes(saved: Tree, like: TrainState, where: epath.Path) -> None:
     if different:
         raise ValueError(
             f"the checkpoint {where} is of another model:\n" + "\n".join(different[:10]) + "\n"
-            f"({len(different)} of {len(found | expected)} parameters differ; use the config that the run was started with, "
-            "or another workdir)"
+            f"({len(different)} of {len(found | expected)} parameters differ; "
+            "use the config that the run was started with, or another workdir)"
         )

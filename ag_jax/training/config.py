@@ -1,4 +1,4 @@
-"""How long and how a run is trained, and what it leaves behind."""
+"""Settings of the training loop: length, batches, logging, evaluations and checkpoints."""
 
 import dataclasses
 from typing import Annotated, ClassVar
@@ -8,20 +8,20 @@ from typing import Annotated, ClassVar
 class TrainingConfig:
     """Length of a training run, its batches, and when it logs, evaluates and saves.
 
-    steps: optimizer updates.
-    batch_size: sequences of an update.
-    microbatches: parts that a batch is computed in, one after the other, to save memory.
+    steps: number of optimizer updates.
+    batch_size: number of sequences in an update.
+    microbatches: number of parts in which a batch is computed, one after the other, to save memory.
     log_every: steps between two rows of metrics.
     evaluate_every: steps between two evaluations on held-out text; None evaluates only at the end.
     checkpoint_every: steps between two checkpoints.
     keep_last: number of the newest checkpoints that are kept.
-    keep_every: keep the checkpoints of all multiples of so many steps, too; None keeps no others.
-    milestones: fractions of the run at which checkpoints are kept, too.
-    step_timeout: seconds without progress after which the program ends and says where it hung; None waits without end.
-    initial_weights: directory of a run whose newest parameters this run starts from; None for randomly initialised
-        ones.
-    tensorboard: write TensorBoard events, too.
-    wandb: project at Weights & Biases that metrics are sent to; None sends nothing.
+    keep_every: checkpoints at multiples of this many steps are kept, too; None keeps no others.
+    milestones: fractions of the run at which checkpoints are saved and kept, too.
+    step_timeout: seconds without progress after which the program reports where it hangs and ends; None waits forever.
+    initial_weights: directory of a run whose newest parameters this run starts from; None starts from randomly
+        initialised parameters.
+    tensorboard: whether metrics are also written as TensorBoard events.
+    wandb: Weights & Biases project to which metrics are sent; None sends nothing.
     """
 
     steps: Annotated[int, ">= 1"] = 100_000
@@ -53,5 +53,5 @@ class TrainingConfig:
             )
 
     def milestone_steps(self) -> tuple[int, ...]:
-        """The steps whose checkpoints stay for good."""
+        """Return the steps at the fractions `milestones`, whose checkpoints are never deleted."""
         return tuple(sorted({round(fraction * self.steps) for fraction in self.milestones}))

@@ -1,4 +1,4 @@
-"""What an error while reading or writing a checkpoint means."""
+"""Classification of checkpoint errors: damaged content, or an obstacle to reading or writing it."""
 
 import errno
 import re
@@ -7,8 +7,8 @@ from typing import Any
 
 from etils import epath
 
-# A file that is missing, or is no file, inside a checkpoint is damage. All other errors of the operating system, such
-# as permissions, too many open files or a lost connection, say nothing about the content.
+# A file that is missing, or is not a regular file, inside a checkpoint is damage. All other errors of the operating
+# system, such as permissions, too many open files or a lost connection, say nothing about the content.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SYSTEM_ERROR = re.compile(r"\[os_error_code='(\d+)'")  # TensorStore raises its errors as ValueError
@@ -16,11 +16,11 @@ _STATUS = re.compile(
     r"^(PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED)\b"
 )
 _DETAILS = re.compile(r" \[(os_error_code|tensorstore_spec|source_locations)=.*")
-_PIECE = 1 << 24  # bytes that are read at once
+_PIECE = 1 << 24  # bytes read at once
 
 
 class CorruptCheckpointError(Exception):
-    """A checkpoint whose content cannot be decoded, or is not what was written."""
+    """Error of a checkpoint whose content cannot be decoded, or differs from what was written."""
 
     def __init__(self, step: int, reason: Any):
         self.step, self.reason = step, first_line(reason)
@@ -28,9 +28,10 @@ class CorruptCheckpointError(Exception):
 
 
 def judge(step: int, folder: epath.Path, error: Exception) -> CorruptCheckpointError | OSError:
-    """What to raise for an error that occurred while the checkpoint of `step` was read from `folder`.
+    """Return the exception to raise for `error`, which occurred while the checkpoint of `step` was read from `folder`.
 
-    CorruptCheckpointError only if no cause of the error is one of the system, and every file can be read.
+    It is a CorruptCheckpointError only if no cause of `error` is an obstacle in the system, such as missing
+    permissions, and every file can be read; otherwise an OSError.
     """
     obstacle = next((each for each in _chain(error) if _is_obstacle(each)), None) or _unreadable(folder)
     if obstacle is None:
@@ -43,13 +44,13 @@ def judge(step: int, folder: epath.Path, error: Exception) -> CorruptCheckpointE
 
 
 def cause_of(error: Exception) -> str:
-    """What an error began with, in one line."""
+    """Return the first cause of an error, in one line."""
     *_, first = _chain(error)
     return first_line(first)
 
 
 def first_line(error: Any) -> str:
-    """An error in one line of moderate length, of which both ends say most."""
+    """Return an error's first line, without TensorStore's details; a long line is shortened in the middle."""
     text = _DETAILS.sub("", str(error).strip().split("\n")[0])
     text = text if len(text) <= 300 else f"{text[:100]} ... {text[-195:]}"
     return f"{type(error).__name__}: {text}" if isinstance(error, KeyError) else text or type(error).__name__
@@ -62,7 +63,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether an error while writing says that there is no room."""
+    """Whether a write failed because the disk is full, a quota is exceeded or the file is too large."""
     return any(code in _FULL for each in _chain(error) for code in _codes(each))
 
 
@@ -75,14 +76,17 @@ def _is_obstacle(error: BaseException) -> bool:
 
 
 def _codes(error: BaseException) -> list[int]:
-    """The numbers of errors of the operating system that an error tells of."""
+    """Return the operating system's error numbers (errno) that an error holds or mentions."""
     if isinstance(error, OSError) and error.errno is not None:
         return [error.errno]
     return [int(code) for code in _SYSTEM_ERROR.findall(str(error))]
 
 
 def _unreadable(folder: epath.Path) -> Exception | None:
-    """The error that prevents reading the files of a folder, which Orbax sometimes hides."""
+    """Read all files of a folder; return the error that prevents it, which Orbax sometimes hides, or None.
+
+    A missing file is damage rather than an obstacle, and gives None.
+    """
     try:
         for path in folder.iterdir():
             if path.is_dir():

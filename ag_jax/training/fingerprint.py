@@ -1,4 +1,4 @@
-"""Fingerprints of arrays: one number for each, by which a reader notices that an array is not what was saved."""
+"""Fingerprints: a checksum for each array, by which a reader detects that an array differs from what was saved."""
 
 import functools
 import json
@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from ag_jax.attention.dropout import element_index, random_bits
 
 Tree = Any
-Written = dict[str, int] | list[int]  # a fingerprint as a checkpoint holds it; those of older versions are lists
+Written = dict[str, int] | list[int]  # a fingerprint stored in a checkpoint; older versions stored lists
 
 
 def paths(tree: Tree) -> dict[str, Any]:
-    """The leaves of a tree by their paths, such as `params/encoder/layer_0/bias`, in the order of `jax.tree.leaves`."""
+    """Return {path: leaf} of a tree, with paths such as `params/encoder/layer_0/bias`, in `jax.tree.leaves` order."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {"/".join(_name(key) for key in path): leaf for path, leaf in leaves}
 
@@ -54,7 +54,7 @@ def changed(arrays: dict[str, jax.Array], written: Written) -> list[str]:
 
 
 def of_json(value: Any) -> int:
-    """The fingerprint of something that JSON can hold."""
+    """Return the CRC-32 checksum of a JSON value."""
     return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
@@ -74,9 +74,11 @@ def _bits(array: jax.Array) -> jax.Array:
 
 
 def _scattered(array: jax.Array) -> jax.Array:
+    """Return the checksum of an array that `fingerprint` describes."""
     seed = jnp.uint32(zlib.crc32(f"{array.dtype}{array.shape}".encode()))
     return random_bits((seed, _bits(array)), element_index(array.shape)).sum(dtype=jnp.uint32)
 
 
 def _weighted(array: jax.Array) -> jax.Array:
+    """Return the checksum of an array that older versions stored: sum_i bits_i (2 i + 1) mod 2^32."""
     return (_bits(array) * (2 * element_index(array.shape) + 1)).sum(dtype=jnp.uint32)

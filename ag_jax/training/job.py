@@ -1,4 +1,4 @@
-"""Jobs: what the training loop runs, such as a pre-training run or a fine-tuning trial."""
+"""Job: the description of a pre-training run or fine-tuning trial that the training loop executes."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -17,13 +17,14 @@ from ag_jax.training.state import TrainState
 from ag_jax.training.wandb_run import WandbRun
 
 Batch = dict[str, np.ndarray]
-Beat = Callable[[], None]  # tells the watchdog that something was done
+Beat = Callable[[], None]  # reports progress to the watchdog
 
 
 class Evaluator(Protocol):
-    """A measurement of the model during training: {name: value}, a number or a list of numbers, one for each layer.
+    """Function that measures the model during training.
 
-    `beat` is called after every batch. Every host calls an evaluator alike and gets the same values.
+    It returns {name: value}, where a value is a number or a list of numbers, one for each layer. It calls `beat` after
+    every batch. Every host calls an evaluator alike and gets the same values.
     """
 
     def __call__(self, params: Any, step: int, beat: Beat) -> dict[str, Any]: ...
@@ -31,12 +32,12 @@ class Evaluator(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The results of a job's evaluators after one of its steps.
+    """Results of a job's evaluators after one of its steps.
 
-    step: the number of updates done.
-    train_loss: the mean of the primary metric over the steps since the evaluation before; None if they had no weight.
-    seconds: the time of these steps.
-    values: what the evaluators returned.
+    step: number of updates done.
+    train_loss: mean of the primary metric over the steps since the previous evaluation; None if their weight is 0.
+    seconds: duration of these steps.
+    values: metrics returned by the evaluators.
     """
 
     step: int
@@ -47,12 +48,13 @@ class Evaluation:
 
 @dataclasses.dataclass
 class Progress:
-    """What a checkpoint holds besides the state.
+    """Metric sums, token count and evaluations that are saved in a checkpoint with the training state.
 
     interval: sums of the metrics since the last row in `metrics.jsonl`.
-    since_evaluation: sums of the primary metric since the last evaluation; `seconds`: the time of these steps.
+    since_evaluation: sums of the primary metric since the last evaluation.
+    seconds: duration of the steps since the last evaluation.
     run: sums of the primary metric since the first step.
-    tokens: tokens seen, without padding.
+    tokens: number of tokens seen, without padding.
     history: the evaluations so far, in order.
     """
 
@@ -64,12 +66,12 @@ class Progress:
     history: list[Evaluation] = dataclasses.field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as values that JSON can hold."""
+        """Return the progress as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Progress":
-        """Read what `to_json` returned, also of earlier versions, which saved no evaluations."""
+        """Return the progress stored by `to_json`, also of earlier versions, which saved no evaluations."""
         history = [Evaluation(**evaluation) for evaluation in stored.get("history", [])]
         return cls(**{**stored, "history": history})
 
@@ -79,39 +81,41 @@ class Progress:
 
 
 def never(history: list[Evaluation]) -> bool:
-    """A stop rule that never stops a job before its last step."""
+    """Return False: the stop rule of jobs that never stop before their last step."""
     del history
     return False
 
 
 def keep_nothing(state: TrainState, history: list[Evaluation]) -> bool:
-    """Save nothing after an evaluation."""
+    """Return False: the `keep` of jobs that save no best model after an evaluation."""
     del state, history
     return False
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Everything that the loop needs. Jobs that differ only in seed or learning rate share their `program`.
+    """Description of a training run or trial: everything that `Loop` needs.
 
-    name: the name in progress lines.
-    config: the number of steps, and how often to log, evaluate and save.
-    workdir: the directory of metrics and checkpoints.
+    Jobs that differ only in seed or learning rate share their `program`.
+
+    name: name in progress lines.
+    config: number of steps, and how often to log, evaluate and save.
+    workdir: directory of metrics and checkpoints.
     program: the compiled steps.
-    key: the random key of dropout.
-    create: () -> the state at step 0; called if there is no checkpoint.
+    key: random key of dropout; each step folds its number into it.
+    create: () -> state at step 0; called if there is no checkpoint.
     learning_rate: step -> learning rate, for `metrics.jsonl`.
-    batches: (start, stop) -> the batches of these steps, of each the rows that this host feeds.
-    evaluators: measure the model every `config.evaluate_every` steps and after the last one.
-    describe: evaluation -> the text of its progress line.
-    finish: (state, progress, beat) -> what `Loop.run` returns; called after the last step and its evaluation.
+    batches: (start, stop) -> batches of these steps; of each batch, only the rows that this host feeds.
+    evaluators: functions that measure the model every `config.evaluate_every` steps and after the last step.
+    describe: evaluation -> text of its progress line.
+    finish: (state, progress, beat) -> the result of `Loop.run`; called after the last step and its evaluation.
     stop: history -> whether to stop before the last step; called after each evaluation.
     keep: (state, history) -> whether it saved something; called after each evaluation, to save the best model so far.
-        A checkpoint follows what it saves, so the two go together.
-    read_progress: the progress of a checkpoint, from JSON.
-    remedy: path of the last good checkpoint, or "none" -> what to do if the loss is not finite, for the error.
-    wandb: () -> a run at Weights & Biases that gets the metrics, or None.
-    kept_steps: steps whose checkpoints stay, besides those that `config` names.
+        If it saved something, a checkpoint is saved next, so that both are of the same step.
+    read_progress: JSON values of a checkpoint -> `Progress`.
+    remedy: path of the last good checkpoint, or "none" -> advice for the error that the loss is not finite.
+    wandb: () -> run at Weights & Biases that gets the metrics, or None.
+    kept_steps: steps whose checkpoints are never deleted, besides those that `config` names.
     """
 
     name: str
@@ -136,7 +140,7 @@ class Job:
 def metrics_evaluator(program: Program, batches: Callable[[], Iterable[Batch]]) -> Evaluator:
     """Return an evaluator of the objective's own metrics over `batches()`, at the loss coefficients of the step.
 
-    batches: () -> the held-out batches, of each the rows that this host feeds.
+    batches: () -> the held-out batches; of each batch, only the rows that this host feeds.
     """
 
     def evaluate(params: Any, step: int, beat: Beat) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The loop: batches in, steps, metrics and checkpoints out, until done or told to stop.
+"""The training loop: it feeds batches to the train step, and writes metrics, evaluations and checkpoints.
 
-Every step is a function of (config, step number), and a checkpoint holds everything else: the state, and the sums of
-metrics that are not written yet. So a run that is killed and started again ends as if nothing had happened.
+Every step's batch and random numbers are a function of (config, step number), and a checkpoint holds everything else:
+the state, and the sums of metrics that are not written yet. So a run that was killed and resumed ends with the same
+result as an uninterrupted run.
 """
 
 import time
@@ -23,11 +24,11 @@ from ag_jax.training.stopping import Interrupted, StopSignal
 
 
 class NonFiniteError(Exception):
-    """The loss or the gradient stopped being a number."""
+    """Error of a run whose loss or gradient is no longer finite."""
 
 
 class Loop:
-    """Training of `job` from its newest checkpoint, or from the start if it has none."""
+    """Training loop that runs `job` from its newest checkpoint, or from the start if it has none."""
 
     def __init__(self, job: Job):
         self.job, config = job, job.config
@@ -43,9 +44,10 @@ class Loop:
         self.watchdog = Watchdog(config.step_timeout)
 
     def run(self) -> dict[str, Any]:
-        """Train to the last step, or until the job's stop rule ends it; returns what `job.finish` returns.
+        """Train to the last step, or until the job's stop rule ends the run; return the result of `job.finish`.
 
-        Raises NonFiniteError, or Interrupted after a signal, each with everything so far saved.
+        Raises NonFiniteError if loss or gradient is not finite, with the checkpoints before that complete, and
+        Interrupted after a signal, with everything saved.
         """
         with self.watchdog:
             state, start = self._start()
@@ -62,12 +64,12 @@ class Loop:
             finally:
                 self.line.close()
                 self.writer.close(failed)
-                if together:  # else another host may be gone, for which Orbax would wait
+                if together:  # otherwise another host may be gone, and Orbax would wait for it
                     self.checkpoints.close()
         return result
 
     def _start(self) -> tuple[TrainState, int]:
-        """Return the state of the newest checkpoint, or a new one, and its step."""
+        """Return the state of the newest checkpoint, or a new state if there is none, and its step."""
         job, config = self.job, self.job.config
         with self.watchdog.patience("the newest checkpoint, or new parameters"):
             found = self.checkpoints.restore_latest(job.program.abstract)
@@ -90,7 +92,7 @@ class Loop:
         return state, start
 
     def _steps(self, state: TrainState, start: int, stop: StopSignal) -> TrainState:
-        """Train from step `start` to the last; returns the final state, which is saved and evaluated."""
+        """Train from step `start` to the last step; return the final state, which is saved and evaluated."""
         job, config, milestones = self.job, self.job.config, self.job.config.milestone_steps()
         self.mark = self.clock = time.perf_counter()
         self.clock_step, self.clock_tokens = start, self.progress.tokens
@@ -105,10 +107,11 @@ class Loop:
                 with self.watchdog.compiling("the train step"):
                     self.train_step.lower(state, placed, job.key).compile()
                 self._save(state)
-            # Batches of another length are compiled anew.
+            # The step is compiled again for each shape of batches.
             with self.watchdog.compiling(f"the train step for batches of shape {batch['tokens'].shape}"):
                 state, step_metrics = self.train_step(state, placed, job.key)
             self.watchdog.follow(step, step_metrics["loss"][0])
+            # Metrics are fetched in `_collect`: fetching them here would wait for the device in every step.
             self.pending.append((step, step_metrics))
             stopped, is_last, kept = stop.reached(), step == config.steps, False
             if step % config.log_every == 0 or is_last:
@@ -125,7 +128,7 @@ class Loop:
                 raise Interrupted(f"{stopped}: stopped at step {step} of {config.steps}; everything is saved")
             if is_last:
                 break
-        # The last step is saved before it is evaluated, as an evaluation may take long, or fail.
+        # The last step is saved before it is evaluated, because an evaluation may take long, or fail.
         if not self.progress.is_evaluated(step):
             self._evaluate(state, step)
         return state
@@ -135,7 +138,7 @@ class Loop:
         return step == self.job.config.steps or bool(every and step and step % every == 0)
 
     def _collect(self) -> None:
-        """Bring the steps' metrics from the device into the sums; raise at the first that is not finite."""
+        """Add the metrics of pending steps to the sums; raise NonFiniteError at the first that is not finite."""
         steps, on_device = [step for step, _ in self.pending], [values for _, values in self.pending]
         self.pending, progress = [], self.progress
         for step, values in zip(steps, jax.device_get(on_device), strict=True):
@@ -152,6 +155,7 @@ class Loop:
             progress.run = metric_sums.add(progress.run, primary)
 
     def _log(self, step: int) -> None:
+        """Write a row of metrics: means since the last row, the schedules' values at this step, and the speed."""
         self._collect()
         now = time.perf_counter()
         seconds, steps = now - self.clock, step - self.clock_step
@@ -174,7 +178,7 @@ class Loop:
         self.clock, self.clock_step, self.clock_tokens = now, step, self.progress.tokens
 
     def _evaluate(self, state: TrainState, step: int) -> bool:
-        """Run the evaluators and add their values to the history; returns whether the job saved something."""
+        """Run the evaluators and add their values to the history; return whether `job.keep` saved something."""
         self._collect()
         self._add_seconds()
         began, progress = time.perf_counter(), self.progress
@@ -189,7 +193,7 @@ class Loop:
         self.line.say(self.job.describe(progress.history[-1]))
         kept = self.job.keep(state, progress.history)
         self.mark = time.perf_counter()
-        self.clock += self.mark - began
+        self.clock += self.mark - began  # the logged speed of training excludes evaluations
         return kept
 
     def _add_seconds(self) -> None:
@@ -201,7 +205,7 @@ class Loop:
         self._collect()
         self._add_seconds()
         if int(state.step) != self.saved_step:
-            self.writer.flush()  # a checkpoint must not know rows of metrics that could still be lost
+            self.writer.flush()  # rows before a checkpoint must not be lost, because a resumed run does not repeat them
             with self.watchdog.compiling("the first checkpoint"):
                 self.checkpoints.save(state, self.progress.to_json())
             self.saved_step = int(state.step)

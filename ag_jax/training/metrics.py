@@ -1,4 +1,4 @@
-"""Metrics: sums while they are collected, numbers when they are written."""
+"""Training metrics: sums with weights while they are collected, divided when they are written to `metrics.jsonl`."""
 
 import contextlib
 import json
@@ -13,14 +13,14 @@ from etils import epath
 from ag_jax.distributed import storage
 from ag_jax.training.wandb_run import WandbRun
 
-Sums = dict[str, tuple[Any, Any]]  # name -> (total, weight), numbers or lists of numbers, one for each layer
+Sums = dict[str, tuple[Any, Any]]  # name -> (total, weight): numbers, or lists with a number for each layer
 
 # Fields of a row of metrics.jsonl that depend on the clock; everything else is the same whenever a run is repeated.
 CLOCK_FIELDS = ("seconds", "tokens_per_second")
 
 
 def add(sums: Sums, metrics: Sums) -> Sums:
-    """Sums plus one step's (total, weight), in float64; lists add element by element."""
+    """Return `sums` plus one step's (total, weight) of each metric, in float64; lists are added elementwise."""
     added = dict(sums)
     for name, (total, weight) in metrics.items():
         old_total, old_weight = sums.get(name, (0.0, 0.0))
@@ -33,34 +33,38 @@ def _plus(left: Any, right: Any) -> Any:
 
 
 def divide(sums: Sums) -> dict[str, Any]:
-    """total / weight of each metric: a number, or a list of them; None where the weight is 0."""
+    """Return total / weight of each metric: a number, or a list with one for each layer; None for a weight of 0."""
 
     def quotient(total: Any, weight: Any) -> Any:
         if isinstance(total, list):
-            return [quotient(one, of) for one, of in zip(total, weight, strict=True)]
+            return [quotient(*pair) for pair in zip(total, weight, strict=True)]
         return total / weight if weight else None
 
     return {name: quotient(total, weight) for name, (total, weight) in sums.items()}
 
 
 def not_finite(metrics: Sums) -> list[str]:
-    """Those of a step's losses, and the norms of its gradient, that are no numbers any more."""
+    """Return the names of a step's losses and gradient norms that are not finite."""
     watched = [*losses(metrics), "loss", "gradient_norm", "adversary_gradient_norm"]
     return [name for name in watched if name in metrics and not np.isfinite(metrics[name][0]).all()]
 
 
 def losses(names: Iterable[str], first: str = "") -> list[str]:
-    """Those of some metrics that are the loss of a term, with `first` before the others."""
+    """Return the metrics that are the loss of a term (`..._loss`), sorted, but with `first` before the others."""
     found = [name for name in names if name.endswith("_loss")]
     return sorted(found, key=lambda name: name != first)
 
 
 class MetricWriter:
-    """Rows of `metrics.jsonl` in a run directory, and the same as TensorBoard events and to a run at wandb, where there is one.
+    """Writer of metrics to `metrics.jsonl` in a run directory and, optionally, to TensorBoard and Weights & Biases.
 
-    In an object store rows and events are there when `flush` returns, on a disk when `write` does. Opened at step s it drops
-    the rows after s: those that a run which died left behind, and will now be written again. `evaluated` says whether the
-    evaluation of step s belongs to the rows that stay.
+    On a disk, rows and events are written when `write` returns, in an object store when `flush` returns. A writer
+    opened at step s deletes the rows after s, which a killed run left behind and the resumed run writes again.
+
+    step: step from which the run starts or resumes.
+    evaluated: whether the evaluation at `step` was done, so that its row is not deleted either.
+    tensorboard: whether TensorBoard events are written.
+    wandb: run that also gets the rows; None sends nothing.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class MetricWriter:
                 self._events = _Events(workdir / "tensorboard", step)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a row, which has the keys `step` and `split`. Raises OSError that says what to do about a full disk."""
+        """Append a row, which has the keys `step` and `split`. Raises OSError with advice if the disk is full."""
         scalars = dict(_scalars(row))
         with self._explained():
             self._rows.add(json.dumps(row) + "\n")
@@ -93,14 +97,14 @@ class MetricWriter:
             self._wandb.log(row["step"], scalars)
 
     def flush(self) -> None:
-        """Return when all rows are where they belong."""
+        """Write or upload all rows and events that are still buffered."""
         with self._explained():
             self._rows.flush()
             if self._events:
                 self._events.flush()
 
     def close(self, failed: bool = False) -> None:
-        """Flush and close; `failed` says how the run at wandb ended."""
+        """Flush and close; `failed` marks the wandb run as failed."""
         with self._explained():
             self._rows.flush()
             if self._events:
@@ -110,19 +114,20 @@ class MetricWriter:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
+        """Add advice to an OSError of writing metrics."""
         try:
             yield
         except OSError as error:
             raise OSError(
                 f"cannot write metrics to {self._workdir}: {error.strerror or error}\n"
-                "Checkpoints that are whole stay so. Free some disk space and run the same command again"
+                "Complete checkpoints are not affected. Free some disk space and run the same command again"
             ) from error
 
 
 class _Events:
-    """A file of TensorBoard events, written by whoever calls.
+    """File of TensorBoard events, written in the calling thread.
 
-    tensorboardX's own writer hands events to a thread; on a full disk that dies unseen, and then everybody waits for it.
+    tensorboardX's `SummaryWriter` uses a thread, which dies without an error on a full disk, so that its callers hang.
     """
 
     def __init__(self, folder: epath.Path, step: int):
@@ -130,27 +135,27 @@ class _Events:
         from tensorboardX.proto import event_pb2, summary_pb2
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._copy = storage.LocalCopy(folder) if storage.is_remote(folder) else None  # it knows no object stores
+        self._copy = storage.LocalCopy(folder) if storage.is_remote(folder) else None  # EventsWriter needs a disk
         folder = self._copy.path if self._copy else folder
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventsWriter(str(folder / "events"))
-        if step:  # tells TensorBoard to forget what a run that died wrote after this step
+        if step:  # makes TensorBoard discard the events that a killed run wrote after this step
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._writer.write_event(event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=start))
 
     def add(self, scalars: dict[str, float], step: int) -> None:
-        """All numbers of a row, as one event."""
+        """Write all numbers of a row as one event."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
         self._writer.flush()
 
     def flush(self) -> None:
-        """Bring the file to an object store, if that is where it belongs."""
+        """Upload the file, if the run directory is in an object store."""
         if self._copy:
             self._copy.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and upload it if the run directory is in an object store."""
         self._writer.close()
         if self._copy:
             self._copy.close()
@@ -169,9 +174,9 @@ def _scalars(row: dict[str, Any]) -> Iterable[tuple[str, float]]:
 
 
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl`; a last line that a dying run cut off is left out.
+    """Read the rows of a run's `metrics.jsonl`, without an incomplete last line, which a killed run may leave.
 
-    Raises FileNotFoundError if there is no such file, ValueError that names the line if it is damaged elsewhere.
+    Raises FileNotFoundError if there is no such file, and ValueError, naming the line, if any other line is damaged.
     """
     path = epath.Path(workdir) / "metrics.jsonl"
     if not path.exists():
@@ -190,7 +195,7 @@ def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A row of metrics, None if the line does not hold one."""
+    """Parse a line as a row of metrics; None if it is not one."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""AdamW with warm-up and decay, as BERT-like models are trained."""
+"""AdamW with warm-up and decay of the learning rate, and a separate optimizer for an adversary's parameters."""
 
 import dataclasses
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,16 +13,16 @@ Decay = Literal["linear", "constant"]
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam with decoupled weight decay. The defaults are the attention guidance code's, clipping included.
+    """Settings of AdamW and its schedule; the defaults, clipping included, are those of the attention guidance code.
 
     learning_rate: peak learning rate, reached after `warmup_steps`.
-    warmup_steps: steps in which the learning rate rises from 0 to its peak.
-    decay: `linear` lowers the learning rate from its peak to 0 at the last step, `constant` keeps it.
+    warmup_steps: number of steps in which the learning rate rises from 0 to its peak.
+    decay: `linear` decays the learning rate from its peak to 0 at the last step, `constant` leaves it at the peak.
     beta1: decay rate of the gradient's running mean.
     beta2: decay rate of the squared gradient's running mean.
     epsilon: added to the denominator of an update.
     weight_decay: coefficient of weight decay, on matrices only, never on biases or LayerNorm.
-    clip_norm: largest global norm of the gradient; None does not clip it.
+    clip_norm: maximum global norm of the gradient; None does not clip it.
     """
 
     learning_rate: Annotated[float, "> 0"] = 1e-4
@@ -38,7 +38,7 @@ class OptimizerConfig:
 
 
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Linear from 0 to the peak in `warmup_steps`, then linear to 0 at `total_steps` or constant."""
+    """Return a schedule: linear from 0 to the peak in `warmup_steps`, then linear to 0 at `total_steps` or constant."""
     peak, warmup = config.learning_rate, config.warmup_steps
     rise = optax.linear_schedule(0.0, peak, warmup)
     end = 0.0 if config.decay == "linear" else peak
@@ -47,7 +47,7 @@ def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.S
 
 
 def decays(params: Any) -> Any:
-    """For every parameter, whether weight decay applies: to kernels and embeddings, not to biases and LayerNorm."""
+    """Return for every parameter whether weight decay applies: to kernels and embeddings, not biases and LayerNorm."""
 
     def decayed(path, _) -> bool:
         return path[-1].key in ("kernel", "embedding")
@@ -57,13 +57,17 @@ def decays(params: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class AdversaryOptimizer:
-    """The optimizer of an adversary's parameters, which begin to move after `delay` steps, as if training began then."""
+    """Optimizer of an adversary's parameters.
+
+    config: its settings; warm-up and decay are counted from step `delay`.
+    delay: number of steps before the first update of these parameters.
+    """
 
     config: OptimizerConfig
     delay: int = 0
 
     def transformation(self, total_steps: int) -> optax.GradientTransformation:
-        """The chain of the steps that are left, which knows nothing of those before."""
+        """Return the optax transformation, which makes no updates before step `delay` and starts its schedule there."""
         chain = _chain(self.config, max(total_steps - self.delay, 1))
         return optax.conditionally_mask(chain, lambda step: step >= self.delay) if self.delay else chain
 
@@ -71,7 +75,10 @@ class AdversaryOptimizer:
 def make_optimizer(
     config: OptimizerConfig, total_steps: int, adversary: AdversaryOptimizer | None = None
 ) -> optax.GradientTransformation:
-    """The optax chain: clip, then AdamW with its schedule; one of its own for an adversary's parameters, if there are some."""
+    """Return the optax optimizer: gradient clipping, then AdamW with its schedule.
+
+    adversary: optimizer of the parameters under `ADVERSARY`, if there are any; their gradients are clipped separately.
+    """
     model = _chain(config, total_steps)
     if adversary is None:
         return model
@@ -79,8 +86,8 @@ def make_optimizer(
 
 
 def _groups(params: Any) -> Any:
-    """The group of each part of the parameters; `tree_map_params` asks with a placeholder for all of them."""
-    if not isinstance(params, dict):
+    """Return the label of each top-level entry of the parameters, for `optax.partition`."""
+    if not isinstance(params, dict):  # `tree_map_params` passes one placeholder for all parameters
         return "model"
     return {name: ADVERSARY if name == ADVERSARY else "model" for name in params}
 

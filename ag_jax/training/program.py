@@ -18,13 +18,13 @@ from ag_jax.training.step import compile_evaluation_step, compile_train_step
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """An objective and its optimizer, compiled for the devices of a mesh.
+    """Training and evaluation steps of an objective and its optimizer, jitted for the devices of a mesh.
 
     Each function is compiled when it is first called with arguments of new shapes.
 
     objective: the loss, with its model.
     optimizer: the optax transformation of the parameters' gradient.
-    mesh: the devices.
+    mesh: the devices and their axes.
     init: key -> randomly initialised parameters, boxed with the names of their axes.
     shardings: a `TrainState` of shardings, one for each array of the state.
     abstract: a `TrainState` of shapes, types and shardings, into which a checkpoint is restored.
@@ -51,9 +51,9 @@ def make_program(
     mesh: Mesh,
     microbatches: int = 1,
 ) -> Program:
-    """Return the program of an objective; nothing is compiled yet. For the arguments see `Program`.
+    """Return the program of an objective, without compiling anything yet. For the other arguments see `Program`.
 
-    microbatches: the parts that a batch is computed in, one after the other.
+    microbatches: number of parts in which a batch is computed, one after the other.
     """
     # Shapes do not depend on the key.
     boxed = functools.partial(init, jax.random.key(0))

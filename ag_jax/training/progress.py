@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a run on standard error: a bar on a terminal, lines elsewhere."""
 
 import sys
 from typing import Any
@@ -10,26 +10,32 @@ from ag_jax.training import metrics
 
 
 class Silence:
-    """Takes the place of a `ProgressLine` and a `MetricWriter` on the hosts that neither talk nor write."""
+    """Stand-in for `ProgressLine` and `MetricWriter` that does nothing, on all hosts but the first."""
 
     def update(self, row: dict[str, Any], seconds_left: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def say(self, message: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def write(self, row: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def flush(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self, failed: bool = False) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class ProgressLine:
-    """Step, losses, the `headline` first, tokens/s and time left of a run of `total` steps that starts at step `start`."""
+    """Progress display of a run: step, losses, tokens per second and time left.
+
+    name: name of the run, shown first.
+    start: step at which the run starts or resumes.
+    total: number of steps of the run.
+    headline: the primary metric, shown before the other losses.
+    """
 
     def __init__(self, name: str, start: int, total: int, headline: str):
         self._name, self._total, self._headline = name, total, headline
@@ -49,7 +55,7 @@ class ProgressLine:
             print(f"{name}: step {start} of {total}, compiling the step ...", file=sys.stderr, flush=True)
 
     def update(self, row: dict[str, Any], seconds_left: float) -> None:
-        """Show a row of training metrics."""
+        """Show a row of training metrics, and the estimated number of seconds left."""
         losses = "  ".join(f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._headline))
         minutes, seconds = divmod(round(seconds_left), 60)
         status = f"{losses}  {row['tokens_per_second']:,.0f} tokens/s  {minutes}:{seconds:02d} left"
@@ -59,13 +65,13 @@ class ProgressLine:
             print(f"{self._name}: step {row['step']}/{self._total}  {status}", file=sys.stderr, flush=True)
 
     def say(self, message: str) -> None:
-        """Show a line that stays."""
+        """Print a message above the bar, or as a line if there is no bar."""
         if self._bar:
             self._bar.console.print(f"{self._name}: {message}", highlight=False, markup=False)
         else:
             print(f"{self._name}: {message}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Stop the bar and restore the terminal."""
         if self._bar:
             self._bar.stop()

@@ -1,4 +1,4 @@
-"""Which device holds what: one mesh, one table from the names of array axes to the axes of the mesh.
+"""Sharding of parameters and batches: the mesh of devices, and the mesh axis over which each array axis is split.
 
 The mesh has three axes. `data` and `fsdp` both split the batch; `fsdp` also splits the parameters along the model's
 width, `tensor` along heads, feed-forward features and vocabulary.
@@ -27,10 +27,10 @@ BATCH = PartitionSpec(ROWS)
 class MeshConfig:
     """Number of devices along each axis of the mesh.
 
-    data: devices among which the batch is divided, with a copy of the parameters each; None takes all that the other
-        axes leave.
-    fsdp: devices among which the batch, and parameters along the width, are divided.
-    tensor: devices among which heads, feed-forward features and the vocabulary are divided.
+    data: number of devices over which the batch is split, with replicated parameters; None takes all devices that the
+        other axes leave.
+    fsdp: number of devices over which the batch is split, and the parameters along the width.
+    tensor: number of devices over which heads, feed-forward features and the vocabulary are split.
     """
 
     data: Annotated[int, ">= 1"] | None = None
@@ -41,7 +41,7 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """A mesh over `devices` (all by default). Raises ValueError if the axes do not multiply to their number."""
+    """Return a mesh over `devices` (default: all). Raises ValueError if the product of the axes is not their number."""
     devices = jax.devices() if devices is None else devices
     data = config.data or max(len(devices) // (config.fsdp * config.tensor), 1)
     shape = (data, config.fsdp, config.tensor)
@@ -55,9 +55,9 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 
 
 def parameter_shardings(abstract_params: Any, mesh: Mesh) -> Any:
-    """A sharding for every parameter, from the axis names it was born with (`nn.with_logical_partitioning`).
+    """Return a sharding for every parameter, from its axis names (`nn.with_logical_partitioning`) and `RULES`.
 
-    A dimension that its mesh axis does not divide, such as a vocabulary of 50,265 words by two, is not split.
+    An axis whose length is not divisible by its mesh axis, such as a vocabulary of 50,265 words by two, is not split.
     """
 
     def sharding(leaf) -> NamedSharding:
@@ -74,26 +74,26 @@ def parameter_shardings(abstract_params: Any, mesh: Mesh) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows of the batch over `data` and `fsdp`."""
+    """Return the sharding of a batch: its rows are split over `data` and `fsdp`."""
     return NamedSharding(mesh, BATCH)
 
 
 def process_rows(mesh: Mesh, rows: int) -> np.ndarray:
-    """Which of a batch's `rows` this process feeds: those that its devices hold, ascending.
+    """Return the indices, ascending, of the rows that this process's devices hold in a batch of `rows` rows.
 
-    Hosts may share rows, where `tensor` spans them, and need not hold neighbouring ones.
+    The rows of a host need not be contiguous, and hosts hold the same rows where `tensor` spans them.
     """
     held = batch_sharding(mesh).addressable_devices_indices_map((rows,)).values()
     return np.unique(np.concatenate([np.arange(rows)[index] for index in held]))
 
 
 def place_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """The rows of this process as part of the global batch on the mesh's devices."""
+    """Place this process's rows on its devices; return the global batch, sharded over the mesh."""
     return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
 
 
 def to_host(arrays: Any, mesh: Mesh) -> Any:
-    """Return a tree of arrays on the devices of `mesh` as NumPy arrays, whole on every host, which all must call it."""
+    """Return a tree of arrays on the devices of `mesh` as complete NumPy arrays; every host must call it."""
     if jax.process_count() > 1:
         arrays = jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))(arrays)
     return jax.device_get(arrays)

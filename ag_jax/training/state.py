@@ -1,4 +1,4 @@
-"""What training changes from step to step."""
+"""Train state: step, parameters and optimizer state, with their shapes and shardings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,12 @@ Params = Any
 
 @flax.struct.dataclass
 class TrainState:
-    """Number of steps done, parameters (a plain nested dict) and the optimizer's state. Random keys follow from the step."""
+    """Everything that a train step changes; random keys are not stored, because they are derived from the step.
+
+    step: number of updates done, int32.
+    params: nested dict of parameters, without axis names.
+    opt_state: state of the optax optimizer.
+    """
 
     step: jax.Array
     params: Params
@@ -26,15 +31,16 @@ class TrainState:
 
 
 def state_shardings(init: Callable[[], Params], optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """A `TrainState` of shardings for parameters that `init()` makes, boxed with their axis names.
+    """Return a `TrainState` of shardings for the parameters of `init()`, which are boxed with their axis names.
 
-    The optimizer's moments lie where their parameters lie; everything else is on all devices.
+    The optimizer's moments are sharded like their parameters; everything else is replicated.
     """
     abstract_params = jax.eval_shape(init)
     params = sharding.parameter_shardings(abstract_params, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
     abstract_opt_state = jax.eval_shape(optimizer.init, nn.unbox(abstract_params))
 
+    # `optax.partition` replaces the parameters of the other optimizer by masked nodes, which have no sharding.
     def is_of_another_group(leaf: Any) -> bool:
         return isinstance(leaf, optax.MaskedNode)
 
@@ -50,12 +56,16 @@ def state_shardings(init: Callable[[], Params], optimizer: optax.GradientTransfo
 
 
 def create_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """Return the state at step 0."""
+    """Return the state at step 0, with these parameters and a new optimizer state."""
     return TrainState(jnp.int32(0), params, optimizer.init(params))
 
 
 def with_params(state: TrainState, given: Params, shardings: TrainState) -> TrainState:
-    """The state with the arrays of `given`, a part of the parameters' tree that every host has whole, in place of its own."""
+    """Return `state` with the parameters of `given` in place of its own.
+
+    given: nested dict with some or all of the parameters; every host has its complete arrays.
+    shardings: shardings of `state`.
+    """
 
     def replaced(own: Any, new: Any, places: Any) -> Any:
         if isinstance(own, dict):
@@ -69,7 +79,7 @@ def with_params(state: TrainState, given: Params, shardings: TrainState) -> Trai
 def abstract_state(
     init: Callable[[], Params], optimizer: optax.GradientTransformation, shardings: TrainState
 ) -> TrainState:
-    """Shapes, types and shardings of the state, without making it: what a checkpoint or a compiler wants to know."""
+    """Return the state's shapes, types and shardings without creating it, to restore a checkpoint or to compile."""
     shapes = jax.eval_shape(lambda: create_state(nn.unbox(init()), optimizer))
     return jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, shardings

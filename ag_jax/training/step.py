@@ -1,4 +1,4 @@
-"""One step of training: a pure function of state and batch."""
+"""Training and evaluation steps, as pure functions of parameters, batch and random key."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +18,9 @@ Batch = dict[str, Array]
 
 
 def split_microbatches(batch: Batch, microbatches: int) -> Batch:
-    """Every field `(B, ...)` as `(microbatches, B / microbatches, ...)`, without moving rows between devices."""
+    """Reshape every field `(B, ...)` to `(microbatches, B / microbatches, ...)`; no row moves to another device."""
 
+    # Part i takes every microbatches-th row from row i, so each device's rows are spread evenly over all parts.
     def split(field: Array) -> Array:
         return field.reshape(-1, microbatches, *field.shape[1:]).swapaxes(0, 1)
 
@@ -29,7 +30,7 @@ def split_microbatches(batch: Batch, microbatches: int) -> Batch:
 def loss_and_gradient(
     params: Any, batch: Batch, key: Array, step: Array, *, objective: Objective, microbatches: int
 ) -> tuple[Array, dict[str, LossTerm], Any]:
-    """Loss, metrics and gradient of the whole batch, computed in `microbatches` equal parts.
+    """Return loss, metrics and gradient of the whole batch, computed in `microbatches` equal parts.
 
     loss = sum_terms c(step) * (sum_parts total) / weight, with the weight of the whole batch: value and gradient do not
     depend on the number of parts, however uneven their weights.
@@ -53,7 +54,7 @@ def loss_and_gradient(
 
 
 def gradient_norms(gradient: Any) -> dict[str, Array]:
-    """The norms of the model's gradient and of an adversary's, which may be of another order of magnitude."""
+    """Return the global norm of the model's gradient and, separately, of an adversary's, whose scale may differ."""
     model, beside = separated(gradient)
     norms = {"gradient_norm": optax.tree.norm(model)}
     return norms | ({"adversary_gradient_norm": optax.tree.norm(beside)} if beside else {})
@@ -68,9 +69,9 @@ def train_step(
     optimizer: optax.GradientTransformation,
     microbatches: int = 1,
 ) -> tuple[TrainState, dict[str, LossTerm]]:
-    """The state after one update, and the metrics of the step as (total, weight).
+    """Return the state after one update, and the metrics of the step as (total, weight).
 
-    `key` is the run's; the step's own random numbers are `fold_in(key, step)`, so a resumed run draws the same ones.
+    key: random key of the run; the step's key is `fold_in(key, step)`, so a resumed run draws the same numbers.
     """
     step_key = jax.random.fold_in(key, state.step)
     loss, metrics, gradient = loss_and_gradient(
@@ -88,7 +89,7 @@ def train_step(
 
 
 def evaluation_step(params: Any, batch: Batch, step: Array, *, objective: Objective) -> dict[str, LossTerm]:
-    """Metrics of a batch as (total, weight), without dropout."""
+    """Return the metrics of a batch as (total, weight), without dropout."""
     _, metrics = objective.terms(objective.forward(params, batch, None, step), batch)
     return metrics
 
@@ -100,7 +101,7 @@ def compile_train_step(
     mesh: Mesh,
     shardings: TrainState,
 ) -> Callable[[TrainState, Batch, Array], tuple[TrainState, dict[str, LossTerm]]]:
-    """`train_step`, jitted for a mesh; the old state's memory is reused for the new one."""
+    """Return `train_step` jitted for a mesh; it donates the old state, whose memory is reused for the new one."""
 
     def step(state: TrainState, batch: Batch, key: Array):
         return train_step(state, batch, key, objective=objective, optimizer=optimizer, microbatches=microbatches)
@@ -117,7 +118,7 @@ def compile_train_step(
 def compile_evaluation_step(
     objective: Objective, mesh: Mesh, shardings: TrainState
 ) -> Callable[[Any, Batch, Array], dict[str, LossTerm]]:
-    """`evaluation_step`, jitted for a mesh."""
+    """Return `evaluation_step` jitted for a mesh, as a function of (params, batch, step)."""
 
     def step(params: Any, batch: Batch, at: Array):
         return evaluation_step(params, batch, at, objective=objective)

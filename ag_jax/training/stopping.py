@@ -1,10 +1,10 @@
-"""Stopping a run from outside: SIGTERM and Ctrl-C on any host end it after one and the same step on all hosts.
+"""Interruption of a run by SIGTERM or Ctrl-C on any host, after the same step on all hosts.
 
-Hosts run ahead of their devices and of each other, so none may stop on its own: the others would wait for it in the next step
-for ever. Asking everyone in every step would cost a round trip each; so instead a thread on every host looks for a notice
-twice a second. Once there is one, all halt at their next step for the moment that it takes to tell each other how many steps
-they have begun, and stop after the largest of these numbers plus one, which nobody has begun yet. A step that goes on
-undisturbed costs one lock.
+Hosts run ahead of their devices and of each other, so none may stop by itself: the others would wait for it in the next
+step forever. Communication in every step would cost a round trip each time, so a thread on every host looks for a
+notice twice a second instead. Once there is a notice, each host halts at its next step until all have exchanged how
+many steps they have begun. They stop after the largest of these numbers plus one, a step that no host has begun yet.
+While there is no notice, a step costs only one lock.
 """
 
 import itertools
@@ -15,25 +15,25 @@ from ag_jax import interruption
 from ag_jax.distributed import hosts
 
 LOOK_EVERY = 0.5  # seconds
-_numbers = itertools.count()  # of the contexts of this process: the same on all hosts
+_numbers = itertools.count()  # numbers of this process's contexts: the same on all hosts, which enter them in one order
 
 
 class Interrupted(Exception):
-    """A signal asked the run to stop; its checkpoint is written."""
+    """Exception that ends a run after a signal, once its checkpoint is saved."""
 
 
 class StopSignal:
-    """Within this context SIGTERM and Ctrl-C make `reached` return their name; a second Ctrl-C ends the program.
+    """Context manager in which SIGTERM and Ctrl-C stop a run after the same step on all hosts, by way of `reached`.
 
-    A signal that came before, while another run of the same command was trained, counts too.
-    All hosts enter it alike and call `reached` once in every step.
+    A second Ctrl-C ends the program at once. A signal received before, while another run of the same command was
+    trained, counts too. Every host must enter the context, and call `reached` once in every step.
     """
 
     def __init__(self):
         self._requested = interruption.requested
         self._deferred = interruption.deferred()
-        self._steps = 0  # that this host has begun
-        self._last: int | None = None  # the one after which all stop
+        self._steps = 0  # steps that this host has begun
+        self._last: int | None = None  # the step after which all hosts stop
         self._notice: str | None = None
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -51,11 +51,11 @@ class StopSignal:
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
-        if hosts.count() > 1:  # a host that has not seen its last step yet may be asking
+        if hosts.count() > 1:  # another host may still wait for this number in `_agree`
             hosts.publish(f"{self._key}/{hosts.index()}", self._steps)
 
     def reached(self) -> str | None:
-        """Once in every step: the name of the signal if this is the step to stop after, on all hosts alike."""
+        """Count a step; return the name of the signal if the run must stop after this step, on all hosts alike."""
         if hosts.count() == 1:
             return self._requested()
         with self._lock:
@@ -72,7 +72,7 @@ class StopSignal:
                 return
 
     def _agree(self, notice: str) -> None:
-        with self._lock:  # nobody begins another step before all know which is the last
+        with self._lock:  # this host begins no other step before all hosts know which is the last
             hosts.publish(f"{self._key}/{hosts.index()}", self._steps)
             begun = [hosts.wait_for(f"{self._key}/{host}", host, "stopping") for host in range(hosts.count())]
             self._notice, self._last = notice, max(begun) + 1

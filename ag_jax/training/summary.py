@@ -1,4 +1,4 @@
-"""The summary of a pre-training run: its losses, as in Table 3 of Deshpande & Narasimhan (2020)."""
+"""Summary of a pre-training run: its losses, as in Table 3 of Deshpande & Narasimhan (2020)."""
 
 import math
 from typing import Any
@@ -13,8 +13,10 @@ from ag_jax.training.job import Progress
 def summarise(workdir: epath.Path, metric: str, progress: Progress) -> dict[str, Any]:
     """Return the content of `summary.json`, after the last evaluation of a run.
 
-    metric: the primary metric. `train_loss` is its mean over the last twentieth of the training rows in
-    `metrics.jsonl`, `validation_loss` is that of the last evaluation, `average_train_loss` the mean over all steps.
+    In the result, `train_loss` is the mean of `metric` over the last twentieth of the training rows in `metrics.jsonl`,
+    `validation_loss` is its value in the last evaluation, and `average_train_loss` its mean over all steps.
+
+    metric: the primary metric.
     """
     last = progress.history[-1]
     losses = hosts.from_first("the last rows of metrics", lambda: _last_losses(workdir, metric))

@@ -1,4 +1,4 @@
-"""A run at Weights & Biases (https://wandb.ai): the rows of metrics.jsonl, beside the settings that they belong to."""
+"""Runs at Weights & Biases (https://wandb.ai), with the rows of `metrics.jsonl` and the run's settings."""
 
 import contextlib
 import dataclasses
@@ -11,14 +11,18 @@ from etils import epath
 
 from ag_jax.distributed import storage
 
-# Seconds to wait at the end of a run for the upload of its last rows. wandb's own default is to wait for ever; what was not uploaded
-# stays on the disk, for `wandb sync`.
+# Seconds to wait at the end of a run for the upload of its last rows. wandb's default is to wait forever; rows that
+# were not uploaded stay on the disk, for `wandb sync`.
 FINISH_TIMEOUT = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """What runs at wandb are grouped by. group: the comparison that the run belongs to; tags: such as its arm."""
+    """Labels by which runs are grouped at wandb.
+
+    group: name of the comparison to which the run belongs; None for a single run.
+    tags: further labels, such as its arm.
+    """
 
     group: str | None = None
     tags: tuple[str, ...] = ()
@@ -31,10 +35,10 @@ def check_installed(project: str | None) -> None:
 
 
 class WandbRun:
-    """A run of a wandb project, for one run directory: opened again, it continues the same run there.
+    """Run of a wandb project for one run directory; opened again for that directory, it continues the same wandb run.
 
-    wandb sends rows from a process of its own, and tries again while the network is down. If that process fails, no more rows are
-    sent, and training continues.
+    wandb sends rows from a separate process, which retries while the network is down. If that process fails, no more
+    rows are sent, and training continues.
     """
 
     def __init__(
@@ -47,8 +51,11 @@ class WandbRun:
     ):
         """Start or continue the run.
 
-        settings: all of its config.
-        name: at wandb; None for that of the directory.
+        project: name of the wandb project.
+        workdir: run directory, where the run's wandb id is stored.
+        settings: the whole config of the run.
+        labels: group and tags of the run.
+        name: name of the run at wandb; None for the name of the directory.
 
         Raises ValueError if wandb is not installed or cannot start, for example without an API key.
         """
@@ -71,16 +78,16 @@ class WandbRun:
                 dir=None if storage.is_remote(workdir) else str(workdir),  # None: wandb's own choice
                 settings=wandb.Settings(finish_timeout=FINISH_TIMEOUT),
             )
-            # wandb's own count of steps cannot go back, as a run does that was killed and resumes from a checkpoint.
+            # wandb's own step counter cannot decrease, as needed when a killed run resumes from a checkpoint.
             self._run.define_metric("*", step_metric="step")
-        except Exception as error:  # wandb has many kinds
+        except Exception as error:  # wandb raises many types
             raise ValueError(
-                f"wandb={project!r}: wandb did not start ({error}). Log in with `wandb login`, set WANDB_MODE=offline to "
-                "upload later, or set wandb=none"
+                f"wandb={project!r}: wandb did not start ({error}). Log in with `wandb login`, "
+                "set WANDB_MODE=offline to upload later, or set wandb=none"
             ) from error
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Send a row."""
+        """Send the row of metrics of a step."""
         if self._run:
             with self._survived():
                 self._run.log({"step": step, **values})
@@ -93,16 +100,18 @@ class WandbRun:
 
     @contextlib.contextmanager
     def _survived(self):
+        """Turn an error of wandb into a warning, and send no more rows."""
         try:
             yield
         except Exception as error:
             self._run = None
             print(
-                f"warning: wandb failed ({type(error).__name__}: {error}): it gets no more rows of this run; metrics.jsonl has them all",
+                f"warning: wandb failed ({type(error).__name__}: {error}): "
+                "it gets no more rows of this run; metrics.jsonl has them all",
                 file=sys.stderr,
                 flush=True,
             )
             with contextlib.suppress(Exception):
                 import wandb
 
-                wandb.teardown()  # or it fails once more when the program ends
+                wandb.teardown()  # otherwise it fails again when the program ends

@@ -279,7 +279,7 @@ def test_arms_that_a_flag_makes_the_same_are_an_error():
     flag = {"tasks.sst2.adversarial.method": "none"}
     for other in ("asa", "freelb"):
         message = (
-            f"the arms plain and {other} of .* have the same settings, as --config.tasks.sst2.adversarial.method=none overrides what the "
+            f"the arms plain and {other} of .* have the same settings, because --config.tasks.sst2.adversarial.method=none overrides what the "
             rf"arms set: none \(plain\), {other} \({other}\): leave that out, or name other arms"
         )
         with pytest.raises(ValueError, match=message):

@@ -187,7 +187,7 @@ def test_trials_on_the_first_examples_of_a_file_are_not_mixed_with_others(tmp_pa
         with pytest.raises(ValueError, match="tasks.sst2.subset_seed: there 0, now 1\n"):
             train(config(tmp_path, data, **settings, **{"tasks.sst2.subset_seed": 1}), workdir)
         written_before(workdir)
-        message = "subset_seed: there 'none, as the first examples of each file were used', now 0\n"
+        message = "subset_seed: there 'none, because the first examples of each file were used', now 0\n"
         with pytest.raises(ValueError, match=message):
             train(config(tmp_path, data, seeds=(0, 1), **settings), workdir)
     assert len(calls) == 4
@@ -278,7 +278,7 @@ def test_a_trial_that_fails_costs_its_point_and_nothing_else(tmp_path, data, cal
     for _ in range(2):
         chosen = train(swept, workdir)["sst2"]
         assert [point.learning_rate for point in chosen.points] == [1e-4]
-        assert chosen.notes == ("not chosen, as seed 1 failed: task_loss of sst2 is not finite at step 3",)
+        assert chosen.notes == ("not chosen, because seed 1 failed: task_loss of sst2 is not finite at step 3",)
         assert len(calls) == 5
     with pytest.raises(
         ValueError, match="/w: every point of the sweep of sst2 failed with some seed, such as: task_loss.*delete"

@@ -142,7 +142,7 @@ def test_a_hung_host_wakes_the_watchdog_and_one_host_goes_on(text, alone, tmp_pa
     started[1].send_signal(signal.SIGSTOP)
     assert started[0].wait(60).returncode == AGAIN, started[0].output
     assert "watchdog: host 0 made no progress for" in started[0].output
-    assert "training.step_timeout=10" in started[0].output and "most recent call first" in started[0].output
+    assert "step_timeout=10" in started[0].output and "most recent call first" in started[0].output
     started[1].kill()
     host = Host(command(text, workdir), 4)
     started.append(host)

@@ -169,7 +169,7 @@ def test_traces_that_cannot_be_are_refused(whole, text, tmp_path):
     lines = (whole[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
     first = next(at for at, line in enumerate(lines) if '"masked"' in line)
     (part / "metrics.jsonl").write_text("".join(lines[: first + 1]))
-    with pytest.raises(ValueError, match="trained to its end: it stopped after step 2; go on with it first"):
+    with pytest.raises(ValueError, match="trained to its end: it stopped after step 2; resume it first"):
         read(part)
     (part / "result.json").write_text(json.dumps({"planned_steps": STEPS}))
     assert read(part).progress == (1 / 6,), "of a trial that patience ended"

@@ -184,4 +184,4 @@ for step in range(1, 10000):
         limited = ["bash", "-c", 'trap "" XFSZ; ulimit -f 2; exec "$@"', "limited", sys.executable, "-c", script]
         done = subprocess.run(limited, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 1 and "OSError: cannot write metrics to" in done.stderr, done.stderr
-        assert "File too large\nCheckpoints that are whole stay so. Free some disk space" in done.stderr
+        assert "File too large\nComplete checkpoints are not affected. Free some disk space" in done.stderr

@@ -1,4 +1,4 @@
-"""Figures of attacks: the masked share of attention, scores against the temperature, times of steps."""
+"""Figures of attacks: masked share of attention, scores against the temperature, and step times."""
 
 import os
 from collections.abc import Mapping
@@ -14,15 +14,18 @@ from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, colours, label, save, 
 
 
 def masked_figure(groups: Mapping[str, Mapping[str, MaskedShare]], path: str | os.PathLike) -> epath.Path:
-    """Write `draw_masked` as a PNG; returns its path."""
+    """Write the figure of `draw_masked` as a PNG and return its path."""
     return save(draw_masked(groups), path)
 
 
 def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
-    """The masked share over training, and by layer at its end (Wu et al. 2022, figure 5): a row of panels for each group.
+    """Draw the masked share during training, and by layer at its end (Wu et al. 2022, figure 5).
 
-    In a group is a line for each name, of the same colour in all. Training is in steps where all lines of a group have as many,
-    in per cent of it where they do not.
+    Each group has a row of two panels with a line for each name, in the same colour in all groups. The first panel is
+    over steps if all lines of the group have equally many, otherwise over per cent of training. Raises ValueError if
+    there is nothing to draw.
+
+    groups: {group: {name of the line: masked share}}.
     """
     if not any(groups.values()):
         raise ValueError("there is no masked share to draw: give at least one run with an attack on attention")
@@ -60,53 +63,58 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
 
 
 def temperature_figure(by_task: Mapping[str, Temperatures], path: str | os.PathLike) -> epath.Path:
-    """Write `draw_temperatures` as a PNG; returns its path."""
+    """Write the figure of `draw_temperatures` as a PNG and return its path."""
     return save(draw_temperatures(by_task), path)
 
 
 def draw_temperatures(by_task: Mapping[str, Temperatures]) -> Figure:
-    """Scores against tau, a panel for each task (Wu et al. 2022, figure 4 b); dashed is the score without an attack."""
+    """Draw scores against the temperature tau, with a panel for each task (Wu et al. 2022, figure 4 b).
+
+    A dashed line is the score without an attack. Raises ValueError without tasks.
+    """
     if not by_task:
         raise ValueError("there are no scores to draw: give at least one task")
     figure = Figure((max(4.4, 3.4 * len(by_task)), 3.2), layout="constrained")
     chosen = colours(by_task)
-    for panel, (task, of_task) in zip(figure.subplots(1, len(by_task), squeeze=False)[0], by_task.items(), strict=True):
-        means, deviations = (100 * np.array(values) for values in (of_task.means, of_task.deviations))
-        spread = deviations if of_task.several else None
+    for panel, (task, scores) in zip(figure.subplots(1, len(by_task), squeeze=False)[0], by_task.items(), strict=True):
+        means, deviations = (100 * np.array(values) for values in (scores.means, scores.deviations))
+        spread = deviations if scores.several else None
         panel.errorbar(
-            of_task.taus, means, yerr=spread, fmt="o-", color=chosen[task], markersize=4, capsize=3, label="attacked"
+            scores.taus, means, yerr=spread, fmt="o-", color=chosen[task], markersize=4, capsize=3, label="attacked"
         )
-        if of_task.plain is not None:
-            panel.axhline(100 * of_task.plain, color="0.4", linestyle="--", linewidth=1.2, label="without an attack")
+        if scores.plain is not None:
+            panel.axhline(100 * scores.plain, color="0.4", linestyle="--", linewidth=1.2, label="without an attack")
             _legend(panel)
         panel.set_title(label(task, 24), fontsize=LARGE, parse_math=False)
-        panel.set_xticks(of_task.taus, [f"{tau:g}" for tau in of_task.taus])
+        panel.set_xticks(scores.taus, [f"{tau:g}" for tau in scores.taus])
         panel.set_xlabel("tau (lower attacks more)", fontsize=MEDIUM)
-        panel.set_ylabel(f"{of_task.metric.replace('_', ' ')} × 100", fontsize=MEDIUM)
+        panel.set_ylabel(f"{scores.metric.replace('_', ' ')} × 100", fontsize=MEDIUM)
         tidy(panel)
     return figure
 
 
 def step_time_figure(ratios: Mapping[str, Mapping[int, float]], path: str | os.PathLike) -> epath.Path:
-    """Write `draw_step_times` as a PNG; returns its path."""
+    """Write the figure of `draw_step_times` as a PNG and return its path."""
     return save(draw_step_times(ratios), path)
 
 
 def draw_step_times(ratios: Mapping[str, Mapping[int, float]]) -> Figure:
-    """A step's time over that of plain training, against the tokens of a row (Wu et al. 2022, figure 4 a), a line a method.
+    """Draw relative step times against the tokens of a row, with a line for each method (Wu et al. 2022, figure 4 a).
 
-    `ratios[method][tokens]`. Raises ValueError without any.
+    Raises ValueError if there are no ratios.
+
+    ratios: {method: {tokens in a row: time of a step / time of a step of plain training}}.
     """
     if not any(ratios.values()):
         raise ValueError("there are no times to draw: give at least one method and length")
     figure = Figure((5.2, 3.4), layout="constrained")
     panel = figure.subplots()
     chosen = colours(ratios)
-    for method, of_method in ratios.items():
-        lengths = sorted(of_method)
-        times = [of_method[length] for length in lengths]
+    for method, ratio_by_length in ratios.items():
+        lengths = sorted(ratio_by_length)
+        times = [ratio_by_length[length] for length in lengths]
         panel.plot(lengths, times, "o-", color=chosen[method], markersize=4, linewidth=1.6, label=label(method, 24))
-    lengths = sorted({length for of_method in ratios.values() for length in of_method})
+    lengths = sorted({length for ratio_by_length in ratios.values() for length in ratio_by_length})
     panel.set_xscale("log", base=2)
     panel.set_xticks(lengths, [f"{length}" for length in lengths])
     panel.set_xlabel("tokens of a row", fontsize=MEDIUM)

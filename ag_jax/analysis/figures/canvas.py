@@ -1,6 +1,6 @@
-"""What all pictures share: colours, readable labels, files.
+"""Parts shared by all figures: colours, readable labels, drawings of attention maps, and PNG files.
 
-Pictures are `matplotlib.figure.Figure`s made without pyplot, so drawing needs no display and leaves no state behind.
+Figures are `matplotlib.figure.Figure`s made without pyplot, so drawing needs no display and leaves no global state.
 
 Shape letters: N layers, H heads, Q query position, K key position.
 """
@@ -24,29 +24,30 @@ from matplotlib.image import AxesImage
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A600")
 SMALL, MEDIUM, LARGE = 7.0, 8.5, 10.0  # points
 DPI = 150
-WIDTH = 10.6  # inches that a picture may take, unless its panels would become illegible
-LONGEST_LABEL = 14
-NO_GLYPH = "□"
-WEIGHTS = "BuPu"  # the colour map of weights and masses: white is none, dark is all
+WIDTH = 10.6  # maximum width of a figure in inches, unless its panels would become illegible
+LONGEST_LABEL = 14  # characters
+NO_GLYPH = "□"  # drawn in place of characters that the font lacks
+WEIGHTS = "BuPu"  # colour map of weights and masses: white is 0, dark is 1
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each different name, in their order; with more names than colours they repeat."""
+    """Return {name: colour}, in the order of the names; colours repeat if there are more names than colours."""
     unique = list(dict.fromkeys(names))
     return {name: PALETTE[at % len(PALETTE)] for at, name in enumerate(unique)}
 
 
 @functools.lru_cache(maxsize=4)
 def _glyphs(families: tuple[str, ...]) -> frozenset[int]:
-    """Code points that the fonts of these families can show."""
+    """Return the code points that the fonts of these families can show."""
     files = {font_manager.findfont(font_manager.FontProperties(family=[family])) for family in families}
     return frozenset(point for file in files for point in ft2font.FT2Font(file).get_charmap())
 
 
 def label(text: str, longest: int = LONGEST_LABEL) -> str:
-    """`text` as it can be drawn: nothing that the font lacks or that moves the pen, and not too long.
+    """Return `text` shortened to `longest` characters, with `NO_GLYPH` for those that cannot be drawn.
 
-    For scripts that matplotlib's own font lacks, add one that is installed to `matplotlib.rcParams["font.family"]`.
+    These are control characters, separators other than a space, and characters that the font lacks. For scripts that
+    matplotlib's default font lacks, add an installed font to `matplotlib.rcParams["font.family"]`.
     """
     glyphs = _glyphs(tuple(rcParams["font.family"]))
     shown = "".join(
@@ -57,11 +58,11 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
 
 
 def token_ticks(axes: Axes, tokens: Sequence[str], inches: float, *, rows: bool, columns: bool) -> None:
-    """Label the rows (left) and columns (below) of a map `inches` wide with the tokens, as many as are legible.
+    """Label the rows (left) and columns (below) of a map `inches` wide with its tokens, as many as are legible.
 
-    Where some are left out, a label bears the token's place in the sentence, counted from 1.
+    If some tokens are left out, each label also has the token's position in the sentence, counted from 1.
     """
-    height = len(tokens) * SMALL / (inches * 72)  # of all labels, as a share of the side
+    height = len(tokens) * SMALL / (inches * 72)  # total height of all labels, as a fraction of the map's side
     step = 1 if height <= 0.96 else math.ceil(1.5 * height)
     places = range(0, len(tokens), step)
     names = [label(tokens[at]) if step == 1 else f"{label(tokens[at])}  {at + 1}" for at in places]
@@ -72,26 +73,26 @@ def token_ticks(axes: Axes, tokens: Sequence[str], inches: float, *, rows: bool,
 
 
 def weight_scale() -> PowerNorm:
-    """Colours follow the square root of the weight, so that faint attention is visible too; 0 to 1 in every picture."""
+    """Return the colour scale of weights from 0 to 1, by their square root, so that weak attention is visible, too."""
     return PowerNorm(0.5, 0.0, 1.0)
 
 
 def block_size(length: int, inches: float, pixels: int = 3) -> int:
-    """How many tokens a cell of a map stands for, so that it has at least so many pixels."""
+    """Return the number of tokens per cell of a map `inches` wide, such that a cell has at least `pixels` pixels."""
     return math.ceil(length * pixels / (inches * DPI))
 
 
 def largest(weights_QK: np.ndarray, block: int) -> np.ndarray:
-    """The maximum over squares of `block` by `block` tokens (the last may be smaller), for maps `...QK`.
+    """Return the maximum over squares of `block` by `block` tokens (the last may be smaller), for maps `...QK`.
 
-    Thin lines survive it, unlike a mean or picking every so manieth token.
+    Unlike a mean or a subsample, the maximum preserves thin lines.
     """
     starts = np.arange(0, weights_QK.shape[-1], block)
     return np.maximum.reduceat(np.maximum.reduceat(weights_QK, starts, axis=-2), starts, axis=-1)
 
 
 def draw_map(axes: Axes, weights_QK: np.ndarray, inches: float) -> AxesImage:
-    """One map, or target, `inches` wide; see `largest` for those of long sentences."""
+    """Draw an attention map or target matrix `inches` wide; for long sentences, reduced by `largest`."""
     length, block = len(weights_QK), block_size(len(weights_QK), inches)
     cells_QK = largest(weights_QK, block)
     end = len(cells_QK) * block - 0.5
@@ -103,14 +104,14 @@ def draw_map(axes: Axes, weights_QK: np.ndarray, inches: float) -> AxesImage:
 
 
 def weight_bar(figure: Figure, image: AxesImage, axes: Sequence[Axes], block: int) -> None:
-    """The scale of the colours, with a note if a cell stands for several tokens."""
+    """Add the colour bar of attention weights, with a note if a cell stands for several tokens."""
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015, ticks=[0, 0.05, 0.2, 0.5, 1])
     bar.ax.tick_params(labelsize=SMALL)
     bar.set_label("weight" if block == 1 else f"largest weight of {block} × {block} tokens", fontsize=MEDIUM)
 
 
 def tidy(axes: Axes) -> None:
-    """A faint grid behind the curves of a panel, and no frame above and at the right."""
+    """Draw a faint grid behind the curves of a panel, and remove its frame at the top and right."""
     axes.grid(color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -118,7 +119,7 @@ def tidy(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: str | os.PathLike) -> epath.Path:
-    """Write a PNG, locally or to `gs://`; returns its path."""
+    """Write a figure as a PNG, locally or to `gs://`, and return its path."""
     path = epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()

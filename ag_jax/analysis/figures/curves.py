@@ -1,4 +1,4 @@
-"""Curves of training, from the rows of `metrics.jsonl`.
+"""Curves of losses and attention mass during training, from the rows of `metrics.jsonl`.
 
 Shape letters: N layers, S logged steps.
 """
@@ -19,27 +19,31 @@ from ag_jax.analysis.maps import title
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
 
-Rows = Sequence[Mapping[str, Any]]  # of one run
+Rows = Sequence[Mapping[str, Any]]  # rows of metrics of one run
 AXES = {"step": "step", "tokens_seen": "training tokens seen"}
 
 
 def loss_curves(
     series: Mapping[str, Sequence[Rows]], path: str | os.PathLike, x: str = "step", headline: PrimaryMetric = MLM
 ) -> epath.Path:
-    """Write `draw_losses` as a PNG; returns its path."""
+    """Write the figure of `draw_losses` as a PNG and return its path."""
     return save(draw_losses(series, x, headline), path)
 
 
 def mass_curves(rows_by_arm: Mapping[str, Rows], path: str | os.PathLike) -> epath.Path:
-    """Write `draw_masses` as a PNG; returns its path."""
+    """Write the figure of `draw_masses` as a PNG and return its path."""
     return save(draw_masses(rows_by_arm), path)
 
 
 def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step", headline: PrimaryMetric = MLM) -> Figure:
-    """The headline loss over `x`, below it the guidance loss if there is one; `series` maps an arm to the rows of its seeds.
+    """Draw the primary loss of each arm over `x`, and below it the guidance loss if there is one.
 
-    A thick line is the mean over the seeds, thin ones are the seeds, dots are validation (Deshpande & Narasimhan 2020,
-    figures 3, 5 and 6). Raises ValueError if no row holds a loss.
+    A thick line is the mean over an arm's seeds, thin lines are the seeds, and dots are the mean validation loss
+    (Deshpande & Narasimhan 2020, figures 3, 5 and 6). Raises ValueError if no row holds a loss.
+
+    series: {arm: rows of metrics of each of its seeds}.
+    x: a key of `AXES`.
+    headline: the primary metric.
     """
     if x not in AXES:
         raise ValueError(f"loss curves run over {' or '.join(AXES)}, got {x!r}")
@@ -73,13 +77,13 @@ def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step", headline:
 
 
 def _points(rows: Rows, split: str, x: str, key: str) -> dict[int, tuple[float, float]]:
-    """step -> (x, value) for the rows of a split that hold a value."""
+    """Return {step: (x, value)} for the rows of a split that hold a value of `key`."""
     own = (row for row in rows if row.get("split", "train") == split)
     return {row["step"]: (row[x], row[key]) for row in own if row.get(key) is not None}
 
 
 def _mean(seeds: Sequence[dict[int, tuple[float, float]]]) -> list[tuple[float, float]]:
-    """The mean point at each step that all seeds have."""
+    """Return the mean over seeds of the points at each step that all seeds have."""
     steps = sorted(set.intersection(*(set(points) for points in seeds))) if seeds else []
     return [tuple(np.mean([points[step] for points in seeds], axis=0).tolist()) for step in steps]
 
@@ -107,10 +111,10 @@ def _legend(axes: Axes, series: Mapping[str, Sequence[Rows]], chosen: Mapping[st
 
 
 def draw_masses(rows_by_arm: Mapping[str, Rows]) -> Figure:
-    """When each layer's guided heads came to follow their pattern: mass over layer and step, a panel for each pattern.
+    """Draw the attention mass of guided heads on their pattern by layer and step, a panel for each arm and pattern.
 
-    A cell covers the steps that its row of metrics is the mean of; steps are on a logarithmic axis, as guidance works
-    early. Arms without guidance are left out. Raises ValueError if no row holds a `mass/PATTERN`.
+    A cell covers the steps over which its row of metrics is averaged. The axis of steps is logarithmic, because
+    guidance works early. Arms without guidance are left out. Raises ValueError if no row holds a `mass/PATTERN`.
     """
     panels = {
         (arm, name): _mass_over_steps(rows, name)
@@ -138,6 +142,7 @@ def draw_masses(rows_by_arm: Mapping[str, Rows]) -> Figure:
             panel.set_title(above, fontsize=LARGE, parse_math=False)
             panel.set_ylabel("layer" if column == 0 else "", fontsize=MEDIUM)
             panel.set_xlabel("step" if row == len(arms) - 1 else "", fontsize=MEDIUM)
+    # All panels share the colour scale from 0 to 1, so the last image is enough for the bar.
     bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=25, pad=0.015)
     bar.set_label("attention mass on the target", fontsize=MEDIUM)
     bar.ax.tick_params(labelsize=SMALL)
@@ -150,11 +155,11 @@ def _guided_patterns(rows: Rows) -> list[str]:
 
 
 def _mass_over_steps(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Edges of the cells in steps (S + 1), and the mass `NS`, NaN where no token was pointed at."""
+    """Return the edges of the cells in steps (S + 1), and the mass `NS`, NaN where the pattern had no target."""
     kept = [row for row in rows if row.get("split", "train") == "train" and row.get(f"mass/{name}") is not None]
     steps_S = np.array([row["step"] for row in kept], float)
     mass_NS = np.array([row[f"mass/{name}"] for row in kept], float).T
-    # The first cell begins at step 0, which a logarithmic axis cannot show: it is drawn from halfway on.
+    # The first cell begins at step 0, which a logarithmic axis cannot show, so it is drawn from half its last step.
     return np.concatenate([steps_S[:1] / 2, steps_S]), mass_NS
 
 

@@ -1,4 +1,4 @@
-"""All heads of a model in one picture: their maps, and where the mass of their attention goes.
+"""Figures of all heads of a model: their attention maps, and their attention mass on each pattern.
 
 Shape letters: N layers, H heads, L length, Q query position, K key position.
 """
@@ -18,7 +18,7 @@ from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, WIDTH,
 from ag_jax.analysis.maps import Assignment, AttentionMaps, attention_mass, head_patterns, strongest_pattern, title
 from ag_jax.attention.patterns import PATTERNS, SpecialTokens
 
-MOST_NUMBERS = 12  # heads, for which there is room to write the mass of each
+MOST_NUMBERS = 12  # maximum number of heads for which there is room to write each mass
 
 
 def _pattern_colours(assignment: Assignment) -> dict[str, str]:
@@ -30,10 +30,9 @@ def _outline(axes: Axes, column: float, row: float, width: float, height: float,
 
 
 def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
-    """All maps, a row for each layer and a column for each head, the guided ones framed in their pattern's colour.
+    """Draw all attention maps in a grid of layers by heads, with guided heads framed in their pattern's colour.
 
-    They are one image: tiles with white gaps between them. Of a long sentence, a pixel shows the largest weight of the
-    square of tokens that it stands for.
+    For a long sentence, a pixel shows the largest weight in the square of tokens for which it stands.
     """
     layers, heads, length = maps.weights_NHQK.shape[:3]
     inches = max(0.55, min(1.5, WIDTH / max(heads, layers)))
@@ -41,8 +40,9 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
     tiles_NHQK = canvas.largest(maps.weights_NHQK, block)
     side = tiles_NHQK.shape[-1]
     gap = max(2, side // 8)
-    inside = side + gap / 2  # of a frame
+    inside = side + gap / 2  # side of a frame
     pitch = side + gap
+    # All maps are tiles of one image, with white gaps between them.
     mosaic = np.full((layers * pitch - gap, heads * pitch - gap), np.nan, np.float32)
     for layer in range(layers):
         for head in range(heads):
@@ -77,7 +77,7 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
 
 
 def draw_mass(maps: AttentionMaps, assignment: Assignment, special: SpecialTokens) -> Figure:
-    """For each pattern the mass of every layer and head on it, guided heads framed; then which pattern is strongest."""
+    """Draw the attention mass of all heads on each pattern, guided heads framed, and each head's strongest pattern."""
     masses, colours = attention_mass(maps, special, assignment), _pattern_colours(assignment)
     layers, heads = maps.weights_NHQK.shape[:2]
     owners = head_patterns(assignment, heads)
@@ -117,7 +117,7 @@ def _layer_head_axes(axes: Axes, layers: int, heads: int) -> None:
 
 
 def _draw_mass(axes: Axes, name: str, mass_NH: np.ndarray, colour: str) -> AxesImage:
-    """The mass of every layer and head on one pattern; in per cent too, if there is room for it."""
+    """Draw the mass of every layer and head on one pattern, also as numbers in per cent if there is room for them."""
     image = axes.imshow(mass_NH, cmap=WEIGHTS, vmin=0, vmax=1, aspect="auto")
     _layer_head_axes(axes, *mass_NH.shape)
     axes.set_title(label(title(name)), fontsize=LARGE, color=colour)
@@ -133,7 +133,7 @@ def _draw_mass(axes: Axes, name: str, mass_NH: np.ndarray, colour: str) -> AxesI
 def _draw_strongest(
     axes: Axes, legend: Axes, best_NH: np.ndarray, mass_NH: np.ndarray, colours: Mapping[str, str]
 ) -> None:
-    """Each head in the colour of the pattern that explains it best, the paler the less mass is on it."""
+    """Draw each head in the colour of the pattern that explains it best, paler the less mass is on that pattern."""
     full = np.array([[to_rgb(colours[name]) for name in names] for names in best_NH])
     axes.imshow(1 - np.clip(mass_NH, 0, 1)[:, :, None] * (1 - full), aspect="auto")
     _layer_head_axes(axes, *mass_NH.shape)

@@ -1,7 +1,7 @@
-"""Pictures of attention maps: of one model, of several arms during training, and of the patterns themselves.
+"""Figures of attention maps of one model or of several arms during training, and of the patterns' target matrices.
 
-Every `draw_...` returns a matplotlib `Figure` to look at or change; the other functions write a PNG and return its path.
-Layers and heads are counted from 0 in arguments, as in the arrays, and from 1 in the pictures.
+Every `draw_...` returns a matplotlib `Figure` to show or change; the other functions write PNGs and return their paths.
+Layers and heads are counted from 0 in arguments, as in the arrays, and from 1 in the figures.
 
 Shape letters: N layers, H heads, L length, Q query position, K key position.
 """
@@ -51,9 +51,9 @@ __all__ = [
 def save_inspection(
     maps: AttentionMaps, assignment: Assignment, special: SpecialTokens, directory: str | os.PathLike, step: int | None
 ) -> list[epath.Path]:
-    """Draw the maps of a model: all heads at a glance, some beside their targets, and where the mass goes.
+    """Write the figures `draw_overview`, `draw_heads` and `draw_mass` of a model as PNGs and return their paths.
 
-    step: of a run, to be part of the names of the files; None for a model without steps.
+    step: training step of the model, for the file names; None leaves it out.
     """
     directory = epath.Path(directory)
     figures = {
@@ -68,7 +68,7 @@ def save_inspection(
 def pattern_figure(
     tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray], path: str | os.PathLike
 ) -> epath.Path:
-    """Write `draw_patterns`."""
+    """Write the figure of `draw_patterns` as a PNG and return its path."""
     return save(draw_patterns(tokens, target_by_name), path)
 
 
@@ -78,21 +78,21 @@ def map_figure(
     head: int | Sequence[int],
     path: str | os.PathLike,
 ) -> epath.Path:
-    """Write `draw_maps`."""
+    """Write the figure of `draw_maps` as a PNG and return its path."""
     return save(draw_maps(columns, layer, head), path)
 
 
 def attack_figure(
     plain: AttentionMaps, attacked: AttentionMaps, assignment: Assignment, path: str | os.PathLike
 ) -> epath.Path:
-    """Write `draw_attack`."""
+    """Write the figure of `draw_attack` as a PNG and return its path."""
     return save(draw_attack(plain, attacked, assignment), path)
 
 
 def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assignment) -> Figure:
-    """A sentence's maps without and with the attack of an adversary, in three layers (Wu et al. 2022, figure 1).
+    """Draw a sentence's attention maps without and with an adversary's attack (Wu et al. 2022, figure 1).
 
-    The first, the middle and the last layer, the first head that is not guided in each.
+    The maps are of the first unguided head (head 0 if all are guided) in the first, the middle and the last layer.
     """
     layers, heads = plain.weights_NHQK.shape[:2]
     chosen = sorted({0, layers // 2, layers - 1})
@@ -103,10 +103,12 @@ def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assig
 def draw_heads(
     maps: AttentionMaps, assignment: Assignment, special: SpecialTokens, layers: Sequence[int] | None = None
 ) -> Figure:
-    """The first head of each guided pattern in some layers beside its target, then two free heads; a row each.
+    """Draw the first head of each guided pattern beside its target, and below them the first two free heads.
 
-    Without `layers` they are the first, the middle and the last. Above a guided map stands the mass on its target, above
-    a free one the pattern that explains it best, with the mass on it.
+    Each head has a row, and each layer a column. The title of a guided head's map has its mass on the target; the title
+    of a free head's map has the pattern that explains it best, and the mass on it.
+
+    layers: layers to draw; None draws the first, the middle and the last.
     """
     count, heads = maps.weights_NHQK.shape[:2]
     layers = sorted({0, count // 2, count - 1}) if layers is None else list(layers)
@@ -142,7 +144,10 @@ def draw_heads(
 
 
 def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray]) -> Figure:
-    """The target matrix of each pattern for a sentence (Deshpande & Narasimhan 2020, figures 2 and 4)."""
+    """Draw the target matrix of each pattern for a sentence (Deshpande & Narasimhan 2020, figures 2 and 4).
+
+    Raises ValueError if there are no patterns.
+    """
     if not target_by_name:
         raise ValueError("there is no pattern to draw: give at least one target matrix")
     inches = max(1.9, min(3.4, len(tokens) * 0.105))  # room for every token, if that is possible
@@ -164,10 +169,14 @@ def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray
 def draw_maps(
     columns: Mapping[str, Sequence[tuple[str, AttentionMaps]]], layer: int | Sequence[int], head: int | Sequence[int]
 ) -> Figure:
-    """One head of several arms during training: `columns` maps an arm to its (label, maps), from the start to the end.
+    """Draw the attention maps of chosen heads of several arms during training, from top to bottom.
 
-    With equally long sequences of layers and heads, the first arm's and the others' first head stand side by side, then
-    their second, and so on (Deshpande & Narasimhan 2020, figure 1). Raises ValueError for a head that no arm has.
+    With equally long sequences of layers and heads, the first of these heads is drawn side by side for all arms, then
+    the second, and so on (Deshpande & Narasimhan 2020, figure 1). Raises ValueError if no arm has any of the heads.
+
+    columns: {arm: (label, maps) from the start to the end of training}.
+    layer: layer of the head, or of each head.
+    head: number of the head in its layer, or of each head.
     """
     chosen = list(zip(np.atleast_1d(layer).tolist(), np.atleast_1d(head).tolist(), strict=True))
     rows = max((len(series) for series in columns.values()), default=0)
@@ -177,7 +186,7 @@ def draw_maps(
     inches = max(1.6, min(3.4, WIDTH / wide))
     figure = Figure((wide * inches + 1.8, rows * (inches + 0.15) + 1.4), layout="compressed")
     axes = figure.subplots(rows, wide, squeeze=False)
-    for panel in axes.ravel():
+    for panel in axes.ravel():  # panels stay empty where an arm has fewer maps, or lacks a head
         panel.set_axis_off()
     drawn = None
     for at, (place, arm) in enumerate((place, arm) for place in chosen for arm in columns):

@@ -1,19 +1,20 @@
-"""Features to batches of few shapes: rows of about the same length go together, so that little of a batch is padding.
+"""Batches of features in a few shapes: rows of similar length share a batch, so that little of it is padding.
 
-    tokens, sequences, segments   int32 [B, L], choice and ranking [B, C, L]
-    weights                       float32 [B]       1; 0 for a row that fills the batch or whose label is not known
-    rows                          int32 [B]         index of the feature, -1 for a row that fills the batch
+    tokens, sequences, segments   int32 [B, L]      token ids, segment ids, token types; choice, ranking: [B, C, L]
+    weights                       float32 [B]       1; 0 for a filler row or a row whose label is not known
+    rows                          int32 [B]         index of the row in the features, -1 for a filler row
     labels                        int32 [B]         classification
                                   float32 [B]       regression, 0 to 1
-                                  float32 [B, C]    choice, ranking: a distribution over the right ones
+                                  float32 [B, C]    choice, ranking: uniform over the right candidates
                                   int32 [B, L]      tagging
-    choice_weights                float32 [B, C]    1 for a candidate that is there
-    label_weights                 float32 [B, L]    1 at the first piece of a word
+    choice_weights                float32 [B, C]    1 for a candidate, 0 for padding
+    label_weights                 float32 [B, L]    1 at the first token of a word
     starts, ends                  int32 [B]         first and last token of the answer, 0 for none
     span_weights                  float32 [B, L]    1 where an answer may begin and end
 
-An epoch holds every row once in ceil(rows / B) batches, the same number as without buckets: what is left over in a bucket goes
-to the next longer one. Order is a function of (seed, epoch). Shape letters: B batch, C candidates, L length.
+An epoch holds every row once in ceil(rows / B) batches, the same number as without buckets, because the rows left over
+in a bucket move to the next longer bucket. Order is a function of (seed, epoch).
+Shape letters: B batch, C candidates, L length.
 """
 
 import dataclasses
@@ -25,14 +26,19 @@ from ag_jax.data import randomness
 from ag_jax.data.tasks.rows import Features
 
 Batch = dict[str, np.ndarray]
-LENGTHS = 4  # shapes, at most
-MULTIPLE = 8  # of which every length but max_length is one
-_SHUFFLE, _ORDER = 1, 2  # what a random number is for
+LENGTHS = 4  # the most bucket lengths
+MULTIPLE = 8  # every bucket length is a multiple of this, except max_length
+_SHUFFLE, _ORDER = 1, 2  # tags that keep the two random permutations independent
 
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """A batch before it is made: its feature rows, and its candidates (0: an axis that it does not have) and length."""
+    """The composition and shape of a batch that is not built yet.
+
+    rows: indices into `Features.rows`.
+    candidates: size of the axis C; 0: the batch has no such axis.
+    length: size of the axis L.
+    """
 
     rows: np.ndarray
     candidates: int
@@ -50,18 +56,20 @@ def batches(
     drop: bool = False,
     lengths: Sequence[int] = (),
 ) -> Iterator[Batch]:
-    """One epoch of batches.
+    """Yield the batches of one epoch.
 
-    shuffle: rows and batches in an order drawn from (seed, epoch); otherwise from the shortest to the longest, and "rows"
-    leads back to the order of the features. drop: leave out the last batch if it is not full. lengths: that batches may have,
-    ascending; empty takes those that `bucket_lengths` finds best for the features.
+    shuffle: draw the order of rows and batches from (seed, epoch); otherwise rows go from the shortest to the longest,
+        and the field "rows" gives the index of each in the features.
+    drop: leave out the last batch if it is not full.
+    lengths: allowed batch lengths, ascending; empty: those that `bucket_lengths` returns for the features.
+    Raises ValueError if batch_size is below 1 or a row is longer than the longest of `lengths`.
     """
     for planned in plan(features, batch_size, max_length, seed, epoch, shuffle=shuffle, drop=drop, lengths=lengths):
         yield make_batch(features, planned, batch_size)
 
 
 def steps(rows: int, batch_size: int, drop: bool = False) -> int:
-    """Batches of an epoch."""
+    """Return the number of batches in an epoch of `rows` rows."""
     return rows // batch_size if drop else -(-rows // batch_size)
 
 
@@ -76,7 +84,10 @@ def plan(
     drop: bool = False,
     lengths: Sequence[int] = (),
 ) -> list[Planned]:
-    """Which rows are in which batch of an epoch, and the shapes of the batches; see `batches`."""
+    """Assign rows to the batches of an epoch and choose the shape of each batch.
+
+    Arguments and errors are those of `batches`.
+    """
     if batch_size < 1:
         raise ValueError(f"a batch needs at least one row, got batch_size={batch_size}")
     count = len(features)
@@ -93,7 +104,8 @@ def plan(
         order = randomness.permutation(count, _SHUFFLE, seed, epoch).astype(np.int64)
     else:
         order = np.argsort(sizes, kind="stable")
-    # By bucket, those of a bucket in the order above; cutting this every B rows hands on what is left over in a bucket.
+    # Sort by bucket and, because lexsort is stable, within a bucket by the order above. Cutting the result every B rows
+    # moves the rows left over in a bucket to the next bucket.
     order = order[np.lexsort((length_N[order], choice_N[order]))]
     parts = [order[at : at + batch_size] for at in range(0, count, batch_size)]
     if drop and parts and len(parts[-1]) < batch_size:
@@ -105,14 +117,16 @@ def plan(
 
 
 def bucket_lengths(sizes: np.ndarray, max_length: int, most: int = LENGTHS) -> tuple[int, ...]:
-    """At most `most` lengths that make the sum of the padded rows smallest: multiples of `MULTIPLE`, or max_length itself.
+    """Return at most `most` bucket lengths that minimise the number of tokens, padding included.
 
-    By dynamic programming: cost(k, j) = min over i < j of cost(k - 1, i) + length_j * (rows longer than length_i up to length_j).
+    Each length is a multiple of `MULTIPLE` or max_length itself. By dynamic programming:
+    cost(k, j) = min over i < j of cost(k - 1, i) + length_j * (number of rows longer than length_i up to length_j).
     """
     longest = int(sizes.max()) if len(sizes) else 1
     options = [*range(MULTIPLE, longest, MULTIPLE)]
     options.append(min((options[-1] if options else 0) + MULTIPLE, max(max_length, longest)))
     below = np.searchsorted(np.sort(sizes), options, side="right")
+    # best[j]: the least cost of the rows up to options[j], and its lengths; one more length is allowed in each pass.
     best = [(length * int(rows), (length,)) for length, rows in zip(options, below, strict=True)]
     for _ in range(most - 1):
         best = [
@@ -131,7 +145,7 @@ def bucket_lengths(sizes: np.ndarray, max_length: int, most: int = LENGTHS) -> t
 
 
 def make_batch(features: Features, planned: Planned, batch_size: int) -> Batch:
-    """The arrays of a batch; see the top of this module."""
+    """Return the arrays of a planned batch, padded to its shape; the module docstring lists the fields."""
     given = [features.rows[row] for row in planned.rows]
     rows = np.full(batch_size, -1, np.int32)
     rows[: len(given)] = planned.rows
@@ -155,7 +169,11 @@ def _axes(rank: int, has_candidates: bool) -> str:
 
 
 def _candidates(choices: np.ndarray) -> np.ndarray:
-    """The candidates of each row's batch: all as many, or, where they differ, powers of two."""
+    """Return the size of the candidate axis for each row.
+
+    If all rows have the same number of candidates it is that number; otherwise the next power of two, at most the
+    largest number, so that there are few shapes.
+    """
     if not len(choices) or choices.min() == choices.max():
         return choices
     powers = 2 ** np.ceil(np.log2(choices)).astype(np.int64)

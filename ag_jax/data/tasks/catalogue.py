@@ -1,4 +1,4 @@
-"""Every task by its name, with the forms in which its files come."""
+"""The catalogue of tasks: each name with the labels, metrics and file layouts of the task."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ _CHOICE = {"kind": "choice", **ACCURACY}
 _TAGGING = {"kind": "tagging", "metric": "entity_f1", "metrics": ("entity_f1", "precision", "recall", "token_f1")}
 _SPAN = {"kind": "span", "form": "squad", "metric": "f1", "metrics": ("f1", "exact_match")}
 _TESTED = "the released code of Adversarial Self-Attention chose epochs by the test set"
-_OPTION = 128  # tokens that a question with its answer keeps (RoBERTa, section 5.3)
+_OPTION = 128  # the most tokens of a question with its answer (RoBERTa, section 5.3)
 
 
 def bio(*types: str) -> tuple[str, ...]:
-    """O, and B- and I- of every type."""
+    """Return the BIO tags of entity types: O, then B- and I- of each type."""
     return ("O", *(f"{mark}-{type}" for type in types for mark in "BI"))
 
 
@@ -23,7 +23,7 @@ def _lines(folders: tuple[str, ...], columns: Mapping[str, Any]) -> Layout:
 
 
 def _anli(name: str, *rounds: int) -> Task:
-    """Some rounds of ANLI, put together in their order."""
+    """Return a task that joins the given rounds of ANLI, in the given order."""
     fields = {"first": "context", "second": "hypothesis", "id": "uid"}
 
     def files(folder: str, **names: str) -> dict[str, str]:
@@ -73,8 +73,9 @@ def _squad(name: str, version: str, folders: tuple[str, ...], **settings: Any) -
 
 
 def _xquad(language: str) -> Task:
-    # A stand-in for SQuAD where that is not at hand: it has one file, of which a tenth of the contexts is held out. RoBERTa's
-    # tokenizer, of English, makes more than `answers.LONGEST` tokens of 25 of the 1190 German answers: these are never found.
+    # A substitute for SQuAD where SQuAD is not available: one file, of which a tenth of the contexts is held out.
+    # RoBERTa's English tokenizer splits 25 of the 1190 German answers into more than `answers.LONGEST` tokens: these
+    # are never found.
     file = f"xquad.{language}.json"
     return Task(
         name=f"xquad_{language}",
@@ -99,7 +100,8 @@ _OTHERS = (
         labels=("not_duplicate", "duplicate"),
         layouts=(
             _lines(("paws_qqp",), {"first": "sentence1", "second": "sentence2"}),
-            # As it was published: one labelled set beside train. It is the test set here, and a tenth of train is held out.
+            # As published, with only one labelled set besides train: it is the test set here, and validation is a tenth
+            # of train.
             Layout(
                 "tsv",
                 {"train": "train.tsv", "validation": "train.tsv", "test": "dev_and_test.tsv"},
@@ -223,8 +225,8 @@ _OTHERS = (
         **_TAGGING,
     ),
     Task(
-        # No split of its own: the paper validates it in ten folds over nine tags. The four types are those of the LORELEI
-        # corpora, which it does not name.
+        # The data have no validation split: the paper cross-validates with ten folds over nine tags. It does not name
+        # the four entity types; these are the types of the LORELEI corpora.
         name="oromo_ner",
         form="words",
         labels=bio("PER", "ORG", "LOC", "GPE"),
@@ -257,7 +259,7 @@ TASKS: dict[str, Task] = {task.name: task for task in (*GLUE, *_OTHERS)}
 
 
 def find(name: str) -> Task:
-    """The task of a name. Raises ValueError that lists the names for an unknown one."""
+    """Return the task with this name. Raises ValueError, which lists all names, for an unknown name."""
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}: expected one of {', '.join(TASKS)}")
     return TASKS[name]

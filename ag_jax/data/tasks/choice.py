@@ -1,8 +1,8 @@
-"""Records of multiple choice.
+"""Parsers of multiple-choice records.
 
-Questions about a text become pairs (text, question + " " + answer); where the question has a gap, the answer fills it. A gap is
-one underscore or several in a row ("____", in RACE); each of several gaps gets the whole answer, as in the released code for
-RACE (XLNet's), which has no way to divide it.
+Questions about a text become pairs (text, question + " " + answer); where the question has a gap, the answer fills it.
+A gap is one underscore or several in a row ("____", in RACE). Each of several gaps gets the whole answer, because there
+is no rule for dividing it; so does the released code for RACE (XLNet's).
 """
 
 import re
@@ -18,20 +18,23 @@ _GAP = re.compile("_+")
 
 
 def hellaswag(record: Record, task: Task, labelled: bool) -> list[Choices]:
-    """A context and four endings."""
+    """Return one example from a HellaSWAG record: a context and four endings."""
     endings = _texts(record, "endings")
     return [_choices(record["id"], text_of(record, "ctx"), endings, record.get("label"), labelled)]
 
 
 def swag(record: Record, task: Task, labelled: bool) -> list[Choices]:
-    """A sentence, and the beginning of the next one with four endings."""
+    """Return one example from a SWAG record: a sentence, and the beginning of the next sentence with four endings."""
     start = text_of(record, "sent2")
     endings = [f"{start} {text_of(record, f'ending{number}')}" for number in range(4)]
     return [_choices(record["id"], text_of(record, "sent1"), endings, record.get("label"), labelled)]
 
 
 def race(record: Record, task: Task, labelled: bool) -> list[Choices]:
-    """An article with several questions of four options; answers are letters."""
+    """Return an example for each question of a RACE record.
+
+    A record has an article, and questions with a list of options and a letter as the answer.
+    """
     article, questions, options = text_of(record, "article"), _texts(record, "questions"), record.get("options")
     answers = record.get("answers") or [None] * len(questions)
     if not isinstance(options, list) or not len(questions) == len(options) == len(answers):
@@ -39,13 +42,14 @@ def race(record: Record, task: Task, labelled: bool) -> list[Choices]:
     examples = []
     for number, (question, texts, answer) in enumerate(zip(questions, options, answers, strict=True)):
         candidates = _filled(question, _texts({"options": texts}, "options"))
+        # An unknown letter becomes -1, which `_choices` rejects in labelled splits.
         right = None if is_unknown(answer) else "ABCDEFGH".find(str(answer).strip() or "?")
         examples.append(_choices(f"{record['id']}-{number}", article, candidates, right, labelled))
     return examples
 
 
 def dream(record: Record, task: Task, labelled: bool) -> list[Choices]:
-    """A dialogue with several questions of three answers."""
+    """Return an example for each question of a DREAM record: a dialogue and questions with three choices each."""
     dialogue = " ".join(_texts(record, "turns"))
     questions = record["questions"]
     if not isinstance(questions, list) or not questions:
@@ -64,9 +68,10 @@ def dream(record: Record, task: Task, labelled: bool) -> list[Choices]:
 
 
 def record(record: Record, task: Task, labelled: bool) -> list[Choices]:
-    """ReCoRD: a passage, and a query with a gap that one of the passage's entities fills; all names of it are right.
+    """Return one example from a ReCoRD record: a passage, and a query whose gap an entity of the passage fills.
 
-    Entities that are written alike are one candidate. Its own markers, such as "@highlight", stay in the passage.
+    All names of the right entity are right. Entities that are written alike are one candidate. Markers such as
+    "@highlight" stay in the passage.
     """
     passage, query = record.get("passage"), text_of(record, "query")
     if isinstance(passage, dict):

@@ -1,7 +1,8 @@
-"""Files cut into records, each with the place that an error names; what is in a record is not looked at here.
+"""Readers that split files into records, each with its location for error messages.
 
-A record whose cutting fails is handed over as the ValueError itself, so that one bad row does not hide those behind it. Where
-the rest of a file cannot be cut any more the ValueError is raised: leaving out one row would leave out all behind it.
+The content of records is checked later, by the parser of the task. A row that cannot be read is yielded as a ValueError
+in the place of the record, so that one bad row does not hide the errors behind it. Where the rest of a file cannot be
+split into rows any more, the ValueError is raised, because leaving out one row would leave out all rows behind it.
 """
 
 import csv
@@ -16,11 +17,14 @@ from ag_jax.data.json_files import parse_json
 Record = Mapping[str, Any]
 Placed = tuple[str, Record | ValueError]
 
-csv.field_size_limit(2**24)  # a news article is longer than the library's 128 KiB
+csv.field_size_limit(2**24)  # news articles exceed the library's default of 128 KiB
 
 
 def read_text(file: pathlib.Path) -> str:
-    """The text of a file in UTF-8, without the mark (BOM) that some begin with; .gz is unpacked."""
+    """Read a UTF-8 text file, decompressed if it ends in .gz, without the byte order mark that some files begin with.
+
+    Raises ValueError if the file is not UTF-8 or not a whole gzip file.
+    """
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         return content.decode("utf-8-sig")
@@ -29,14 +33,17 @@ def read_text(file: pathlib.Path) -> str:
 
 
 def jsonl(file: pathlib.Path) -> Iterator[Placed]:
-    """An object a line."""
+    """Yield the records of a JSON-lines file: one object a line, blank lines left out."""
     for number, line in enumerate(read_text(file).split("\n"), 1):
         if line.strip():
             yield f"line {number}", _object(line)
 
 
 def tsv(file: pathlib.Path, header: bool = True) -> Iterator[Placed]:
-    """Columns between tabs, where quotes are characters as any other; without `header` the fields are "0", "1", ..."""
+    """Yield the records of a tab-separated table in which quotes have no meaning.
+
+    header: whether the first line has the names of the fields; otherwise they are "0", "1", ...
+    """
     names: list[str] = []
     for number, line in enumerate(read_text(file).split("\n"), 1):
         fields = line.rstrip("\r").split("\t")
@@ -50,10 +57,11 @@ def tsv(file: pathlib.Path, header: bool = True) -> Iterator[Placed]:
 
 
 def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
-    """A table with a header and quotes as spreadsheets write it, where a field may have line breaks.
+    """Yield the records of a quoted table with a header, as spreadsheets write it; a field may contain line breaks.
 
-    Raises ValueError for a row whose quotes do not close as they should, whatever the caller does with malformed ones: a line
-    break behind it may be in a field or not, so neither where the next row begins nor how many there are is known.
+    Raises ValueError for a row whose quotes are not closed properly, even if malformed rows are to be skipped: a line
+    break behind it may or may not be inside a field, so neither the beginning of the next row nor the number of rows
+    is known.
     """
     rows = csv.reader(io.StringIO(read_text(file), newline=""), delimiter=delimiter, strict=True)
     names: list[str] = []
@@ -63,8 +71,8 @@ def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
             fields = next(rows, None)
         except csv.Error as error:
             raise ValueError(
-                f"{file}, line {begins}: not a row of a table ({error}), so nothing behind it can be read, and leaving out "
-                "malformed rows is of no use: mend its quotes"
+                f"{file}, line {begins}: not a row of a table ({error}), so nothing behind it can be read, and leaving "
+                "out malformed rows is of no use: mend its quotes"
             ) from error
         if fields is None:
             return
@@ -77,11 +85,15 @@ def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
 
 
 def columns(file: pathlib.Path) -> Iterator[Placed]:
-    """A word a line with its tag in the last column, blank lines between sentences (CoNLL); -DOCSTART- is left out."""
+    """Yield the sentences of a CoNLL file: a word a line, blank lines between sentences.
+
+    The word is in the first column and its tag in the last one. -DOCSTART- lines are left out.
+    """
     words, tags, begins = [], [], 0
     error = None
+    # The appended blank line ends the last sentence.
     for number, line in enumerate([*read_text(file).split("\n"), ""], 1):
-        # Not str.split(): a word may hold a space that is not ASCII's, and any space where tabs are between the columns.
+        # Not str.split(): a word may contain a non-ASCII space, and, where tabs separate the columns, any space.
         fields = [field for field in line.rstrip("\r").split("\t" if "\t" in line else " ") if field.strip(" ")]
         if fields and fields[0] == "-DOCSTART-":
             continue
@@ -97,7 +109,7 @@ def columns(file: pathlib.Path) -> Iterator[Placed]:
 
 
 def dialogues(file: pathlib.Path) -> Iterator[Placed]:
-    """DREAM: a list of [turns, questions, id]."""
+    """Yield the dialogues of a DREAM file, a JSON list of [turns, questions, id]."""
     for number, entry in enumerate(_json(file, list), 1):
         if isinstance(entry, list) and len(entry) == 3:
             turns, questions, id = entry
@@ -107,7 +119,10 @@ def dialogues(file: pathlib.Path) -> Iterator[Placed]:
 
 
 def articles(file: pathlib.Path) -> Iterator[Placed]:
-    """SQuAD: {"data": [{"paragraphs": [{"context", "qas": [...]}]}]}; a record a question."""
+    """Yield the questions of a SQuAD file, each with its context.
+
+    The file is {"data": [{"paragraphs": [{"context", "qas": [...]}]}]}.
+    """
     for number, article in enumerate(_data(file), 1):
         for paragraph_number, paragraph in enumerate(_list(article, "paragraphs"), 1):
             place = f"article {number}, paragraph {paragraph_number}"
@@ -115,7 +130,10 @@ def articles(file: pathlib.Path) -> Iterator[Placed]:
 
 
 def passages(file: pathlib.Path) -> Iterator[Placed]:
-    """ReCoRD: {"data": [{"passage", "qas": [...]}]}, or SuperGLUE's form of it, an object a line; a record a question."""
+    """Yield the queries of a ReCoRD file, each with its passage.
+
+    The file is {"data": [{"passage", "qas": [...]}]} or, in SuperGLUE's form, a .jsonl file of {"passage", "qas"}.
+    """
     if file.name.removesuffix(".gz").endswith(".jsonl"):
         entries = jsonl(file)
     else:
@@ -128,7 +146,7 @@ def passages(file: pathlib.Path) -> Iterator[Placed]:
 
 
 def tree(folder: pathlib.Path) -> Iterator[Placed]:
-    """RACE: a folder of files that each hold one JSON object."""
+    """Yield the articles of a RACE folder, whose .txt files hold one JSON object each."""
     for file in sorted(folder.rglob("*.txt")):
         yield f"{file.relative_to(folder)}", _object(read_text(file))
 
@@ -152,7 +170,7 @@ def _row(names: list[str], fields: list[str]) -> Record | ValueError:
 
 
 def _json(file: pathlib.Path, kind: type) -> Any:
-    text = read_text(file)  # not `read_json`: the file may be compressed
+    text = read_text(file)  # not `read_json`, because the file may be compressed
     try:
         return parse_json(text, kind)
     except ValueError as error:
@@ -172,7 +190,7 @@ def _field(entry: Any, name: str) -> Any:
 
 def _list(entry: Any, name: str) -> list[Any]:
     found = _field(entry, name)
-    return found if isinstance(found, list) else [None]  # None becomes a record that is refused
+    return found if isinstance(found, list) else [None]  # None becomes a record that is rejected
 
 
 def _questions(place: str, entry: Any, common: Record) -> Iterator[Placed]:

@@ -1,7 +1,7 @@
-"""Examples to features; questions about a context are in `windows`.
+"""Encoders from examples to features; `windows` has the encoder of questions about a context.
 
-Too long a row is cut as its task says (`Task.pair_limit`; a long context becomes several rows), and the examples of which
-something was cut are counted. Examples whose label is not known have weight 0, and zeros in the place of labels.
+A row that is too long is truncated as its task specifies (`Task.pair_limit`), and truncated examples are counted.
+Examples whose label is not known have weight 0, and zeros as labels.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from ag_jax.data.tokenizers import Tokenizer
 
 
 def encode_classes(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
-    """Return the rows of texts or pairs with the index of their class."""
+    """Encode texts or pairs, each labelled with the index of its class."""
     return _texts(task, examples, tokenizer, shape, lambda label: np.int32(0 if label is None else label))
 
 
 def encode_numbers(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
-    """Return the rows of texts or pairs with their number, scaled from the span of the task to 0 to 1."""
+    """Encode texts or pairs, each labelled with a number, scaled from `task.span` to 0 to 1."""
     low, high = task.span
 
     def scaled(label: float | None) -> np.float32:
@@ -51,7 +51,7 @@ def _texts(
 
 
 def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
-    """Return the rows of examples with several candidates, each a pair of texts."""
+    """Encode examples with several candidates, each candidate a pair of texts; the fields get a leading axis C."""
     ids = ids_of(tokenizer, [text for example in examples for pair in example.pairs for text in pair])
     rows, truncated = [], 0
     for example in examples:
@@ -68,6 +68,7 @@ def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, shape: 
             for number, candidate in enumerate(candidates):
                 field[number, : len(candidate[name])] = candidate[name]
         labels = np.zeros(len(candidates), np.float32)
+        # Several candidates may be right (ReCoRD): they share the probability equally.
         labels[list(example.right or ())] = 1 / len(example.right or (0,))
         row |= {
             "choice_weights": np.ones(len(candidates), np.float32),
@@ -80,7 +81,7 @@ def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, shape: 
 
 
 def encode_words(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
-    """Return the rows of tagged sentences; the tag of a word stands at its first piece."""
+    """Encode tagged sentences; the label of a word is at its first token."""
     located = tokenizer.locate_batch([" ".join(example.words) for example in examples])
     rows, truncated, cut_words = [], 0, 0
     room = shape.room(pair=False)
@@ -90,7 +91,7 @@ def encode_words(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Sh
         fitting = first_pieces[first_pieces < room]
         row = shape.row([id for piece in pieces for id in piece][:room])
         labels, weights = np.zeros(len(row["tokens"]), np.int32), np.zeros(len(row["tokens"]), np.float32)
-        weights[1 + fitting] = 1  # after the <s>
+        weights[1 + fitting] = 1  # + 1 because <s> comes first
         if example.tags is not None:
             labels[1 + fitting] = [task.labels.index(tag) for tag in example.tags[: len(fitting)]]
         row |= {"labels": labels, "label_weights": weights, "weights": np.float32(example.tags is not None)}
@@ -103,18 +104,21 @@ def encode_words(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Sh
 def pieces_of_words(
     words: tuple[str, ...], ids: list[int], places: list[tuple[int, int]], unknown: int
 ) -> list[list[int]]:
-    """The ids of each word, given those of the words with a space between them, and the characters these stand for.
+    """Group the token ids of a sentence by word.
 
-    A piece counts to the word of its first character that is no space; a word without a piece, as when a tokenizer drops
-    its letters, becomes `unknown`. So the row is what pre-training would have made of the text.
+    words: the words of the sentence.
+    ids: token ids of the words joined by single spaces, so that the row is tokenised as in pre-training.
+    places: first and last + 1 character of each token.
+    unknown: the token id of a word without a token, which occurs when the tokenizer drops its letters.
+    A token belongs to the word of its first character that is not white space.
     """
-    ends = np.cumsum([len(word) + 1 for word in words])  # of each word with the space behind it
+    ends = np.cumsum([len(word) + 1 for word in words])  # of each word, including the space behind it
     text = " ".join(words)
     pieces: list[list[int]] = [[] for _ in words]
     for id, (begin, end) in zip(ids, places, strict=True):
         while begin < end and text[begin].isspace():
             begin += 1
-        if begin == end:  # a space alone, which counts to the word behind it
+        if begin == end:  # only a space, which belongs to the word behind it
             begin = min(begin, len(text) - 1)
         pieces[int(np.searchsorted(ends, begin, side="right"))].append(id)
     return [word or [unknown] for word in pieces]

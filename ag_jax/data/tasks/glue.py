@@ -1,4 +1,4 @@
-"""The tasks of GLUE: as one JSON object a line, as the benchmark's own .tsv files, and as TFDS has them."""
+"""The tasks of GLUE, with layouts for JSON lines, the benchmark's own .tsv files, and TFDS."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ TABLES = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
 NLI = ("entailment", "neutral", "contradiction")
 _TWO = ("entailment", "not_entailment")
 _PAIR = {"first": "sentence1", "second": "sentence2"}
-_MATCHED = {  # MNLI: ours to the benchmark's
+_MATCHED = {  # splits of MNLI: our names to the benchmark's
     "train": "train",
     "validation": "validation_matched",
     "validation_mismatched": "validation_mismatched",
@@ -21,12 +21,15 @@ _MATCHED = {  # MNLI: ours to the benchmark's
 
 
 def lines(name: str, columns: Mapping[str, Any], splits: Mapping[str, str] = SPLITS) -> Layout:
-    """One JSON object a line in SPLIT.jsonl."""
+    """Return the layout of a task stored as SPLIT.jsonl, one JSON object a line."""
     return Layout("jsonl", {split: f"{split}.jsonl" for split in splits}, (f"glue/{name}", name), columns)
 
 
 def tables(official: str, columns: Mapping[str, Any], files: Mapping[str, str] = TABLES, **options: Any) -> Layout:
-    """The benchmark's files. Quotes are nothing special in them, and a test file has an index and no label."""
+    """Return the layout of a task's official .tsv files, in which quotes have no meaning.
+
+    Test files have an index and no label.
+    """
     folders = (official, f"glue/{official}", f"GLUE/{official}", f"glue_data/{official}")
     return Layout("tsv", files, folders, {"id": "index", **columns}, options)
 
@@ -69,7 +72,7 @@ GLUE = (
         tables(
             "MRPC",
             {"first": "#1 String", "second": "#2 String", "label": "Quality"},
-            # The corpus itself, in two files, has no validation part: GLUE takes it from train by a list of ids.
+            # The original corpus, in two files, has no validation part: GLUE takes one from train by a list of ids.
             {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv|msr_paraphrase_test.txt"},
         ),
         metrics=("accuracy", "f1"),
@@ -90,8 +93,8 @@ GLUE = (
         {"first": "question1", "second": "question2"},
         ("not_duplicate", "duplicate"),
         tables("QQP", {"first": "question1", "second": "question2", "label": "is_duplicate", "id": "id"}),
-        legacy="the released code of Adversarial Self-Attention chose epochs by a file dev_and_test.tsv that is not GLUE's, "
-        "which has no labels for its test set",
+        legacy="the released code of Adversarial Self-Attention chose epochs by a file dev_and_test.tsv that is not "
+        "GLUE's, which has no labels for its test set",
         metric="f1",
         metrics=("f1", "accuracy"),
     ),

@@ -1,14 +1,15 @@
-"""QNLI and WNLI as ranking: which of the candidates for a text is right, in the place of a yes or no for each.
+"""QNLI and WNLI as ranking tasks: choose the right candidate for a text, instead of classifying each pair.
 
-QNLI (Liu et al. 2019, section 5.1): a question with a sentence that answers it and one that does not; a model scores both
-pairs. The paper mines the wrong sentences from the whole training set; here, as in the released preparation for FreeLB, they
-are those that QNLI itself has for the same question, so questions with one kind only are left out, and counted.
+QNLI (Liu et al. 2019, section 5.1): a question with a sentence that answers it and a sentence that does not; a model
+scores both pairs. The paper mines the wrong sentences from the whole training set. Here, as in the released
+preparation for FreeLB, the wrong sentences are those that QNLI has for the same question, so questions with only right
+or only wrong sentences are left out, and counted.
 
-WNLI (same section, with Kocijan et al. 2019): RoBERTa masks each noun phrase that a pronoun may stand for, and scores it as
-masked words; a parser finds the phrases. There is no parser here, and no masked language model at fine-tuning: the candidates
-for a premise are the hypotheses that WNLI itself has for it, each scored as a pair (premise, hypothesis). As in the paper,
-premises without a right hypothesis cannot be learned from and are left out; so are those with right hypotheses only. This is
-not the method by which RoBERTa's WNLI numbers came about.
+WNLI (same section, with Kocijan et al. 2019): RoBERTa masks each noun phrase that a pronoun may stand for, and scores
+it as masked words; a parser finds the phrases. There is no parser here, and no masked language model at fine-tuning:
+the candidates for a premise are the hypotheses that WNLI has for it, each scored as a pair (premise, hypothesis). As in
+the paper, premises without a right hypothesis cannot be learned from and are left out; so are premises with only right
+hypotheses. RoBERTa's published WNLI numbers come from the paper's method, not from this one.
 """
 
 import dataclasses
@@ -16,11 +17,11 @@ import zlib
 
 from ag_jax.data.tasks.task import Choices, Examples, Task, Texts
 
-RIGHT = {"qnli": "entailment", "wnli": "entailment"}  # the label of a candidate that is right
+RIGHT = {"qnli": "entailment", "wnli": "entailment"}  # the label of right candidates
 
 
 def ranked(task: Task) -> Task:
-    """The task as a ranking one. Raises ValueError for a task that has none."""
+    """Return the task as a choice among candidates. Raises ValueError for a task that cannot be ranked."""
     if task.name not in RIGHT:
         raise ValueError(f"task {task.name} cannot be ranked: expected {' or '.join(RIGHT)}")
     kind = "ranking" if task.name == "qnli" else "choice"
@@ -28,12 +29,14 @@ def ranked(task: Task) -> Task:
 
 
 def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
-    """The candidates of every first text of a QNLI or WNLI task (not yet `ranked`), and how many examples were left out.
+    """Group examples into candidates for the same first text; return them and the number of examples left out.
 
-    `Choices.names` are the ids of the candidates, so that a choice can be written as labels of the examples. Examples whose
-    label is not known are candidates of one another; an only one is left out.
+    task: QNLI or WNLI as classification, before `ranked`.
+    `Choices.names` are the ids of the candidates, so that a choice can be written as labels of the examples. The
+    examples of a text whose labels are not known become candidates together; a single such example is left out.
+    Raises ValueError for another task, or if there is nothing to rank.
     """
-    ranked(task)  # refuses other tasks
+    ranked(task)  # rejects other tasks
     positive = task.labels.index(RIGHT[task.name])
     groups: dict[str, list[Texts]] = {}
     for example in examples:
@@ -46,9 +49,9 @@ def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
         if len(unknown) > 1:
             made.append(_choices(unknown, None))
         if task.name == "qnli":
-            made += [_of(one, [other]) for one, other in zip(right, wrong, strict=False)]
+            made += [_of(yes, [no]) for yes, no in zip(right, wrong, strict=False)]
         elif wrong:
-            made += [_of(one, wrong) for one in right]
+            made += [_of(yes, wrong) for yes in right]
     used = {name for choices in made for name in choices.names}
     left_out = sum(example.id not in used for example in examples)
     if not made:
@@ -59,7 +62,8 @@ def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
 
 
 def _of(right: Texts, wrong: list[Texts]) -> Choices:
-    # Its place among the candidates follows from its id, so that always choosing the first one is no better than chance.
+    # The index of the right candidate is a hash of its id, so that always choosing the first candidate is no better
+    # than chance.
     place = zlib.crc32(right.id.encode()) % (len(wrong) + 1)
     return _choices([*wrong[:place], right, *wrong[place:]], place)
 

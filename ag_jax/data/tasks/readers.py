@@ -1,4 +1,7 @@
-"""Examples of a task, from its files or from TFDS. Malformed rows are named, counted, and refused unless asked otherwise."""
+"""Read the examples of a task from its files or from TFDS.
+
+Malformed rows are an error that names and counts them, or are skipped and counted on request.
+"""
 
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -25,17 +28,18 @@ PARSERS: dict[str, Parser] = {
     "chunked_words": tagging.chunked_words,
     "squad": spans.squad,
 }
-SHOWN = 5  # problems in an error
+SHOWN = 5  # the most malformed rows that an error lists
 
 
 def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, legacy: bool = False) -> Examples:
-    """The examples of a split, in the order of their file.
+    """Read the examples of a split, in the order of their file.
 
     root: a directory with the folders of the tasks, in any of the layouts of the catalogue; empty: TFDS.
-    skip_malformed: leave malformed rows out and count them in `Examples.skipped`; otherwise they are an error. Those of a file
-        that is both train and validation are train's.
-    legacy: what released code did (`Task.legacy`): of DREAM, only the first question about each dialogue.
-    Raises FileNotFoundError if the task or the split is not there, ValueError for malformed rows or none.
+    skip_malformed: leave malformed rows out and count them in `Examples.skipped`; otherwise they are an error.
+        Malformed rows of a file that is both train and validation are counted in train.
+    legacy: do as released code did (`Task.legacy`): of DREAM, read only the first question about each dialogue.
+    Raises FileNotFoundError if no file of the split is found, and ValueError if the task has no such split, for
+    malformed rows, or if there is no example.
     """
     if split not in task.splits:
         raise ValueError(f"task {task.name} has no split {split!r}: expected one of {', '.join(task.splits)}")
@@ -59,7 +63,7 @@ def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, leg
             items.extend(found)
     if problems and not skip_malformed:
         raise ValueError(_refusal(task, split, problems))
-    if shared:
+    if shared:  # train and validation are parts of one file, divided by a hash
         items = [item for item in items if is_held_out(item) == (split != "train")]
     if not items:
         more = f"; all of {len(problems)} rows are malformed, the first: {problems[0]}" if problems else ""
@@ -71,8 +75,8 @@ def _refusal(task: Task, split: str, problems: list[str]) -> str:
     shown = "\n".join(f"  {problem}" for problem in problems[:SHOWN])
     rest = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
     return (
-        f"task {task.name}, split {split}: {len(problems)} malformed rows; mend them, or set skip_malformed=True to leave "
-        f"them out, counted:\n{shown}{rest}"
+        f"task {task.name}, split {split}: {len(problems)} malformed rows; mend them, or set skip_malformed=True to "
+        f"leave them out, counted:\n{shown}{rest}"
     )
 
 
@@ -100,8 +104,8 @@ def _local(task: Task, root: str, split: str) -> tuple[Layout, list[pathlib.Path
                         return layout, found
                 tried.append(f"{folder}/{name}")
     raise FileNotFoundError(
-        f"task {task.name}: no split {split!r} below {base}: expected one of {', '.join(dict.fromkeys(tried)) or 'no file'}; "
-        "put it there, or choose another directory (empty: TFDS)"
+        f"task {task.name}: no split {split!r} below {base}: expected one of "
+        f"{', '.join(dict.fromkeys(tried)) or 'no file'}; put it there, or choose another directory (empty: TFDS)"
     )
 
 
@@ -116,7 +120,7 @@ def _prepared(task: Task, split: str) -> tuple[Layout, list[pathlib.Path]]:
 
 
 def _records(layout: Layout, file: pathlib.Path, split: str) -> Iterator[Placed]:
-    """Records of a file with our names of the fields and an id."""
+    """Yield the records of a file, each with its location, our names of fields, and an id."""
     if layout.container == "tfds":
         cut = _tfds(file, layout.files[split])
     else:
@@ -130,7 +134,7 @@ def _renamed(record: Record, names: Mapping[str, Any], number: int) -> Record | 
     for ours, theirs in names.items():
         parts = theirs if isinstance(theirs, tuple) else (theirs,)
         missing = [part for part in parts if part not in record]
-        if missing and ours not in ("id", "label"):  # which test sets may lack
+        if missing and ours not in ("id", "label"):  # test sets may lack these
             return ValueError(f"expected the field {missing[0]!r}, got {', '.join(record)}")
         if not missing:
             renamed[ours] = record[theirs] if parts == (theirs,) else " ".join(record[part] for part in parts)
@@ -146,13 +150,13 @@ def _tfds(folder: pathlib.Path, split: str) -> Iterator[Placed]:
 
 
 def _class_names(feature: Any) -> list[str] | None:
-    """Names of the classes of a feature of TFDS, or of those in a sequence of it."""
+    """Return the class names of a TFDS feature or of the elements of a sequence feature; None if it has no classes."""
     feature = getattr(feature, "feature", feature)
     return list(feature.names) if hasattr(feature, "names") else None
 
 
 def _plain(value: Any, names: list[str] | None) -> Any:
-    """bytes to str, arrays to lists, numbers of classes to their names (-1, which is none, stays)."""
+    """Convert TFDS values: bytes to str, arrays to lists, class indices to names; -1 for an unknown class stays."""
     if isinstance(value, dict):
         return {name: _plain(part, None) for name, part in value.items()}
     if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim):

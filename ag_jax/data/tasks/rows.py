@@ -1,4 +1,4 @@
-"""Rows of token ids with their labels, not yet of equal length.
+"""Rows of token ids with labels, before padding to equal length.
 
 <s> first </s>                     one text
 <s> first </s></s> second </s>     a pair, with RoBERTa's two separators; [CLS] first [SEP] second [SEP] with BERT's one
@@ -13,19 +13,21 @@ import numpy as np
 from ag_jax.data.tokenizers import SpecialTokens, Tokenizer
 
 Row = dict[str, Any]
-SHORTEST = 12  # tokens of a row: a pair with RoBERTa's separators and four tokens a text
+SHORTEST = 12  # the least max_length: a pair with RoBERTa's separators and four tokens a text
 
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """Rows of one task, each a dict of the fields of a batch without the axis B and with a length of its own.
+    """The encoded rows of one split of a task.
 
-    owner: index of each row's example; only windows of a long context share one.
-    truncated: examples of which something was cut. cut_words: words of tagging among it. lost: questions of which no row
-        holds the answer in whole, so that it cannot be learned.
-    pad: the id of padding.
-    characters: span only, one int32 [L, 3] a row: first and last + 1 character of the context that a token stands for, -1
-        for one outside; and 1 in the window in which the token has the most context, 0 in others.
+    rows: the fields of a batch for each row, without the axis B and with L the row's own length.
+    owner: index of each row's example; only windows of the same long context share an example.
+    truncated: number of examples that were truncated.
+    pad: token id of padding.
+    cut_words: tagging only, number of words lost by truncation.
+    lost: span only, number of questions whose answer is not wholly in any row, so that it cannot be learned.
+    characters: span only, int32 [L, 3] for each row: a token's first and last + 1 character in the context, -1 for
+        tokens outside the context; and 1 in the window in which the token has the most context, 0 in other windows.
     """
 
     rows: list[Row]
@@ -42,13 +44,14 @@ class Features:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """How rows are built.
+    """Settings for building rows.
 
-    specials: the special tokens.
+    specials: the tokenizer's special tokens.
     max_length: the most tokens of a row.
-    segments: the model's token types; with 2, the second text of a pair has number 1.
-    training: leave out windows of a context that hold no answer, where every question has one.
-    stride: tokens from one window of a context to the next, half a window at most.
+    segments: the number of the model's token types; with 2, the second text of a pair has token type 1.
+    training: leave out windows without the answer, in tasks where every question has an answer.
+    stride: tokens from one window of a context to the next, at most half a window.
+    Raises ValueError if stride is below 1 or max_length below `SHORTEST`.
     """
 
     specials: SpecialTokens
@@ -66,11 +69,11 @@ class Shape:
             )
 
     def room(self, pair: bool) -> int:
-        """Tokens of text that fit into a row."""
+        """Return the number of tokens that fit into a row besides the special tokens."""
         return self.max_length - 2 - (self.specials.pair_separators if pair else 0)
 
     def row(self, first: Sequence[int], second: Sequence[int] | None = None) -> Row:
-        """The fields tokens, sequences and segments of one text or a pair, which must fit."""
+        """Build the fields tokens, sequences and segments from one text or a pair, which must fit into the row."""
         special = self.specials
         ids = [special.begin, *first]
         if second is not None:
@@ -85,7 +88,10 @@ class Shape:
 
 
 def longest_first(first: Sequence[int], second: Sequence[int], room: int) -> tuple[Sequence[int], Sequence[int]]:
-    """A pair cut to `room` tokens: the end of the longer one goes first, of the second one where they are equally long."""
+    """Truncate a pair to `room` tokens, removing one token at a time from the end of the longer text.
+
+    If both are equally long, the second text is truncated first.
+    """
     lengths = [len(first), len(second)]
     over = max(sum(lengths) - room, 0)
     longer = int(lengths[1] >= lengths[0])
@@ -99,12 +105,16 @@ def longest_first(first: Sequence[int], second: Sequence[int], room: int) -> tup
 def first_gives_way(
     first: Sequence[int], second: Sequence[int], room: int, limit: int
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """RACE: the last `limit` tokens of a question with its answer, which stands at the end, and what still fits of the text."""
+    """Truncate a pair to `room` tokens, with priority for the second text (RACE).
+
+    The second text, a question with its answer at the end, keeps its last `limit` tokens; the first text keeps the
+    beginning that still fits.
+    """
     second = second[max(len(second) - min(limit, room), 0) :]
     return first[: room - len(second)], second
 
 
 def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, list[int]]:
-    """Ids of each text, every one encoded once."""
+    """Encode each distinct text once; return a dict from text to token ids."""
     unique = list(dict.fromkeys(texts))
     return dict(zip(unique, tokenizer.encode_batch(unique), strict=True))

@@ -1,4 +1,4 @@
-"""Records of questions whose answer is a part of a text."""
+"""Parser of extractive question-answering records, in which the answer is a span of the context."""
 
 from typing import Any
 
@@ -6,18 +6,21 @@ from ag_jax.data.tasks.containers import Record
 from ag_jax.data.tasks.task import Question, Task
 from ag_jax.data.tasks.texts import text_of
 
-STRIPPED = 16  # characters of white space before a context, at most, that TFDS cuts off
+STRIPPED = 16  # the most leading white space of a context, in characters, that TFDS strips
 
 
 def squad(record: Record, task: Task, labelled: bool) -> list[Question]:
-    """A question of SQuAD. Raises ValueError if an answer does not stand in the context where it should."""
+    """Return the question of a SQuAD record.
+
+    Raises ValueError if an answer is not at its stated position in the context, or is missing.
+    """
     context, question = text_of(record, "context"), text_of(record, "question").strip()
     answers = record.get("answers")
-    if isinstance(answers, dict):  # TFDS: lists of texts and of places
+    if isinstance(answers, dict):  # TFDS: a list of texts and a list of positions
         pairs = zip(answers["text"], answers["answer_start"], strict=True)
         answers = [{"text": text, "answer_start": _moved(context, text, start)} for text, start in pairs]
     if record.get("is_impossible"):
-        answers = []  # those that it has are only plausible
+        answers = []  # SQuAD 2.0 lists plausible answers, which are wrong
     if answers is None and not labelled:
         return [Question(record["id"], question, context, None)]
     if not isinstance(answers, list) or not (answers or not task.answerable):
@@ -38,6 +41,9 @@ def _answer(context: str, answer: Any) -> tuple[str, int]:
 
 
 def _moved(context: str, text: str, start: int) -> int:
-    """Where an answer is in a context that lost white space at its beginning, which its places do not take into account."""
+    """Return the position of an answer in a context from which TFDS stripped leading white space.
+
+    TFDS does not correct `start` for it. Returns `start` if the answer is not found before it.
+    """
     moves = (start - move for move in range(min(STRIPPED, start) + 1))
     return next((place for place in moves if context.startswith(text, place)), start)

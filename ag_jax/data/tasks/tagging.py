@@ -1,4 +1,4 @@
-"""Records of tagging: words with BIO tags."""
+"""Parsers of tagging records: words with BIO tags."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from ag_jax.data.tasks.task import Task, Words
 
 
 def words(record: Record, task: Task, labelled: bool) -> list[Words]:
-    """A sentence. Raises ValueError if its tags are unknown or not BIO."""
+    """Return the tagged sentence of a record. Raises ValueError if its tags are unknown or not BIO."""
     forms, tags = record.get("words"), record.get("tags")
     if not isinstance(forms, list) or not forms or not all(isinstance(form, str) and form.strip() for form in forms):
         raise ValueError(f"expected a list of words, got {forms!r}")
@@ -20,13 +20,16 @@ def words(record: Record, task: Task, labelled: bool) -> list[Words]:
 
 
 def chunked_words(record: Record, task: Task, labelled: bool) -> list[Words]:
-    """A sentence of CoNLL-2003, whose own files write B- only between neighbours of one type (IOB1); BIO stays as it is."""
+    """Return the sentence of a CoNLL-2003 record, with IOB1 tags converted to BIO.
+
+    CoNLL-2003's own files use IOB1: B- only between adjacent entities of one type. BIO tags are unchanged.
+    """
     tags = record.get("tags")
     return words({**record, "tags": from_iob1(tags)} if isinstance(tags, list) else record, task, labelled)
 
 
 def check_bio(tags: Sequence[str], labels: Sequence[str]) -> None:
-    """Raises ValueError for an unknown tag, and for an I- that continues nothing."""
+    """Raise ValueError for an unknown tag, and for an I- that does not continue an entity of its type."""
     before = "O"
     for number, tag in enumerate(tags, 1):
         if tag not in labels:
@@ -37,7 +40,7 @@ def check_bio(tags: Sequence[str], labels: Sequence[str]) -> None:
 
 
 def from_iob1(tags: Sequence[str]) -> list[str]:
-    """BIO tags of IOB1 tags: an I- that begins an entity becomes a B-."""
+    """Convert IOB1 tags to BIO: an I- that begins an entity becomes B-."""
     before = ["O", *tags]
     return [
         f"B-{tag[2:]}" if tag.startswith("I-") and last[2:] != tag[2:] else tag

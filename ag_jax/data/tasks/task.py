@@ -1,9 +1,9 @@
-"""What a task is, and the kinds of examples; nothing here knows of files or of tokens.
+"""The definition of a task, and the kinds of examples, independent of file formats and tokenizers.
 
 classification, regression   `Texts`      a text or a pair with a class or a number
-choice, ranking              `Choices`    pairs of texts of which one is right; ranking: always two
+choice, ranking              `Choices`    candidate pairs of texts, some of them right; ranking: always two
 tagging                      `Words`      words with BIO tags
-span                         `Question`   a question, and a text that holds its answer
+span                         `Question`   a question, and a context that may contain its answer
 """
 
 import dataclasses
@@ -16,7 +16,11 @@ KINDS = ("classification", "regression", "choice", "ranking", "tagging", "span")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Texts:
-    """One text, or a pair, with the index of its class or its number; label None: not known."""
+    """An example of classification or regression: one text or a pair of texts.
+
+    second: None for a single text.
+    label: the index of the class, or the number; None: not known.
+    """
 
     id: str
     first: str
@@ -26,9 +30,11 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choices:
-    """Candidates, each a pair of texts; right: indices of the right ones, None: not known.
+    """An example of multiple choice.
 
-    names: what each candidate stands for, where a metric needs it (ReCoRD's entities); otherwise empty.
+    pairs: the candidates, each a pair of texts.
+    right: indices of the right candidates; None: not known.
+    names: the entity (ReCoRD) or the id of the ranked example for each candidate, where needed; otherwise empty.
     """
 
     id: str
@@ -39,7 +45,10 @@ class Choices:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Words:
-    """A sentence of words with a BIO tag each; tags None: not known."""
+    """An example of tagging: the words of a sentence.
+
+    tags: a BIO tag for each word; None: not known.
+    """
 
     id: str
     words: tuple[str, ...]
@@ -48,7 +57,10 @@ class Words:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a context; answers: texts with the character where each begins, () = unanswerable, None: not known."""
+    """An example of extractive question answering.
+
+    answers: texts, each with the index of its first character in the context; (): unanswerable; None: not known.
+    """
 
     id: str
     question: str
@@ -61,16 +73,18 @@ Example = Texts | Choices | Words | Question
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One form in which the files of a task come.
+    """A file layout in which a task is distributed.
 
-    container: how a file is cut into records (a name of `containers.CONTAINERS`), or "tfds".
-    files: split to the file below the folder; alternatives, such as file names of two distributions, are separated by "|".
-        With "tfds" it is the name of the split there. Two splits of one file share it: see `is_held_out`.
-    folders: below the root, the first that has the file counts; with "tfds" the names of the data sets, of which all count.
-    columns: our name of a field to the name there, or to the number of the column in a file without header. A tuple of
-        names joins these with a space.
-    options: further settings of the container.
-    sign: a file without which a folder is not in this form, where the names of its files alone do not tell.
+    container: the reader that splits a file into records (a key of `containers.CONTAINERS`), or "tfds".
+    files: the file of each split, relative to the folder. Alternatives, such as file names of two distributions, are
+        separated by "|", and several files that make up the split by "+". Two splits with the same file divide it by
+        `is_held_out`. With "tfds": the name of each split in TFDS.
+    folders: folders below the root, of which the first that has the file is read; with "tfds": names of data sets, all
+        of which are read.
+    columns: from our name of a field to the name in the file, or to the column number in a file without a header. A
+        tuple of names joins the fields with a space.
+    options: further arguments of the container.
+    sign: a file that must exist for a folder to have this layout, where the names of its files are ambiguous.
     """
 
     container: str
@@ -83,23 +97,25 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task, and everything about it that does not depend on the model.
+    """A downstream task: its files, labels and metrics, independent of any model.
 
+    name: the task's name in the catalogue.
     kind: one of `KINDS`.
-    form: the parser of its records, a name of `readers.PARSERS`.
+    form: the parser of its records, a key of `readers.PARSERS`.
+    metric: the primary metric, one of `metrics`; larger is better.
+    metrics: names of all reported metrics, as `evaluation.metrics` returns them.
+    layouts: file layouts; the first one found is read.
+    prepared: TFDS layouts; the first one with the split is read; empty if TFDS does not have the task.
     labels: names of the classes or the BIO tags, in the order of their indices; otherwise empty.
-    metric: the one by which it is judged, larger is better; metrics: all that are reported, as
-        `evaluation.metrics.evaluate` names them.
-    layouts: forms of its files, the first one found counts; prepared: as TFDS has it, the first one with the split counts;
-        empty where it does not.
-    aliases: other spellings of a label in some distributions.
+    aliases: from other spellings of a label, used by some distributions, to the label.
     span: the lowest and the highest number of a regression task.
-    answerable: every question has an answer (SQuAD 1.1).
-    pair_limit: tokens that the second text of a pair keeps while the first one is cut to what is left of the row (RACE);
-        0: the longer of the two is cut first.
-    folds: of cross-validation where the task has no validation split of its own; 0: it has one.
-    legacy: what released code did with this task that its paper does not say; empty: nothing. `legacy_validation` is the
-        test split by which that code chose its epochs; empty if that cannot be done here.
+    answerable: whether every question has an answer (SQuAD 1.1).
+    pair_limit: the most tokens of the second text of a pair, while the first text is truncated to the rest of the row
+        (RACE); 0: the longer text is truncated first.
+    folds: number of cross-validation folds for a task without a validation split; 0: the task has such a split.
+    legacy: what released code did on this task and its paper does not say; empty: nothing.
+    legacy_validation: the test split by which that code chose its epochs; empty if this cannot be reproduced here.
+    Raises ValueError for an unknown kind, or if `metric` is not one of `metrics`.
     """
 
     name: str
@@ -128,11 +144,11 @@ class Task:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """All splits that some distribution has; which of them are at hand is known when one is read."""
+        """The splits of all layouts; whether the files of a split exist is known only when it is read."""
         return tuple(dict.fromkeys(split for form in (*self.layouts, *self.prepared) for split in form.files))
 
     def label_index(self, value: Any) -> int:
-        """The index of a label given by its name, an alias or its index. Raises ValueError for an unknown one."""
+        """Return the index of a label given by name, alias or index. Raises ValueError for an unknown label."""
         text = str(value).strip()
         text = self.aliases.get(text, text)
         if text in self.labels:
@@ -144,9 +160,12 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Examples(Sequence):
-    """The examples of a split; skipped: malformed rows that were left out; source: where the examples come from.
+    """The examples of a split, a sequence.
 
-    Parts of one file, be they splits or folds, count its malformed rows once: as those of `train`.
+    items: the examples.
+    source: the files that the examples come from.
+    skipped: number of malformed rows that were left out. If one file is divided into splits or folds, its malformed
+        rows are counted once, in the train part.
     """
 
     items: tuple[Example, ...]
@@ -163,20 +182,20 @@ class Examples(Sequence):
         return iter(self.items)
 
     def take(self, indices: Sequence[int] | slice) -> "Examples":
-        """Some of them, in the given order."""
+        """Return the examples at these indices, in the given order; `source` and `skipped` are unchanged."""
         chosen = self.items[indices] if isinstance(indices, slice) else tuple(self.items[index] for index in indices)
         return dataclasses.replace(self, items=chosen)
 
 
 def is_labelled(split: str) -> bool:
-    """Whether the examples of a split must have labels: all but those of benchmarks' test sets."""
+    """Whether the examples of a split must have labels, which those of benchmarks' test sets need not."""
     return not split.startswith(("test", "diagnostic"))
 
 
 def is_held_out(example: Example) -> bool:
-    """Whether an example of a file that is both train and validation is of the latter: one in ten, by a hash.
+    """Whether an example belongs to validation, where one file is both train and validation: one in ten, by a hash.
 
-    The hash is of the context of a question, so that no text is in both, and of the id of any other example.
+    Questions are hashed by their context, so that no context is in both parts, and all other examples by their id.
     """
     key = example.context if isinstance(example, Question) else example.id
     return zlib.crc32(key.encode()) % 10 == 0

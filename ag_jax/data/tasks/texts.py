@@ -1,4 +1,4 @@
-"""Records of classification and regression."""
+"""Parsers of classification and regression records."""
 
 import ast
 import math
@@ -10,12 +10,13 @@ from ag_jax.data.tasks.containers import Record
 from ag_jax.data.tasks.task import Task, Texts
 
 _BYTES = re.compile(r"""b(['"]).*\1""")
-_TOKEN = r"(?:\d+|\(\d+, ?\d+\)(?::\(\d+, ?\d+\))*)"  # of the sentence's own question, or (question, token):...
+# A token number in the sentence's own question, or (question, token) pairs joined by colons.
+_TOKEN = r"(?:\d+|\(\d+, ?\d+\)(?::\(\d+, ?\d+\))*)"
 _INDEX = re.compile(rf"{_TOKEN}(?:/{_TOKEN})+")
 
 
 def text_of(record: Record, name: str) -> str:
-    """A field that must be a text, and not blank."""
+    """Return a field of a record. Raises ValueError unless it is a text that is not blank."""
     value = record.get(name)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"the field {name!r} must be a text, got {value!r}")
@@ -23,7 +24,10 @@ def text_of(record: Record, name: str) -> str:
 
 
 def pair_of(record: Record) -> tuple[str, str]:
-    """The two texts of a pair, of which one may be blank: QQP has questions without a word."""
+    """Return the fields `first` and `second` of a record.
+
+    One of them may be blank, because QQP has blank questions. Raises ValueError if both are blank or one is no text.
+    """
     pair = [record.get(name) for name in ("first", "second")]
     for name, value in zip(("first", "second"), pair, strict=True):
         if not isinstance(value, str):
@@ -34,17 +38,17 @@ def pair_of(record: Record) -> tuple[str, str]:
 
 
 def is_unknown(value: Any) -> bool:
-    """Whether a label is one that a benchmark keeps to itself: absent, empty, or -1."""
+    """Whether a label is withheld, as benchmarks do for test sets: absent, empty, or -1."""
     return value is None or str(value).strip() in ("", "-1", "-1.0")
 
 
 def texts(record: Record, task: Task, labelled: bool) -> list[Texts]:
-    """Return one example, with a class, from the fields id, first, perhaps second, and label."""
+    """Return one example labelled with a class, from the fields id, first, label, and optionally second."""
     return [_example(record, task.label_index, labelled)]
 
 
 def numbers(record: Record, task: Task, labelled: bool) -> list[Texts]:
-    """Return one example, with a number in the span of the task, from the same fields as `texts`."""
+    """Return one example labelled with a number within `task.span`, from the same fields as `texts`."""
     return [_example(record, lambda label: _number(task, label), labelled)]
 
 
@@ -56,15 +60,17 @@ def _example(record: Record, read: Callable[[Any], int | float], labelled: bool)
 
 
 def paws(record: Record, task: Task, labelled: bool) -> list[Texts]:
-    """A pair of PAWS-QQP. Its script under Python 3 writes b'...' around each sentence, which is taken off.
+    """Return one example from a PAWS-QQP record.
 
-    Raises ValueError for a row of the published index, which has the numbers of tokens in the place of sentences.
+    Under Python 3 the script of PAWS writes b'...' around each sentence; this is removed.
+    Raises ValueError for a row of the published index, which has token numbers in place of sentences.
     """
     first, second = (_unwrapped(text) for text in pair_of(record))
     if "qid1" in record or (_INDEX.fullmatch(first) and _INDEX.fullmatch(second)):
         raise ValueError(
-            "this is the index of PAWS-QQP, whose sentences are numbers of tokens: make the sentences from the QQP corpus with "
-            "qqp_generate_data.py of PAWS (github.com/google-research-datasets/paws), and put its files here"
+            "this is the index of PAWS-QQP, whose sentences are numbers of tokens: make the sentences from the QQP "
+            "corpus with qqp_generate_data.py of PAWS (github.com/google-research-datasets/paws), and put its files "
+            "here"
         )
     return texts({**record, "first": first, "second": second}, task, labelled)
 

@@ -1,10 +1,10 @@
-"""Questions to rows: windows of a context that is longer than a row, and answers from characters to tokens and back.
+"""The encoder of questions about a context: overlapping windows of long contexts, and answers located in tokens.
 
     <s> question </s></s> window of the context </s>
 
-A window begins `stride` tokens after the one before it (Devlin et al. 2019, run_squad.py), or half a window after it where rows
-are short: windows that only meet would lose the answers between them. Tokens know their characters, so whatever span a model
-chooses is a part of the context as it was written.
+A window begins `stride` tokens after the window before it (Devlin et al. 2019, run_squad.py), but at most half a window
+after it, because windows without overlap would lose the answers that cross their border. The characters of each token
+are recorded, so that any predicted span is an exact substring of the context.
 """
 
 import dataclasses
@@ -15,29 +15,33 @@ from ag_jax.data.tasks.rows import Features, Row, Shape, ids_of
 from ag_jax.data.tasks.task import Examples, Question, Task
 from ag_jax.data.tokenizers import Tokenizer
 
-QUESTION = 64  # tokens that a question keeps, and half of the row at most
+QUESTION = 64  # the most tokens of a question, which is also truncated to half of a row
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """Ids of a context, and for each the first and last + 1 character, white space left out: int32 [N, 2]."""
+    """A tokenised context.
+
+    ids: token ids.
+    places: int32 [N, 2], first and last + 1 character of each token, without surrounding white space.
+    """
 
     ids: list[int]
     places: np.ndarray
 
     @classmethod
     def of(cls, text: str, ids: list[int], places: list[tuple[int, int]]) -> "Context":
-        """From what `Tokenizer.locate_batch` says of the text."""
+        """Build a context from a text and the result of `Tokenizer.locate_batch` for it."""
         return cls(ids, np.asarray([_bare(text, *place) for place in places], np.int32).reshape(-1, 2))
 
     def tokens_of(self, begin: int, end: int) -> tuple[int, int] | None:
-        """First and last token with a part of the characters begin to end - 1; None if there is none."""
+        """Return the first and last token that overlap characters begin to end - 1; None if no token does."""
         touching = np.flatnonzero((self.places[:, 1] > begin) & (self.places[:, 0] < end))
         return (int(touching[0]), int(touching[-1])) if len(touching) else None
 
 
 def encode_questions(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
-    """Return the rows of questions, one for each window of a context that is longer than a row."""
+    """Encode questions about a context; a context that is too long for a row becomes one row for each window."""
     questions = ids_of(tokenizer, [example.question for example in examples])
     texts = list(dict.fromkeys(example.context for example in examples))
     located = tokenizer.locate_batch(texts)
@@ -82,14 +86,14 @@ def _windows(
         inside = slice(offset, offset + len(ids))
         weights = np.zeros(len(row["tokens"]), np.float32)
         weights[inside] = 1
-        weights[0] = not task.answerable
+        weights[0] = not task.answerable  # <s> stands for "no answer"
         places = np.full((len(weights), 3), (-1, -1, 0), np.int32)
         places[inside, :2] = context.places[begin : begin + len(ids)]
         places[inside, 2] = widest[begin : begin + len(ids)] == window
         starts = ends = 0
         if answer and begin <= answer[0] and answer[1] < begin + len(ids):
             starts, ends = (offset + token - begin for token in answer)
-        # Where every question has an answer, a window without it says nothing.
+        # If every question has an answer, a window without it has no target.
         known = example.answers is not None and (starts > 0 or not task.answerable)
         row |= {
             "starts": np.int32(starts),
@@ -102,7 +106,7 @@ def _windows(
 
 
 def _begins(length: int, room: int, stride: int) -> list[int]:
-    """First tokens of the windows: as many as it takes to reach the end."""
+    """Return the first token of each window; there are as many windows as it takes to reach the end of the context."""
     begins = [0]
     while begins[-1] + room < length:
         begins.append(begins[-1] + stride)
@@ -110,7 +114,10 @@ def _begins(length: int, room: int, stride: int) -> list[int]:
 
 
 def _widest(length: int, begins: list[int], room: int) -> np.ndarray:
-    """For each token the window in which it has the most context on its poorer side (run_squad.py, `max_context`)."""
+    """Return for each token the window in which its shorter side of context is longest.
+
+    As in run_squad.py (`max_context`), 0.01 of the window's length is added to the score; the first of equals is taken.
+    """
     best, chosen = np.full(length, -1.0), np.zeros(length, np.int64)
     for window, begin in enumerate(begins):
         end = min(begin + room, length)

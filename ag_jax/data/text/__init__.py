@@ -1,1 +1,1 @@
-"""Text for pre-training: from files to batches."""
+"""Text for pre-training: from files to batches of masked sequences."""

@@ -1,13 +1,14 @@
-"""Rows to batches; the one place where the fields of a batch are listed.
+"""Make batches of rows: numpy arrays with the fields
 
-    tokens            int32 [B, L]    the encoder's input: corrupted, padded on the right
-    original          int32 [B, L]    the same before corruption
-    sequences         int32 [B, L]    1, 2, ... on the tokens of the row's texts, which are attended to apart; 0 on padding
-    segments          int32 [B, L]    1 from the second segment of a pair on, else 0
-    masked_positions  int32 [B, M]    ascending; unused slots are 0
-    masked_labels     int32 [B, M]    the original tokens there; unused slots are 0
-    masked_weights    float32 [B, M]  1 for a used slot, 0 for an unused one
-    next_labels       int32 [B]       1 if the second segment is a random one; NSP formats only
+    tokens            int32 [B, L]    the encoder's input: corrupted token ids, padded on the right
+    original          int32 [B, L]    the token ids before corruption
+    sequences         int32 [B, L]    segment ids: 1, 2, ... for the texts that share the row, without attention between
+                                      them; 0 on padding
+    segments          int32 [B, L]    token type ids: 1 on the second segment of a pair, else 0
+    masked_positions  int32 [B, M]    positions to predict, ascending; 0 in unused slots
+    masked_labels     int32 [B, M]    the original token ids at `masked_positions`; 0 in unused slots
+    masked_weights    float32 [B, M]  1 in used slots, 0 in unused ones
+    next_labels       int32 [B]       1 if the second segment is a random one; only in the formats with pairs
 
 Shape letters: B batch, L length, M masked positions.
 """
@@ -24,7 +25,7 @@ Batch = dict[str, np.ndarray]
 
 
 def empty_batch(config: DataConfig, rows: int) -> Batch:
-    """Zeros with the fields, shapes and types of a batch; they take no memory, for every field is one zero broadcast."""
+    """Return zeros with the fields, shapes and types of a batch; as broadcast scalars, they take no memory."""
     row, slots = (rows, config.sequence_length), (rows, corruption.max_masked(config.masking, config.sequence_length))
     fields = {
         "tokens": (row, np.int32),
@@ -50,10 +51,17 @@ def make_batch(
     seed: int,
     unigram: Unigram | None = None,
 ) -> Batch:
-    """The masked batch of the given rows; example -1 makes an empty row (all padding, weights 0).
+    """Return the masked batch of the given rows.
 
-    unigram: of the training text, for `data.masking.replacement="unigram"`.
+    config: format, length and masking.
+    rows: the rows of a split.
+    tokenizer: the tokenizer of the rows.
+    example_B: index of each row in `rows`; -1 makes an empty row (all padding, weights 0).
+    epoch_B: epoch of each row, on which its mask depends.
+    seed: seed of the masks.
+    unigram: token frequencies of the training text, for `data.masking.replacement="unigram"`.
     """
+    # An empty row is read as row 0, to keep the shapes, and then overwritten.
     present_B = example_B >= 0
     row_B = np.maximum(example_B, 0)
     tokens_BL, lengths_B = rows.gather(row_B, config.sequence_length, pad=tokenizer.specials.pad)

@@ -1,9 +1,9 @@
 """Masking of a whole batch as a pure function of (seed, epoch or copy, example): BERT's 80/10/10, or unigram draws.
 
-Every maskable token of a row gets a random key, and the tokens with the smallest keys are chosen. How many decides
-the kind: floor(rate * n + u) gives fairseq's fixed count without replacement, the number of keys below `rate` gives
-independent Bernoulli choices, as in the Attention Guidance code. With spans, a token has the smallest key of those tokens that a
-span begins at which reaches it.
+Every maskable token of a row gets a random key, and the tokens with the smallest keys are chosen. Their number is
+floor(rate * n + u) for fairseq's fixed count without replacement, or the number of keys below `rate` for independent
+Bernoulli choices, as in the Attention Guidance code. With spans, a token gets the smallest of the keys of the tokens at
+which the spans that cover it begin.
 
 Shape letters: B batch, L length, M masked positions, V vocabulary.
 """
@@ -19,12 +19,18 @@ from ag_jax.data.config import LARGEST_LENGTH, MaskingConfig
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.data.tokenizers import Tokenizer
 
-# What a random number is for; part of its hash, so that no two uses share numbers.
+# The purpose of a random number; part of its key, so that no two purposes share numbers.
 _ROW_STREAM, _COUNT_STREAM, _CHOICE_STREAM, _ACTION_STREAM, _TOKEN_STREAM, _UNIGRAM_STREAM, _SPAN_STREAM = range(7)
 
 
 class Corrupted(NamedTuple):
-    """A masked batch; unused slots have position 0, label 0 and weight 0."""
+    """A masked batch; unused slots have position 0, label 0 and weight 0.
+
+    tokens_BL: token ids after corruption.
+    positions_BM: masked positions, int32, ascending.
+    labels_BM: original token ids at these positions, int32.
+    weights_BM: 1 in used slots, 0 in unused ones, float32.
+    """
 
     tokens_BL: np.ndarray
     positions_BM: np.ndarray
@@ -33,13 +39,13 @@ class Corrupted(NamedTuple):
 
 
 def max_masked(config: MaskingConfig, sequence_length: int) -> int:
-    """The number of slots for masked positions: a static bound for rows of `sequence_length` tokens.
+    """Return the number M of slots for masked positions: a static bound for rows of `sequence_length` tokens.
 
-    Bernoulli: the mean and four standard deviations; a row with more chosen tokens (3 in 100,000) leaves some of
-    them, picked at random, as they were.
+    For Bernoulli choices it is the mean plus four standard deviations; in a row with more chosen tokens (3 rows in
+    100,000), some of them, picked at random, stay unmasked.
     """
     mean = config.rate * sequence_length
-    if config.count == "fixed":
+    if config.count == "fixed":  # floor(mean + u) with u < 1
         return min(math.floor(mean) + 1, sequence_length)
     return min(math.ceil(mean + 4 * math.sqrt(mean * (1 - config.rate))), sequence_length)
 
@@ -56,11 +62,21 @@ def mask(
 ) -> Corrupted:
     """Choose and corrupt tokens (Devlin et al. 2019, section 3.1; reference counts in `MaskingConfig`).
 
-    With static copies the mask depends on epoch % copies only. Random tokens are uniform over the vocabulary without
-    specials (fairseq), or with them for Bernoulli (the AG code). A row in which nothing is chosen has weights 0.
+    config: choice and replacement of tokens.
+    tokens_BL: token ids, padded on the right.
+    lengths_B: number of tokens of each row, padding not counted.
+    example_B: index of each row in the corpus; with the epoch and the seed it determines the mask.
+    epoch_B: epoch of each row; with static copies the mask depends only on epoch % copies.
+    seed: seed of the masks.
+    tokenizer: the tokenizer of the token ids.
+    unigram: token frequencies, with `config.replacement="unigram"`.
 
-    With `config.replacement="unigram"` every chosen token is replaced by a draw from `unigram`, which may be the token itself;
-    labels are the original tokens, as always. Raises ValueError if `unigram` is missing.
+    Random tokens are uniform over the vocabulary without special tokens (fairseq), or with them for Bernoulli choices
+    (the Attention Guidance code). With `config.replacement="unigram"` every chosen token is replaced by a draw from
+    `unigram`, which may be the token itself; labels are always the original tokens. A row in which nothing is chosen
+    has weights 0.
+
+    Raises ValueError if `unigram` is needed but missing.
     """
     copy_B = epoch_B % config.static_copies if config.static_copies else epoch_B
     row_B1 = randomness.words(seed, _ROW_STREAM, copy_B, example_B)[:, None]
@@ -77,6 +93,7 @@ def mask(
         inputs_BM = _masks(config, labels_BM, row_B1, positions_BM, tokenizer)
 
     corrupted_BL = tokens_BL.copy()
+    # Only used slots are written, because unused ones have a position, too: the last one.
     row_N, slot_N = np.nonzero(chosen_BM)
     corrupted_BL[row_N, positions_BM[row_N, slot_N]] = inputs_BM[row_N, slot_N]
     return Corrupted(
@@ -88,7 +105,7 @@ def mask(
 
 
 def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Positions in ascending order, and which of the slots are used."""
+    """Return the chosen positions, `BM` ascending, and whether each slot is used, `BM`."""
     length = tokens_BL.shape[1]
     slots = max_masked(config, length)
     position_L = np.arange(length)
@@ -96,8 +113,8 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
     if not config.mask_specials:
         maskable_BL &= _ordinary_V(tokenizer)[tokens_BL]
 
-    # The low bits of a key are its position: no ties, and the position is read off the smallest keys. Clearing the
-    # highest bit leaves room for keys that are never chosen.
+    # The low bits of a key are its position, so there are no ties and the smallest keys contain their positions.
+    # Clearing the highest bit leaves room for larger keys, which are never chosen, on unmaskable positions.
     low = np.uint64(LARGEST_LENGTH - 1)
     keys_BL = randomness.words(row_B1, _CHOICE_STREAM, position_L) >> np.uint64(1)
     if config.longest_span > 1:
@@ -110,16 +127,18 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
         count_B = (keys_BL < np.uint64(config.rate * 2**63)).sum(axis=1)
     smallest_BM = np.sort(np.partition(keys_BL, slots - 1, axis=1)[:, :slots], axis=1)
     chosen_BM = np.arange(slots) < count_B[:, None]
+    # Unused slots get the position `length`, which sorts them behind the used ones.
     positions_BM = np.where(chosen_BM, (smallest_BM & low).astype(np.int64), length)
     positions_BM.sort(axis=1)
     return np.minimum(positions_BM, length - 1), positions_BM < length
 
 
 def _spread(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
-    """For every token the smallest key of the spans that cover it.
+    """Return for every token, `BL`, the smallest key of the spans that cover it.
 
-    A span begins at every token, has n of them with p(n) ~ 1 / n, and ends before one that must not be masked. The tokens of one
-    span have one key and so are chosen together, from the left, unless there are enough chosen already.
+    A span begins at every token, with the key of that token. It has n tokens with p(n) ~ 1 / n, up to `longest`, and
+    ends before the first token that must not be masked. The tokens of a span have the same key, so they are chosen
+    together, from the left, until enough tokens are chosen.
     """
     shares = 1.0 / np.arange(1, longest + 1)
     borders = np.cumsum(shares / shares.sum())[:-1]
@@ -135,7 +154,7 @@ def _spread(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
 
 
 def _masks(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndarray:
-    """The mask, a random token or the label, in the shares that the config says."""
+    """Return the input at the chosen positions, `BM`: mask token, random token or label, in the configured shares."""
     action_BM = randomness.units(row_B1, _ACTION_STREAM, positions_BM)
     random_BM = _random_tokens(config, row_B1, positions_BM, tokenizer)
     is_mask_BM = action_BM < config.mask_fraction
@@ -144,6 +163,7 @@ def _masks(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndarray:
 
 
 def _random_tokens(config, row_B1, positions_BM, tokenizer) -> np.ndarray:
+    """Return uniformly drawn token ids, `BM`; special tokens are drawn only with Bernoulli choices."""
     if config.count == "bernoulli":
         return randomness.below(tokenizer.vocabulary_size, row_B1, _TOKEN_STREAM, positions_BM)
     ordinary_ids = np.flatnonzero(_ordinary_V(tokenizer))
@@ -151,6 +171,7 @@ def _random_tokens(config, row_B1, positions_BM, tokenizer) -> np.ndarray:
 
 
 def _ordinary_V(tokenizer) -> np.ndarray:
+    """Return booleans `V`: whether a token id is not that of a special token."""
     return _ordinary(tokenizer.vocabulary_size, tokenizer.special_ids)
 
 

@@ -1,7 +1,12 @@
-"""Documents that are one field of every entry of a file: JSON, tables and Parquet.
+"""Read documents that are one field of every entry of a file: JSON, CSV and TSV tables, and Parquet.
 
-Each reader takes an open file, the name that errors call it by, and the name of the field. `text_files` says what the
-files look like.
+`ag_jax.data.text.files` describes the formats. Each reader has the arguments
+
+    opened   the open file
+    place    name of the file in error messages
+    field    key or column that holds the document
+
+and raises ValueError, with the place in the file, if the file is damaged or an entry lacks the field.
 """
 
 import contextlib
@@ -16,21 +21,22 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import IO, Any
 
-LARGEST_PARSED = 2**28  # bytes of a .json file, or of a line of another one: what must fit into memory at once
-ROWS_TOGETHER = 256  # rows of a .parquet file that are in memory at once
+LARGEST_PARSED = 2**28  # bytes of a .json file, or of a line of another file: both are held in memory
+ROWS_TOGETHER = 256  # rows of a .parquet file that are in memory at the same time
 
 
 def json_lines(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
-    """A field of the object on each line."""
+    """Yield a field of the JSON object on each line."""
     return _objects(_filled_lines(opened, place), place, field)
 
 
 def _filled_lines(opened: IO[bytes], place: str) -> Iterator[tuple[int, bytes]]:
+    """Return the lines that are not blank, with their numbers."""
     return ((number, line) for number, line in _lines(opened, place) if line.strip())
 
 
 def _lines(opened: IO[bytes], place: str) -> Iterator[tuple[int, bytes]]:
-    """The lines with their numbers. Raises ValueError for one that is too long to be held in memory."""
+    """Yield the lines with their numbers. Raises ValueError for a line of more than `LARGEST_PARSED` bytes."""
     for number, line in enumerate(iter(lambda: opened.readline(LARGEST_PARSED + 1), b""), 1):
         if len(line) > LARGEST_PARSED:
             raise ValueError(f"{place}, line {number}: expected at most {LARGEST_PARSED:,} bytes; split the document")
@@ -51,11 +57,11 @@ def _parse(content: bytes | bytearray, where: str) -> Any:
 
 
 def json_entries(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
-    """A field of each object in a JSON file, which may turn out to be JSON lines."""
+    """Yield a field of each object in a JSON file, or of each line if the file contains JSON lines."""
     lines = _filled_lines(opened, place)
     first_two = list(itertools.islice(lines, 2))
     lines = itertools.chain(first_two, lines)
-    if len(first_two) == 2 and _is_object(first_two[0][1]):  # JSON lines, which many publish under this name
+    if len(first_two) == 2 and _is_object(first_two[0][1]):  # JSON lines are often published under this name
         yield from _objects(lines, place, field)
         return
     content = bytearray()
@@ -72,6 +78,7 @@ def json_entries(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
 
 
 def _is_object(line: bytes) -> bool:
+    """Whether a line is a complete JSON object."""
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -79,7 +86,7 @@ def _is_object(line: bytes) -> bool:
 
 
 def _entries(value: Any, field: str, place: str) -> list[Any]:
-    """The objects of a JSON file: it is a list of them, one of them, or has them under one of its keys."""
+    """Return the objects of a JSON file: a list, a single object, or an object with one key that holds a list."""
     if isinstance(value, list):
         return value
     if isinstance(value, dict):
@@ -97,6 +104,7 @@ def _entries(value: Any, field: str, place: str) -> list[Any]:
 
 
 def _field_of(entry: Any, field: str, where: str) -> str:
+    """Return a field of a JSON object. Raises ValueError unless it is valid text."""
     if not isinstance(entry, dict):
         raise ValueError(f'{where}: expected a JSON object with the field "{field}", got {type(entry).__name__}')
     _check_field(field, entry, where)
@@ -109,7 +117,9 @@ def _check_field(field: str, there: Iterable[str], where: str) -> None:
 
 
 def _listed(names: Iterable[str]) -> str:
-    quoted = [json.dumps(name[:40], ensure_ascii=False) for name in names]  # on one line, whatever the file holds
+    quoted = [
+        json.dumps(name[:40], ensure_ascii=False) for name in names
+    ]  # quoted as JSON, so that line breaks in a name do not break the message
     return ", ".join(quoted[:12] + [f"and {len(quoted) - 12} more"] * (len(quoted) > 12)) or "none"
 
 
@@ -124,10 +134,10 @@ def _checked(text: Any, field: str, where: str) -> str:
 
 
 def table(opened: IO[bytes], place: str, field: str, *, delimiter: str) -> Iterator[str]:
-    """A column of a table with a header."""
-    csv.field_size_limit(max(csv.field_size_limit(), LARGEST_PARSED))  # one limit for the whole process
+    """Yield a column of a table with a header."""
+    csv.field_size_limit(max(csv.field_size_limit(), LARGEST_PARSED))  # the csv module has one limit for the process
     lines = (line.decode("utf-8-sig" if number == 1 else "utf-8") for number, line in _lines(opened, place))
-    # strict: a quote that is not closed would otherwise swallow the rows behind it.
+    # strict, because otherwise an unclosed quote would swallow the rows after it.
     rows = _numbered(csv.reader(lines, delimiter=delimiter, strict=True), place)
     where, header = next(rows, ("", []))
     if header:
@@ -141,7 +151,7 @@ def table(opened: IO[bytes], place: str, field: str, *, delimiter: str) -> Itera
 
 
 def _numbered(rows: Any, place: str) -> Iterator[tuple[str, list[str]]]:
-    """The rows of a `csv.reader` that are not blank, each with the place where it begins."""
+    """Yield the rows of a `csv.reader` that are not blank, each after the place where it begins, for errors."""
     while True:
         where = f"{place}, line {rows.line_num + 1}"
         try:
@@ -158,7 +168,7 @@ def _numbered(rows: Any, place: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def parquet(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
-    """A column of a Parquet file."""
+    """Yield a column of a Parquet file."""
     pyarrow = load_pyarrow(place)
     try:
         with _with_random_access(opened, place) as file:
@@ -173,13 +183,13 @@ def parquet(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
 
 
 def is_plain(opened: IO[bytes]) -> bool:
-    """Whether this is a file on a disk, which can be read from any place, and not compressed or in an archive."""
+    """Whether an open file is a seekable file on disk, not a compressed file or a member of an archive."""
     return isinstance(opened, io.BufferedReader) and isinstance(opened.raw, io.FileIO)
 
 
 @contextlib.contextmanager
 def _with_random_access(opened: IO[bytes], place: str) -> Iterator[IO[bytes]]:
-    """The file itself, or a temporary copy of what can only be read from front to back."""
+    """Give the file itself if it is seekable, else a temporary copy of it."""
     if is_plain(opened):
         yield opened
         return
@@ -197,14 +207,14 @@ def _with_random_access(opened: IO[bytes], place: str) -> Iterator[IO[bytes]]:
 
 
 def damaged(place: str, error: Exception) -> ValueError:
-    """The error for a file that cannot be decoded, on one line."""
+    """Return the error for a file that cannot be decoded, with a message of one line."""
     return ValueError(f"{place} is damaged or not what its name says ({' '.join(str(error).split())}); copy it anew")
 
 
 def load_pyarrow(place: str) -> ModuleType:
-    """The library pyarrow. Raises ValueError with the remedy if it is not installed."""
+    """Import and return pyarrow. Raises ValueError with the remedy if it is not installed."""
     try:
-        import pyarrow  # here, because it takes long and few need it
+        import pyarrow  # imported here, because it takes long and is rarely needed
         import pyarrow.parquet
     except ImportError as error:
         raise ValueError(f"{place} needs pyarrow, which is not installed: pip install 'ag_jax[parquet]'") from error

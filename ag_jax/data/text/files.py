@@ -1,16 +1,16 @@
-"""The documents of one file, in the format that its name announces.
+"""Read the documents of a file, in the format that the ending of its name stands for.
 
-    .txt             one document, whose lines are paragraphs; longer ones than `LARGEST_DOCUMENT` come in parts
+    .txt             one document, whose lines are paragraphs; a file longer than `LARGEST_DOCUMENT` is read as several
     .jsonl, .ndjson  one JSON object per line; the document is its field `data.text_field`
     .json            a list of such objects, one such object, or an object with exactly one key that holds such a
-                     list. Parsed as a whole, so at most `text_fields.LARGEST_PARSED` bytes. JSON lines are recognised
+                     list. Parsed as a whole, so at most `fields.LARGEST_PARSED` bytes. JSON lines are recognised
     .csv, .tsv       a table with a header, quoted as Python's csv module does it; the document is a column
     .parquet         the document is a column; needs pyarrow
     .tar             an archive of such files
 
-Each may be compressed: .gz, .xz, .bz2 or .zst follows, as in books.jsonl.zst (.zst needs pyarrow). .tgz, .tbz2, .txz
-and .tzst are compressed archives. Upper and lower case are the same. Any other ending is read as text, except for those
-in `NOT_TEXT`, which are rejected with an error.
+Each may be compressed, with the further ending .gz, .xz, .bz2 or .zst, as in books.jsonl.zst (.zst needs pyarrow).
+.tgz, .tbz2, .txz and .tzst are compressed archives. Endings are not case-sensitive. A file with any other ending is
+read as text, except for the endings in `NOT_TEXT`, which are rejected with an error.
 """
 
 import bz2
@@ -44,7 +44,7 @@ _DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError)
 
 
 def kind(name: str) -> tuple[str, str]:
-    """The endings of a name that stand for its format and its compression, in lower case; "" where there is none."""
+    """Return the endings of a file name that stand for format and compression, in lower case; "" for a missing one."""
     path = pathlib.PurePath(name.lower())
     path = path.with_suffix(_SHORT_FORMS.get(path.suffix, path.suffix))
     compression = path.suffix if path.suffix in _DECOMPRESSORS else ""
@@ -52,17 +52,17 @@ def kind(name: str) -> tuple[str, str]:
 
 
 def is_known(name: str) -> bool:
-    """Whether a file of this name is taken from a directory or an archive."""
+    """Whether a file of this name is read when it is found in a directory or an archive."""
     return kind(name)[0] in _READERS
 
 
 def known_endings() -> str:
-    """The formats and compressions, for messages."""
+    """Return the list of formats and compressions, for messages."""
     return f"{', '.join(_READERS)}, each also with {', '.join(_DECOMPRESSORS)}"
 
 
 def documents(file: pathlib.Path, text_field: str) -> Iterator[str]:
-    """The documents of a file; `text_field` is the key or column that holds them, for formats that have several.
+    """Yield the documents of a file; `text_field` is the key or column that holds them, for formats that have several.
 
     Raises ValueError, with the name of the file, if it is damaged or is not what its name says.
     """
@@ -72,12 +72,12 @@ def documents(file: pathlib.Path, text_field: str) -> Iterator[str]:
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Log a warning the first time: every source is read more than once."""
+    """Log a warning, but only the first time, because every source is read more than once."""
     logging.getLogger(__name__).warning(message)
 
 
 def _documents(opened: IO[bytes], name: str, place: str, field: str) -> Iterator[str]:
-    """The documents of an open file or member of an archive; `place` is what errors call it."""
+    """Yield the documents of an open file or member of an archive; `place` is its name in error messages."""
     ending, compression = kind(name)
     if ending in NOT_TEXT:
         raise ValueError(
@@ -98,7 +98,7 @@ def _documents(opened: IO[bytes], name: str, place: str, field: str) -> Iterator
 
 
 def _text(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
-    """The text of a file; a long one in parts, cut at the ends of lines that are not themselves as long."""
+    """Yield the text of a file; a long text in parts, cut at line ends unless a line is itself too long."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()  # a part may end inside a character
     for number in itertools.count():
         part = opened.read(LARGEST_DOCUMENT)
@@ -119,6 +119,7 @@ def _text(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
 
 
 def _archive(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
+    """Yield the documents of the members of a tar archive; archives within it are left out."""
     left_out = 0
     with tarfile.open(fileobj=opened, mode="r|*") as archive:  # as a stream: nothing is unpacked on disk
         for member in archive:
@@ -127,11 +128,11 @@ def _archive(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
                 yield from _documents(archive.extractfile(member), name, f"{member.name} of {place}", field)
             else:
                 left_out += not member.isdir()
-    while opened.read(2**20):  # a compressed archive has its checksum at the end
+    while opened.read(2**20):  # read on, because a compressed archive has its checksum at the end
         pass
     if fields.is_plain(opened):
         opened.seek(-tarfile.BLOCKSIZE, os.SEEK_END)
-        if any(opened.read()):  # tarfile takes one that was cut off between two members for whole
+        if any(opened.read()):  # tarfile accepts an archive that was cut off between two members
             raise tarfile.ReadError("the end is missing")
     if left_out:
         warn_once(f"{place}: left out {left_out} members that are links, hidden, or have other endings")

@@ -1,15 +1,21 @@
-"""How sentences become rows (Liu et al. 2019, section 4.2; the attention guidance code for `fixed_blocks`).
+"""Make rows of sentences (Liu et al. 2019, section 4.2; the Attention Guidance code for `fixed_blocks`).
 
-    fixed_blocks        <s> L-2 tokens </s>: one stream, whatever sentence or document it cuts; the last, short one dropped
-    full_sentences      <s> s1 s2 ... </s>: whole sentences while they fit, on into the next document after one more </s>
-    doc_sentences       the same, but a document's end ends the row
-    segment_pair_nsp    <s> A </s></s> B </s>: two runs of sentences, B the continuation or, half the time, from elsewhere
-    sentence_pair_nsp   the same with A and B one sentence each
+A row is a training sequence: the token ids of one text, or of a pair of texts, with special tokens. The formats are
 
-BERT-like tokenizers have [CLS] and [SEP], and a single [SEP] between A and B. In all but the first format a sentence that
-is longer than a row is cut into pieces. Ends of lines are no tokens, here as in fairseq; the attention guidance code has them
-in its stream. Between documents there is one </s>, as section 4.2 says, and none after each sentence, where fairseq ends every
-line of its input with one. What is random depends on (pass over the corpus, document) alone.
+    fixed_blocks        <s> L-2 tokens </s>: blocks of the whole corpus, across sentences and documents; a last, short
+                        block is dropped
+    full_sentences      <s> s1 s2 ... </s>: as many whole sentences as fit, continued in the next document after one
+                        more </s>
+    doc_sentences       <s> s1 s2 ... </s>: as many whole sentences of one document as fit
+    segment_pair_nsp    <s> A </s></s> B </s>: two runs of sentences; B continues A or, half the time, is from a random
+                        document
+    sentence_pair_nsp   <s> A </s></s> B </s>: A and B are one sentence each
+
+BERT-like tokenizers have [CLS] and [SEP], and a single [SEP] between A and B. In all formats but `fixed_blocks`, a
+sentence that is longer than a row is cut into pieces. Ends of lines are not tokens, as in fairseq; the Attention
+Guidance code has tokens for them. Between documents there is one </s>, as section 4.2 says, and none after each
+sentence, whereas fairseq ends every line of its input with one. Random choices depend only on (pass over the corpus,
+document).
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,9 +32,12 @@ SHORT_PAIRS = 0.1  # share of documents that are cut into shorter pairs (Devlin 
 
 
 class Row(NamedTuple):
-    """Token ids with their special tokens; for pairs, where the second segment begins and whether it is a random one.
+    """One training sequence.
 
-    text_starts: where each of the texts that share the row begins (`packing`); a single one as the formats make them.
+    tokens: token ids, special tokens included.
+    second_start: index in `tokens` at which the second segment of a pair begins; 0 if there is no pair.
+    is_random_next: whether the second segment of a pair is from a random place instead of the continuation.
+    text_starts: index in `tokens` at which each text begins: 0, and those of further texts that `packing` adds.
     """
 
     tokens: np.ndarray
@@ -38,7 +47,7 @@ class Row(NamedTuple):
 
 
 def make_rows(config: DataConfig, store: TextStore, special: SpecialTokens) -> Iterator[Row]:
-    """The rows of `config.format`, at most `config.sequence_length` long."""
+    """Yield the rows of a text in `config.format`, of at most `config.sequence_length` tokens."""
     length = config.sequence_length
     if config.format == "fixed_blocks":
         yield from fixed_blocks(store, special, length)
@@ -54,14 +63,17 @@ def make_rows(config: DataConfig, store: TextStore, special: SpecialTokens) -> I
 
 
 def fixed_blocks(store: TextStore, special: SpecialTokens, length: int) -> Iterator[Row]:
-    """Blocks of `length` - 2 tokens between <s> and </s>."""
+    """Yield blocks of `length` - 2 tokens between <s> and </s>."""
     room = length - 2
     for start in range(0, len(store.tokens) - room + 1, room):
         yield Row(_wrap(special, [store.tokens.read(start, start + room)]))
 
 
 def packed_sentences(store: TextStore, special: SpecialTokens, length: int, *, across_documents: bool) -> Iterator[Row]:
-    """Whole sentences between <s> and </s>, as many as fit."""
+    """Yield rows of as many whole sentences as fit into `length` tokens, between <s> and </s>.
+
+    across_documents: continue a row with the next document, after one more </s>.
+    """
     room = length - 2
     separator = np.array([special.end])
     row, used = [], 0
@@ -73,7 +85,7 @@ def packed_sentences(store: TextStore, special: SpecialTokens, length: int, *, a
             row, used = [*row, separator], used + 1
         for piece in _pieces(store.document(number), room):
             if used + len(piece) > room:
-                # A row does not end with the separator of a document that is not in it.
+                # Drop a separator at the end of a row, which the next document is not in.
                 yield Row(_wrap(special, row[:-1] if row[-1] is separator else row))
                 row, used = [], 0
             row, used = [*row, piece], used + len(piece)
@@ -82,12 +94,13 @@ def packed_sentences(store: TextStore, special: SpecialTokens, length: int, *, a
 
 
 def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
-    """Pairs of runs of sentences of one document (Devlin et al. 2019, appendix A.2).
+    """Yield pairs of runs of sentences from document `number` (Devlin et al. 2019, appendix A.2).
 
-    Sentences are gathered up to a target length; A is a random number of them, B the rest or, half the time, a run from a
-    random document, and then the rest is used again. The longer segment is cut, at a random end, until both fit. The target is
-    a whole row or, for one document in ten, a random length; it is the same for all pairs of a document, as in BERT's
-    create_pretraining_data.py, and drawn again for each of the `duplicates`.
+    Sentences are gathered up to a target length. A is a random number of them; B is the rest or, half the time, a run
+    from a random document, and then the rest is used again for the next pair. While the pair is too long, its longer
+    segment loses a token at a random end. The target is a whole row or, for one document in ten, a random length; it is
+    the same for all pairs of a document, as in BERT's create_pretraining_data.py, and drawn again for each of the
+    `duplicates`.
     """
     room = length - 2 - special.pair_separators
     sentences = list(_pieces(store.document(number), room))
@@ -102,7 +115,7 @@ def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number:
         split = draws.integer(1, len(chunk) - 1) if len(chunk) > 1 else 1
         first = np.concatenate(chunk[:split])
         is_random = len(chunk) == 1 or draws.unit() < 0.5
-        if is_random:
+        if is_random:  # also without a sentence that could continue A
             at -= len(chunk) - split
             second = _random_run(store, number, target - len(first), room, draws)
         else:
@@ -111,7 +124,7 @@ def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number:
 
 
 def sentence_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
-    """Pairs of one sentence each: neighbours, or, half the time, with one of a random document."""
+    """Yield pairs of sentences from document `number`; half the time the second one is from a random document."""
     room = length - 2 - special.pair_separators
     sentences = list(_pieces(store.document(number), room))
     at = 0
@@ -126,13 +139,17 @@ def sentence_pairs(store: TextStore, special: SpecialTokens, length: int, number
 
 
 def _pieces(sentences: list[np.ndarray], room: int) -> Iterator[np.ndarray]:
+    """Yield the sentences, those of more than `room` tokens in pieces."""
     for sentence in sentences:
         for start in range(0, len(sentence), room):
             yield sentence[start : start + room]
 
 
 def _random_run(store: TextStore, other_than: int, target: int, room: int, draws: Draws) -> np.ndarray:
-    """Sentences from a random place of another document (of the same one, if there is no other), up to `target` tokens."""
+    """Return consecutive sentences from a random place of another document, up to `target` tokens or a little more.
+
+    other_than: number of the document that is avoided, unless it is the only one.
+    """
     number = other_than
     if len(store) > 1:
         number = draws.integer(0, len(store) - 2)
@@ -151,6 +168,7 @@ def _random_run(store: TextStore, other_than: int, target: int, room: int, draws
 
 
 def _truncate(first: np.ndarray, second: np.ndarray, room: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+    """Drop tokens of the longer segment, each at a random end, until both fit into `room`."""
     while len(first) + len(second) > room:
         longer = first if len(first) > len(second) else second
         cut = longer[1:] if draws.unit() < 0.5 else longer[:-1]

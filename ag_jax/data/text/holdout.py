@@ -1,9 +1,10 @@
-"""Which part of a text is held out for validation, and which is trained on.
+"""Split a text into one part for training and one for validation.
 
-documents              held out, without a `validation_source`
-1                      the last sentences, `validation_fraction` of them
-2 to 99                the last sentences of each, as much text as is `validation_fraction` of the whole
-100 and more           whole documents, evenly spread: `validation_fraction` of them, beginning with the second
+Without a `validation_source`, the part that is held out for validation depends on the number of documents:
+
+    1              the last sentences: the share `validation_fraction` of them
+    2 to 99        the last sentences of each document: the share `validation_fraction` of all characters
+    100 and more   whole documents, evenly spread, beginning with the second: the share `validation_fraction` of them
 """
 
 import itertools
@@ -16,11 +17,16 @@ from ag_jax.data.config import DataConfig
 from ag_jax.data.text import sources
 from ag_jax.data.text.sentences import join_sentences, split_sentences
 
-MANY_DOCUMENTS = 100  # from here on whole documents are held out
+MANY_DOCUMENTS = 100  # from this number of documents on, whole documents are held out
 
 
 class Piece(NamedTuple):
-    """A document, or a part of one: the number of the document, its text, and whether it is held out."""
+    """A document or a part of a document.
+
+    document: number of the document.
+    text: text of the part.
+    held_out: whether the part is for validation.
+    """
 
     document: int
     text: str
@@ -28,14 +34,17 @@ class Piece(NamedTuple):
 
 
 def split(config: DataConfig) -> Iterator[Piece]:
-    """All text of a config, each part of it on one side, in the order of the source."""
+    """Yield the whole text of a config in the order of the source, each piece for training or for validation.
+
+    Raises ValueError if nothing can be held out from a single sentence.
+    """
     if config.validation_source:
         trained = ((text, False) for text in sources.documents(config.source, config.text_field))
         held_out = ((text, True) for text in sources.documents(config.validation_source, config.text_field))
         for number, (text, is_held_out) in enumerate(itertools.chain(trained, held_out)):
             yield Piece(number, text, is_held_out)
         return
-    # Counted by reading them, so that no more than one document is in memory.
+    # The source is read twice, so that no more than one document is in memory.
     count = sum(1 for _ in itertools.islice(sources.documents(config.source, config.text_field), MANY_DOCUMENTS))
     documents = enumerate(sources.documents(config.source, config.text_field))
     if count == MANY_DOCUMENTS:
@@ -49,12 +58,13 @@ def split(config: DataConfig) -> Iterator[Piece]:
 
 
 def _is_held_out(number: int, fraction: float) -> bool:
-    """Whether a document is for validation: the second one, and from there on evenly spread, `fraction` of them."""
+    """Whether a document is for validation: the share `fraction`, evenly spread, beginning with the second document."""
     phase = 1.0 - 2.0 * fraction + 1e-9
     return int((number + 1) * fraction + phase) > int(number * fraction + phase)
 
 
 def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
+    """Hold out the last sentences of a single document."""
     sentences = split_sentences(text)
     if len(sentences) < 2:
         raise ValueError(
@@ -68,10 +78,11 @@ def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
 def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float) -> Iterator[Piece]:
     """Hold out the end of every document, as many whole sentences as come closest to `fraction` of the text so far.
 
-    A document with too few or too long sentences may thus give more or less than its share, and those after it make up
-    for that. At most half of a document is held out (or `fraction` of it, if that is more), unless it is one sentence.
+    A document with too few or too long sentences may thus give more or less than its share; the documents after it make
+    up for the difference. At most half of a document is held out (or `fraction` of it, if that is more), unless it is a
+    single sentence.
     """
-    owed = 0.0  # characters that are yet to be held out
+    owed = 0.0  # characters still to be held out
     trained = held_out = 0  # sentences
     for number, text in documents:
         sentences = split_sentences(text)
@@ -80,7 +91,7 @@ def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float)
         owed += fraction * tails[-1]
         allowed = tails if len(sentences) == 1 else tails[tails <= max(fraction, 0.5) * tails[-1]]
         chosen = int(np.abs(allowed - owed).argmin())
-        if number == count - 1:  # neither side may be empty
+        if number == count - 1:  # neither training nor validation may be without text
             chosen = min(max(chosen, int(held_out == 0)), len(sentences) - int(trained == 0))
         owed -= tails[chosen]
         trained, held_out = trained + len(sentences) - chosen, held_out + chosen
@@ -88,7 +99,7 @@ def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float)
 
 
 def _cut(number: int, text: str, sentences: list[str], border: int) -> Iterator[Piece]:
-    """The sentences before `border`, and from there on those that are held out."""
+    """Yield the sentences before `border` for training, and those from `border` on as held out."""
     if border in (0, len(sentences)):
         yield Piece(number, text, border == 0)
         return

@@ -1,8 +1,8 @@
-"""Several texts in one row, each to be attended to on its own: rows that are shorter than they may be waste less.
+"""Pack several short texts into one row, without attention between them, to reduce padding.
 
-Best fit over the rows that are open: a text goes where it leaves the least room, or else into a new row. When more than
-`OPEN_ROWS` are open, the fullest is closed. So memory does not grow with the text, and the result depends on the order of the
-texts alone.
+Best fit over the open rows: a text is put into the row in which it leaves the least room, or into a new row if it fits
+in none. When more than `OPEN_ROWS` are open, the fullest is closed, so that memory does not grow with the corpus. The
+result depends only on the order of the texts.
 """
 
 import bisect
@@ -16,10 +16,14 @@ OPEN_ROWS = 256
 
 
 def pack(texts: Iterable[Row], length: int, open_rows: int = OPEN_ROWS) -> Iterator[Row]:
-    """Rows of at most `length` tokens that hold every text once, in whole; `Row.text_starts` says where each begins.
+    """Yield rows of at most `length` tokens that together contain every text once, uncut.
 
-    Rows come in the order in which they are closed, the texts of a row in the order of `texts`. Texts without a second
-    segment, of at most `length` tokens.
+    texts: rows of one text each, without a second segment, of at most `length` tokens.
+    length: largest number of tokens of a row.
+    open_rows: largest number of rows that are open at a time.
+
+    `Row.text_starts` has the start of every text. Rows come in the order in which they are closed, and the texts of a
+    row in the order of `texts`.
     """
     members: dict[int, list[np.ndarray]] = {}
     by_room: list[tuple[int, int]] = []  # (room left, number of the row), ascending: the fullest row is the first

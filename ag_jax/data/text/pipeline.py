@@ -1,4 +1,4 @@
-"""From a config to batches: text is tokenised and cut into rows once, and any batch of any step can be made directly.
+"""Prepare the tokenizer and rows of a config once, in a cache, and make the batch of any training step directly.
 
 Shape letters: B batch.
 """
@@ -27,18 +27,22 @@ from ag_jax.data.text.store import Rows, TextStore, TextStoreWriter
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.data.tokenizers import Tokenizer
 
-CACHE_VERSION = 4  # raised whenever the same settings give other rows
-TOKENIZER_TEXT = 200_000_000  # characters of text that a tokenizer is trained on, at most
-ENCODED_TOGETHER = 2**21  # characters that are tokenised in one call, on all cores
-PREFETCH = 4  # batches made ahead
+CACHE_VERSION = 4  # increased whenever the same settings give different rows
+TOKENIZER_TEXT = 200_000_000  # characters of the training text after which a tokenizer is given no further document
+ENCODED_TOGETHER = 2**21  # characters, at least, that are tokenised in one call, on all cores
+PREFETCH = 4  # batches that are prefetched
 SPLITS = ("train", "validation")
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A tokenizer, and the rows to train on and to validate with.
+    """A tokenizer and the rows of a text.
 
-    documents, checksums: of each split, the number of documents and a hash of the rows.
+    tokenizer: the tokenizer of the rows.
+    train: rows for training.
+    validation: rows for validation.
+    documents: number of documents of each split.
+    checksums: hash of the rows of each split.
     """
 
     tokenizer: Tokenizer
@@ -48,7 +52,7 @@ class Corpus:
     checksums: dict[str, str]
 
     def facts(self) -> dict[str, int | str]:
-        """What two corpora that were made of the same text have in common."""
+        """Return a summary of the corpus by which two corpora can be compared: equal for the same text and settings."""
         facts: dict[str, int | str] = {"tokenizer": self.tokenizer.fingerprint()}
         for split, rows in (("train", self.train), ("validation", self.validation)):
             facts |= {f"{split} documents": self.documents[split], f"{split} rows": len(rows)}
@@ -57,7 +61,10 @@ class Corpus:
 
 
 def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
-    """Tokenizer and rows of a config, from the cache if they were made before; says what it does unless it is `quiet`.
+    """Return the tokenizer and rows of a config, from the cache if they were prepared before.
+
+    config: the settings of the data.
+    quiet: print no progress.
 
     Raises ValueError or FileNotFoundError for text or tokenizers that cannot be used.
     """
@@ -87,7 +94,7 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
 
 
 def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
-    """The tokenizer at `config.tokenizer.path`, or one trained on the documents that are trained on."""
+    """Load the tokenizer at `config.tokenizer.path`, or train one on the training text unless it is in the cache."""
     if config.tokenizer.path:
         return tokenizers.load(config.tokenizer.path)
     held_out = None if config.validation_source else config.validation_fraction
@@ -105,7 +112,10 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
 
 
 def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[list[Any]]]:
-    """Name, size and content hash of every file of the text, by setting; a file is read once, and again when it has changed."""
+    """Return name, size and content hash of every file of the text, by setting (`source`, `validation_source`).
+
+    The hashes are cached; all files are read again when the name, size or time of one has changed.
+    """
     settings = [name for name in ("source", "validation_source") if getattr(config, name)]
     identities = [sources.identity(getattr(config, name)) for name in settings]
     directory = _cache_root(config) / f"files-{_key(*identities)}"
@@ -124,22 +134,24 @@ def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[l
 
 
 def _tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
-    """The settings as the keys of caches have had them since before `path` could be None."""
+    """Return the settings for the key of a cache, with "" for a `path` of None, so that older caches stay valid."""
     return dataclasses.asdict(config) | {"path": config.path or ""}
 
 
 def _identities(config: DataConfig) -> list[Any]:
-    """What tells the text of a config from another one without reading it, and how it is split."""
+    """Return what identifies the text of a config and its split, without reading the text."""
     validation = sources.identity(config.validation_source) if config.validation_source else config.validation_fraction
     return [sources.identity(config.source), config.text_field, validation]
 
 
 def _cache_root(config: DataConfig) -> pathlib.Path:
+    """Return the directory of all caches."""
     named = config.cache_dir or os.environ.get("AG_JAX_CACHE") or "~/.cache/ag_jax"
     return pathlib.Path(named).expanduser()
 
 
 def _key(*parts) -> str:
+    """Return a hash of settings, for the name of a cached directory."""
     return hashlib.sha256(json.dumps([CACHE_VERSION, *parts], sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -148,12 +160,12 @@ def _say(message: str) -> None:
 
 
 def _quiet(message: str) -> None:
-    """For hosts that leave the talking to another one."""
+    """Print nothing: used by hosts that leave progress messages to another host."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _TokenizerText:
-    """The first documents to train on, as often as one iterates over them."""
+    """Training documents, up to about `TOKENIZER_TEXT` characters, as an iterable that can be iterated repeatedly."""
 
     config: DataConfig
 
@@ -168,7 +180,7 @@ class _TokenizerText:
 
 
 def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, say: Callable[[str], None]) -> None:
-    """Tokenise both splits in one pass over the source, some documents at a time."""
+    """Tokenise both splits in one pass over the source, about `ENCODED_TOGETHER` characters at a time."""
     writers = {
         held_out: TextStoreWriter(directory / name, tokenizer.vocabulary_size)
         for held_out, name in ((False, "train"), (True, "validation"))
@@ -181,7 +193,7 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
             writers[held_out].append(list(itertools.islice(encoded, len(sentences))))
         waiting.clear()
 
-    identities = _identities(config)
+    identities = _identities(config)  # compared at the end, because files may change while they are read
     say(f"tokenising {config.source}")
     for piece in holdout.split(config):
         waiting.append((split_sentences(piece.text), piece.held_out))
@@ -213,6 +225,7 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
 def _write_rows(
     config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Callable[[str], None]
 ) -> None:
+    """Cut the tokens of both splits into rows. Raises ValueError if a split has less text than one row."""
     has_pairs = config.format in PAIR_FORMATS
     for split in SPLITS:
         stored = TextStore(text / split)
@@ -225,8 +238,8 @@ def _write_rows(
         written = Rows(directory / split)
         if not len(written):
             raise ValueError(
-                f"the {split} text of data.source={config.source!r} is shorter than one row of {config.sequence_length} "
-                "tokens: give more text or lower data.sequence_length"
+                f"the {split} text of data.source={config.source!r} is shorter than one row of "
+                f"{config.sequence_length} tokens: give more text or lower data.sequence_length"
                 + (" (or hold out more: data.validation_fraction)" if split == "validation" else "")
             )
         texts = f"{written.texts:,} texts in " if config.pack else ""
@@ -238,8 +251,17 @@ def _write_rows(
 class Batches:
     """Training batches; row i of step s is a pure function of (seed, s, i).
 
-    Row i of step s is number g = s * batch_size + i of all rows ever drawn; in epoch g // N, of the N rows there are, they
-    come in the order permutation(seed, epoch). Masks depend on (seed, epoch, row of the corpus).
+    Row i of step s is number g = s * batch_size + i of all rows drawn in training. It belongs to epoch g // N, where N
+    is the number of rows of the corpus, and the rows of an epoch come in the order permutation(seed, epoch). Masks
+    depend on (seed, epoch, row of the corpus).
+
+    rows: rows of the training text.
+    tokenizer: the tokenizer of the rows.
+    config: length and masking.
+    batch_size: number of rows of a batch.
+    seed: seed of the order and of the masks.
+
+    Raises ValueError if the corpus has fewer rows than a batch.
     """
 
     rows: Rows
@@ -253,26 +275,26 @@ class Batches:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if len(self.rows) < self.batch_size:
             raise ValueError(
-                f"the corpus has {len(self.rows)} rows of training text, fewer than one batch of {self.batch_size}: lower "
-                "training.batch_size or data.sequence_length, or give more text"
+                f"the corpus has {len(self.rows)} rows of training text, fewer than one batch of {self.batch_size}: "
+                "lower training.batch_size or data.sequence_length, or give more text"
             )
 
     @functools.cached_property
     def unigram(self) -> Unigram | None:
-        """What tokens are replaced by, if `data.masking.replacement` says so."""
+        """Token frequencies of the training text with `data.masking.replacement="unigram"`, else None."""
         return Unigram.of(self.rows, self.tokenizer) if self.config.masking.replacement == "unigram" else None
 
     @property
     def steps_per_epoch(self) -> float:
-        """Steps of one pass over the rows."""
+        """Number of steps of one pass over the rows."""
         return len(self.rows) / self.batch_size
 
     def epoch_of(self, step: int) -> int:
-        """The epoch of the first row of a step."""
+        """Return the epoch of the first row of a step."""
         return step * self.batch_size // len(self.rows)
 
     def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch:
-        """The batch of a step, or those `rows` of it (a slice, or their numbers) that this host feeds."""
+        """Return the batch of a step, or only the `rows` of it (a slice or indices) that this host needs."""
         number_B = (step * self.batch_size + np.arange(self.batch_size))[rows]
         epoch_B, place_B = np.divmod(number_B, len(self.rows))
         example_B = np.empty(len(number_B), np.int64)
@@ -292,8 +314,9 @@ class Batches:
     def iterate(
         self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1
     ) -> Iterator[Batch]:
-        """The batches of steps `start` to `stop` - 1, made ahead by other threads (grain)."""
-        import grain  # takes a second, and brings JAX with it, which the rest of this room can do without
+        """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads (grain)."""
+        # Imported here, because it takes a second and imports JAX, which this package otherwise does without.
+        import grain
 
         steps = grain.MapDataset.range(start, stop).map(functools.partial(self.at, rows=rows))
         return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=PREFETCH)))
@@ -302,9 +325,12 @@ class Batches:
 def validation_batches(
     corpus: Corpus, config: DataConfig, batch_size: int, rows: slice | np.ndarray = slice(None)
 ) -> Iterator[Batch]:
-    """Every held-out row once, always with the same masks; the last batch is filled up with empty rows.
+    """Yield every held-out row once, always with the same masks; the last batch is padded with empty rows.
 
-    Of each batch those `rows` that this host feeds. Unigram draws are those of the training text.
+    corpus: tokenizer and rows.
+    config: length and masking; unigram draws have the frequencies of the training text.
+    batch_size: number of rows of a batch.
+    rows: the rows of each batch (a slice or indices) that this host needs.
     """
     unigram = Unigram.of(corpus.train, corpus.tokenizer) if config.masking.replacement == "unigram" else None
     for start in range(0, len(corpus.validation), batch_size):

@@ -1,25 +1,26 @@
-"""Where a sentence ends: rules for languages that write `. ! ?` and capitals, good enough to pack rows with."""
+"""Split text into sentences by rules for languages with `. ! ?` and capitals, accurate enough to fill rows."""
 
 import itertools
 import re
 
-# A full stop after these does not end a sentence; nor does one after a single capital but I, as in "J. Smith".
+# A full stop after these does not end a sentence; nor does one after a single capital other than I ("J. Smith").
 ABBREVIATIONS = frozenset(
     "mr mrs ms dr prof rev gen col capt lt sgt hon st mt ft jr sr messrs gov sen rep pres cf viz etc al vs e.g i.e a.m "
     "p.m u.s jan feb mar apr jun jul aug sept sep oct nov dec inc co corp ltd".split()
 )
-# The same, but only before a number: "No. 7", and not "He said no. We left."
+# A full stop after these does not end a sentence before a number: "No. 7", but "He said no. We left."
 BEFORE_NUMBERS = frozenset("no nos vol vols art sec secs ch p pp fig figs".split())
 _BORDER = re.compile(r"""[.!?…]["'”’)\]]*(?=\s+["'“‘(\[]*[^\sa-z])""")
-# Lines of a text that was wrapped by hand or by a program: none much longer than the others, most of them nearly full.
+# Lines of a hard-wrapped text: hardly any is longer than the first number, and at least half reach the second.
 _WRAPPED_AT_MOST, _FULL_AT_LEAST = 100, 50  # characters
 
 
 def split_sentences(text: str) -> list[str]:
-    """Sentences of a text, in order; every line ends one. A space before a sentence stays its first character.
+    """Return the sentences of a text, in order; the end of a line ends a sentence.
 
-    So the sentences of a line, joined, are the line, and a byte-level BPE sees the words as they stood in it. In a text
-    with hard-wrapped lines, as e-books have, a paragraph up to the next blank line counts as one line.
+    A space before a sentence stays its first character, so the sentences of a line, joined, are the line, and a
+    byte-level BPE sees the words as in the line. In a text with hard-wrapped lines, such as an e-book, a paragraph up
+    to the next blank line counts as one line.
     """
     sentences = []
     for line in _unwrapped(text.splitlines()):
@@ -36,12 +37,12 @@ def split_sentences(text: str) -> list[str]:
 
 
 def join_sentences(sentences: list[str]) -> str:
-    """A text that `split_sentences` would split into these sentences."""
+    """Return a text that `split_sentences` would split into the given sentences."""
     return "".join(sentence if sentence[0].isspace() else f"\n{sentence}" for sentence in sentences).lstrip("\n")
 
 
 def _unwrapped(lines: list[str]) -> list[str]:
-    """The lines themselves or, if they are hard-wrapped, the paragraphs between blank lines."""
+    """Return the lines, or the paragraphs between blank lines if the lines are hard-wrapped."""
     lengths = sorted(len(line.strip()) for line in lines if line.strip())
     if not lengths or len(lengths) == len(lines):
         return lines
@@ -56,6 +57,7 @@ def _paragraphs(lines: list[str]) -> list[list[str]]:
 
 
 def _is_abbreviation(line: str, start: int, border: re.Match) -> bool:
+    """Whether the full stop at `border` belongs to the word before it, in the sentence that begins at `start`."""
     words = line[start : border.start()].rsplit(None, 1)
     word = words[-1].lstrip("\"'“‘([") if words else ""
     if word.lower() in BEFORE_NUMBERS:

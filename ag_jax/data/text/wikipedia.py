@@ -1,4 +1,4 @@
-"""Prose out of Wikipedia articles."""
+"""Extract prose from Wikipedia articles."""
 
 import re
 
@@ -7,10 +7,10 @@ SHORTEST_ARTICLE = 128  # words
 
 
 def clean_wikipedia(text: str) -> str:
-    """Prose of a Wikipedia article, after Megatron-LM's clean-up (Shoeybi et al. 2019, section 4.2).
+    """Return the prose of a Wikipedia article, after Megatron-LM's clean-up (Shoeybi et al. 2019, section 4.2).
 
-    Drops headings, tables and list crumbs (lines without an end of a sentence), everything from the references on, and
-    whole articles of fewer than 128 words: those give the empty string.
+    Headings, tables and list items (lines that do not end like a sentence) are dropped, and everything from the
+    references on. An article with fewer than 128 words of prose gives the empty string.
     """
     kept = []
     for line in text.splitlines():
