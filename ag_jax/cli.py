@@ -34,8 +34,9 @@ class Request:
 
     price: dollars per chip-hour.
     coordinator, hosts, host: where this host stands among several, see `hosts.find_place`; join_timeout: in seconds.
-    source, target: the Hugging Face model to import, and the directory to export to; path: the model of `convert`, which has
-    the library's name in `source` or `target`; expect, dtype, license, part: see `ag-jax help import` and `ag-jax help export`.
+    source, target: the Hugging Face model to import, and the directory to export to; path: the model of `convert`,
+    which has the library's name in `source` or `target`; expect, dtype, license, part: see `ag-jax help import` and
+    `ag-jax help export`.
     """
 
     config: str | None
@@ -76,7 +77,8 @@ class Request:
         config = self.checked()
         if isinstance(config, FinetuningConfig):
             raise ValueError(
-                f"{self.config} is a config for fine-tuning: use `ag-jax finetune` for one checkpoint, `ag-jax compare` for arms"
+                f"{self.config} is a config for fine-tuning: use `ag-jax finetune` for one checkpoint, `ag-jax "
+                "compare` for arms"
             )
         return config
 
@@ -85,8 +87,8 @@ class Request:
         config = self.checked()
         if not isinstance(config, FinetuningConfig):
             raise ValueError(
-                f"{self.config} is a config for pre-training: use `ag-jax train` for one run, `ag-jax compare` for arms; fine-tuning "
-                "needs one such as --config=finetune/glue:checkpoint=RUN"
+                f"{self.config} is a config for pre-training: use `ag-jax train` for one run, `ag-jax compare` for "
+                "arms; fine-tuning needs one such as --config=finetune/glue:checkpoint=RUN"
             )
         if self.step is not None:
             raise ValueError(f"the step of the checkpoint is a setting: --config.step={self.step}")
@@ -156,8 +158,9 @@ def _train(request: Request) -> None:
     config, workdir = request.experiment(), request.directory()
     summary = run.train(config, workdir)
     _tell(
-        f"{workdir.name}: {workloads.workload_of(config).primary_metric.label} {summary['train_loss']:.3f} train, {summary['validation_loss']:.3f} validation, "
-        f"{summary['average_train_loss']:.3f} average over training; everything is in {workdir}"
+        f"{workdir.name}: {workloads.workload_of(config).primary_metric.label} {summary['train_loss']:.3f} train, "
+        f"{summary['validation_loss']:.3f} validation, {summary['average_train_loss']:.3f} average over training; "
+        f"everything is in {workdir}"
     )
 
 
@@ -175,8 +178,9 @@ def _finetune(request: Request) -> None:
 def _check_no_config(request: Request) -> None:
     if request.config is not None:  # with one for fine-tuning the verb has become `finetune`
         raise ValueError(
-            f"{request.config} is a config for pre-training, which this verb does not need: `ag-jax evaluate --workdir=RUN` measures "
-            "the loss of a run on held-out text; to fine-tune, use `ag-jax finetune --config=finetune/glue:checkpoint=RUN`"
+            f"{request.config} is a config for pre-training, which this verb does not need: `ag-jax evaluate "
+            "--workdir=RUN` measures the loss of a run on held-out text; to fine-tune, use `ag-jax finetune "
+            "--config=finetune/glue:checkpoint=RUN`"
         )
 
 
@@ -274,8 +278,8 @@ def _converted(request: Request) -> tuple[str, Request]:
     libraries = [library for library in (request.source, request.target) if library is not None]
     if libraries != ["hf"]:
         raise ValueError(
-            "this verb, which needs one of --from=hf and --to=hf, will go with the next release: use `ag-jax import --from=MODEL "
-            "--workdir=RUN` or `ag-jax export --workdir=RUN --to=MODEL`"
+            "this verb, which needs one of --from=hf and --to=hf, will go with the next release: use `ag-jax import "
+            "--from=MODEL --workdir=RUN` or `ag-jax export --workdir=RUN --to=MODEL`"
         )
     if not request.path:
         raise ValueError("this verb needs --path=MODEL, the directory of the Hugging Face model")
@@ -322,8 +326,8 @@ def run_safely(verb: str, request: Request) -> int:
             raise
         return _failed(
             hosts.AGAIN,
-            f"ag-jax {verb}: the hosts lost each other, most likely because one of them died: see the others' messages. "
-            f"Start the command on all hosts again, it goes on from the last checkpoint.\n{error}",
+            f"ag-jax {verb}: the hosts lost each other, most likely because one of them died: see the others' "
+            f"messages. Start the command on all hosts again, it goes on from the last checkpoint.\n{error}",
         )
     except KeyboardInterrupt:
         if hosts.count() > 1:  # the others would wait for this one

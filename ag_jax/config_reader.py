@@ -7,12 +7,12 @@ The dataclasses of the packages hold every default, and their annotations say wh
     remat: Literal["none", "layer", "dots"] = "dots"
     feedforward: Annotated[int, ">= 1"] | None = None     # None: four times the width
 
-`default(kind)` returns a dataclass as a `ConfigDict`, for config files and flags to change; `parse(kind, values)` turns it
-into the dataclass. `parse` and `check` reject unknown settings and values that the annotations do not allow; a dataclass's
-`__post_init__` only checks what annotations cannot say, above all how its fields go together.
+`default(kind)` returns a dataclass as a `ConfigDict`, for config files and flags to change; `parse(kind, values)` turns
+it into the dataclass. `parse` and `check` reject unknown settings and values that the annotations do not allow; a
+dataclass's `__post_init__` only checks what annotations cannot say, above all how its fields go together.
 
-Directories of earlier versions hold earlier names of settings, and numbers that stood for none. A dataclass lists them in
-`EARLIER_NAMES` ({old: new}) and `EARLIER_NONE` ({name: value}); `upgraded` replaces them.
+Directories of earlier versions hold earlier names of settings, and numbers that stood for none. A dataclass lists them
+in `EARLIER_NAMES` ({old: new}) and `EARLIER_NONE` ({name: value}); `upgraded` replaces them.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ def _shallow(config: Any) -> dict[str, Any]:
 
 
 def upgraded(kind: type, values: Any) -> Any:
-    """Return settings that an earlier version stored with the names that they have today, and None where they meant it."""
+    """Return the settings of an earlier version under today's names, and None where they had a number for none."""
     if not isinstance(values, dict):  # damaged, which `parse` reports
         return values
     names, nones = getattr(kind, "EARLIER_NAMES", {}), getattr(kind, "EARLIER_NONE", {})
@@ -120,7 +120,7 @@ def upgraded(kind: type, values: Any) -> Any:
 
 
 def kind_of(values: ConfigDict | dict[str, Any], kinds: Sequence[type]) -> type:
-    """Which of several dataclasses a config was made for: the one that most of its keys belong to, of equals the first."""
+    """Return the dataclass to which most keys of a config belong; of equals the first."""
     return max(kinds, key=lambda kind: len(set(values) & {field.name for field in dataclasses.fields(kind)}))
 
 
@@ -254,8 +254,8 @@ def read_flags(arguments: Sequence[str], kinds: Sequence[type] = ()) -> tuple[st
 
     kinds: the dataclasses that the config may be made for.
 
-    Raises ValueError if the file is broken, has no setting that a flag `--config.section.key=value` changes, or is not given although
-    settings are; and for any argument that is not text in UTF-8.
+    Raises ValueError if the file is broken, has no setting that a flag `--config.section.key=value` changes, or is not
+    given although settings are; and for any argument that is not text in UTF-8.
     """
     for argument in arguments:
         if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
@@ -290,9 +290,12 @@ _declaring = contextvars.ContextVar("declaring", default=False)
 def arguments(text: str, **choices: Any) -> SimpleNamespace:
     """Read the argument of a config file, `name=value,...`, and return its values as attributes.
 
-    Every name says what it may be. A tuple holds the choices, the default first; `str` takes any text, and must be given; a text or a
-    whole number is a default that any other may replace. An item without `=` belongs to the name before it, so a list needs no
-    quotes: `arguments("tasks=rte,sst2,arm=mlm", tasks="all", arm=("ag", "mlm"), seeds=5)` is `tasks="rte,sst2", arm="mlm", seeds=5`.
+    Each keyword names an argument and says which values it takes: a tuple holds the choices, the default first; `str`
+    takes any text, and must be given; a text or a whole number is a default that any other may replace.
+
+    An item without `=` belongs to the name before it, so a list needs no quotes:
+    `arguments("tasks=rte,sst2,arm=mlm", tasks="all", arm=("ag", "mlm"), seeds=5)` returns
+    `tasks="rte,sst2", arm="mlm", seeds=5`.
     Raises ValueError for any other name or value.
     """
     if _declaring.get():
@@ -388,7 +391,10 @@ def choices_of(given: str) -> dict[str, Any]:
 
 
 def _open(given: str) -> tuple[str, types.ModuleType]:
-    """Return the path and the module of a config file. Raises ValueError if it does not exist or has no `get_config`."""
+    """Return the path and the module of a config file.
+
+    Raises ValueError if it does not exist or has no `get_config`.
+    """
     found = find(given)
     if found is None:
         near = difflib.get_close_matches(given, packaged(), n=1)

@@ -112,7 +112,9 @@ class Rules:
     protect_diagonal: bool = False
 
     def attacked(self, keep_BHQK: Array, segments_BL: Array, special_BL: Array | None = None) -> Attacked:
-        """-(1 - m) C, for m that is 1 (keep) or 0 and may have a gradient. Pairs of two texts, or of padding, do not count.
+        """Return the additive mask -(1 - m) C for m = `keep_BHQK`, 1 (keep) or 0, which may have a gradient.
+
+        Pairs of tokens of two texts, or of padding, are not counted.
 
         special_BL: tokens whose rows and columns are kept.
         """

@@ -60,11 +60,13 @@ class DisentangledConfig:
     def __post_init__(self):
         if len(set(self.names)) < len(self.names) or not set(self.names) <= set(TERMS):
             raise ValueError(
-                f"model.relative.terms must be some of {', '.join(TERMS)}, each once, with a comma between, got {self.terms!r}"
+                f"model.relative.terms must be some of {', '.join(TERMS)}, each once, with a comma between, got "
+                f"{self.terms!r}"
             )
         if self.buckets is not None and (self.buckets % 2 or self.buckets >= self.span):
             raise ValueError(
-                f"model.relative.buckets must be even and below model.relative.span={self.span}, or none, got {self.buckets}"
+                f"model.relative.buckets must be even and below model.relative.span={self.span}, or none, got "
+                f"{self.buckets}"
             )
 
     @property

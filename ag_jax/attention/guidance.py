@@ -88,8 +88,8 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
         if guided < 2:
             raise ValueError(
                 f"guidance.fraction={config.fraction} of {heads} heads guides {guided}: at least 2 are needed, one for "
-                f"Next and one for Prev. Use a fraction of at least {math.ceil(1500 / heads) / 1000}, or name the counts in "
-                "guidance.heads"
+                f"Next and one for Prev. Use a fraction of at least {math.ceil(1500 / heads) / 1000}, or name the "
+                "counts in guidance.heads"
             )
         return tuple(item for item in (("next", 1), ("prev", 1), ("first", guided - 2)) if item[1])
     assignment = []
@@ -97,8 +97,8 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
         name, _, count = item.strip().rpartition(":")
         if not name or not re.fullmatch("0*[1-9][0-9]{0,8}", count):
             raise ValueError(
-                f"guidance.heads is a list of pattern:count with counts of at least 1, such as 'next:1,prev:1,first:4'; "
-                f"got {item!r} in {config.heads!r}"
+                "guidance.heads is a list of pattern:count with counts of at least 1, such as "
+                f"'next:1,prev:1,first:4'; got {item!r} in {config.heads!r}"
             )
         patterns.find_pattern(name)
         assignment.append((name, int(count)))

@@ -1,6 +1,7 @@
 """Texts of `ag-jax help`, `ag-jax configs` and `ag-jax --version`, made from the docstrings.
 
-A config file's `get_config` and the dataclasses of settings document each name in an entry `name: meaning` of their docstring.
+A config file's `get_config` and the dataclasses of settings document each name in an entry `name: meaning` of their
+docstring.
 """
 
 import ast
@@ -16,7 +17,7 @@ from ag_jax.command_line.settings import Setting
 from ag_jax.command_line.verbs import CONFIG, FLAGS, HOSTS, SETTING, VERBS, Flag
 
 _WIDTH = 100
-_OVERVIEW = """ag-jax pre-trains and fine-tunes Transformer encoders whose attention is guided or attacked, and shows their attention.
+_OVERVIEW = """ag-jax pre-trains, fine-tunes and inspects Transformer encoders whose attention is guided or attacked.
 
 Usage: ag-jax VERB [--config=CONFIG] [--workdir=DIR] [more flags]
 

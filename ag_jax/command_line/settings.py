@@ -55,8 +55,9 @@ def of(kind: type, path: str = "") -> Iterator[Setting]:
 
 
 def entries(docstring: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the meaning of each of `names` that the docstring has an entry for: `name: meaning`, or `name, name: meaning`.
+    """Return the meaning of each of `names` that has an entry in a docstring.
 
+    Entries are `name: meaning`, or `name, name: meaning`.
     The lines of an entry that follow its first one are indented.
     """
     found: dict[str, str] = {}

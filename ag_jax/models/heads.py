@@ -60,7 +60,7 @@ class TextHead(nn.Module):
 
     @nn.compact
     def __call__(self, first_BD: Array, *, deterministic: bool) -> Array:
-        """Logits `BT`, float32."""
+        """Return the logits `BT`, float32."""
         config, (activation, drops_first) = self.config, STYLES[self.style]
         if drops_first:
             first_BD = Dropout(config.dropout, name="dropout_first")(first_BD, deterministic=deterministic)
@@ -82,7 +82,7 @@ class TokenHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_BLD: Array, *, deterministic: bool) -> Array:
-        """Logits `BLT`, float32."""
+        """Return the logits `BLT`, float32."""
         if self.drops:
             hidden_BLD = Dropout(self.config.dropout, name="dropout")(hidden_BLD, deterministic=deterministic)
         return layers.dense(self.config, self.classes, ("embed", "classes"), "classifier")(hidden_BLD).astype(

@@ -1,1 +1,1 @@
-"""Optimizer, sharding, the pure train step, checkpoints and the loop around them."""
+"""Training loop, train step, optimizer, sharding, metrics and checkpoints."""

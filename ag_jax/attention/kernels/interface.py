@@ -128,8 +128,8 @@ def _check_guides(guides: Guides, queries: int, keys: int, band: Band) -> None:
             )
         if not band.contains(0, target.offset):
             raise ValueError(
-                f"the pattern Shift({target.offset:+d}) points at keys that causal or windowed attention hides from their "
-                "queries. Use another pattern for these heads"
+                f"the pattern Shift({target.offset:+d}) points at keys that causal or windowed attention hides from "
+                "their queries. Use another pattern for these heads"
             )
 
 

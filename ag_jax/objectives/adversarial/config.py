@@ -102,8 +102,8 @@ class MaskingConfig:
 class FreeLBConfig:
     """FreeLB (Zhu et al. 2020): adversarial training on perturbed embeddings.
 
-    The defaults of `steps`, `step_size`, `init_magnitude` and `max_norm` are the authors' for RoBERTa-large on MNLI, which they
-    trained with `count=fairseq`.
+    The defaults of `steps`, `step_size`, `init_magnitude` and `max_norm` are the authors' for RoBERTa-large on MNLI,
+    which they trained with `count=fairseq`.
 
     steps: K, as the program of the authors that `count` names counts it.
     count: which of the authors' two programs. With `huggingface` there are K passes, and K - 1 steps of ascent between
@@ -201,8 +201,8 @@ class AdversarialConfig:
     def __post_init__(self):
         if self.method == "scheduled" and not self.masking.trace:
             raise ValueError(
-                "adversarial.method=scheduled masks as much as was masked in a run with method=asa: name its directory in "
-                "adversarial.masking.trace"
+                "adversarial.method=scheduled masks as much as was masked in a run with method=asa: name its directory "
+                "in adversarial.masking.trace"
             )
 
     @property
