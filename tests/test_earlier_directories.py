@@ -62,7 +62,7 @@ def test_what_is_stored_is_compared_with_its_fingerprint(name, goldens, here, tm
     progress = json.loads(path.read_text())
     stored = progress["fingerprint"]
     if isinstance(stored, list):
-        places = (1, len(jax.tree.leaves(opened.params | opened.beside)))
+        places = (1, len(jax.tree.leaves(opened.params | opened.adversary_params)))
     else:
         places = [key for key in stored if key.startswith("params/")][:: len(stored) // 2]
     for place in places:

@@ -6,41 +6,40 @@ column,
 
     s = (W_q h + b_q) (W_k h + b_k)^T / sqrt(width),   m = [s > 0],   attention = softmax(Q K^T / sqrt(d) - (1 - m) C),
 
-and learns by gradient reversal: what makes the model lose more, and keeps more units, grows. The gradient of the
-threshold is that of a sigmoid. Masks that nobody learns take the same way into attention.
+and learns by gradient reversal: scores grow that make the model's loss larger, and that keep more units. The gradient
+of the threshold is that of a sigmoid. Non-learned masks are attacks, too (`attack.Attack`).
 
 Shape letters: B batch, L length, Q query position, K key position, H head (1 where all share a mask), W width of a
 head, D width, N layers.
 """
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import dropout, scores, segments
+from ag_jax.attention import dropout, scores
+from ag_jax.attention.attack import AttentionMask, MaskPolicy
 
 Array = jax.Array
 
-# The adversary's parameters, at the top of the tree beside the model's, which know nothing of them.
+# Name of the adversary's parameters, at the top of the tree of parameters.
 ADVERSARY = "adversary"
-EmptyRows = Literal["uniform", "keep_diagonal"]
 
 
-def separated(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parameters of the model, and those that an attack has beside them."""
+def split_params(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split parameters, or their gradient, into those of the model and those of the adversary (empty if it has none)."""
     model = {name: tree for name, tree in params.items() if name != ADVERSARY}
     return model, {name: tree for name, tree in params.items() if name == ADVERSARY}
 
 
 @jax.custom_vjp
 def reverse_gradient(x: Array, scale: Array | float) -> Array:
-    """x, whose gradient comes back times -scale (Ganin & Lempitsky 2015, equation 4); `scale` gets none."""
+    """Return x, whose gradient is multiplied by -scale (Ganin & Lempitsky 2015, equation 4); `scale` gets none."""
     del scale
     return x
 
@@ -57,90 +56,21 @@ reverse_gradient.defvjp(_forward, _backward)
 
 
 def straight_through(scores: Array) -> Array:
-    """1 where a score is above 0, else 0, exactly; with the gradient of sigmoid(score)."""
+    """Return exactly 1 where a score is above 0, else 0, with the gradient of sigmoid(score)."""
     soft = jax.nn.sigmoid(scores)
     return (scores > 0).astype(soft.dtype) + (soft - jax.lax.stop_gradient(soft))
 
 
 @flax.struct.dataclass
-class Units:
-    """Of every example `B`: how many (row, column) units an attack kept, and how many there are, of one text each.
-
-    A mean over heads, where they have masks of their own.
-    """
-
-    kept_B: Array
-    all_B: Array
-
-
-@flax.struct.dataclass
-class Attacked:
-    """What an attack does to a layer's attention.
-
-    bias_BHQK: added to the scores; erased_BHQ: queries whose scores are 0 before it is added, or None. H may be 1.
-    """
-
-    bias_BHQK: Array
-    units: Units
-    erased_BHQ: Array | None = None
-
-
-class Attack(Protocol):
-    """An attack on the attention of every layer: a pytree of which every leaf has a leading axis over the layers.
-
-    Each layer calls its own slice, `scores()` being the probabilities of its attention without attack, averaged over
-    the heads, `BQK`; they are computed only if it is called. `key` is random and of the layer; None without dropout.
-    """
-
-    def __call__(
-        self, hidden_BLD: Array, segments_BL: Array, scores: Callable[[], Array], key: Array | None
-    ) -> Attacked: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """What masks have in common, whoever makes them.
-
-    strength: C, taken from the score of a masked unit.
-    empty_rows: a row of which everything is masked attends to all of its text evenly (`uniform`), or to itself
-        (`keep_diagonal`).
-    protect_diagonal: no token is kept from itself.
-    """
-
-    strength: float = 1e4
-    empty_rows: str = "uniform"
-    protect_diagonal: bool = False
-
-    def attacked(self, keep_BHQK: Array, segments_BL: Array, special_BL: Array | None = None) -> Attacked:
-        """Return the additive mask -(1 - m) C for m = `keep_BHQK`, 1 (keep) or 0, which may have a gradient.
-
-        Pairs of tokens of two texts, or of padding, are not counted.
-
-        special_BL: tokens whose rows and columns are kept.
-        """
-        length = segments_BL.shape[1]
-        inside_BHQK = segments.same_segment_mask(segments_BL)[:, None]
-        diagonal_BHQK = jnp.eye(length, dtype=bool)[None, None]
-        if special_BL is not None:
-            of_special_BQK = special_BL[:, :, None] | special_BL[:, None, :]
-            keep_BHQK = jnp.where(of_special_BQK[:, None], 1.0, keep_BHQK)
-        if self.protect_diagonal:
-            keep_BHQK = jnp.where(diagonal_BHQK, 1.0, keep_BHQK)
-        empty_BHQ = ~((keep_BHQK > 0) & inside_BHQK).any(-1) & (segments_BL > 0)[:, None]
-        erased_BHQ = empty_BHQ
-        if self.empty_rows == "keep_diagonal":
-            keep_BHQK, erased_BHQ = jnp.where(empty_BHQ[..., None] & diagonal_BHQK, 1.0, keep_BHQK), None
-        kept_B = jnp.where(inside_BHQK, keep_BHQK, 0.0).sum((2, 3)).mean(1)
-        units = Units(kept_B, inside_BHQK.sum((1, 2, 3)).astype(jnp.float32))
-        return Attacked((1.0 - keep_BHQK) * -self.strength, units, erased_BHQ)
-
-
-@flax.struct.dataclass
 class Adversary:
-    """The adversaries of all layers, an `Attack`; their parameters are those of two linear layers, `query` and `key`.
+    """The adversaries of all layers, an `Attack`, with the parameters of two linear layers for each.
 
-    special_NBL: tokens that are protected, None for no special ones; heads: masks of a layer; offset: added to the
-        scores.
+    query: kernel and bias of the projection to W_q h + b_q.
+    key: kernel and bias of the projection to W_k h + b_k.
+    special_NBL: whether a token is protected; None if none is.
+    policy: what is done with the masks.
+    heads: the number of masks of a layer.
+    offset: number that is added to the scores.
     temperature: 0 for a threshold; otherwise units are kept with probability sigmoid(s), of which m is a sample, and
         the gradient is that of sigmoid((s + noise) / temperature) (Jang et al. 2017; Maddison et al. 2017).
     """
@@ -148,13 +78,13 @@ class Adversary:
     query: dict[str, Array]
     key: dict[str, Array]
     special_NBL: Array | None
-    rules: Rules = flax.struct.field(pytree_node=False)
+    policy: MaskPolicy = flax.struct.field(pytree_node=False)
     heads: int = flax.struct.field(pytree_node=False, default=1)
     offset: float = flax.struct.field(pytree_node=False, default=0.0)
     temperature: float = flax.struct.field(pytree_node=False, default=0.0)
 
     def scores(self, hidden_BLD: Array) -> Array:
-        """s, `BHQK` in float32; no gradient reaches `hidden_BLD`."""
+        """Return s, `BHQK` in float32; no gradient reaches `hidden_BLD`."""
         hidden_BLD = jax.lax.stop_gradient(hidden_BLD)
         query, key = jax.tree.map(lambda leaf: leaf.astype(hidden_BLD.dtype), (self.query, self.key))
         rows, length, width = hidden_BLD.shape
@@ -164,7 +94,7 @@ class Adversary:
         return make(hidden_BLD, query, key) + self.offset
 
     def _projected_scores(self, hidden_BLD: Array, query: dict[str, Array], key: dict[str, Array]) -> Array:
-        """(h W_q + b_q) (h W_k + b_k)^T / sqrt(width), of every head."""
+        """Return (h W_q + b_q) (h W_k + b_k)^T / sqrt(width) for each head, `BHQK`."""
 
         def projected(params: dict[str, Array]) -> Array:
             out_BLD = jnp.einsum("bld,de->ble", hidden_BLD, params["kernel"]) + params["bias"][None, None, :]
@@ -173,30 +103,31 @@ class Adversary:
         return scores.dot_product_scores(projected(query), projected(key))
 
     def _merged_scores(self, hidden_BLD: Array, query: dict[str, Array], key: dict[str, Array]) -> Array:
-        """The same of one head: [(h W_q W_k^T + b_q W_k^T) h^T + h W_q b_k^T + b_q b_k^T] / sqrt(width).
+        """Return `_projected_scores` for a single head, with the two kernels multiplied first.
 
-        The kernels meet first, so that there is one projection and one side that has a gradient.
+        s = [(h W_q W_k^T + b_q W_k^T) h^T + h W_q b_k^T + b_q b_k^T] / sqrt(width), `B1QK`, which needs one projection
+        of h instead of two, and has one factor with a gradient.
         """
         kernel_DD = jnp.einsum("de,fe->df", query["kernel"], key["kernel"])
-        asking_BLD = jnp.einsum("bld,de->ble", hidden_BLD, kernel_DD) + (key["kernel"] @ query["bias"])[None, None, :]
+        query_BLD = jnp.einsum("bld,de->ble", hidden_BLD, kernel_DD) + (key["kernel"] @ query["bias"])[None, None, :]
         of_query_BL = jnp.einsum("bld,d->bl", hidden_BLD, query["kernel"] @ key["bias"]) + query["bias"] @ key["bias"]
-        together_BHQK = scores.dot_product_scores(asking_BLD[:, :, None, :], hidden_BLD[:, :, None, :])
-        return together_BHQK + of_query_BL[:, None, :, None] / math.sqrt(hidden_BLD.shape[-1])
+        product_BHQK = scores.dot_product_scores(query_BLD[:, :, None, :], hidden_BLD[:, :, None, :])
+        return product_BHQK + of_query_BL[:, None, :, None] / math.sqrt(hidden_BLD.shape[-1])
 
     def __call__(
         self, hidden_BLD: Array, segments_BL: Array, scores: Callable[[], Array], key: Array | None
-    ) -> Attacked:
-        """The attack of one layer; its parameters get the reversed gradient."""
+    ) -> AttentionMask:
+        """Return the mask of one layer; the parameters of its adversary get the reversed gradient."""
         scores_BHQK = self.scores(hidden_BLD)
         if self.temperature and key is not None:
             uniform = dropout.uniform(key, scores_BHQK.shape)
             scores_BHQK = (scores_BHQK + jnp.log(uniform) - jnp.log1p(-uniform)) / self.temperature
         keep_BHQK = reverse_gradient(straight_through(scores_BHQK), 1.0)
-        return self.rules.attacked(keep_BHQK, segments_BL, self.special_NBL)
+        return self.policy.mask(keep_BHQK, segments_BL, self.special_NBL)
 
 
 def initial_offset(share: float | None, width: int, deviation: float, *, drawn: bool = False) -> float:
-    """What to add to s for about `share` of the units to be kept at first; 0 for None.
+    """Return the number to add to s so that about `share` of the units are kept at first; 0 for None.
 
     Of vectors that LayerNorm leaves, and kernels drawn with `deviation`, s is normal with the standard deviation
     d = deviation^2 * width, whatever the heads. By a threshold the share above -offset is kept. With `drawn`, units are

@@ -24,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from ag_jax.attention import adversary, disentangled, guidance
+from ag_jax.attention import disentangled, guidance
+from ag_jax.attention.attack import Attack, AttentionMask
 from ag_jax.attention.disentangled import DisentangledConfig, rows_at
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import RESIDUALS, Attend
@@ -66,7 +67,7 @@ class MultiHeadAttention(nn.Module):
       `intermediates/attention_weights`: probabilities `BHQK`, float32, before dropout: exact in whatever precision and
           mode the model computes, and whatever implementation `attend` is;
       `statistics/guided_heads`: the `AttentionStatistics` of the guided heads, if `guides` are given;
-      `attack/units`: the `Units` that an attack kept, if there is one.
+      `attack/counts`: the `MaskCounts` of an attack, if there is one.
     """
 
     heads: int
@@ -91,7 +92,7 @@ class MultiHeadAttention(nn.Module):
         guides: guidance.Guides | None = None,
         positions_BQ: Array | None = None,
         relative_RD: Array | None = None,
-        attack: adversary.Attack | None = None,
+        attack: Attack | None = None,
         deterministic: bool,
     ) -> Array:
         """Return for each query a mixture of the source, `BQD`. For self-attention, pass the same tokens and segments
@@ -120,7 +121,7 @@ class MultiHeadAttention(nn.Module):
 
             layer_key = None if deterministic else LayerKey(name="attack_key")()
             attacked = attack(source_BKD, key_segments_BK, weights_BLL, layer_key)
-            self.sow("attack", "units", attacked.units)
+            self.sow("attack", "counts", attacked.counts)
             query_BQHW, bias_BHQK = _attacked(attacked, query_BQHW, bias_BHQK, positions_BQ)
         mixed_BQHW = self._mix(
             (query_BQHW, projected.key_BKHW, projected.value_BKHW, query_segments_BQ, key_segments_BK),
@@ -201,12 +202,12 @@ class MultiHeadAttention(nn.Module):
 
 
 def _attacked(
-    attacked: adversary.Attacked, query_BQHW: Array, bias_BHQK: Array | None, positions_BQ: Array | None
+    attacked: AttentionMask, query_BQHW: Array, bias_BHQK: Array | None, positions_BQ: Array | None
 ) -> tuple[Array, Array]:
     """Queries and bias under attack; rows of which an attack masks everything have score 0 before it is added."""
     masked_BHQK = rows_at(attacked.bias_BHQK, positions_BQ)
-    if attacked.erased_BHQ is not None:
-        erased_BHQ1 = rows_at(attacked.erased_BHQ[..., None], positions_BQ)
+    if attacked.zeroed_BHQ is not None:
+        erased_BHQ1 = rows_at(attacked.zeroed_BHQ[..., None], positions_BQ)
         query_BQHW = jnp.where(erased_BHQ1.swapaxes(1, 2), 0, query_BQHW)
         bias_BHQK = None if bias_BHQK is None else jnp.where(erased_BHQ1, 0.0, bias_BHQK)
     return query_BQHW, masked_BHQK if bias_BHQK is None else masked_BHQK + bias_BHQK

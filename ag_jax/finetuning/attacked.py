@@ -152,7 +152,7 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
         for name, tuned in opened.items():
             columns[name] = [(task, attention(tuned, text))]
             attacker = adversarial.learnt(arms[name].attack(task), tuned.config, build.special_tokens(tuned.tokenizer))
-            if attacker is not None and tuned.beside:
+            if attacker is not None and tuned.adversary_params:
                 columns[f"{name}, attacked"] = [(task, attention(tuned, text, attacker))]
         config = next(iter(opened.values())).config
         for layer in sorted({0, max(config.layers - 2, 0)}):
@@ -169,7 +169,7 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
 
 def attention(tuned: FineTuned, text: str, attacker: Attacker | None = None) -> maps.AttentionMaps:
     """Return the attention maps of a fine-tuned model for a text, under the attack of `attacker` if given."""
-    params = tuned.params | tuned.beside
+    params = tuned.params | tuned.adversary_params
     return maps.attention_maps(tuned.model, params, tuned.tokenizer, text, tuned.head.max_length, attacker)
 
 

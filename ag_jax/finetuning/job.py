@@ -10,7 +10,7 @@ import jax
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.attention.adversary import separated
+from ag_jax.attention.adversary import split_params
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Task
 from ag_jax.distributed import hosts, shared_files, storage
@@ -270,7 +270,7 @@ class _Training:
             storage.write_whole(self.directory / "predictions_validation.jsonl", self.predicted.lines)
         if not self.keep_weights and not (self.data.others and self.trial.recipe.total_epochs > 1):
             return True
-        params, adversary = separated(sharding.to_host(state.params, self.program.mesh))
+        params, adversary = split_params(sharding.to_host(state.params, self.program.mesh))
         if hosts.is_first():
             opened = self.opened
             tuned = FineTuned(self.plan.head, self.plan.config, opened.tokenizer, params, opened.origin, adversary)

@@ -25,7 +25,7 @@ from etils import epath
 from flax import traverse_util
 
 from ag_jax import config_reader
-from ag_jax.attention.adversary import separated
+from ag_jax.attention.adversary import split_params
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
 from ag_jax.data import tokenizers
@@ -72,7 +72,7 @@ class FineTuned:
     """A fine-tuned model with its parameters and tokenizer, ready for use.
 
     origin: the imported model that its weights started from.
-    beside: the parameters of an adversary that it was trained against, which are not the model's.
+    adversary_params: the parameters of an adversary that it was trained against, which are not the model's.
     """
 
     head: Head
@@ -80,7 +80,7 @@ class FineTuned:
     tokenizer: Tokenizer
     params: Any
     origin: Origin = Origin()
-    beside: dict[str, Any] = dataclasses.field(default_factory=dict)
+    adversary_params: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def model(self) -> TaskModel:
@@ -108,7 +108,7 @@ def save(tuned: FineTuned, directory: epath.Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     # Removed first and written last, so that a directory that is only partly written is not opened.
     (directory / TASK).unlink(missing_ok=True)
-    flat = traverse_util.flatten_dict(jax.device_get(tuned.params | tuned.beside), sep="/")
+    flat = traverse_util.flatten_dict(jax.device_get(tuned.params | tuned.adversary_params), sep="/")
     tensors = {path: np.ascontiguousarray(leaf) for path, leaf in flat.items()}
     weights = safetensors.numpy.save(tensors)
     (directory / WEIGHTS).write_bytes(weights)
@@ -146,12 +146,12 @@ def load(directory: epath.PathLike) -> FineTuned:
         raise ValueError(f"{place} is damaged: {TASK} and {WEIGHTS} are not what was saved, their fingerprint differs")
     try:
         flat = safetensors.numpy.load(weights)
-        params, beside = separated(traverse_util.unflatten_dict(flat, sep="/"))
+        params, adversary_params = split_params(traverse_util.unflatten_dict(flat, sep="/"))
         _check(settings, traverse_util.flatten_dict(params, sep="/"))
     except (TypeError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{place / WEIGHTS} is damaged, or of another version: {error}; copy it anew") from error
     tokenizer = tokenizers.load(place / TOKENIZER)
-    return FineTuned(settings.head, settings.model, tokenizer, params, settings.origin, beside)
+    return FineTuned(settings.head, settings.model, tokenizer, params, settings.origin, adversary_params)
 
 
 def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:

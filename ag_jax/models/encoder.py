@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ag_jax.attention import guidance
-from ag_jax.attention.adversary import Attack
+from ag_jax.attention.attack import Attack
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import RESIDUALS, Attend
 from ag_jax.models import embeddings, layers

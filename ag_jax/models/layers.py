@@ -9,7 +9,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention import adversary, guidance, multihead
+from ag_jax.attention import guidance, multihead
+from ag_jax.attention.attack import Attack
 from ag_jax.attention.disentangled import rows_at
 from ag_jax.attention.dropout import Dropout
 from ag_jax.attention.kernels import reference
@@ -93,7 +94,7 @@ class EncoderLayer(nn.Module):
         context: Context,
         *,
         queries: QuerySubset | None = None,
-        attack: adversary.Attack | None = None,
+        attack: Attack | None = None,
     ) -> Array:
         """Return the next hidden states `BLD`, or `BQD` with `queries`.
 

@@ -14,7 +14,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from ag_jax.attention.adversary import Units
+from ag_jax.attention.attack import MaskCounts
 from ag_jax.attention.guidance import AttentionStatistics
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.objectives.predictions import Counts, Prediction
@@ -44,7 +44,7 @@ class Outputs:
     predictions: dict[str, Prediction]
     encoder_batch: Batch
     statistics: AttentionStatistics | None = None
-    mask_counts: Units | None = None
+    mask_counts: MaskCounts | None = None
     metrics: dict[str, LossTerm] = flax.struct.field(default_factory=dict)
     second_passes: dict[str, "Outputs"] = flax.struct.field(default_factory=dict)
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.attention.adversary import separated
+from ag_jax.attention.adversary import split_params
 from ag_jax.data import tokenizers
 from ag_jax.data.json_files import read_json
 from ag_jax.data.text import batching, pipeline
@@ -378,7 +378,7 @@ class OpenRun:
     tokenizer: the run's tokenizer.
     model: the model, with the reference implementation of attention.
     params: the parameters of the model.
-    beside: the parameters of the adversary that the model was trained against, if there was one.
+    adversary_params: the parameters of the adversary that the model was trained against, if there was one.
     step: the step of the checkpoint.
     steps: the steps of all checkpoints of the run.
     origin: the imported model that the weights started from.
@@ -390,7 +390,7 @@ class OpenRun:
     tokenizer: Tokenizer
     model: PretrainingModel | ReplacedTokensModel
     params: Any
-    beside: dict[str, Any]
+    adversary_params: dict[str, Any]
     step: int
     steps: tuple[int, ...]
     origin: Origin
@@ -408,7 +408,7 @@ class OpenRun:
 
     @property
     def attacker(self) -> LearntMasks | None:
-        """The adversary that the model was trained against, to be applied with `params | beside`; None without one."""
+        """The adversary that the model was trained against, to be applied with `params | adversary_params`; None without one."""
         special = build.special_tokens(self.tokenizer)
         return adversarial.learnt(self.config.adversarial, self.model.config, special)
 
@@ -427,13 +427,13 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     steps = checkpoints.steps()
     step = _chosen(step, steps, workdir)
-    params, beside = separated(checkpoints.restore_params(step))
+    params, adversary_params = split_params(checkpoints.restore_params(step))
     checkpoints.close()
     _check_fits(model, params, config, workdir)
     origin, pooler = origins.read(workdir, model.config.width)
     if "next_head" in params and "next_head" not in origin.untrained(step):
         pooler = params["next_head"]["pooler"]
-    return OpenRun(workdir, config, tokenizer, model, params, beside, step, tuple(steps), origin, pooler)
+    return OpenRun(workdir, config, tokenizer, model, params, adversary_params, step, tuple(steps), origin, pooler)
 
 
 def _check_fits(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ag_jax.attention.adversary import separated
+from ag_jax.attention.adversary import split_params
 from ag_jax.objectives.base import LossTerm, Objective, loss_factors
 from ag_jax.training import sharding
 from ag_jax.training.state import TrainState
@@ -55,9 +55,9 @@ def loss_and_gradient(
 
 def gradient_norms(gradient: Any) -> dict[str, Array]:
     """Return the global norm of the model's gradient and, separately, of an adversary's, whose scale may differ."""
-    model, beside = separated(gradient)
+    model, adversary = split_params(gradient)
     norms = {"gradient_norm": optax.tree.norm(model)}
-    return norms | ({"adversary_gradient_norm": optax.tree.norm(beside)} if beside else {})
+    return norms | ({"adversary_gradient_norm": optax.tree.norm(adversary)} if adversary else {})
 
 
 def train_step(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import special as functions
 
-from ag_jax.attention.adversary import Adversary, Rules, reverse_gradient, straight_through
+from ag_jax.attention.adversary import Adversary, reverse_gradient, straight_through
+from ag_jax.attention.attack import MaskPolicy
 from ag_jax.attention.multihead import MultiHeadAttention
 from tests import reference
 
@@ -86,9 +87,9 @@ def masks(layer, heads=1, offset=0.0):
     return (q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + offset > 0).astype(float)
 
 
-def attack(layer, rules=Rules(), special=None, key=None, **settings):
+def attack(layer, policy=MaskPolicy(), special=None, key=None, **settings):
     hidden, sequences, query, keys = layer
-    return Adversary(query, keys, special, rules, **settings)(hidden, sequences, None, key)
+    return Adversary(query, keys, special, policy, **settings)(hidden, sequences, None, key)
 
 
 def inside(sequences):
@@ -103,10 +104,10 @@ def test_one_layer_equals_numpy(layer, heads, offset):
     assert found.bias_BHQK.shape == m.shape and found.bias_BHQK.dtype == jnp.float32
     np.testing.assert_array_equal(np.asarray(found.bias_BHQK)[real], (-1e4 * (1 - m))[real])
     assert 0.2 < m[real].mean() < 0.8
-    np.testing.assert_allclose(found.units.kept_B, (m * real).sum((1, 2, 3)) / heads, rtol=1e-6)
-    np.testing.assert_array_equal(found.units.all_B, [49, 9 + 16, 4, 0])
+    np.testing.assert_allclose(found.counts.kept_B, (m * real).sum((1, 2, 3)) / heads, rtol=1e-6)
+    np.testing.assert_array_equal(found.counts.all_B, [49, 9 + 16, 4, 0])
     empty = ((m * real).sum(-1) == 0) & (np.asarray(layer[1]) > 0)[:, None]
-    np.testing.assert_array_equal(found.erased_BHQ, empty)
+    np.testing.assert_array_equal(found.zeroed_BHQ, empty)
 
 
 def test_one_row_and_many_score_alike(layer):
@@ -115,7 +116,7 @@ def test_one_row_and_many_score_alike(layer):
     slopes = jnp.asarray(np.random.default_rng(3).standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
 
     def scored(params, rows):
-        s = Adversary(*params, None, Rules()).scores(hidden[rows])
+        s = Adversary(*params, None, MaskPolicy()).scores(hidden[rows])
         return (s * slopes[rows]).sum(), s
 
     (_, together), gradient = jax.value_and_grad(scored, has_aux=True)(tuple(learnt), slice(0, 4))
@@ -126,21 +127,21 @@ def test_one_row_and_many_score_alike(layer):
 
 
 def test_strength(layer):
-    weak, strong = (attack(layer, Rules(strength=strength)).bias_BHQK for strength in (5.0, 1e4))
+    weak, strong = (attack(layer, MaskPolicy(strength=strength)).bias_BHQK for strength in (5.0, 1e4))
     np.testing.assert_allclose(weak * 2000, strong)
 
 
 def test_protection(layer):
     sequences = layer[1]
     special = jnp.zeros((4, LENGTH), bool).at[:, 0].set(True)
-    found = attack(layer, Rules(protect_diagonal=True), special)
+    found = attack(layer, MaskPolicy(protect_diagonal=True), special)
     m = masks(layer)
     m[:, :, 0] = m[:, :, :, 0] = 1
     m[:, :, np.arange(LENGTH), np.arange(LENGTH)] = 1
     real = inside(sequences)
     np.testing.assert_array_equal(np.asarray(found.bias_BHQK)[real], (-1e4 * (1 - m))[real])
-    np.testing.assert_allclose(found.units.kept_B, (m * real).sum((1, 2, 3)))
-    assert not found.erased_BHQ.any()
+    np.testing.assert_allclose(found.counts.kept_B, (m * real).sum((1, 2, 3)))
+    assert not found.zeroed_BHQ.any()
 
 
 def attention(relative=False):
@@ -156,10 +157,10 @@ class Fixed:
     """An attack that has its mask already, and its slope at hand."""
 
     keep_BHQK: jax.Array
-    rules: Rules = Rules()
+    policy: MaskPolicy = MaskPolicy()
 
     def __call__(self, hidden_BLD, sequences_BL, scores, key):
-        return self.rules.attacked(self.keep_BHQK, sequences_BL)
+        return self.policy.mask(self.keep_BHQK, sequences_BL)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "disentangled"])
@@ -197,15 +198,15 @@ def test_masked_units_get_nothing_and_empty_rows_spread_over_their_text(layer, a
         np.testing.assert_array_equal(weights[0, :, 3:6], plain[0, :, 3:6])
         np.testing.assert_allclose(np.asarray(weights[:3]).sum(-1), 1, rtol=1e-5)
         assert not np.asarray(weights)[:3][~real[:3] & (np.asarray(layer[1]) > 0)[:3, None, :, None]].any()
-        assert nothing is None and sown["units"][0].kept_B[0] == 49 - 7 - 1
+        assert nothing is None and sown["counts"][0].kept_B[0] == 49 - 7 - 1
 
 
 def test_keep_diagonal(layer, attended):
     keep = np.ones((4, 1, LENGTH, LENGTH), np.float32)
     keep[:, :, 1] = 0
-    _, weights, sown = attended(Fixed(jnp.asarray(keep), Rules(empty_rows="keep_diagonal")))
+    _, weights, sown = attended(Fixed(jnp.asarray(keep), MaskPolicy(empty_rows="keep_diagonal")))
     np.testing.assert_array_equal(weights[:3, :, 1, 1], 1)
-    assert sown["units"][0].kept_B.tolist() == [43, 9 + 16 - 2, 3, 0]
+    assert sown["counts"][0].kept_B.tolist() == [43, 9 + 16 - 2, 3, 0]
 
 
 def slope(layer, attended, keep):
@@ -260,8 +261,10 @@ def adversary_loss(layer, learnt, sign, **settings):
     slopes = jnp.asarray(rng.standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
 
     def loss(params, hidden):
-        found = Adversary(params[0], params[1], None, **{"rules": Rules(), **settings})(hidden, sequences, None, None)
-        return sign * (found.bias_BHQK * slopes).sum() / 1e4 + found.units.kept_B.sum()
+        found = Adversary(params[0], params[1], None, **{"policy": MaskPolicy(), **settings})(
+            hidden, sequences, None, None
+        )
+        return sign * (found.bias_BHQK * slopes).sum() / 1e4 + found.counts.kept_B.sum()
 
     return jax.grad(loss, argnums=(0, 1))(learnt, hidden)
 
@@ -288,7 +291,7 @@ def test_gumbel_keeps_with_the_probability_of_the_sigmoid(layer):
     repeated = (jnp.tile(hidden[:1], (500, 1, 1)), jnp.tile(sequences[:1], (500, 1)), query, key)
     found = attack(repeated, temperature=0.5, key=jax.random.key(1))
     kept = np.asarray(found.bias_BHQK == 0)[:, 0, :7, :7].mean(0)
-    scores = Adversary(query, key, None, Rules()).scores(hidden[:1])[0, 0, :7, :7]
+    scores = Adversary(query, key, None, MaskPolicy()).scores(hidden[:1])[0, 0, :7, :7]
     np.testing.assert_allclose(kept, functions.expit(np.asarray(scores)), atol=0.1)
     assert np.abs(kept - functions.expit(np.asarray(scores))).mean() < 0.02
     other = attack(repeated, temperature=0.5, key=jax.random.key(2))
@@ -309,12 +312,12 @@ def test_about_half_is_kept_at_first():
     sequences = jnp.ones((2, length), jnp.int32)
     for share, heads in ((None, 1), (0.9, 1), (0.7, 12)):
         offset = initial_offset(share, width, 0.02)
-        found = Adversary(*linear, None, Rules(), heads, offset)(hidden, sequences, None, None)
-        np.testing.assert_allclose(found.units.kept_B / found.units.all_B, share or 0.5, atol=0.03)
+        found = Adversary(*linear, None, MaskPolicy(), heads, offset)(hidden, sequences, None, None)
+        np.testing.assert_allclose(found.counts.kept_B / found.counts.all_B, share or 0.5, atol=0.03)
         drawn = Adversary(
-            *linear, None, Rules(), heads, initial_offset(share, width, 0.02, drawn=True), temperature=0.7
+            *linear, None, MaskPolicy(), heads, initial_offset(share, width, 0.02, drawn=True), temperature=0.7
         )
         found = drawn(hidden, sequences, None, jax.random.key(1))
-        np.testing.assert_allclose(found.units.kept_B / found.units.all_B, share or 0.5, atol=0.03)
-    scores = Adversary(*linear, None, Rules()).scores(hidden)
+        np.testing.assert_allclose(found.counts.kept_B / found.counts.all_B, share or 0.5, atol=0.03)
+    scores = Adversary(*linear, None, MaskPolicy()).scores(hidden)
     np.testing.assert_allclose(np.std(scores), 0.31, atol=0.02)

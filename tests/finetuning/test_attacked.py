@@ -160,7 +160,7 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
     params = tiny.params(model, tiny.task_batch("classification"))
     drawn, shown = [], []
     plain = FineTuned(Head("sst2", "classification"), model.config, TOKENIZER, params)
-    against = dataclasses.replace(plain, beside=_adversary(model.config, -1.0))
+    against = dataclasses.replace(plain, adversary_params=_adversary(model.config, -1.0))
 
     def load(place):
         drawn.append(place)
@@ -188,7 +188,9 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
 
 
 def _maps(tuned, attacker=None):
-    return maps.attention_maps(tuned.model, tuned.params | tuned.beside, WordTokenizer(), SENTENCE, 11, attacker)
+    return maps.attention_maps(
+        tuned.model, tuned.params | tuned.adversary_params, WordTokenizer(), SENTENCE, 11, attacker
+    )
 
 
 def _adversary(config, score):
@@ -220,7 +222,7 @@ def test_attention_under_attack_is_what_the_kept_adversary_leaves(tmp_path, scor
     params = tiny.params(model, tiny.task_batch("classification"))
     finetuned.save(FineTuned(head, model.config, TOKENIZER, params, {}, _adversary(model.config, score)), tmp_path)
     tuned = finetuned.load(tmp_path)
-    assert set(tuned.params) == {"encoder", "task_head"} and set(tuned.beside) == {"adversary"}
+    assert set(tuned.params) == {"encoder", "task_head"} and set(tuned.adversary_params) == {"adversary"}
     attacker = adversarial.learnt(AdversarialConfig("asa"), tuned.config, build.special_tokens(TOKENIZER))
     text = "good roads we build"
     plain, under = attacked.attention(tuned, text), attacked.attention(tuned, text, attacker)

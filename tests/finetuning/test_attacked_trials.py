@@ -38,7 +38,7 @@ def test_a_killed_trial_ends_the_same(tmp_path, one_device, monkeypatch):
     train = [row for row in rows(whole / "metrics.jsonl") if row["split"] == "train"]
     assert all({"asa_loss", "masked", "masked/layers", "adversary_gradient_norm"} <= set(row) for row in train)
     kept = finetuned.load(whole)
-    assert set(kept.params) == {"encoder", "task_head"} and set(kept.beside) == {"adversary"}
+    assert set(kept.params) == {"encoder", "task_head"} and set(kept.adversary_params) == {"adversary"}
     asked = []
     monkeypatch.setattr(StopSignal, "reached", lambda _: asked.append(1) or ("SIGTERM" if len(asked) == 5 else None))
     with pytest.raises(Interrupted):

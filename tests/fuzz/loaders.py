@@ -89,7 +89,7 @@ def _open_run(name: str) -> Result:
     return {
         "config": config_reader.to_dict(opened.config),
         "tokenizer": opened.tokenizer.fingerprint(),
-        "params": _finite(opened.params | opened.beside),
+        "params": _finite(opened.params | opened.adversary_params),
         "step": opened.step,
     }
 

@@ -76,7 +76,7 @@ def _run(workdir: pathlib.Path) -> dict[str, Any]:
     return {
         "step": opened.step,
         "params": digest(opened.params),
-        "adversary": digest(opened.beside),
+        "adversary": digest(opened.adversary_params),
         "tokenizer": opened.tokenizer.fingerprint(),
         "rows": read_metrics(workdir) if has_metrics else None,
         "summary": _json(workdir / "summary.json") if is_done else None,

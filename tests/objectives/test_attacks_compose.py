@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from ag_jax.attention.adversary import Rules
+from ag_jax.attention.attack import MaskPolicy
 from ag_jax.attention.kernels import reference as plain
 from ag_jax.attention.kernels.dispatch import Fused
 from ag_jax.attention.kernels.tpu import attention as tpu
@@ -247,21 +247,21 @@ def in_layers(attack, sequences, scores=None, key=jax.random.key(3)):
 
     def one(layer, key):
         found = layer(jnp.zeros((*sequences.shape, 4)), sequences, lambda: scores, key)
-        return found.units, (found.bias_BHQK == 0)[:, 0]
+        return found.counts, (found.bias_BHQK == 0)[:, 0]
 
     return jax.vmap(one)(attack, jax.random.split(key, attack.share_N.shape[0]))
 
 
 def test_random_masks():
     _, sequences = reference.packed([[40], [23, 17], [5]], 40)
-    units, kept = in_layers(RandomMasks(jnp.array([0.05, 0.3]), Rules()), jnp.asarray(sequences))
+    units, kept = in_layers(RandomMasks(jnp.array([0.05, 0.3]), MaskPolicy()), jnp.asarray(sequences))
     share = 1 - units.kept_B.sum(1) / units.all_B.sum(1)
     np.testing.assert_allclose(share, [0.05, 0.3], atol=0.02)
     assert units.all_B.tolist() == [[1600, 23**2 + 17**2, 25]] * 2
     correlation = np.corrcoef(np.ravel(kept[0, 0]), np.ravel(kept[1, 0]))[0, 1]
     assert abs(correlation) < 0.1, "layers draw apart"
     with pytest.raises(ValueError, match="random key"):
-        RandomMasks(jnp.float32(0.1), Rules())(None, jnp.asarray(sequences), None, None)
+        RandomMasks(jnp.float32(0.1), MaskPolicy())(None, jnp.asarray(sequences), None, None)
 
 
 def test_largest_masks():
@@ -269,7 +269,7 @@ def test_largest_masks():
     _, sequences = reference.packed([[11], [6, 5], []], 11)
     weights = reference.random_attention(sequences, 1, 1)[0][:, 0]
     units, kept = in_layers(
-        LargestMasks(jnp.array([0.3]), Rules()), jnp.asarray(sequences), jnp.asarray(weights, jnp.float32)
+        LargestMasks(jnp.array([0.3]), MaskPolicy()), jnp.asarray(sequences), jnp.asarray(weights, jnp.float32)
     )
     masked = 0
     for row, sequences_L in enumerate(sequences):

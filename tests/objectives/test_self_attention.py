@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ag_jax.attention import adversary, guidance
-from ag_jax.attention.adversary import Units
+from ag_jax.attention.attack import MaskCounts
 from ag_jax.models.encoder import Ports
 from ag_jax.models.heads import HEADS, KINDS
 from ag_jax.models.masked_lm import PretrainingModel
@@ -305,7 +305,7 @@ def test_delay():
     for step, begun in ((4, 0), (5, 1)):
         found = {term: float(value) for term, value in objective.coefficients(np.float32(step)).items()}
         assert found == pytest.approx({"task": 1, "asa": begun, "penalty": 0.09 * begun})
-        units = Units(kept_B=np.float32([[1, 2], [4, 3]]), all_B=np.full((2, 2), 4, np.float32))
+        units = MaskCounts(kept_B=np.float32([[1, 2], [4, 3]]), all_B=np.full((2, 2), 4, np.float32))
         says = masked(units, np.bool_(begun))
         assert says["masked"] == (6 * begun, 16), "what does not count yet is no mask"
         np.testing.assert_array_equal(says["masked/layers"], [[5 * begun, begun], [8, 8]])

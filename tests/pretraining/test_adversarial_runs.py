@@ -128,7 +128,7 @@ def test_the_adversary_stays_behind(whole, text, tmp_path, one_device):
     )
     assert min(jax.tree.leaves(moved)) > 1e-5
     opened = run.open_run(workdir)
-    assert set(opened.params) == {"encoder", "word_head"} and set(opened.beside) == {"adversary"}
+    assert set(opened.params) == {"encoder", "word_head"} and set(opened.adversary_params) == {"adversary"}
     assert run.evaluate(workdir)["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
     assert set(opening.open_encoder(str(workdir)).params) == {"encoder"}
     values = config_reader.default(pretraining_config.ExperimentConfig)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated, ClassVar, Literal
 
-from ag_jax.attention.adversary import EmptyRows
+from ag_jax.attention.attack import EmptyRows
 from ag_jax.objectives.consistency import DivergenceConfig
 from ag_jax.objectives.sentences import SentenceTerm
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ag_jax.attention import dropout, segments
-from ag_jax.attention.adversary import Attack, Attacked, Rules
+from ag_jax.attention.attack import Attack, AttentionMask, MaskPolicy
 from ag_jax.models.encoder import Batch
 from ag_jax.objectives.adversarial.config import MaskingConfig
 from ag_jax.objectives.adversarial.self_attention import AttackedAttention
@@ -44,17 +44,17 @@ class RandomMasks:
     """Masks every unit of layer n with probability `share_N[n]`."""
 
     share_N: Array
-    rules: Rules = flax.struct.field(pytree_node=False)
+    policy: MaskPolicy = flax.struct.field(pytree_node=False)
 
     def __call__(
         self, hidden_BLD: Array, sequences_BL: Array, scores: Callable[[], Array], key: Array | None
-    ) -> Attacked:
+    ) -> AttentionMask:
         """The masks of one layer. Raises ValueError without a key."""
         if key is None:
             raise ValueError("random masks need a random key: give the pass rngs, as a training step does")
         batch, length = sequences_BL.shape
         uniform_B1QK = dropout.uniform(key, (batch, 1, length, length))
-        return self.rules.attacked((uniform_B1QK >= self.share_N).astype(jnp.float32), sequences_BL)
+        return self.policy.mask((uniform_B1QK >= self.share_N).astype(jnp.float32), sequences_BL)
 
 
 @flax.struct.dataclass
@@ -65,18 +65,18 @@ class LargestMasks:
     """
 
     share_N: Array
-    rules: Rules = flax.struct.field(pytree_node=False)
+    policy: MaskPolicy = flax.struct.field(pytree_node=False)
 
     def __call__(
         self, hidden_BLD: Array, sequences_BL: Array, scores: Callable[[], Array], key: Array | None
-    ) -> Attacked:
+    ) -> AttentionMask:
         """The masks of one layer."""
         weights_BQK = jax.lax.stop_gradient(scores())
         ranked_BQK = jnp.where(segments.same_segment_mask(sequences_BL), -weights_BQK, 1.0)
         rank_BQK = jnp.argsort(jnp.argsort(ranked_BQK, axis=-1), axis=-1)
         number_BQ = jnp.floor(self.share_N * segments.sizes(sequences_BL) + 0.5)
         keep_BQK = (rank_BQK >= number_BQ[:, :, None]).astype(jnp.float32)
-        return self.rules.attacked(keep_BQK[:, None], sequences_BL)
+        return self.policy.mask(keep_BQK[:, None], sequences_BL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +92,13 @@ class NaiveMasks:
     def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Attack:
         """The attack at a step: one share for all layers, or with `scheduled` the trace's shares at this progress."""
         del params, encoder_batch
-        rules = Rules(self.config.strength, self.config.empty_rows)
+        policy = MaskPolicy(self.config.strength, self.config.empty_rows)
         share_N = jnp.full(self.layers, self.config.share, jnp.float32)
         if self.method == "magnitude":
-            return LargestMasks(share_N, rules)
+            return LargestMasks(share_N, policy)
         if self.method == "scheduled":
             share_N = self.trace.at(step / self.steps)
-        return RandomMasks(share_N, rules)
+        return RandomMasks(share_N, policy)
 
 
 def naive_masking(

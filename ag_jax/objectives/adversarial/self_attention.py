@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from ag_jax.attention import segments
-from ag_jax.attention.adversary import ADVERSARY, Adversary, Attack, Rules, Units, initial_offset
+from ag_jax.attention.adversary import ADVERSARY, Adversary, initial_offset
+from ag_jax.attention.attack import Attack, MaskCounts, MaskPolicy
 from ag_jax.attention.patterns import SpecialTokens
 from ag_jax.models import encoder
 from ag_jax.models.config import EncoderConfig
@@ -51,7 +52,7 @@ class LearntMasks:
         return Adversary(
             **params[ADVERSARY],
             special_NBL=special_NBL,
-            rules=Rules(config.strength, config.empty_rows, config.protect_diagonal),
+            policy=MaskPolicy(config.strength, config.empty_rows, config.protect_diagonal),
             heads=shape.heads if config.heads == "own" else 1,
             offset=initial_offset(config.keep_init, shape.width, shape.initializer_range, drawn=is_drawn),
             temperature=config.gumbel_temperature if is_drawn else 0.0,
@@ -94,11 +95,11 @@ class Penalty:
         """The number of texts, or of rows."""
         return _texts(sequences_BL) if self.count == "units" else (sequences_BL > 0).any(-1).sum().astype(jnp.float32)
 
-    def total(self, units_NB: Units) -> Array:
+    def total(self, counts_NB: MaskCounts) -> Array:
         """L_c; its gradient is reversed, and reaches only the adversary."""
         if self.count == "units":
-            return units_NB.kept_B.sum()
-        return (units_NB.kept_B / jnp.maximum(units_NB.all_B, 1.0)).sum()
+            return counts_NB.kept_B.sum()
+        return (counts_NB.kept_B / jnp.maximum(counts_NB.all_B, 1.0)).sum()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,10 +182,10 @@ class AttackedAttention(SecondPass):
         return totals, metrics
 
 
-def masked(units_NB: Units, begun: Array) -> dict[str, LossTerm]:
+def masked(counts_NB: MaskCounts, begun: Array) -> dict[str, LossTerm]:
     """The masked share 1 - kept / all, of all layers and of each; 0 until the attack has begun."""
-    all_N = units_NB.all_B.sum(1)
-    masked_N = jnp.where(begun, all_N - units_NB.kept_B.sum(1), 0.0)
+    all_N = counts_NB.all_B.sum(1)
+    masked_N = jnp.where(begun, all_N - counts_NB.kept_B.sum(1), 0.0)
     return {"masked": (masked_N.sum(), all_N.sum()), "masked/layers": (masked_N, all_N)}
 
 

@@ -1,0 +1,98 @@
+"""Attacks on attention, and the masks that they give to a layer.
+
+An attack keeps (m = 1) or masks (m = 0) units of a layer's attention, a unit being a pair of a query and a key:
+
+    attention = softmax(Q K^T / sqrt(W) - (1 - m) C)
+
+Shape letters: B batch, L length, Q query position, K key position, H head (1 where all share a mask), D width.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from ag_jax.attention import segments
+
+Array = jax.Array
+
+EmptyRows = Literal["uniform", "keep_diagonal"]
+
+
+@flax.struct.dataclass
+class MaskCounts:
+    """Numbers of units, pairs of tokens of the same text, for each example; means over heads that have separate masks.
+
+    kept_B: the units that the attack kept.
+    all_B: all units.
+    """
+
+    kept_B: Array
+    all_B: Array
+
+
+@flax.struct.dataclass
+class AttentionMask:
+    """The mask of a layer's attention. H may be 1.
+
+    bias_BHQK: added to the scores.
+    counts: the numbers of kept and of all units.
+    zeroed_BHQ: queries whose scores are set to 0 before the bias is added, so that they attend evenly; None for none.
+    """
+
+    bias_BHQK: Array
+    counts: MaskCounts
+    zeroed_BHQ: Array | None = None
+
+
+class Attack(Protocol):
+    """An attack on the attention of every layer: a pytree whose leaves have a leading axis over the layers.
+
+    Each layer calls its own slice. `scores()` computes the layer's attention probabilities without the attack, a mean over
+    heads, `BQK`. `key` is the layer's random key; None without dropout.
+    """
+
+    def __call__(
+        self, hidden_BLD: Array, segments_BL: Array, scores: Callable[[], Array], key: Array | None
+    ) -> AttentionMask: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskPolicy:
+    """The settings that all masks share.
+
+    strength: C, the number that is subtracted from the score of a masked unit.
+    empty_rows: a query whose keys are all masked attends to its text evenly (`uniform`), or to itself
+        (`keep_diagonal`).
+    protect_diagonal: never mask the attention of a token to itself.
+    """
+
+    strength: float = 1e4
+    empty_rows: str = "uniform"
+    protect_diagonal: bool = False
+
+    def mask(self, keep_BHQK: Array, segments_BL: Array, special_BL: Array | None = None) -> AttentionMask:
+        """Return the additive mask -(1 - m) C for m = `keep_BHQK`, 1 (keep) or 0, which may have a gradient.
+
+        Pairs of tokens of two texts, or of padding, are not counted.
+
+        special_BL: tokens whose rows and columns are never masked; None for no such tokens.
+        """
+        length = segments_BL.shape[1]
+        inside_BHQK = segments.same_segment_mask(segments_BL)[:, None]
+        diagonal_BHQK = jnp.eye(length, dtype=bool)[None, None]
+        if special_BL is not None:
+            of_special_BQK = special_BL[:, :, None] | special_BL[:, None, :]
+            keep_BHQK = jnp.where(of_special_BQK[:, None], 1.0, keep_BHQK)
+        if self.protect_diagonal:
+            keep_BHQK = jnp.where(diagonal_BHQK, 1.0, keep_BHQK)
+        empty_BHQ = ~((keep_BHQK > 0) & inside_BHQK).any(-1) & (segments_BL > 0)[:, None]
+        zeroed_BHQ = empty_BHQ
+        if self.empty_rows == "keep_diagonal":
+            keep_BHQK, zeroed_BHQ = jnp.where(empty_BHQ[..., None] & diagonal_BHQK, 1.0, keep_BHQK), None
+        kept_B = jnp.where(inside_BHQK, keep_BHQK, 0.0).sum((2, 3)).mean(1)
+        counts = MaskCounts(kept_B, inside_BHQK.sum((1, 2, 3)).astype(jnp.float32))
+        return AttentionMask((1.0 - keep_BHQK) * -self.strength, counts, zeroed_BHQ)
