@@ -1,20 +1,20 @@
-"""Go on with a model that is there already, guided or not, on text of your own.
+"""Continue pre-training an existing model on custom text, with or without attention guidance.
 
 Guidance as in Deshpande & Narasimhan 2020; schedule after Gururangan et al. 2020 (Don't Stop Pretraining, appendix B).
 
     ag-jax import --from=FacebookAI/roberta-base --workdir=runs/roberta-base
     ag-jax train --config=configs/continue_pretraining.py:run=runs/roberta-base,arm=ag \
-        --config.data.source=my_texts/ --workdir=runs/mine
+--config.data.source=my_texts/ --workdir=runs/mine
     ag-jax export --workdir=runs/mine --to=models/mine
 
-`run` is any run directory; its encoder, tokenizer and kind of pre-training are taken over, and so are its weights.
+`run` is any run directory; its weights, encoder, tokenizer and kind of pre-training are used.
 
-Hardware and time: those of the model; RoBERTa-base wants an accelerator.
+Hardware and time: those of the model; RoBERTa-base needs an accelerator.
 
-Expected: no result of the papers; the papers train from scratch. This is for your own comparison of the arms.
+Expected: no published result, because the papers train from scratch. Compare the arms on your own text.
 
-Deviations: 12,500 steps of 256 rows where Gururangan et al. have 2,048. alpha_0 is 10 at 512 tokens as in table 11, and less
-for shorter rows, as the guidance loss is a mean over n x n that shrinks as 1/n.
+Deviations: 12,500 steps of 256 rows where Gururangan et al. have 2,048. alpha_0 is 10 at 512 tokens as in table 11,
+and proportionally less for shorter rows: the guidance loss is a mean over n x n that shrinks as 1/n.
 """
 
 from ag_jax import config_reader
@@ -23,10 +23,10 @@ from ag_jax.recipes import pretraining
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
-    run: directory of the run whose model, tokenizer and weights are taken over.
-    arm: mlm without guidance, ag with guidance; a run that detects replaced tokens continues to do so.
+    run: directory of the run whose model, tokenizer and weights are continued from.
+    arm: `mlm` without guidance, `ag` with guidance; a run that detects replaced tokens continues to do so.
     """
     chosen = config_reader.arguments(argument, run=str, arm=("ag", "mlm"))
     config = pretraining_config.default_config()

@@ -1,17 +1,18 @@
-"""MLM against attention guidance on the State of the Union messages, on a laptop.
+"""Pre-train with and without attention guidance on State of the Union messages, on a laptop.
 
-Deshpande & Narasimhan 2020, figure 3 and table 3, at a size that two CPU cores train in minutes.
+Deshpande & Narasimhan 2020, figure 3 and table 3, at a size that two CPU cores train in minutes. The arms are masked
+language modelling without guidance (mlm) and with guidance (ag).
 
     bash launch/local.sh
     ag-jax compare --config=configs/quickstart.py --workdir=runs/quickstart
 
 Hardware and time: 2 CPU cores, 11 minutes for both arms, installation included.
 
-Expected: validation loss 6.21 (mlm) and 5.11 (ag), seed 0 (benchmarks/results/quickstart.json). Settings are the best of
-each arm's search (benchmarks/results/quickstart_search.json).
+Expected: validation loss 6.21 (mlm) and 5.11 (ag), seed 0 (benchmarks/results/quickstart.json). Settings are the best
+of each arm's search (benchmarks/results/quickstart_search.json).
 
-Deviations: everything is about a tenth of the paper's size. alpha_0 = 1 at 64 tokens is worth what 8 is at 512, as the
-guidance loss is a mean over n x n that shrinks as 1/n.
+Deviations: everything is about a tenth of the paper's size. alpha_0 = 1 at 64 tokens has the effect of 8 at 512
+tokens, because the guidance loss is a mean over n x n that shrinks as 1/n.
 """
 
 from ag_jax import config_reader
@@ -19,9 +20,9 @@ from ag_jax.pretraining import config as pretraining_config
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
-    arm: mlm without guidance, ag with guidance.
+    arm: `mlm` without guidance, `ag` with guidance.
     """
     chosen = config_reader.arguments(argument, arm=("ag", "mlm"))
     config = pretraining_config.default_config()

@@ -1,6 +1,7 @@
-"""Train, validation and average train MLM loss with and without attention guidance.
+"""Pre-train with and without attention guidance and compare language-modelling losses (table 3).
 
-Deshpande & Narasimhan 2020, table 3 and figures 3 and 5; architectures of table 10, hyperparameters of table 11.
+Train, validation and average train MLM loss. Deshpande & Narasimhan 2020, table 3 and figures 3 and 5; architectures
+of table 10, hyperparameters of table 11.
 
     ag-jax compare --config=configs/ag/table3_language_modeling.py:language=english,layers=12 --workdir=DIR
     ag-jax train   --config=configs/ag/table3_language_modeling.py:layers=12,arm=ag,scale=small --workdir=DIR
@@ -11,26 +12,27 @@ about four minutes an arm on 2 CPU cores.
 Expected (scale=paper, MLM/AG): English validation 2.41/2.43 (8 layers), 2.47/2.29 (12), 7.28/2.46 (16); average train
 2.48/2.09, 2.56/2.07, 6.67/2.24. Nobody has run scale=paper with this program yet.
 
-Deviations: the paper stops English at 10 epochs or 4 days, whichever comes first; here it is 10 epochs. Text: English is
-Wikipedia of June 2023 from TensorFlow Datasets; for Filipino (WikiText-TL-39) and Oromo (LORELEI, licensed) give the
-files with --config.data.source=PATH. Filipino models are BERT-like with next-sentence prediction, as in section 4.3.
+Deviations: the paper stops English at 10 epochs or 4 days, whichever comes first; here it stops at 10 epochs. The
+English text is Wikipedia of June 2023 from TensorFlow Datasets; for Filipino (WikiText-TL-39) and Oromo (LORELEI,
+licensed) give the files with --config.data.source=PATH. Filipino models are BERT-like with next-sentence prediction,
+as in section 4.3.
 """
 
 from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
 
-# Tokens of the training text (table 2), passes over it (section 4.5), share held out (table 2).
+# Tokens of the training text (table 2), passes over it (section 4.5), share held out for validation (table 2).
 CORPORA = {"english": (2116e6, 10, 0.01), "filipino": (36e6, 40, 0.10), "oromo": (4.6e6, 40, 0.03)}
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     language: language of the text.
     layers: number of layers of the model.
     arm: the arm to train; `ag-jax compare` trains them all.
-    scale: paper as published, or small for 2 CPU cores.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(
         argument, language=tuple(CORPORA), layers=(12, 8, 16), arm=("ag", "mlm"), scale=("paper", "small")

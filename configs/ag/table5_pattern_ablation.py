@@ -1,18 +1,19 @@
-"""Which patterns matter: the loss after 100,000 steps with all of them, and with some left out.
+"""Pre-train with attention guidance, leaving out some of its patterns: an ablation (table 5).
 
-Deshpande & Narasimhan 2020, table 5 (section 5.3).
+Train loss after 100,000 steps with all patterns and with some left out. Deshpande & Narasimhan 2020, table 5
+(section 5.3).
 
     ag-jax compare --config=configs/ag/table5_pattern_ablation.py --workdir=DIR
     ag-jax compare --config=configs/ag/table5_pattern_ablation.py:scale=small --workdir=DIR
 
 Hardware and time: 8 P40 GPUs in the paper. scale=small: about four minutes an arm on 2 CPU cores, five arms.
 
-Expected (scale=paper, train loss): 2.99 with all patterns; 7.74 without Next and Prev, 3.02 without First, 3.03 without
-Period, 2.99 without Delim. Nobody has run scale=paper with this program yet.
+Expected (scale=paper, train loss): 2.99 with all patterns; 7.74 without Next and Prev, 3.02 without First, 3.03
+without Period, 2.99 without Delim. Nobody has run scale=paper with this program yet.
 
-Deviations: the paper does not give the head counts. As in the released code's older lists, half the heads of RoBERTa-12
-are guided: one Next, one Prev, and the other four shared by First, Period and Delim (2, 1, 1); heads of a pattern that is
-left out stay free.
+Deviations: the paper does not give the head counts. As in the released code's older lists, half the heads of
+RoBERTa-12 are guided: one Next, one Prev, and the other four shared by First, Period and Delim (2, 1, 1); the heads of
+a pattern that is left out are not guided.
 """
 
 from ag_jax import config_reader
@@ -30,10 +31,10 @@ OMITTED = {
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     arm: the arm to train; `ag-jax compare` trains them all.
-    scale: paper as published, or small for 2 CPU cores.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, arm=tuple(OMITTED), scale=("paper", "small"))
     config = pretraining_config.default_config()

@@ -1,29 +1,32 @@
-"""Replaced-token detection with and without attention guidance: ELECTRA-12, its generator a unigram language model.
+"""Pre-train ELECTRA-12 (replaced-token detection) with and without attention guidance (table 6).
 
-Deshpande & Narasimhan 2020, table 6 (section 5.4) and figure 6 (appendix A.5); the task is that of Clark et al. 2020.
+The generator is a unigram language model. Deshpande & Narasimhan 2020, table 6 (section 5.4) and figure 6
+(appendix A.5); the task is that of Clark et al. 2020.
 
     ag-jax compare --config=configs/ag/table6_electra.py --config.data.source=BOOKS --workdir=DIR
     ag-jax compare --config=configs/ag/table6_electra.py:scale=small --workdir=DIR
     ag-jax train   --config=configs/ag/table6_electra.py:generator=mlm,arm=ag,scale=small --workdir=DIR
 
-`generator=mlm` trains ELECTRA's own small generator beside it, a quarter as wide, with the weight 50 on the detection.
+`generator=mlm` trains ELECTRA's own small generator together with the model: a quarter as wide, with the weight 50 on
+the detection loss.
 
-Hardware and time: the paper does not say for these runs; its others had 8 P40 GPUs. scale=small: a quarter of an hour an arm on
-one CPU core.
+Hardware and time: the paper does not say for these runs; its others had 8 P40 GPUs. scale=small: a quarter of an hour
+an arm on one CPU core.
 
-Expected (scale=paper, train loss of the detection, electra/ag): final 0.27/0.10, average 0.32/0.15; guessing from a token
-alone gives nearly 0.42. Nobody has run scale=paper with this program yet. scale=small, seed 0, in a setting that was searched
-for with the guided arm (benchmarks/results/table6_electra_small.json): final 0.403/0.307, average 0.405/0.365, validation
-0.403/0.289; guessing from a token alone gives 0.403, which electra does not leave in its 3,000 steps and ag leaves at step 1,700.
+Expected (scale=paper, train loss of the detection, without/with guidance: electra/ag): final 0.27/0.10, average
+0.32/0.15; guessing from a token alone gives nearly 0.42. Nobody has run scale=paper with this program yet.
+scale=small, seed 0, with settings that were searched for with the guided arm
+(benchmarks/results/table6_electra_small.json): final 0.403/0.307, average 0.405/0.365, validation 0.403/0.289;
+guessing from a token alone gives 0.403, which electra does not leave in its 3,000 steps and ag leaves at step 1,700.
 
 Deviations: the paper gives neither text nor settings. BooksCorpus is not public: give the files with
---config.data.source=PATH; its 985M words are taken for as many tokens. Learning rate, warm-up, batch and alpha are those of
-RoBERTa-12 (table 11), as section 5.4 speaks of no tuning for ELECTRA; blocks of 512 tokens across documents as in the released
-code, BERT's segment and position embeddings. ELECTRA's own recipe differs: Adam without bias correction, a decay that begins
-with the warm-up, and positions chosen with replacement; here they are chosen without. scale=small has 2 layers, 300 words
-and weights of about 1 / sqrt(width) in the beginning. In shorter trials the guided model did not leave its plateau though its
-heads followed their patterns: 6 layers and 1,024 words, 1,200 steps; 2 layers and 512 words, 1,900 steps; 4 layers and weights
-of 0.02, 900 steps.
+--config.data.source=PATH; its 985M words are counted as 985M tokens. Learning rate, warm-up, batch and alpha are those
+of RoBERTa-12 (table 11), because section 5.4 mentions no tuning for ELECTRA; blocks of 512 tokens across documents as
+in the released code, BERT's segment and position embeddings. ELECTRA's own recipe differs: Adam without bias
+correction, a decay that begins with the warm-up, and positions chosen with replacement; here positions are chosen
+without replacement. scale=small has 2 layers, 300 words and initial weights of about 1 / sqrt(width). In shorter
+trials the guided model did not leave its plateau although its heads followed their patterns: 6 layers and 1,024 words,
+1,200 steps; 2 layers and 512 words, 1,900 steps; 4 layers and weights of 0.02, 900 steps.
 """
 
 from ag_jax import config_reader
@@ -34,11 +37,11 @@ BOOKS_CORPUS = 985e6  # words (Zhu et al. 2015, table 2)
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     arm: the arm to train; `ag-jax compare` trains them all.
     generator: how tokens are replaced: by a unigram distribution or by a small masked language model.
-    scale: paper as published, or small for 2 CPU cores.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(
         argument, arm=("ag", "electra"), generator=("unigram", "mlm"), scale=("paper", "small")
@@ -62,8 +65,8 @@ def get_config(argument: str = ""):
         pretraining.small(config, steps=3000)
         config.title = "Replaced-token detection (a small ELECTRA)"
         config.data.tokenizer.vocabulary_size = 300
-        # 1 / sqrt(width): a narrow model of small weights is nearly linear, and what tells a replaced token is a product, of the
-        # token and its neighbours.
+        # About 1 / sqrt(width): a narrow model with small weights is nearly linear, but detecting replaced tokens
+        # needs products of the token and its neighbours.
         config.model.update(layers=2, heads=4, initializer_range=0.1)
         config.optimizer.update(learning_rate=1e-3, warmup_steps=0 if chosen.arm == "ag" else 240)
         config.training.update(log_every=100, evaluate_every=500)

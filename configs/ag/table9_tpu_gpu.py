@@ -1,4 +1,4 @@
-"""RoBERTa-12 with and without attention guidance on a TPU and on GPUs: one config but for batch and mesh.
+"""Pre-train RoBERTa-12 with and without attention guidance on TPUs and GPUs (table 9).
 
 Deshpande & Narasimhan 2020, table 9 (appendix A.4).
 
@@ -6,26 +6,29 @@ Both arms, MLM and AG, one after the other:
 
     bash launch/tpu_create.sh table9 --accelerator=v5litepod-8 --zone=ZONE --spot
     bash launch/tpu_run.sh table9 -- compare --config=configs/ag/table9_tpu_gpu.py:hardware=tpu \
-      --workdir=gs://BUCKET/table9_tpu
+--workdir=gs://BUCKET/table9_tpu
     bash launch/gpu.sh compare --config=configs/ag/table9_tpu_gpu.py:hardware=gpu --workdir=runs/table9_gpu
     bash launch/local.sh compare --config=configs/ag/table9_tpu_gpu.py:scale=small --workdir=runs/table9_small
 
-docs/tpu.md goes through it step by step, with the data. One arm alone is `ag-jax train` with `...,arm=mlm` or `...,arm=ag`.
+docs/tpu.md explains each step, the data included. To train only one arm, use `ag-jax train` with `...,arm=mlm` or
+`...,arm=ag`.
 
-Hardware and time: the paper trained for 8 epochs on TPUs (which ones is not said) and 7 on GPUs (8 NVIDIA Tesla P40 for its
-English models, section 4.5). 129,657 steps of 256 rows on the TPU, 345,752 of 84 on the GPUs; hours, memory and cost on a
-given machine: `ag-jax plan --config=configs/ag/table9_tpu_gpu.py:hardware=tpu,arm=ag --topology=v5e:2x4`. scale=small: about
-four minutes an arm on 2 CPU cores.
+Hardware and time: the paper trained for 8 epochs on TPUs (which ones is not said) and 7 on GPUs (8 NVIDIA Tesla P40
+for its English models, section 4.5). 129,657 steps of 256 rows on the TPU, 345,752 of 84 on the GPUs; hours, memory
+and cost on a given machine:
+`ag-jax plan --config=configs/ag/table9_tpu_gpu.py:hardware=tpu,arm=ag --topology=v5e:2x4`. scale=small: about four
+minutes an arm on 2 CPU cores.
 
-What `hardware` changes, and nothing else: rows a step, epochs and so the number of steps, and the title of the report. The
-mesh is all devices for data parallelism in both, so one command serves any number of them that divides the rows: 256 rows
-go on 4, 8, 32 or 256 chips, 84 on 1, 2, 3, 4, 6 or 7 GPUs, and on 8 with --config.mesh.tensor=2 (4 x 2).
+`hardware` changes only the rows a step, the epochs and with them the number of steps, and the title of the report. In
+both cases the mesh has all devices on its data axis, so one command serves any number of devices that divides the
+rows: 256 rows go on 4, 8, 32 or 256 chips, 84 on 1, 2, 3, 4, 6 or 7 GPUs, and on 8 GPUs with --config.mesh.tensor=2
+(4 x 2).
 
-Expected: the paper gives downstream scores alone (MNLI-m 78.9/79.0 on GPU, 80.3/81.2 on TPU for MLM/AG); the losses are
+Expected: the paper gives only downstream scores (MNLI-m 78.9/79.0 on GPU, 80.3/81.2 on TPU for MLM/AG); the losses are
 those of table 3's RoBERTa-12 or a little lower. Nobody has run scale=paper with this program yet.
 
-Deviations: batch and mesh on the TPU are not given in the paper. Here a TPU slice takes 256 rows a step over all its
-chips, with the hyperparameters of table 11 otherwise; GPUs take table 11's 84. Compute is in bfloat16 on both.
+Deviations: the paper does not give batch and mesh on the TPU. Here a TPU slice takes 256 rows a step over all its
+chips, and GPUs take the 84 of table 11; the other hyperparameters are those of table 11. Both compute in bfloat16.
 """
 
 from ag_jax import config_reader
@@ -37,11 +40,11 @@ ENGLISH_TOKENS = 2116e6
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     hardware: accelerator whose batch and mesh are used.
     arm: the arm to train; `ag-jax compare` trains them all.
-    scale: paper as published, or small for 2 CPU cores.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, hardware=("tpu", "gpu"), arm=("ag", "mlm"), scale=("paper", "small"))
     config = pretraining_config.default_config()

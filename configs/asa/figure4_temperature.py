@@ -1,20 +1,20 @@
-"""What the temperature does: scores of a benign and of an adversarial task under weaker and stronger attacks.
+"""Fine-tune with adversarial self-attention at several temperatures tau (figure 4b).
 
 Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), figure 4 (b), with the settings of its table 5.
 
     ag-jax compare --config=configs/asa/figure4_temperature.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=configs/asa/figure4_temperature.py:checkpoint=runs/quickstart/ag-seed0,tasks=dream,seeds=3,scale=small,\
-data=FOLDER --workdir=DIR
+    ag-jax compare --config=configs/asa/figure4_temperature.py:checkpoint=runs/quickstart/ag-seed0,tasks=dream,\
+seeds=3,scale=small,data=FOLDER --workdir=DIR
 
-The report has the scores against tau as a table and a picture.
+DREAM is the benign task, HellaSWAG the adversarial one. The report has the scores against tau as a table and a figure.
 
-Hardware and time: the paper does not say; 46k examples with three or four rows each, three to eight epochs, four arms, five
-seeds: for an accelerator. scale=small takes minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say; 46k examples with three or four rows each, three to eight epochs, four arms,
+five seeds: for an accelerator. scale=small takes minutes a trial on 2 CPU cores.
 
-Expected (BERT-base): DREAM is best with tau = 1.0, HellaSWAG with 0.3, and in between the one rises where the other falls; the
-figure has no scale. Nobody has run scale=paper with this program yet.
+Expected (BERT-base): DREAM is best with tau = 1.0, HellaSWAG with 0.3, and in between one rises where the other falls;
+the figure has no scale. Nobody has run scale=paper with this program yet.
 
-Deviations: there is an arm `plain`, for comparison; the rest is as in table1_generalization.py.
+Deviations: the arm `plain` is added for comparison; the rest is as in table1_generalization.py.
 """
 
 from ag_jax import config_reader
@@ -26,14 +26,14 @@ ARMS = ("plain", *TEMPERATURES)
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    tasks: names with commas of other tasks of the paper's table 5; those of this table or figure without it.
-    seeds: how many seeds every trial is repeated with.
-    data: folder with the tasks' files; TensorFlow Datasets without it.
+    tasks: comma-separated names of tasks of the paper's table 5; by default the tasks of this table or figure.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
     arm: the arm to train; `ag-jax compare` trains them all.
-    scale: paper as published, or small for 2 CPU cores.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=finetuning.SCALES

@@ -1,21 +1,23 @@
-"""How much the adversary masks, layer by layer and task by task, at the same temperature.
+"""Measure how much attention the adversary masks in each layer and for each task (figure 5).
 
 Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), figure 5, with the settings of its table 5.
 
     ag-jax finetune --config=configs/asa/figure5_masking.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=configs/asa/figure5_masking.py:checkpoint=runs/quickstart/ag-seed0,tasks=sst2,stsb,wnut17,seeds=1,\
-scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/asa/figure5_masking.py:checkpoint=runs/quickstart/ag-seed0,tasks=sst2,stsb,\
+wnut17,seeds=1,scale=small,data=FOLDER --workdir=DIR
 
-The report has the masked share of every layer and task as a table, and over training as a picture.
+All tasks have the same temperature. The report has the masked share of every layer and task as a table, and over
+training as a figure.
 
-Hardware and time: the paper does not say; with one seed 940k examples, three epochs: for an accelerator. scale=small takes
-minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say; with one seed 940k examples, three epochs: for an accelerator. scale=small
+takes minutes a trial on 2 CPU cores.
 
-Expected (BERT-base, tau = 0.3): the share falls from the lowest layer to the highest; it is smaller for sentiment than for
-tagging and reading. The figure's numbers are not in the text. Nobody has run scale=paper with this program yet.
+Expected (BERT-base, tau = 0.3): the share falls from the lowest layer to the highest; it is smaller for sentiment than
+for tagging and reading. The figure's numbers are not in the text. Nobody has run scale=paper with this program yet.
 
-Deviations: tau is 0.3 for all tasks, as in the figure, where table 5 has 0.5 for WNUT-17 and DREAM. When in training the figure
-was measured is not said; the report's table is of the end of training. The rest is as in table1_generalization.py.
+Deviations: tau is 0.3 for all tasks, as in the figure, where table 5 has 0.5 for WNUT-17 and DREAM. The paper does not
+say when in training the figure was measured; the report's table is from the end of training. The rest is as in
+table1_generalization.py.
 """
 
 from ag_jax import config_reader
@@ -25,13 +27,13 @@ TASKS = ("sst2", "mnli", "qnli", "qqp", "stsb", "wnut17", "dream")
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    tasks: names with commas of other tasks of the paper's table 5; those of this table or figure without it.
-    seeds: how many seeds every trial is repeated with.
-    data: folder with the tasks' files; TensorFlow Datasets without it.
-    scale: paper as published, or small for 2 CPU cores.
+    tasks: comma-separated names of tasks of the paper's table 5; by default the tasks of this table or figure.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, checkpoint=str, tasks="", seeds=5, data="", scale=finetuning.SCALES)
     config = finetuning.asa_suite("What adversarial self-attention masks", chosen, TASKS)

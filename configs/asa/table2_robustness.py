@@ -1,26 +1,27 @@
-"""Fine-tuning with and without adversarial self-attention, on tasks whose examples were made to mislead models.
+"""Fine-tune with and without adversarial self-attention on adversarial examples (table 2).
 
-Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), table 2, with the settings of its table 5.
+The examples of the tasks were made to mislead models. Wu et al. 2022 (Adversarial Self-Attention for Language
+Understanding), table 2, with the settings of its table 5.
 
     ag-jax compare --config=configs/asa/table2_robustness.py:checkpoint=DIR,data=FOLDER --workdir=DIR
     ag-jax compare --config=configs/asa/table2_robustness.py:checkpoint=DIR,tasks=anli,hellaswag --workdir=DIR
-    ag-jax compare --config=configs/asa/table2_robustness.py:checkpoint=runs/quickstart/ag-seed0,tasks=anli,seeds=3,scale=small,\
-data=FOLDER --workdir=DIR
+    ag-jax compare --config=configs/asa/table2_robustness.py:checkpoint=runs/quickstart/ag-seed0,tasks=anli,seeds=3,\
+scale=small,data=FOLDER --workdir=DIR
 
-`checkpoint` is a run or a Hugging Face directory: bert-base-uncased and deberta-large in the paper. `data` holds the tasks'
-files; TensorFlow Datasets without it, which lacks PAWS-QQP (docs/tasks.md).
+`checkpoint` is a run or a Hugging Face directory: bert-base-uncased and deberta-large in the paper. `data` is the
+folder with the tasks' files; without it they are read from TensorFlow Datasets, which lacks PAWS-QQP (docs/tasks.md).
 
-Hardware and time: the paper does not say; 215k examples, three epochs, two arms, five seeds: for an accelerator. scale=small
-takes minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say; 215k examples, three epochs, two arms, five seeds: for an accelerator.
+scale=small takes minutes a trial on 2 CPU cores.
 
-Expected (BERT-base, plain/asa): ANLI 48.0/50.4, PAWS-QQP 81.7/87.7, HellaSWAG 39.7/40.8 (dev); DeBERTa-large 57.6/58.2,
-95.7/96.0, 94.3/95.4. Nobody has run scale=paper with this program yet.
+Expected (BERT-base, plain/asa): ANLI 48.0/50.4, PAWS-QQP 81.7/87.7, HellaSWAG 39.7/40.8 (dev); DeBERTa-large
+57.6/58.2, 95.7/96.0, 94.3/95.4. Nobody has run scale=paper with this program yet.
 
-Deviations: `anli` is all three rounds put together, to learn from and to be tested on; the paper says so of its test data, and of
-its training data that it is ANLI's own. Epochs are chosen on development sets, where the released code takes the test set
-(--config.tasks.anli.legacy_eval=True does, and the report says so). PAWS-QQP was trained there on PAWS's pairs with those of QQP;
-here on PAWS's train set alone, less a tenth that chooses the epoch. Of BERT and DeBERTa nothing is attacked but their layers'
-attention; the rest is as in table1_generalization.py.
+Deviations: `anli` is all three rounds put together, for training and for testing; the paper says so of its test data,
+and calls its training data ANLI's own. Epochs are chosen on development sets, where the released code takes the test
+set (as --config.tasks.anli.legacy_eval=True does, and the report then says so). The paper trains for PAWS-QQP on the
+pairs of PAWS and QQP; here on PAWS's train set only, less a tenth that chooses the epoch. Only the attention of BERT's
+and DeBERTa's layers is attacked; the rest is as in table1_generalization.py.
 """
 
 from ag_jax import config_reader
@@ -31,14 +32,14 @@ ARMS = ("plain", "asa")
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    tasks: names with commas of other tasks of the paper's table 5; those of this table or figure without it.
-    seeds: how many seeds every trial is repeated with.
-    data: folder with the tasks' files; TensorFlow Datasets without it.
+    tasks: comma-separated names of tasks of the paper's table 5; by default the tasks of this table or figure.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
     arm: the arm to train; `ag-jax compare` trains them all.
-    scale: paper as published, or small for 2 CPU cores.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=finetuning.SCALES

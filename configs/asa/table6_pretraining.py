@@ -1,26 +1,28 @@
-"""Pre-training that goes on with and without adversarial self-attention.
+"""Continue pre-training with and without adversarial self-attention (table 6).
 
-Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), equation 10 and table 6; table 1 has what follows
-downstream.
+Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), equation 10 and table 6; the downstream scores
+are in table 1.
 
     ag-jax import --from=google-bert/bert-base-uncased --workdir=runs/bert
     ag-jax compare --config=configs/asa/table6_pretraining.py:run=runs/bert --workdir=runs/on
     ag-jax compare --config=configs/asa/table1_generalization.py:checkpoint=runs/bert,longer=runs/on/plain-seed0,\
 pretrained=runs/on/asa-seed0,data=FOLDER --workdir=runs/downstream
-    ag-jax compare --config=configs/asa/table6_pretraining.py:run=runs/quickstart/ag-seed0,scale=small --workdir=runs/on_small
+    ag-jax compare --config=configs/asa/table6_pretraining.py:run=runs/quickstart/ag-seed0,scale=small \
+--workdir=runs/on_small
 
-`run` is any run directory; its encoder, tokenizer and kind of pre-training are taken over, and so are its weights. Of a run that
-detects replaced tokens, that is what is attacked.
+`run` is any run directory; its weights, encoder, tokenizer and kind of pre-training are used. If it detects replaced
+tokens, the detection is attacked.
 
-Hardware and time: 8 GPUs in the paper, 20,000 steps of 1,024 rows of 256 tokens; it gives no time. scale=small takes minutes on 2
-CPU cores.
+Hardware and time: 8 GPUs in the paper, 20,000 steps of 1,024 rows of 256 tokens; it gives no time. scale=small takes
+minutes on 2 CPU cores.
 
-Expected: the paper reports what follows downstream (table1_generalization.py), not the losses. Nobody has run scale=paper with
-this program yet.
+Expected: the paper reports downstream scores (table1_generalization.py), not the losses. Nobody has run scale=paper
+with this program yet.
 
-Deviations: the text says 128 rows, table 6 has 128 on each of 8 GPUs: here 1,024, in 8 microbatches. bfloat16 in the place of
-float16. The sentence-level term compares what the model's head predicts at the first position, as the paper does not say of what
-its divergence is. Wikipedia is that of TensorFlow Datasets, 1 % of it held out.
+Deviations: the text says 128 rows, table 6 has 128 on each of 8 GPUs: here 1,024, in 8 microbatches. bfloat16 replaces
+float16. The sentence-level term compares the predictions of the model's head at the first position, because the paper
+does not say between which distributions its divergence is. Wikipedia is read from TensorFlow Datasets, and 1 % of it
+is held out.
 """
 
 from ag_jax import config_reader
@@ -29,11 +31,11 @@ from ag_jax.recipes import pretraining
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
-    run: directory of the run whose model, tokenizer and weights are taken over.
+    run: directory of the run whose model, tokenizer and weights are continued from.
     arm: the arm to train; `ag-jax compare` trains them all.
-    scale: paper as published, or small for 2 CPU cores.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, run=str, arm=("plain", "asa"), scale=("paper", "small"))
     config = pretraining_config.default_config()

@@ -1,24 +1,26 @@
-"""Robustness from any checkpoint: ANLI, all of it or each of its three rounds, and PAWS-QQP.
+"""ANLI and PAWS-QQP from any checkpoint: fine-tune on adversarial examples.
 
-Nie et al. 2020 (ANLI); Zhang et al. 2019 (PAWS); settings of Wu et al. 2022 (ASA), table 5.
+ANLI with all its rounds, or each of the three. Nie et al. 2020 (ANLI); Zhang et al. 2019 (PAWS); settings of Wu et al.
+2022 (ASA), table 5.
 
     ag-jax finetune --config=configs/finetune/anli.py:checkpoint=DIR,seeds=5,data=FOLDER --workdir=DIR
     ag-jax finetune --config=configs/finetune/anli.py:checkpoint=DIR,tasks=anli,anli_r1,anli_r2,anli_r3 --workdir=DIR
     ag-jax finetune --config=configs/finetune/anli.py:checkpoint=DIR,tasks=anli_r1,scale=small,data=FOLDER --workdir=DIR
 
-TensorFlow Datasets, which is read without `data`, has ANLI alone; PAWS-QQP must be made from QQP by the script of its repository.
+Without `data` the tasks are read from TensorFlow Datasets, which has only ANLI; PAWS-QQP must be made from QQP by the
+script of its repository.
 
-Hardware and time: 163k examples of ANLI (17k, 45k and 100k in its rounds), three epochs: for an accelerator. scale=small takes
-minutes on 2 CPU cores.
+Hardware and time: 163k examples of ANLI (17k, 45k and 100k in its rounds), three epochs: for an accelerator.
+scale=small takes minutes on 2 CPU cores.
 
-Expected: BERT-base 48.0 +- 0.68 on ANLI and 81.7 +- 1.24 on PAWS-QQP, DeBERTa-large 57.6 and 95.7 (ASA's table 2). Nobody has run
-scale=paper with this program yet.
+Expected: BERT-base 48.0 +- 0.68 on ANLI and 81.7 +- 1.24 on PAWS-QQP, DeBERTa-large 57.6 and 95.7 (ASA's table 2).
+Nobody has run scale=paper with this program yet.
 
-Deviations: epochs are chosen on the development set; the released code of ASA chose them on the test set, which
---config.tasks.anli.legacy_eval=True does, too, and the report says so. `anli` is all rounds put together, to learn from and to be
-tested on: the paper puts the tests together, and says of its training data that it is ANLI's own. `anli_r1` and so on are a round
-each. PAWS-QQP was trained there on `train_+qqp.tsv`, PAWS's pairs with those of QQP; here on PAWS's train set alone, less a tenth
-that chooses the epoch.
+Deviations: epochs are chosen on the development set; the released code of ASA chose them on the test set, as
+--config.tasks.anli.legacy_eval=True does (the report then says so). `anli` is all rounds put together, for training
+and for testing: the paper puts the tests together, and calls its training data ANLI's own. `anli_r1`, `anli_r2` and
+`anli_r3` are one round each. The paper trains for PAWS-QQP on `train_+qqp.tsv`, the pairs of PAWS and QQP; here on
+PAWS's train set only, less a tenth that chooses the epoch.
 """
 
 from ag_jax import config_reader
@@ -28,13 +30,13 @@ TASKS = ("anli", "anli_r1", "anli_r2", "anli_r3", "paws_qqp")
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    tasks: names of tasks with commas, or all.
-    seeds: how many seeds every trial is repeated with.
-    data: folder with the tasks' files; TensorFlow Datasets without it, which has only ANLI.
-    scale: paper as published, or small for 2 CPU cores.
+    tasks: comma-separated names of tasks, or `all`.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets, which has only ANLI.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="anli,paws_qqp", seeds=5, data="", scale=finetuning.SCALES

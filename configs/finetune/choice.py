@@ -1,21 +1,21 @@
-"""Multiple choice from any checkpoint: HellaSWAG, SWAG, DREAM, ReCoRD and RACE.
+"""Multiple choice from any checkpoint: fine-tune on HellaSWAG, SWAG, DREAM, ReCoRD and RACE.
 
-Zellers et al. 2019 and 2018; Sun et al. 2019; Zhang et al. 2018; Lai et al. 2017. Settings of Wu et al. 2022 (ASA), table 5; for RACE
-of Liu et al. 2019 (RoBERTa), table 10.
+Zellers et al. 2019 and 2018; Sun et al. 2019; Zhang et al. 2018; Lai et al. 2017. Settings of Wu et al. 2022 (ASA),
+table 5; for RACE those of Liu et al. 2019 (RoBERTa), table 10.
 
     ag-jax finetune --config=configs/finetune/choice.py:checkpoint=DIR,tasks=hellaswag,dream,data=FOLDER --workdir=DIR
     ag-jax finetune --config=configs/finetune/choice.py:checkpoint=DIR,tasks=dream,scale=small,data=FOLDER --workdir=DIR
 
-Hardware and time: three or four rows of 128 tokens an example, 40k examples of HellaSWAG and 6k of DREAM: for an accelerator.
-scale=small takes minutes on 2 CPU cores.
+Hardware and time: three or four rows of 128 tokens an example, 40k examples of HellaSWAG and 6k of DREAM: for an
+accelerator. scale=small takes minutes on 2 CPU cores.
 
-Expected: HellaSWAG 39.7 +- 0.28 for BERT-base (dev; ASA's table 2), DREAM 62.9 +- 0.16 for BERT-base and 67.0 +- 0.62 for
-RoBERTa-base (test; its table 1). Nobody has run scale=paper with this program yet.
+Expected: HellaSWAG 39.7 +- 0.28 for BERT-base (dev; ASA's table 2), DREAM 62.9 +- 0.16 for BERT-base and 67.0 +- 0.62
+for RoBERTa-base (test; its table 1). Nobody has run scale=paper with this program yet.
 
-Deviations: DREAM is all questions of a dialogue and its epochs are chosen on the development set; ASA's released code reads the
-first question alone (--config.tasks.dream.first_question=True) and chooses on the test set (--config.tasks.dream.legacy_eval=True).
-SWAG and ReCoRD, which that table lacks, have the settings of HellaSWAG; ReCoRD's rows have 512 tokens. `race` is middle and high
-school together.
+Deviations: DREAM has all questions of a dialogue, and its epochs are chosen on the development set; ASA's released
+code reads only the first question (--config.tasks.dream.first_question=True) and chooses on the test set
+(--config.tasks.dream.legacy_eval=True). SWAG and ReCoRD, which ASA's table 5 lacks, have the settings of HellaSWAG;
+ReCoRD's rows have 512 tokens. `race` is middle and high school together.
 """
 
 from ag_jax import config_reader
@@ -25,13 +25,13 @@ TASKS = ("hellaswag", "swag", "dream", "record", "race", "race_middle", "race_hi
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    tasks: names of tasks with commas, or all.
-    seeds: how many seeds every trial is repeated with.
-    data: folder with the tasks' files; TensorFlow Datasets without it.
-    scale: paper as published, or small for 2 CPU cores.
+    tasks: comma-separated names of tasks, or `all`.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="hellaswag,dream", seeds=5, data="", scale=finetuning.SCALES

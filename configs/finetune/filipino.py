@@ -1,6 +1,7 @@
-"""Filipino tweets from any checkpoint: hate speech or not, and their sentiment.
+"""Filipino tweets from any checkpoint: fine-tune on hate speech detection and sentiment.
 
-Cruz & Cheng 2020 and Cabasag et al. 2019 (the data); Deshpande & Narasimhan 2020, section 4.2, which compares with them.
+Cruz & Cheng 2020 and Cabasag et al. 2019 (the data); Deshpande & Narasimhan 2020, section 4.2, which compares with
+their results.
 
     ag-jax finetune --config=configs/finetune/filipino.py:checkpoint=DIR,data=FOLDER --workdir=DIR
     ag-jax finetune --config=configs/finetune/filipino.py:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
@@ -9,11 +10,12 @@ Cruz & Cheng 2020 and Cabasag et al. 2019 (the data); Deshpande & Narasimhan 202
 
 Hardware and time: 10,000 tweets, three epochs: minutes on a GPU. scale=small takes minutes on 2 CPU cores.
 
-Expected: accuracy 74.1 for RoBERTa-12 trained without guidance, 74.6 with (Deshpande & Narasimhan's table 4), 74.8 for BERT
-(Cruz & Cheng 2020). Nobody has run scale=paper with this program yet.
+Expected: accuracy 74.1 for RoBERTa-12 trained without guidance, 74.6 with (Deshpande & Narasimhan's table 4), 74.8 for
+BERT (Cruz & Cheng 2020). Nobody has run scale=paper with this program yet.
 
-Deviations: the paper names no settings; these are those of its released code, with a tenth of the steps as warm-up like Cruz &
-Cheng. The marks [LINK], [MENTION] and [HASHTAG] of the tweets are text, not tokens of their own.
+Deviations: the paper names no settings; the settings here are those of its released code, with a tenth of the steps as
+warm-up like Cruz & Cheng. The marks [LINK], [MENTION] and [HASHTAG] of the tweets are tokenised as text, not special
+tokens.
 """
 
 from ag_jax import config_reader
@@ -23,13 +25,13 @@ TASKS = ("filipino_hatespeech", "filipino_sentiment")
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    tasks: names of tasks with commas, or all.
-    seeds: how many seeds every trial is repeated with.
+    tasks: comma-separated names of tasks, or `all`.
+    seeds: number of seeds with which every trial is repeated.
     data: folder with the tasks' files.
-    scale: paper as published, or small for 2 CPU cores.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="filipino_hatespeech", seeds=5, data="", scale=finetuning.SCALES

@@ -1,22 +1,25 @@
-"""Questions whose answers are spans, from any checkpoint, by RoBERTa's settings: SQuAD 1.1 and 2.0, and the small XQuAD.
+"""SQuAD 1.1, SQuAD 2.0 and XQuAD from any checkpoint: fine-tune with RoBERTa's settings.
 
-Rajpurkar et al. 2016 and 2018; Artetxe et al. 2020 (XQuAD); Liu et al. 2019 (RoBERTa), section 5.2 and table 10.
+Questions whose answers are spans of a text. Rajpurkar et al. 2016 and 2018; Artetxe et al. 2020 (XQuAD); Liu et al.
+2019 (RoBERTa), section 5.2 and table 10.
 
     ag-jax finetune --config=configs/finetune/squad.py:checkpoint=DIR,seeds=5 --workdir=DIR
-    ag-jax finetune --config=configs/finetune/squad.py:checkpoint=DIR,tasks=xquad_en,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/squad.py:checkpoint=DIR,tasks=xquad_en,scale=small,data=FOLDER \
+--workdir=DIR
 
-`tasks`: squad1, squad2, and the small xquad_en and xquad_de, which are SQuAD's questions in two languages.
+`tasks`: squad1, squad2, and the small xquad_en and xquad_de, which have questions of SQuAD in English and German.
 
-Hardware and time: 88k and 130k questions, two epochs of rows of 384 tokens: for an accelerator. scale=small takes minutes on 2
-CPU cores.
+Hardware and time: 88k and 130k questions, two epochs of rows of 384 tokens: for an accelerator. scale=small takes
+minutes on 2 CPU cores.
 
-Expected: RoBERTa-large 88.9 EM and 94.6 F1 on SQuAD 1.1, 86.5 and 89.4 on 2.0 (dev; its table 6). Nobody has run scale=paper with
-this program yet.
+Expected: RoBERTa-large 88.9 EM and 94.6 F1 on SQuAD 1.1, 86.5 and 89.4 on 2.0 (dev; its table 6). Nobody has run
+scale=paper with this program yet.
 
-Deviations: whether a question has no answer is the span at the first token, as in Devlin et al. 2019; RoBERTa adds a classifier
-of its own. The rows of a context begin every 128 tokens (with short rows, every half of one). An answer has
-30 tokens at most, as in the official script: with an English tokenizer 3 of the 86 questions of xquad_de's development part have
-longer ones, so that 3.5 points of its exact match are out of reach with RoBERTa's (2 of 86 with BERT's).
+Deviations: the span at the first token means that a question has no answer, as in Devlin et al. 2019; RoBERTa adds a
+separate classifier. A long context is split into rows that begin every 128 tokens (with short rows, every half row).
+An answer has 30 tokens at most, as in the official script: with an English tokenizer 3 of the 86 questions of
+xquad_de's development part have longer ones, so that 3.5 points of its exact match are out of reach with RoBERTa's (2
+of 86 with BERT's).
 """
 
 from ag_jax import config_reader
@@ -26,13 +29,13 @@ TASKS = ("squad1", "squad2", "xquad_en", "xquad_de")
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    tasks: names of tasks with commas, or all.
-    seeds: how many seeds every trial is repeated with.
-    data: folder with the tasks' files; TensorFlow Datasets without it.
-    scale: paper as published, or small for 2 CPU cores.
+    tasks: comma-separated names of tasks, or `all`.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="squad1,squad2", seeds=5, data="", scale=finetuning.SCALES

@@ -1,17 +1,21 @@
-"""Named entities from any checkpoint: WNUT-17 and CoNLL-2003.
+"""Named entities from any checkpoint: fine-tune on WNUT-17 and CoNLL-2003.
 
-Derczynski et al. 2017 (WNUT-17); Tjong Kim Sang & De Meulder 2003 (CoNLL-2003); settings of Wu et al. 2022 (ASA), table 5.
+Derczynski et al. 2017 (WNUT-17); Tjong Kim Sang & De Meulder 2003 (CoNLL-2003); settings of Wu et al. 2022 (ASA),
+table 5.
 
     ag-jax finetune --config=configs/finetune/tagging.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=configs/finetune/tagging.py:checkpoint=DIR,tasks=wnut17,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/finetune/tagging.py:checkpoint=DIR,tasks=wnut17,scale=small,data=FOLDER \
+--workdir=DIR
 
-Hardware and time: WNUT-17 has 3,394 sentences, CoNLL-2003 14,041; a GPU takes minutes. scale=small takes minutes on 2 CPU cores.
+Hardware and time: WNUT-17 has 3,394 sentences, CoNLL-2003 14,041; a GPU takes minutes. scale=small takes minutes on 2
+CPU cores.
 
-Expected: WNUT-17 F1 47.8 +- 1.08 for BERT-base, 54.8 +- 0.80 for RoBERTa-base (test; ASA's table 1). Nobody has run scale=paper
-with this program yet.
+Expected: WNUT-17 F1 47.8 +- 1.08 for BERT-base, 54.8 +- 0.80 for RoBERTa-base (test; ASA's table 1). Nobody has run
+scale=paper with this program yet.
 
-Deviations: F1 is that of whole entities; ASA's released code has the F1 of tokens, which --config.tasks.wnut17.metric=token_f1
-chooses by (both are in the report). CoNLL-2003, which that table lacks, has the settings of WNUT-17, with rows of 128 tokens.
+Deviations: F1 is over whole entities; ASA's released code has F1 over tokens, and
+--config.tasks.wnut17.metric=token_f1 selects by it (both are in the report). CoNLL-2003, which ASA's table 5 lacks,
+has the settings of WNUT-17, with rows of 128 tokens.
 """
 
 from ag_jax import config_reader
@@ -21,13 +25,13 @@ TASKS = ("wnut17", "conll2003")
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    tasks: names of tasks with commas, or all.
-    seeds: how many seeds every trial is repeated with.
-    data: folder with the tasks' files; TensorFlow Datasets without it.
-    scale: paper as published, or small for 2 CPU cores.
+    tasks: comma-separated names of tasks, or `all`.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=finetuning.SCALES)
     config = finetuning.suite("Named entities", chosen)

@@ -1,5 +1,6 @@
-"""Four formats of the input: pairs of segments or sentences with next-sentence prediction, and full or document sentences.
+"""Pre-train BERT-base with four input formats, two with next-sentence prediction (table 2).
 
+Pairs of segments or of sentences with next-sentence prediction; full sentences, or sentences of one document, without.
 Liu et al. 2019 (RoBERTa), table 2 (section 4.2).
 
     ag-jax compare --config=configs/roberta/table2_input_formats.py --workdir=DIR
@@ -7,12 +8,12 @@ Liu et al. 2019 (RoBERTa), table 2 (section 4.2).
 
 Hardware and time: 1M steps of 256 rows each. scale=small: about four minutes an arm on 2 CPU cores.
 
-Expected: the paper reports downstream scores (MNLI-m 84.0, 82.9, 84.7, 84.7 in the order of `arm`); here it is the
-losses, which are those of different inputs and so are not to be ranked. Nobody has run scale=paper with this program yet.
+Expected: the paper reports downstream scores (MNLI-m 84.0, 82.9, 84.7, 84.7 in the order of `arm`); here the losses
+are reported, which are of different inputs and so cannot be ranked. Nobody has run scale=paper with this program yet.
 
-Deviations: Wikipedia alone. Rows of sentence pairs and of document sentences are shorter; the paper enlarges their
-batches so that a step sees about as many tokens, by how much it does not say: here 4 times for sentence pairs and 1.25
-times for document sentences at scale=paper.
+Deviations: only Wikipedia. Rows of sentence pairs and of document sentences are shorter; the paper enlarges their
+batches so that a step sees about as many tokens, but does not say by how much: here 4 times for sentence pairs and
+1.25 times for document sentences at scale=paper.
 """
 
 from ag_jax import config_reader
@@ -23,10 +24,10 @@ BATCH_FACTORS = {"segment_pair_nsp": 1.0, "sentence_pair_nsp": 4.0, "full_senten
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     arm: the arm to train; `ag-jax compare` trains them all.
-    scale: paper as published, or small for 2 CPU cores.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, arm=tuple(BATCH_FACTORS), scale=("paper", "small"))
     config = pretraining_config.default_config()

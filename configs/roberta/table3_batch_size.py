@@ -1,4 +1,4 @@
-"""Small, large and very large batches at equal numbers of rows seen.
+"""Pre-train BERT-base with three batch sizes and equal numbers of rows seen (table 3).
 
 Liu et al. 2019 (RoBERTa), table 3 of the paper (section 4.3).
 
@@ -7,18 +7,18 @@ Liu et al. 2019 (RoBERTa), table 3 of the paper (section 4.3).
 
 Hardware and time: 256M rows of 512 tokens an arm. scale=small: about four minutes an arm on 2 CPU cores.
 
-Expected (perplexity on held-out text): 3.99 (256 rows, 1M steps, peak 1e-4), 3.68 (2k rows, 125k steps, 7e-4), 3.77 (8k
-rows, 31k steps, 1e-3). Nobody has run scale=paper with this program yet.
+Expected (perplexity on held-out text): 3.99 (256 rows, 1M steps, peak 1e-4), 3.68 (2k rows, 125k steps, 7e-4), 3.77
+(8k rows, 31k steps, 1e-3). Nobody has run scale=paper with this program yet.
 
-Deviations: Wikipedia alone, without BookCorpus. At scale=small the batches are 8, 32 and 128 rows and the learning rates
-3e-4, 6e-4 and 1.2e-3, which were not tuned.
+Deviations: only Wikipedia, without BookCorpus. At scale=small the batches are 8, 32 and 128 rows and the learning
+rates 3e-4, 6e-4 and 1.2e-3, which were not tuned.
 """
 
 from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
 
-# Rows a step, steps, peak learning rate, warm-up steps; and parts of a step.
+# Rows a step, steps, peak learning rate, warm-up steps, microbatches a step.
 PAPER = {
     "256": (256, 1_000_000, 1e-4, 10_000, 1),
     "2k": (2048, 125_000, 7e-4, 7_500, 8),
@@ -28,10 +28,10 @@ SMALL = {"256": (8, 2400, 3e-4, 144, 1), "2k": (32, 600, 6e-4, 36, 1), "8k": (12
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     arm: the arm to train; `ag-jax compare` trains them all.
-    scale: paper as published, or small for 2 CPU cores.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, arm=tuple(PAPER), scale=("paper", "small"))
     config = pretraining_config.default_config()

@@ -1,23 +1,26 @@
-"""GLUE by RoBERTa's protocol: development scores, medians of five seeds, and files for the benchmark's server.
+"""Fine-tune on GLUE by RoBERTa's protocol: medians of five seeds, files for the server (table 5).
 
 Liu et al. 2019 (RoBERTa), table 5 (section 5.1) and table 10.
 
     ag-jax finetune --config=configs/roberta/table5_glue.py:checkpoint=DIR --workdir=DIR
     ag-jax finetune --config=configs/roberta/table5_glue.py:checkpoint=DIR,mnli_first=True,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=configs/roberta/table5_glue.py:checkpoint=DIR,tasks=rte,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=configs/roberta/table5_glue.py:checkpoint=DIR,tasks=rte,scale=small,data=FOLDER \
+--workdir=DIR
 
-`checkpoint` is a run or a Hugging Face directory, such as one of roberta-large. `mnli_first=True` starts RTE, STS-B and MRPC from
-MNLI's weights, as the test submissions did; the development scores are without, although the table's caption mixes the two.
+`checkpoint` is a run or a Hugging Face directory, such as one of roberta-large. `mnli_first=True` starts RTE, STS-B
+and MRPC from MNLI's weights, as the test submissions did; the development scores were made without it, although the
+table's caption mixes the two.
 
-Hardware and time: six points, ten epochs and five seeds of nine tasks: days on one accelerator. The paper does not say. scale=small
-takes about a minute a trial on 2 CPU cores.
+Hardware and time: six points, ten epochs and five seeds of nine tasks: days on one accelerator. The paper does not
+say. scale=small takes about a minute a trial on 2 CPU cores.
 
-Expected (roberta-large, dev, medians): MNLI 90.2/90.2, QNLI 94.7, QQP 92.2, RTE 86.6, SST-2 96.4, MRPC 90.9, CoLA 68.0, STS-B 92.4,
-WNLI 91.3. Nobody has run scale=paper with this program yet.
+Expected (roberta-large, dev, medians): MNLI 90.2/90.2, QNLI 94.7, QQP 92.2, RTE 86.6, SST-2 96.4, MRPC 90.9, CoLA
+68.0, STS-B 92.4, WNLI 91.3. Nobody has run scale=paper with this program yet.
 
-Deviations: WNLI is plain two-way classification, where RoBERTa ranks candidate spans that it finds with a parser, so 91.3 is out
-of reach. STS-B's epochs are chosen by Pearson's correlation, fairseq's by the loss. Every epoch is evaluated, and QQP's warm-up is
-6 % like the others', where fairseq's command has 25 %. QQP's broken lines are left out and counted.
+Deviations: WNLI is plain two-way classification, where RoBERTa ranks candidate spans that it finds with a parser, so
+91.3 is out of reach. STS-B's epochs are chosen by Pearson's correlation, where fairseq chooses by the loss. Every
+epoch is evaluated, and QQP's warm-up is 6 % like the others', where fairseq's command has 25 %. QQP's broken lines are
+left out and counted.
 """
 
 from ag_jax import config_reader
@@ -25,14 +28,14 @@ from ag_jax.recipes import finetuning
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    tasks: names of tasks with commas, or all.
+    tasks: comma-separated names of tasks, or `all`.
     mnli_first: start RTE, STS-B and MRPC from MNLI's weights.
-    seeds: how many seeds every trial is repeated with.
-    data: folder with the tasks' files; TensorFlow Datasets without it.
-    scale: paper as published, or small for 2 CPU cores.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(
         argument, checkpoint=str, tasks="all", mnli_first=(False, True), seeds=5, data="", scale=finetuning.SCALES

@@ -1,16 +1,18 @@
-"""SQuAD 1.1 and 2.0 by RoBERTa's protocol.
+"""Fine-tune on SQuAD 1.1 and 2.0 by RoBERTa's protocol (table 6).
 
 Liu et al. 2019 (RoBERTa), table 6 (section 5.2) and table 10.
 
     ag-jax finetune --config=configs/roberta/table6_squad.py:checkpoint=DIR --workdir=DIR
     ag-jax finetune --config=configs/roberta/table6_squad.py:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
 
-Hardware and time: 48 rows of 384 tokens, two epochs of 88k and 130k questions, five seeds: for an accelerator. scale=small takes
-minutes on 2 CPU cores; without SQuAD's files, configs/finetune/squad.py has the small XQuAD.
+Hardware and time: 48 rows of 384 tokens, two epochs of 88k and 130k questions, five seeds: for an accelerator.
+scale=small takes minutes on 2 CPU cores; without SQuAD's files, configs/finetune/squad.py has the small XQuAD.
 
-Expected (roberta-large, dev, EM/F1): 88.9/94.6 on SQuAD 1.1, 86.5/89.4 on 2.0. Nobody has run scale=paper with this program yet.
+Expected (roberta-large, dev, EM/F1): 88.9/94.6 on SQuAD 1.1, 86.5/89.4 on 2.0. Nobody has run scale=paper with this
+program yet.
 
-Deviations: whether a question has no answer is the span at the first token; RoBERTa adds a classifier of its own and its loss.
+Deviations: the span at the first token means that a question has no answer; RoBERTa adds a separate classifier with
+its loss.
 """
 
 from ag_jax import config_reader
@@ -20,13 +22,13 @@ TASKS = ("squad1", "squad2")
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    tasks: names of tasks with commas, or all.
-    seeds: how many seeds every trial is repeated with.
-    data: folder with the tasks' files; TensorFlow Datasets without it.
-    scale: paper as published, or small for 2 CPU cores.
+    tasks: comma-separated names of tasks, or `all`.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=finetuning.SCALES)
     config = finetuning.suite("SQuAD by RoBERTa's protocol", chosen)

@@ -1,19 +1,21 @@
-"""RACE by RoBERTa's protocol.
+"""Fine-tune on RACE by RoBERTa's protocol (table 7).
 
 Liu et al. 2019 (RoBERTa), table 7 (section 5.3) and table 10.
 
     ag-jax finetune --config=configs/roberta/table7_race.py:checkpoint=DIR,data=FOLDER --workdir=DIR
     ag-jax finetune --config=configs/roberta/table7_race.py:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
 
-`data` holds the folder RACE with train, dev and test; TensorFlow Datasets without it.
+`data` contains the folder RACE with train, dev and test; without it RACE is read from TensorFlow Datasets.
 
-Hardware and time: 88k questions with four rows of 512 tokens each, four epochs, five seeds: for an accelerator. scale=small takes
-minutes on 2 CPU cores.
+Hardware and time: 88k questions with four rows of 512 tokens each, four epochs, five seeds: for an accelerator.
+scale=small takes minutes on 2 CPU cores.
 
-Expected (roberta-large, test): 83.2, of which middle school 86.5 and high school 81.3. Nobody has run it with this program yet.
+Expected (roberta-large, test): 83.2, of which middle school 86.5 and high school 81.3. Nobody has run scale=paper with
+this program yet.
 
-Deviations: the table's middle and high are parts of one model's score; here `tasks=race,race_middle,race_high` trains one model
-each. Weight decay is 0.1 as in table 10, where fairseq's README has 0.01.
+Deviations: the table's scores for middle and high school are parts of one model's score; here
+`tasks=race,race_middle,race_high` trains one model for each. Weight decay is 0.1 as in table 10, where fairseq's
+README has 0.01.
 """
 
 from ag_jax import config_reader
@@ -23,13 +25,13 @@ TASKS = ("race", "race_middle", "race_high")
 
 
 def get_config(argument: str = ""):
-    """Return the settings.
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    tasks: names of tasks with commas, or all.
-    seeds: how many seeds every trial is repeated with.
-    data: folder with the tasks' files; TensorFlow Datasets without it.
-    scale: paper as published, or small for 2 CPU cores.
+    tasks: comma-separated names of tasks, or `all`.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
+    scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, checkpoint=str, tasks="race", seeds=5, data="", scale=finetuning.SCALES)
     config = finetuning.suite("RACE by RoBERTa's protocol", chosen)
