@@ -1,4 +1,7 @@
-"""Packages of the wheel: ag_jax, and configs/ as ag_jax/configs, so that --config=quickstart is found without a checkout."""
+"""Packages of the wheel: ag_jax, and configs/ as ag_jax/configs.
+
+So --config=quickstart is found without a checkout.
+"""
 
 import pathlib
 

@@ -1,14 +1,16 @@
-"""Time, products and memory traffic of a training step under each attack, over those of plain training.
+"""Measure a training step under each attack relative to plain training: time, FLOPs and memory traffic.
 
     python benchmarks/adversarial_step.py
     python benchmarks/adversarial_step.py --figure=runs/figure4a.png
     python benchmarks/adversarial_step.py --lengths=512 --arms=plain,asa --set=adversarial.asa.dropout=shared
 
-Figure 4 (a) of Wu et al. 2022: the arms of configs/asa/figure4_speed.py take turns in one process (`--rounds` times `--steps`
-steps each) on the same batches, so that ratios are of the same minutes of the same machine. Products (FLOPs) and bytes are
-those of the compiled step, loops counted by their trips. Writes benchmarks/results/adversarial_step-DEVICE.json.
+Figure 4 (a) of Wu et al. 2022: the arms of configs/asa/figure4_speed.py take turns in one process (`--rounds` times
+`--steps` steps each) on the same batches, so that the times of a ratio were measured in the same minutes on the same
+machine. FLOPs of matrix products and bytes are those of the compiled step; the body of a loop counts once per
+iteration. Writes benchmarks/results/adversarial_step-DEVICE.json.
 
-On an accelerator it is BERT-base, as there. A CPU gets two of its twelve layers, fewer words and rows: per layer the same work.
+On an accelerator the model is BERT-base, as in the paper. On a CPU it has two of the twelve layers, fewer words and
+rows; the work per layer and row is the same.
 """
 
 import argparse
@@ -33,14 +35,14 @@ ON_CPU = {"model.layers": 2, "model.vocabulary_size": None, "training.batch_size
 
 
 def compiled(runner: Runner) -> dict[str, float]:
-    """FLOPs of products, and bytes that are read and written, of the compiled step."""
+    """Return the FLOPs of matrix products, the bytes read and written, and the temporary bytes of the compiled step."""
     found = costs.costs(Program(runner.program.as_text()), 1)
     memory = runner.program.memory_analysis()
     return {"product_flops": found.flops, "bytes_moved": found.bytes, "temporary_bytes": memory.temp_size_in_bytes}
 
 
 def of_length(length: int, options: argparse.Namespace, overrides: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The figures of every arm at a length, each with its ratios to the first arm."""
+    """Measure every arm at a sequence length; return the figures by arm, with their ratios to the first arm."""
     running = []
     for arm in options.arms.split(","):
         source = f"{CONFIG}:length={length},arm={arm}"
@@ -63,7 +65,7 @@ def of_length(length: int, options: argparse.Namespace, overrides: dict[str, Any
 
 
 def main() -> None:
-    """Measure, print and record."""
+    """Measure every length, print the figures, save them and draw the figure if asked."""
     on_cpu = jax.default_backend() == "cpu"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", default="128,256,512")

@@ -1,14 +1,16 @@
-"""Time and memory of attention by implementation, side by side on the device at hand.
+"""Measure time and memory of the attention implementations on the available device.
 
     python benchmarks/attention_kernels.py [--lengths 128 512 2048 8192] [--tokens 16384]
 
-One layer of RoBERTa-12's attention (12 heads of 64, bfloat16) on rows without padding: the reference, the device's own
-kernel plain, guided (one Next, one Prev, four First) and with dropout 0.1, and `jax.nn.dot_product_attention`, through cuDNN
-where there is an NVIDIA GPU. For each length: the median time of a forward pass and of forward and backward together, taken
-in turns over all implementations; FLOP/s by the L x L x N products that are needed (2 forward, 5 backward); the compiler's
-account of temporary memory; and how far the results are from the reference's. What does not run says why.
+One layer of RoBERTa-12's attention (12 heads of 64, bfloat16) on rows without padding, by the reference, by the fused
+kernel of the device and by `jax.nn.dot_product_attention` (through cuDNN on an NVIDIA GPU). The reference and the
+kernel are measured plain, guided (one Next, one Prev, four First), with dropout 0.1, and with both. For each length:
+the median time of a forward pass and of forward and backward together, measured in turns over all implementations;
+FLOP/s, counting the L x L x N products that are needed (2 forward, 5 backward); the compiler's figure of temporary
+memory; and the distance of the results from the reference's. An implementation that fails has the error instead.
 
-Writes benchmarks/results/attention_kernels.json where there is a kernel to measure. Elsewhere it prints memory alone.
+Writes benchmarks/results/attention_kernels.json where there is a kernel to measure; elsewhere it only prints the
+memory.
 """
 
 import argparse
@@ -42,14 +44,14 @@ PRODUCTS = {"forward": 2, "forward_and_backward": 7}
 
 
 def guides(rows: int, length: int) -> Guides:
-    """Half of the heads guided, as by default."""
+    """Return guides for half of the heads, as by default: one Next, one Prev and four First."""
     sequences_BL = jnp.ones((rows, length), jnp.int32)
     first_BL = jnp.broadcast_to(jnp.arange(length)[None, :] == 0, (rows, length))
     return Guides((Shift(1), Shift(-1), patterns.columns(first_BL, sequences_BL)), (1, 1, 4))
 
 
 def call(attend: Callable, rows: int, length: int, *, guided: bool = False, rate: float = 0.0) -> Callable:
-    """A function of query, key and value that gives the output, and the statistics if they are guided."""
+    """Return a function of query, key and value that returns the output, and with `guided` the guidance statistics."""
 
     def results(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, ...]:
         segments = jnp.ones((rows, length), jnp.int32)
@@ -61,12 +63,12 @@ def call(attend: Callable, rows: int, length: int, *, guided: bool = False, rate
 
 
 def library(implementation: str | None) -> Callable:
-    """JAX's own attention as a function of query, key and value."""
+    """Return `jax.nn.dot_product_attention` as a function of query, key and value."""
     return lambda *arrays: (jax.nn.dot_product_attention(*arrays, implementation=implementation),)
 
 
 def implementations(rows: int, length: int) -> dict[str, Callable]:
-    """By name, what there is to measure on this device."""
+    """Return the implementations to measure on this device, by name."""
     kernel = KERNELS.get(jax.default_backend())
     found = {f"reference{name}": call(reference.attend, rows, length, **kind) for name, kind in VARIANTS.items()}
     if kernel is not None:
@@ -76,7 +78,10 @@ def implementations(rows: int, length: int) -> dict[str, Callable]:
 
 
 def compile_both(results: Callable, arrays: tuple) -> dict[str, Any]:
-    """The two passes, compiled for the device; both take query, key, value and the output's gradient."""
+    """Compile the forward pass, and forward and backward together.
+
+    Both take (query, key, value, gradient of the output).
+    """
 
     def both(*arrays):
         found, pull = jax.vjp(results, *arrays[:3])
@@ -87,7 +92,7 @@ def compile_both(results: Callable, arrays: tuple) -> dict[str, Any]:
 
 
 def seconds(compiled: Any, arrays: tuple) -> float:
-    """Of one call, among `CALLS` that follow one another."""
+    """Return the mean time of a call in seconds, over `CALLS` calls in a row."""
     began = time.perf_counter()
     for _ in range(CALLS):
         result = compiled(*arrays)
@@ -96,13 +101,13 @@ def seconds(compiled: Any, arrays: tuple) -> float:
 
 
 def distance(found: tuple, wanted: tuple) -> float:
-    """The largest difference between results or gradients, relative to the largest of each."""
+    """Return the largest difference of results or gradients, relative to the largest absolute value of the array."""
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
     return max(float(jnp.abs(one - other).max() / jnp.abs(other).max()) for one, other in pairs)
 
 
 def measure(length: int, tokens: int) -> dict[str, dict]:
-    """All implementations on rows of a length."""
+    """Measure all implementations on rows of `length` tokens, about `tokens` in total; return the figures by name."""
     rows = max(1, tokens // length)
     draws = jax.random.normal(jax.random.key(length), (4, rows, length, HEADS, WIDTH), jnp.bfloat16)
     arrays, compiled, figures = tuple(draws), {}, {}
@@ -122,7 +127,10 @@ def measure(length: int, tokens: int) -> dict[str, dict]:
 
 
 def take_turns(compiled: dict, arrays: tuple, figures: dict, elements: int) -> None:
-    """Add times, speeds and distances to figures; `elements` are L x L x N of all rows."""
+    """Time the implementations in turns; add times, speeds and distances from the reference to `figures`.
+
+    elements: number of elements L x L x N of a product, over all rows.
+    """
     passes = {(name, which): one for name, both in compiled.items() for which, one in both.items()}
     times = {key: [] for key in passes}
     for _ in range(REPEATS):
@@ -143,7 +151,7 @@ def take_turns(compiled: dict, arrays: tuple, figures: dict, elements: int) -> N
 
 
 def main() -> None:
-    """Measure each length and record it."""
+    """Measure every length, print the figures and save them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048, 8192])
     parser.add_argument("--tokens", type=int, default=16_384)

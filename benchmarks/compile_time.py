@@ -1,8 +1,8 @@
-"""How compile time grows with depth: the training step of RoBERTa-8 and RoBERTa-16 with guidance, side by side.
+"""Measure how compile time grows with depth: the training step of RoBERTa-8 and of RoBERTa-16 with guidance.
 
     python benchmarks/compile_time.py
 
-Each is lowered and compiled afresh `REPEATS` times, alternating; the figures are medians in seconds. Writes
+Both are lowered and compiled `REPEATS` times in turns, without caches; the figures are medians in seconds. Writes
 benchmarks/results/compile_time.json.
 """
 
@@ -17,7 +17,7 @@ REPEATS, LENGTH, ROWS = 3, 128, 8
 
 
 def main() -> None:
-    """Compile both and record the times."""
+    """Compile both models, print the times and save them."""
     sizes = {"RoBERTa-8": (8, 12), "RoBERTa-16": (16, 16)}
     seconds = {name: [] for name in sizes}
     for _ in range(REPEATS):

@@ -1,4 +1,4 @@
-"""The real training step on shapes alone, for benchmarks that compile and need not run."""
+"""Training steps built from shapes only, for benchmarks that compile a step without running it."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from ag_jax.training import sharding
 def training_step(
     *, layers: int, heads: int, length: int, rows: int, mode: str, remat: str = "dots"
 ) -> tuple[Any, tuple]:
-    """The jitted step of a RoBERTa of width 768 with 52,000 words, and shapes of its arguments."""
+    """Return the jitted training step of a RoBERTa of width 768 with 52,000 words, and the shapes of its arguments."""
     settings = pretraining_config.default_config()
     settings.data.sequence_length = length
     settings.model.update(layers=layers, heads=heads, max_length=length, remat=remat)

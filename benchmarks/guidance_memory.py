@@ -1,9 +1,10 @@
-"""What guidance adds to a training step's memory, from the compiler's own account of the step.
+"""Measure the memory that guidance adds to a training step, from the compiler's memory analysis.
 
     python benchmarks/guidance_memory.py
 
-Compiles the training step of RoBERTa-12 (L=512, dropout 0.1) for MLM and AG on the device at hand, runs neither, and
-records the temporary memory of both, for each `model.remat`. Writes benchmarks/results/guidance_memory.json.
+Compiles the training step of RoBERTa-12 (L=512, dropout 0.1) with and without guidance on the available device,
+without running it, for each `model.remat`, and saves the temporary memory of both. Writes
+benchmarks/results/guidance_memory.json.
 """
 
 import compiling
@@ -13,7 +14,7 @@ ROWS, LENGTH, LAYERS = 4, 512, 12
 
 
 def main() -> None:
-    """Compile both steps and record their memory."""
+    """Compile the steps with and without guidance, print their temporary memory and save it."""
     figures = {"layers": LAYERS, "length": LENGTH, "rows": ROWS}
     for remat in ("none", "dots", "layer"):
         temporary = {}

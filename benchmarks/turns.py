@@ -1,4 +1,4 @@
-"""Programs that take turns in one process, so that ratios are of the same minutes of the same machine."""
+"""Measure programs in turns in one process, so that each sees the same load of the machine."""
 
 import statistics
 import time
@@ -12,14 +12,14 @@ FIRST = 3  # steps that are not counted
 
 
 class Runs(Protocol):
-    """What takes turns."""
+    """Interface of a program that can be measured in turns."""
 
     def steps(self, start: int, stop: int, counted: bool = True) -> None:
-        """Steps `start` to `stop` - 1."""
+        """Run steps `start` to `stop` - 1; measure them if `counted`."""
 
 
 def take(running: Sequence[Runs], rounds: int, steps: int) -> None:
-    """`rounds` times `steps` steps of each, one after the other."""
+    """Run `steps` steps of each program in turn, `rounds` times, after `FIRST` uncounted steps of each."""
     for one in running:
         one.steps(0, FIRST, counted=False)
     for number in range(rounds):
@@ -28,12 +28,15 @@ def take(running: Sequence[Runs], rounds: int, steps: int) -> None:
 
 
 def described(rounds: int, steps: int) -> str:
-    """That, for the record."""
+    """Return a description of the turns for the saved results."""
     return f"{rounds} rounds of {steps} steps each, after {FIRST} that are not counted"
 
 
 def finish(in_flight: Any, times: list[float], before: float) -> float:
-    """Wait for a step's loss and note the time since `before`; returns the time now."""
+    """Wait for a step's loss, append the time since `before` to `times` and return the current time.
+
+    in_flight: loss of the step; None returns `before` and does nothing else.
+    """
     if in_flight is None:
         return before
     jax.block_until_ready(in_flight)
@@ -43,7 +46,7 @@ def finish(in_flight: Any, times: list[float], before: float) -> float:
 
 
 def speed(times: list[float], **counts: int) -> dict[str, float]:
-    """What was counted a second over all steps, such as `tokens`, and the times of the steps."""
+    """Return each of `counts`, such as `tokens`, per second over all steps, and percentiles of the step times."""
     return {
         **{f"{name}_per_second": count / sum(times) for name, count in counts.items()},
         "step_seconds_p50": statistics.median(times),

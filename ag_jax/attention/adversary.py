@@ -32,7 +32,7 @@ ADVERSARY = "adversary"
 
 
 def split_params(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split parameters, or their gradient, into those of the model and those of the adversary (empty if it has none)."""
+    """Split parameters, or their gradient, into those of the model and those of the adversary, if it has one."""
     model = {name: tree for name, tree in params.items() if name != ADVERSARY}
     return model, {name: tree for name, tree in params.items() if name == ADVERSARY}
 

@@ -51,8 +51,8 @@ class AttentionMask:
 class Attack(Protocol):
     """An attack on the attention of every layer: a pytree whose leaves have a leading axis over the layers.
 
-    Each layer calls its own slice. `scores()` computes the layer's attention probabilities without the attack, a mean over
-    heads, `BQK`. `key` is the layer's random key; None without dropout.
+    Each layer calls its own slice. `scores()` computes the layer's attention probabilities without the attack, a mean
+    over heads, `BQK`. `key` is the layer's random key; None without dropout.
     """
 
     def __call__(

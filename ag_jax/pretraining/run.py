@@ -408,7 +408,10 @@ class OpenRun:
 
     @property
     def attacker(self) -> LearntMasks | None:
-        """The adversary that the model was trained against, to be applied with `params | adversary_params`; None without one."""
+        """The adversary that the model was trained against, None without one.
+
+        It is applied to `params | adversary_params`.
+        """
         special = build.special_tokens(self.tokenizer)
         return adversarial.learnt(self.config.adversarial, self.model.config, special)
 

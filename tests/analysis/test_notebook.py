@@ -63,7 +63,9 @@ def test_it_is_committed_without_outputs():
 
 @pytest.mark.parametrize("mode", ["loss", "none"])
 def test_it_shows_a_run(source, alone, monkeypatch, mode):
-    """A run that is named, and that of the quickstart, which the notebook finds from its own folder by a relative path."""
+    """A run that is named, and that of the quickstart, which the notebook finds from its
+    own folder by a relative path.
+    """
     workdir, folder = alone / "runs" / "quickstart" / "ag-seed0", alone / "notebooks"
     folder.mkdir()
     tiny_run(source, workdir, mode=mode, heads="next:1,period:2")

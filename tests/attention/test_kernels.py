@@ -33,7 +33,9 @@ IMPLEMENTATIONS = {
 
 
 def make_sequences(kind, batch, length):
-    """No padding; padding on the right, up to a row that is nothing else; or three texts in a row with padding between."""
+    """No padding; padding on the right, up to a row that is nothing else; or three texts
+    in a row with padding between.
+    """
     if kind == "full":
         return np.ones((batch, length), np.int32)
     position_L = np.arange(length)

@@ -106,7 +106,9 @@ def test_a_band_costs_what_its_blocks_cost():
 
 
 def test_memory_grows_with_the_length_and_not_with_its_square():
-    """At every length a few arrays of the size of the queries; of 32 rows, as arrays of one row stay in the chip's vector memory."""
+    """At every length a few arrays of the size of the queries; of 32 rows, as arrays of one row stay
+    in the chip's vector memory.
+    """
     for length in (2048, 4096, 8192):
         queries = 32 * length * 4 * 64 * 4  # bytes, in float32
         assert 0.5 * queries < compiled("v5e", 32, length, 4, 64).memory_analysis().temp_size_in_bytes < 3 * queries

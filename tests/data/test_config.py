@@ -27,7 +27,8 @@ from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
         (lambda: DataConfig(source=""), "source is empty"),
         (
             lambda: DataConfig(pack=True, format="sentence_pair_nsp"),
-            "pack=True works with fixed_blocks, full_sentences, doc_sentences only, got format='sentence_pair_nsp'.*set pack",
+            "pack=True works with fixed_blocks, full_sentences, doc_sentences only, got format='sentence_pair_nsp'"
+            ".*set pack",
         ),
         (lambda: DataConfig(duplicates=2), "duplicates=2 works with segment_pair_nsp"),
     ],

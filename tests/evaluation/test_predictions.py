@@ -26,8 +26,10 @@ EXAMPLES = {
     "mnli": [Texts("0", "Anna met Bo", "It rained", 2), Texts("1", "Anna", "Bo", 0)],
     "stsb": [Texts("0", "Anna", "Bo", 1.25), Texts("1", "Anna", "Bo", 5.0)],
     "dream": [Choices("0", (("x", "a"), ("x", "b"), ("x", "c")), (2,)), Choices("1", (("x", "a"), ("x", "b")), (0,))],
-    "oromo_ner": [Words("0", ("Anna", "met", "Bo"), ("B-PER", "O", "B-PER")), Words("1", ("old", "house") * 9, ("B-LOC", "I-LOC") * 9)],
-    "squad1": [Question("0", "who?", CONTEXT, (("Cleo", CONTEXT.rindex("Cleo")),)), Question("1", "who?", CONTEXT, (("Bo in", 9),))],
+    "oromo_ner": [Words("0", ("Anna", "met", "Bo"), ("B-PER", "O", "B-PER")),
+        Words("1", ("old", "house") * 9, ("B-LOC", "I-LOC") * 9)],
+    "squad1": [Question("0", "who?", CONTEXT, (("Cleo", CONTEXT.rindex("Cleo")),)),
+        Question("1", "who?", CONTEXT, (("Bo in", 9),))],
     "squad2": [Question("0", "who?", CONTEXT, (("the dog", 45),)), Question("1", "why?", CONTEXT, ())],
 }  # fmt: skip
 RIGHT = {

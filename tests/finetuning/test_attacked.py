@@ -1,4 +1,6 @@
-"""Suites under attack: schedules that follow another arm, and what their reports say of masks, temperatures and maps."""
+"""Suites under attack: schedules that follow another arm, and what their reports say of
+masks, temperatures and maps.
+"""
 
 import dataclasses
 import json
@@ -31,7 +33,9 @@ def get_config(argument=""):
     arms = ("plain", "asa", "strong", "scheduled")
     chosen = config_reader.arguments(argument, model=str, data=str, arm=arms, tasks="sst2", arms="plain-asa-scheduled")
     config = config_reader.default(FinetuningConfig)
-    config.update(title="A title", checkpoint=chosen.model, data=chosen.data, seeds=(0, 1), arms=chosen.arms.replace("-", ","))
+    config.update(
+        title="A title", checkpoint=chosen.model, data=chosen.data, seeds=(0, 1), arms=chosen.arms.replace("-", ",")
+    )
     for task in config_reader.listed(chosen.tasks):
         finetuning.add(config, task, learning_rates=(1e-4, 2e-4), max_length=32, epochs=2)
     if chosen.arm == "scheduled":

@@ -1,4 +1,6 @@
-"""Trials under attack: a killed one ends the same, the adversary leaves no weights behind, and it may learn at its own rate."""
+"""Trials under attack: a killed one ends the same, the adversary leaves no weights behind, and
+it may learn at its own rate.
+"""
 
 import dataclasses
 

@@ -144,7 +144,8 @@ def test_tasks_are_attacked_apart():
     assert config_reader.parse(FinetuningConfig, config_reader.to_dict(config)) == config
 
 
-# What stood for none in suites that earlier versions stored: every setting that may be none today, but for the attack's.
+# What stood for none in suites that earlier versions stored: every setting that may be none today, but for the
+# attack's.
 OFF = {"checkpoint": "", "step": -1, "data": "", "arms": "", "dtype": "", "remat": "", "attention": ""}
 OFF_OF_TASK = {"patience": 0, "clip_norm": 0.0, "dropout": -1.0, "attention_dropout": -1.0, "train_examples": 0}
 OFF_OF_TASK |= {"validation_examples": 0, "metric": "", "initial_task": "", "folds": 0}

@@ -155,8 +155,8 @@ def test_only_what_should_start_from_mnli_does():
     assert not any(recipe.initial_task for recipe in parsed("roberta/table5_glue.py", "checkpoint=C").tasks.values())
 
 
-# Typed from the paper once more, so that a slip in `recipes.finetuning.ASA_TABLE_5` shows: task, learning rate, batch size, epochs, warm-up
-# proportion, longest row, temperature (Wu et al. 2022, table 5). Rounds of ANLI have ANLI's row.
+# Typed from the paper once more, so that a slip in `recipes.finetuning.ASA_TABLE_5` shows: task, learning rate, batch
+# size, epochs, warm-up proportion, longest row, temperature (Wu et al. 2022, table 5). Rounds of ANLI have ANLI's row.
 PAPERS_TABLE_5 = """
 sst2      2e-5 32 3 0.06 128 0.3
 mnli      3e-5 32 3 0.06 128 0.3
@@ -279,7 +279,8 @@ def test_arms_that_a_flag_makes_the_same_are_an_error():
     flag = {"tasks.sst2.adversarial.method": "none"}
     for other in ("asa", "freelb"):
         message = (
-            f"the arms plain and {other} of .* have the same settings, because --config.tasks.sst2.adversarial.method=none overrides what the "
+            f"the arms plain and {other} of .* have the same settings, "
+            "because --config.tasks.sst2.adversarial.method=none overrides what the "
             rf"arms set: none \(plain\), {other} \({other}\): leave that out, or name other arms"
         )
         with pytest.raises(ValueError, match=message):
@@ -336,7 +337,8 @@ TRIED = {
 }
 
 
-# One of each head, of each way to choose, and of two attacks; the others train nearly the same programs for seconds each.
+# One of each head, of each way to choose, and of two attacks; the others train nearly the same programs for seconds
+# each.
 USUAL = (
     "finetune/glue.py",
     "finetune/squad.py",
@@ -373,7 +375,10 @@ def test_one_tiny_trial(name, folder, checkpoint, tmp_path, one_device):
 def test_every_naive_mask_beside_the_adversary_that_it_follows(folder, checkpoint, tmp_path, one_device):
     """The whole of table 3, in one command, with real trials."""
     few = {f"tasks.sst2.{key}": value for key, value in tiny_tasks.FEW.items()} | {"keep": "best"}
-    source = f"{CONFIGS / 'asa/table3_naive_masking.py'}:checkpoint={checkpoint},tasks=sst2,seeds=1,scale=small,data={folder}"
+    source = (
+        f"{CONFIGS / 'asa/table3_naive_masking.py'}:"
+        f"checkpoint={checkpoint},tasks=sst2,seeds=1,scale=small,data={folder}"
+    )
     report = comparison.compare(source, few | {"arms": "plain,asa,scheduled"}, epath.Path(tmp_path / "w"))
     arms = json.loads((report.parent / "report.json").read_text())["tasks"]["sst2"]["arms"]
     asa, scheduled = arms["asa"]["masked"]["all"], arms["scheduled"]["masked"]["all"]

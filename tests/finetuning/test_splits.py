@@ -33,7 +33,9 @@ def ids(examples):
 
 
 def test_a_subset_is_of_the_whole_file():
-    """Of a file in order of genre: every genre about as often; a smaller subset is in the larger one, and order is kept."""
+    """Of a file in order of genre: every genre about as often; a smaller subset is in the
+    larger one, and order is kept.
+    """
     examples = Examples(tuple(Texts(str(number), "a", None, 0) for number in range(1000)), "here", skipped=3)
     few, more = (splits.subset(examples, count, seed=0) for count in (100, 400))
     assert len(few) == 100 and ids(few) == sorted(ids(few)) and set(ids(few)) < set(ids(more)) and few.skipped == 3

@@ -75,7 +75,9 @@ def get_config(argument=""):
     config.seeds = tuple(range(chosen.seeds))
     for task in config_reader.listed(chosen.tasks):
         config.tasks[task] = config_reader.default(Recipe)
-        config.tasks[task].update(max_length=32, epochs=2, learning_rates=(1e-4, 2e-4) if chosen.arm == "ag" else (3e-4, 1e-4))
+        config.tasks[task].update(
+            max_length=32, epochs=2, learning_rates=(1e-4, 2e-4) if chosen.arm == "ag" else (3e-4, 1e-4)
+        )
         if task == "oromo_ner":
             config.tasks[task].folds = 4
     config.arms = "mlm,ag"
@@ -492,7 +494,9 @@ def test_marks_are_for_scores_that_differ():
 
 
 def test_real_trials_killed_between_and_within(source, tmp_path, monkeypatch, one_device):
-    """Six steps a trial, three an epoch, two seeds and one point; a signal in the second epoch of each trial in turn."""
+    """Six steps a trial, three an epoch, two seeds and one point; a signal in the second
+    epoch of each trial in turn.
+    """
     model = tiny_tasks.checkpoint(tmp_path)
     path = source.partition(":")[0]
     source = f"{path}:model={model},data={source.rpartition('data=')[2]},seeds=2"

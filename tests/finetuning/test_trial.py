@@ -226,7 +226,9 @@ def test_microbatches_change_nothing(tmp_path, one_device):
 
 
 def test_starts_from_what_it_is_given(tmp_path, one_device):
-    """With a learning rate of next to nothing the kept encoder is the given one; the head is fresh and follows the seed."""
+    """With a learning rate of next to nothing the kept encoder is the given one; the head
+    is fresh and follows the seed.
+    """
     result = setting(keep=True)(tmp_path / "first")
     given = {"encoder": finetuned.load(tmp_path / "first").params["encoder"]}
     kept = []

@@ -3,9 +3,9 @@
     python -m tests.goldens.make SET
 
 A set is made once, before files get another layout, and never again: later versions must be able to read it.
-`without_checksums` was made before checkpoints, tokenizers and trials stored checksums of what they hold. Figures are left
-out. Absolute paths are made relative: an imported run's `config.json` has one (`data.tokenizer.path`), a trial's `result.json` (`start`), and
-Orbax's `commit_success.txt`.
+`without_checksums` was made before checkpoints, tokenizers and trials stored checksums of what they hold. Figures are
+left out. Absolute paths are made relative: an imported run's `config.json` has one (`data.tokenizer.path`), a trial's
+`result.json` (`start`), and Orbax's `commit_success.txt`.
 """
 
 import argparse
@@ -47,7 +47,9 @@ STOP = 5  # the step after which the interrupted run, and the interrupted trial,
 
 
 def make(here: epath.Path, kinds: Collection[str] = KINDS) -> None:
-    """Make goldens in the working directory `here`: of all kinds, apart from `adversarial` and `comparison` if not in `kinds`."""
+    """Make goldens in the working directory `here`: of all kinds, apart from `adversarial` and
+    `comparison` if not in `kinds`.
+    """
     run.train(_experiment("ag"), here / "finished")
     if "adversarial" in kinds:
         run.train(_experiment("asa"), here / "adversarial")

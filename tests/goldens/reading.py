@@ -29,7 +29,9 @@ SPLITS = ("validation", "test")
 
 
 def stored(here: pathlib.Path, kinds: Collection[str]) -> dict[str, Any]:
-    """Read the goldens of these kinds in the working directory `here`. Reports are made again from what they report on."""
+    """Read the goldens of these kinds in the working directory `here`. Reports are made
+    again from what they report on.
+    """
     found = {}
     if "comparison" in kinds:
         comparison.compare("configs/pretraining.py", COMPARED, epath.Path(here / "comparison"))

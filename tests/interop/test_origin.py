@@ -1,4 +1,6 @@
-"""Family, licence, base model and citation of an imported model follow its weights; heads that were never trained do not."""
+"""Family, licence, base model and citation of an imported model follow its weights; heads
+that were never trained do not.
+"""
 
 import json
 import shutil

@@ -1,4 +1,6 @@
-"""`ag-jax import` and `ag-jax export` as they are typed: the licence on its way, commands that lack something, `convert`."""
+"""`ag-jax import` and `ag-jax export` as they are typed: the licence on its way, commands
+that lack something, `convert`.
+"""
 
 import pytest
 

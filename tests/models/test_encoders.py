@@ -134,7 +134,9 @@ def slope_of(name, remat="none"):
 
 
 def is_unseen(name, relative):
-    """Parameters that add one number to all scores of a row, which softmax does not see: biases of keys, without p2c."""
+    """Parameters that add one number to all scores of a row, which softmax does not see:
+    biases of keys, without p2c.
+    """
     if "['relative_key']['bias']" in name:
         return True
     return "['key']['bias']" in name and "p2c" not in relative.terms

@@ -34,7 +34,9 @@ def test_parts_by_hand():
 
 
 def test_replaced_tokens_by_hand():
-    """Encoder: 2 layers, width 12, 22 features. Generator: 2 layers, width 6, 10 features, embeddings of 12, 37 words."""
+    """Encoder: 2 layers, width 12, 22 features. Generator: 2 layers, width 6, 10
+    features, embeddings of 12, 37 words.
+    """
     alone = flops.replaced_tokens_flops(tiny.CONFIG, None, rows=4, length=11, predicted=5)
     assert alone.body == 6 * 44 * 2 * (4 * 144 + 2 * 12 * 22)
     assert alone.attention == 6 * 2 * 4 * 2 * 11 * 11 * 12

@@ -1,6 +1,7 @@
 """Runs on several hosts: as one host would do it, stopped together, killed, hung, resumed on fewer and on more.
 
-Every host is a real process. What they train may differ from what one process trains by the order in which gloo adds numbers.
+Every host is a real process. What they train may differ from what one process trains by the order in which gloo adds
+numbers.
 """
 
 import random

@@ -149,7 +149,9 @@ def test_computed_again_it_is_the_same(encoder, method, policy):
 
 @pytest.fixture(scope="module")
 def trained(eight_devices):
-    """Two steps of two microbatches on a mesh, with dropout, guidance, and an adversary with noise and an optimizer of its own."""
+    """Two steps of two microbatches on a mesh, with dropout, guidance, and an adversary with noise
+    and an optimizer of its own.
+    """
     model = tiny.model(heads=4, width=16, dropout=0.1, attention_dropout=0.2)
     inner = tiny.guided(model, objective=lambda model: Pretraining(model, Sentences("head")))
     objective = attacked(inner, shape=model.config, gate="gumbel", protect_specials=True, tau=0.1)
@@ -211,7 +213,9 @@ def test_the_adversary_is_optimized_apart():
 
 
 def test_the_adversarys_optimizer_begins_with_the_attack():
-    """Neither decay nor the zeros of a delay's gradients leave a trace: then it is that of a run of the steps that are left."""
+    """Neither decay nor the zeros of a delay's gradients leave a trace: then it is that of a
+    run of the steps that are left.
+    """
     params = {"encoder": {"kernel": jnp.ones((2, 3))}, "adversary": {"query": {"kernel": jnp.ones((2, 2))}}}
     own = OptimizerConfig(learning_rate=0.3, warmup_steps=2, weight_decay=0.5)
     both, alone = make_optimizer(OptimizerConfig(), 9, AdversaryOptimizer(own, delay=4)), make_optimizer(own, 5)

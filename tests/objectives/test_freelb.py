@@ -1,4 +1,6 @@
-"""FreeLB: against the released programs and a plain loop with two backward passes, in parts, around everything, at its price."""
+"""FreeLB: against the released programs and a plain loop with two backward passes, in parts,
+around everything, at its price.
+"""
 
 import dataclasses
 
@@ -47,8 +49,8 @@ def moved_up(delta, slope, config):
 def fairseq_program(first, batch, w, config):
     """`freelb_train_step` of fairseq's sentence_prediction task: a pass, then `adv_steps` times an ascent and a pass.
 
-    The first pass is at the drawn perturbation if `rand_init_mag` is above 0, otherwise at the words themselves, whose gradient is
-    then that of the perturbation. Every loss is divided by 1 + adv_steps, and gradients add up.
+    The first pass is at the drawn perturbation if `rand_init_mag` is above 0, otherwise at the words themselves, whose
+    gradient is then that of the perturbation. Every loss is divided by 1 + adv_steps, and gradients add up.
     """
     delta = first if config.init_magnitude > 0 else np.zeros_like(first)
     share, deltas = 1 / (1 + config.steps), [delta]
@@ -88,7 +90,9 @@ def huggingface_program(first, batch, w, config):
     ],
 )
 def test_the_released_programs(count, init_magnitude, max_norm):
-    """Loss, gradient and perturbations are those of the authors' two programs, written out in numpy for a linear model."""
+    """Loss, gradient and perturbations are those of the authors' two programs, written out
+    in numpy for a linear model.
+    """
     config = FreeLBConfig(steps=3, count=count, step_size=0.3, init_magnitude=init_magnitude, max_norm=max_norm)
     batch, w = perturbed.linear_batch(), np.asarray(perturbed.W["w"], np.float64)
     attacked = FreeLB(perturbed.Seen(perturbed.Linear()), config, 3)

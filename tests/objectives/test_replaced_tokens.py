@@ -151,7 +151,9 @@ def test_the_tables_are_shared_and_nothing_else(params):
     ("own", "settings"), [(None, {}), (6, {}), (None, tiny.DEBERTA_V1)], ids=["shared", "projected", "deberta"]
 )
 def test_the_generator_is_a_masked_language_model_of_its_own(masked, own, settings):
-    """Also where the encoder projects its embeddings, too, and where words are predicted from what a mask decoder makes."""
+    """Also where the encoder projects its embeddings, too, and where words are predicted
+    from what a mask decoder makes.
+    """
     small = tiny.config(**settings | {"heads": 2, "width": 8, "feedforward": 10, "embedding_width": own or 16})
     both = ReplacedTokensModel(tiny.config(**settings | {"heads": 4, "width": 16, "embedding_width": own}), small)
     params = tiny.params(both, masked)

@@ -1,4 +1,6 @@
-"""Adversarial self-attention: equations 9 and 10 in numpy for every head and encoder, and who learns what from which term."""
+"""Adversarial self-attention: equations 9 and 10 in numpy for every head and encoder, and who
+learns what from which term.
+"""
 
 import functools
 
@@ -90,7 +92,9 @@ def test_equation_9_for_every_head(kind):
 @pytest.mark.parametrize("name", ENCODERS)
 @pytest.mark.parametrize("heads", ["shared", "own"])
 def test_equation_10_for_every_encoder(name, heads):
-    """Masked words, next sentence and first positions of texts, some of which share a row; the mask decoder is attacked, too."""
+    """Masked words, next sentence and first positions of texts, some of which share a row; the
+    mask decoder is attacked, too.
+    """
     if heads == "own" and name not in ("roberta", "deberta_v1"):
         pytest.skip("one of each attention is enough")
     batch, model = tiny.mixed_batch(), tiny.model(**tiny.ENCODERS[name])

@@ -236,7 +236,9 @@ def test_where_sift_goes():
 
 @pytest.mark.parametrize("unit", [False, True])
 def test_normalised_embeddings(unit):
-    """Before a LayerNorm that takes them back they change nothing but by its epsilon; perturbed, they teach embeddings nothing."""
+    """Before a LayerNorm that takes them back they change nothing but by its epsilon; perturbed,
+    they teach embeddings nothing.
+    """
     summed = 3 + 2 * jax.random.normal(perturbed.KEY, (2, 5, 7))
     x = np.asarray(Normalized(None, unit)(summed), np.float64)
     if unit:
@@ -313,7 +315,9 @@ def test_symmetric_kl():
     ("attack", "steps"), [pytest.param("smart", 1, marks=pytest.mark.exhaustive), ("smart", 2), ("sift", 1)]
 )
 def test_noise_costs_no_gradient_of_parameters(attack, steps):
-    """A pass is one part forward and two backward: two passes, and for each step of the noise one of each. But for attention."""
+    """A pass is one part forward and two backward: two passes, and for each step of the noise
+    one of each. But for attention.
+    """
     settings = {"width": 96, "heads": 3, "feedforward": 384, "remat": "none"}
     objective = tiny.supervised(tiny.task_model("classification", **settings))
     batch = tiny.task_batch("classification")

@@ -17,7 +17,9 @@ class Example:
     draw: Callable[[np.random.Generator], dict]
 
     def make(self, vocabulary: int, pad: int, seed: int, **fixed):
-        """A model with random values everywhere, also where the initial values are all 0 or 1; `fixed` settings are not drawn."""
+        """A model with random values everywhere, also where the initial values are all 0 or 1;
+        `fixed` settings are not drawn.
+        """
         rng = np.random.default_rng(seed)
         settings = {**_sizes(rng), **self.draw(rng), **fixed}
         config = self.config(

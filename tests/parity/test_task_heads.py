@@ -116,7 +116,9 @@ def test_there_and_back(family, kind, tmp_path):
 
 
 def test_fine_tuning_starts_from_the_encoder_alone(tmp_path):
-    """Another task's head is left behind; BERT's pooler is the first half of a head, as in transformers, where it was trained."""
+    """Another task's head is left behind; BERT's pooler is the first half of a head, as in
+    transformers, where it was trained.
+    """
     theirs, _ = make("roberta", "classification", tmp_path / "head")
     opened = opening.open_encoder(str(tmp_path / "head"))
     assert set(opened.params) == {"encoder"} and opened.style == "roberta" and opened.origin.model_type == "roberta"
@@ -136,7 +138,9 @@ def test_fine_tuning_starts_from_the_encoder_alone(tmp_path):
 
 
 def test_the_pooler_of_a_bert_model(tmp_path):
-    """A `BertModel` and its run start the same classifier as in transformers, and the export opens as a `BertModel` again."""
+    """A `BertModel` and its run start the same classifier as in transformers, and the export
+    opens as a `BertModel` again.
+    """
     tokenizer = tokenizers.train(TokenizerConfig(kind="wordpiece", vocabulary_size=300), TEXTS)
     base = examples.FAMILIES["bert"]
     bare = examples.Example(base.config, T.BertModel, base.draw).make(

@@ -1,4 +1,6 @@
-"""Attacks from the config to the run directory and back: resumption, what is kept and what is not, masks from a trace."""
+"""Attacks from the config to the run directory and back: resumption, what is kept and
+what is not, masks from a trace.
+"""
 
 import dataclasses
 import json
@@ -184,7 +186,9 @@ def test_traces_that_cannot_be_are_refused(whole, text, tmp_path):
 
 
 def test_without_an_attack_a_run_is_what_it_was(text):
-    """Same parameters, and the same tree of the optimizer's state, whatever the settings of attacks that are not used."""
+    """Same parameters, and the same tree of the optimizer's state, whatever the settings
+    of attacks that are not used.
+    """
     plain, other = (
         settings(
             text, **{"adversarial.method": "none", "adversarial.asa.tau": tau, "adversarial.asa.sentence": "softmax"}

@@ -161,7 +161,10 @@ def test_flags_that_override_the_arms_are_reported(compared):
 
 def test_arms_that_flags_make_the_same_are_refused():
     flags = {"guidance.mode": "none", "optimizer.warmup_steps": 10}
-    message = r"the arms mlm and ag of .* have the same settings, because --config.guidance.mode=none overrides .* and --config.optimizer"
+    message = (
+        r"the arms mlm and ag of .* have the same settings, because --config.guidance.mode=none overrides .* "
+        r"and --config.optimizer"
+    )
     with pytest.raises(ValueError, match=message):
         comparison.arm_configs(CONFIG, flags)
     assert len(comparison.arm_configs(CONFIG, {"guidance.mode": "none"})) == 2, "their warm-up differs"

@@ -1,4 +1,6 @@
-"""Replaced-token detection from its config to the report: runs, resumption, evaluation, maps, and the words about its loss."""
+"""Replaced-token detection from its config to the report: runs, resumption, evaluation, maps,
+and the words about its loss.
+"""
 
 import json
 import os
@@ -118,7 +120,8 @@ def test_arms_with_different_losses_are_not_compared(tmp_path):
     path = tmp_path / "c.py"
     path.write_text(
         "from ag_jax.pretraining import config\ndef get_config(argument=''):\n    c = config.default_config()\n"
-        "    c.comparison.arms = 'a,b'\n    c.replaced_tokens.generator = 'mlm' if 'arm=b' in argument else 'none'\n    return c\n"
+        "    c.comparison.arms = 'a,b'\n"
+        "    c.replaced_tokens.generator = 'mlm' if 'arm=b' in argument else 'none'\n    return c\n"
     )
     with pytest.raises(ValueError, match="different losses .MLM loss, replaced-token loss."):
         comparison.arm_configs(str(path), {})

@@ -312,7 +312,10 @@ def test_record(tmp_path, own):
     assert example.pairs == ((text, "Anna fell"), (text, "Bo fell"))
 
 
-CONLL = "-DOCSTART- -X- -X- O\n\nEU NNP I-NP {0}\nrejects VBZ I-VP O\nGerman JJ I-NP {1}\nJews NN I-NP {2}\n\nPeter NNP I-NP {3}\n"
+CONLL = (
+    "-DOCSTART- -X- -X- O\n\nEU NNP I-NP {0}\nrejects VBZ I-VP O\nGerman JJ I-NP {1}\nJews NN I-NP {2}\n\n"
+    "Peter NNP I-NP {3}\n"
+)
 
 
 def test_conll_2003_in_both_of_its_notations(tmp_path):

@@ -1,4 +1,6 @@
-"""The real data sets: each loaded whole, with the numbers of rows that its source states; skipped where they are missing."""
+"""The real data sets: each loaded whole, with the numbers of rows that its source states;
+skipped where they are missing.
+"""
 
 import numpy as np
 import pytest

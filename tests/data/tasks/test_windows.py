@@ -14,7 +14,10 @@ from ag_jax.evaluation.answers import normalized
 from ag_jax.finetuning.kinds import encode
 from tests.data.tasks.conftest import KINDS
 
-CONTEXT = "The cat sat on a mat, and the “old dog” ran to Grüße house. It rained all day (by the river) where 😀 red brick sat."
+CONTEXT = (
+    "The cat sat on a mat, and the “old dog” ran to Grüße house. "
+    "It rained all day (by the river) where 😀 red brick sat."
+)
 SQUAD1, SQUAD2 = TASKS["squad1"], TASKS["squad2"]
 
 

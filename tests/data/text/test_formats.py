@@ -125,7 +125,9 @@ def test_packing_equals_the_plain_formulation(tmp_path, lengths, length, across)
 
 
 def plain_segment_pairs(documents, number, room, draws):
-    """Google's create_pretraining_data, on lists: current chunk, put back what was not used, truncate token by token."""
+    """Google's create_pretraining_data, on lists: current chunk, put back what was not
+    used, truncate token by token.
+    """
     split_long = [[s[at : at + room] for s in document for at in range(0, len(s), room)] for document in documents]
 
     target = draws.integer(2, room) if draws.unit() < 0.1 else room  # once a document

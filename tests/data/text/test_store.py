@@ -67,7 +67,9 @@ def test_no_rows_at_all(tmp_path):
 
 
 def test_rows_of_large_files_are_checked_as_they_are_read(tmp_path, monkeypatch):
-    """Rows are found by `ends`, their texts by `text_starts`: damage in any of the files is noticed, and nothing else changes."""
+    """Rows are found by `ends`, their texts by `text_starts`: damage in any of the files is
+    noticed, and nothing else changes.
+    """
     monkeypatch.setattr(cache, "READ_WHOLE", 0)
     monkeypatch.setattr(checksums, "BLOCK", 16)
     rows = [Row(np.full(6, number), text_starts=[0, 3]) for number in range(40)]
