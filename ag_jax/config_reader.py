@@ -180,7 +180,7 @@ def said(bounds: Sequence[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return the value of a setting as a flag has it."""
+    """Return a setting's value as one would type it in a flag."""
     if isinstance(value, tuple) and value:
         return ",".join(map(str, value))
     return NONE if value is None else str(value)

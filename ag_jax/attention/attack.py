@@ -36,7 +36,7 @@ class MaskCounts:
 
 @flax.struct.dataclass
 class AttentionMask:
-    """The mask of a layer's attention. H may be 1.
+    """The additive mask of a layer's attention, made by an attack; H is 1 if all heads share it.
 
     bias_BHQK: added to the scores.
     counts: the numbers of kept and of all units.
@@ -75,7 +75,7 @@ class MaskPolicy:
     protect_diagonal: bool = False
 
     def mask(self, keep_BHQK: Array, segments_BL: Array, special_BL: Array | None = None) -> AttentionMask:
-        """Return the additive mask -(1 - m) C for m = `keep_BHQK`, 1 (keep) or 0, which may have a gradient.
+        """Return the additive mask -(1 - m) C, with m = `keep_BHQK`, 1 (keep) or 0, and C = `strength`.
 
         Pairs of tokens of two texts, or of padding, are not counted.
 

@@ -138,7 +138,7 @@ class MultiHeadAttention(nn.Module):
         )(mixed_BQHW)
 
     def _project(self, query_BQD: Array, source_BKD: Array, relative_RD: Array | None) -> Projected:
-        """Project tokens, and with relative positions the embeddings of distances, to the heads."""
+        """Project tokens to queries, keys and values of all heads, and embeddings of distances, if there are any."""
         key_bias = self.relative.key_bias
         # Queries of disentangled attention are scaled once more before they are rounded (`_scores`).
         query = self._projection("query", dot_general=_dot_float32 if self.relative.terms else None)
@@ -170,7 +170,7 @@ class MultiHeadAttention(nn.Module):
     def _scores(
         self, projected: Projected, query_BQHW: Array, bias: Array | None, positions_BQ: Array | None
     ) -> tuple[Array, Array | None]:
-        """Queries and bias such that scores are Q K^T / sqrt(W) + bias.
+        """Return the query and the bias with which an `Attend` computes the scores, Q K^T / sqrt(W) + bias.
 
         Relative positions are a bias, and scale the query.
         """

@@ -92,7 +92,7 @@ def previous_token(tokens_BL: Array, segments_BL: Array, special: SpecialTokens)
 
 
 def same_token(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Shift:
-    """[Same]: P[p, p] = 1 (in the released code, not in the paper)."""
+    """Target of the pattern [Same], each token itself: P[p, p] = 1. The released code has it, the paper does not."""
     del tokens_BL, segments_BL, special
     return Shift(0)
 
@@ -161,8 +161,9 @@ def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: Specia
 
 
 def has_target(target: Target, segments_BQ: Array, key_segments_BK: Array | None = None) -> Array:
-    """Booleans `BQ`: whether the target names a column of a row's own text: the key p + offset, or a token that was
-    found.
+    """Return booleans `BQ`: whether a pattern has a target for each query, that is, a key in the query's text.
+
+    For `Shift` it is the key p + offset of query p, for `Columns` any token that the pattern looks for.
 
     key_segments_BK: of as many keys as queries; None for self-attention.
     """

@@ -55,7 +55,7 @@ def of(kind: type, path: str = "") -> Iterator[Setting]:
 
 
 def entries(docstring: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the meaning of each of `names` that has an entry in a docstring.
+    """Return the descriptions of `names` in a docstring; names that it does not describe are left out.
 
     Entries are `name: meaning`, or `name, name: meaning`.
     The lines of an entry that follow its first one are indented.

@@ -16,7 +16,7 @@ _WORD = 2**64 - 1
 
 
 def words(*components) -> np.ndarray:
-    """Return 64 random bits, uint64, for each element of the broadcast integer components of a key.
+    """Return 64 random bits, uint64, for each key: a hash of its integer `components`, which broadcast.
 
     Each component has its own mixing round. Scalars count as arrays of one element.
     """

@@ -90,7 +90,7 @@ class Tokenizer:
         return self._backend.encode_batch(texts)
 
     def locate_batch(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return for each text the ids of `encode_batch`, and the first and last + 1 character of each token.
+        """Return for each text its token ids, as `encode_batch`, and the start and end character offsets of each token.
 
         A space before a word may belong to the word's first token. Tokens that are parts of the same character all have
         the range of that character.

@@ -148,7 +148,7 @@ def read(file: pathlib.Path, reader: Callable[[str], Any], beside: pathlib.Path 
 def _completed(
     tokenizer: huggingface.Tokenizer, specials: Collection[str], directory: pathlib.Path
 ) -> huggingface.Tokenizer:
-    """Return the tokenizer after registering its special tokens and those of added_tokens.json."""
+    """Return the tokenizer with `specials` and the tokens of added_tokens.json registered."""
     # Only special tokens that the vocabulary has: a missing one would get an id without an embedding.
     tokenizer.add_special_tokens([name for name in specials if tokenizer.token_to_id(name) is not None])
     add_tokens(tokenizer, directory)

@@ -73,7 +73,7 @@ class Holder:
 
     @classmethod
     def this_process(cls) -> "Holder":
-        """Return this process as a holder from now on, with a new token."""
+        """Return a new holder for this process, with a new token."""
         since = time.strftime("%Y-%m-%d %H:%M:%S %z")
         return cls(socket.gethostname(), _machine(), os.getpid(), _started(os.getpid()), since, secrets.token_hex(8))
 

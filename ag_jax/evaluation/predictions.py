@@ -42,14 +42,14 @@ def candidate_scores(task: Task, examples: Examples, features: Features, logits:
 
 
 def tag_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return the logits `WC` of the words that were not truncated, each from its first token."""
+    """Return for each sentence the logits (words, classes) at each word's first token, without truncated words."""
     del task, examples
     pairs = zip(features.rows, logits, strict=True)
     return [np.asarray(of_row, np.float64)[np.flatnonzero(row["label_weights"])] for row, of_row in pairs]
 
 
 def answer_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return the best answers to each question, over all windows of its context; logits are `L2`."""
+    """Return the best answers to each question over all windows of its context, from logits (tokens, start and end)."""
     del task
     windows: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in examples]
     for owner, of_row, characters in zip(features.owner, logits, features.characters, strict=True):

@@ -28,7 +28,7 @@ WORDS = range(6, 21)  # number of words of a sentence whose attention maps are e
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """An arm whose trials are done.
+    """One arm of a comparison, after its training.
 
     suite: the arm's configuration, directory and planned trials.
     chosen: the best point of each task's sweep, by task.

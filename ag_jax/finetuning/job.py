@@ -216,7 +216,7 @@ class _Training:
         return with_params(state, self.opened.params, self.program.shardings)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield the batches of the steps from `start` to `stop`, each a function of the seed and the step's number."""
+        """Yield the batches of steps `start` to `stop` - 1. A batch depends only on the trial's seed and its step."""
         trial, features, size = self.trial, self.data.train.features, self.steps_of_epoch
         for epoch in range(start // size, -(-stop // size)):
             planned = buckets.plan(

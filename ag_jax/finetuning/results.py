@@ -252,7 +252,7 @@ def _swept(chosen: Chosen, point: Point) -> dict[str, Any]:
 
 
 def p_values(baseline: Chosen, other: Chosen) -> dict[str, float | None]:
-    """Return the p-values of paired t-tests over seeds and over examples, on the split `Chosen.headline`.
+    """Return the p-values of paired t-tests of two arms, over seeds and over examples.
 
     Raises ValueError if the arms were not evaluated on the same examples.
     """

@@ -277,7 +277,7 @@ def run(suite: Suite) -> dict[str, Chosen]:
 
 
 def _traced(suite: Suite) -> Iterator[epath.Path]:
-    """Yield the directories of unfinished trials that will record the masked shares of an adversary."""
+    """Yield the directories of unfinished trials with an adversary, which will record the share that it masks."""
     for one in (one for of_task in suite.planned.values() for one in of_task):
         directory = directory_of(suite.workdir, one)
         if one.recipe.adversarial.method == "asa" and not is_done(directory):

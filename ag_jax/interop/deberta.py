@@ -80,7 +80,7 @@ def _terms(settings: Settings) -> str:
 
 
 def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    """Return the fields of an EncoderConfig that v1, v2 and v3 read alike."""
+    """Return the fields of an EncoderConfig that are read in the same way from configs of DeBERTa v1, v2 and v3."""
     common = families.read_common(settings)
     settings.only("embedding_size", common["width"])
     settings.only("attention_head_size", common["width"] // common["heads"])

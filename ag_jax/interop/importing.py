@@ -47,7 +47,7 @@ class Imported:
 
 @dataclasses.dataclass(frozen=True)
 class OpenModel:
-    """A directory's encoder and heads for pre-training, in the form in which a run has them.
+    """The encoder and pre-training heads of a Hugging Face directory, converted to the parameters of a run.
 
     pooler: BERT's, whether or not a head for pre-training reads it.
     new, left_out: see `Imported`.

@@ -33,7 +33,7 @@ class Name:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A tensor of a file, and the parameters that it holds.
+    """A tensor in a file, and the model parameters that are stored in it.
 
     theirs, shape: name and shape of the tensor.
     paths: of the parameters.

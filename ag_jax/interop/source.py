@@ -120,7 +120,7 @@ def _check_sizes(
 
 
 def untie(source: Source) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors by name, without second copies of tied tensors.
+    """Return the shapes of a model's tensors by name, leaving out stored duplicates of tied tensors.
 
     Raises ValueError for copies that differ.
     """
@@ -173,5 +173,5 @@ def _with_relative(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _declared(family: Family, architecture: str) -> Sequence[str]:
-    """Return the heads for pre-training that a class of transformers has."""
+    """Return the names of the pre-training heads of the `transformers` class `architecture`."""
     return family.architectures.get(architecture.removeprefix(family.classes), ())

@@ -31,7 +31,7 @@ STYLES = {
 
 
 def task_encoder(config: EncoderConfig) -> EncoderConfig:
-    """Return `config` without DeBERTa's mask decoder and its positions, which only masked-word prediction uses."""
+    """Return `config` without DeBERTa's mask decoder and the positions added in it: both are for masked words."""
     if not config.mask_decoder_passes:
         return config
     return dataclasses.replace(config, mask_decoder_passes=0, absolute_positions="none")
@@ -60,7 +60,7 @@ class TextHead(nn.Module):
 
     @nn.compact
     def __call__(self, first_BD: Array, *, deterministic: bool) -> Array:
-        """Return the logits `BT`, float32."""
+        """Return the logits `BT` of T classes, float32, from the vector of the first token."""
         config, (activation, drops_first) = self.config, STYLES[self.style]
         if drops_first:
             first_BD = Dropout(config.dropout, name="dropout_first")(first_BD, deterministic=deterministic)

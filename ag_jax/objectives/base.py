@@ -161,7 +161,7 @@ class Wrapper(Objective):
         return self.inner.prediction_names
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """The inner objective's weights."""
+        """Return the weight of each loss term, as the inner objective does."""
         return self.inner.normalizers(batch)
 
     def coefficients(self, step: Array) -> dict[str, Array]:

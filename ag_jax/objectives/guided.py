@@ -58,7 +58,7 @@ class Guided(Wrapper):
         return self.inner.forward(params, batch, rngs, step, ports)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """The inner objective's terms and the term `ag`, before alpha; the attention masses."""
+        """Return the inner objective's totals and the guidance loss as `ag`, and metrics with the attention masses."""
         totals, metrics = self.inner.terms(outputs, batch)
         # The guides are found once more, as in `forward`: they depend on the batch alone, so the compiler finds them
         # only once.

@@ -32,7 +32,9 @@ class Numbers:
 
 @flax.struct.dataclass
 class Words:
-    """Distributions over the words of a vocabulary: softmax(h E^T + b), in which only h differs between passes.
+    """Distributions over the vocabulary, softmax(h E^T + b), stored as h, E and b.
+
+    Two passes of a model differ only in h.
 
     Kept as three arrays, because their product would be `BMV`.
     """

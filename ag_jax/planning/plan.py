@@ -204,7 +204,7 @@ class _Planner:
         return trials.get(rows)
 
     def suggestion(self, own: Trial) -> Trial | None:
-        """Return the first candidate that fits, with the batch size unchanged; None if no candidate does."""
+        """Return the first change of settings that makes the step fit into memory; None if there is none."""
         for settings in self.candidates(own):
             found = self.trial(settings)
             if found.fits:

@@ -260,7 +260,7 @@ class Checkpoints:
         return None
 
     def _has_only_damaged(self) -> bool:
-        """Whether checkpoints were moved aside; called if no other is left, as earlier versions could leave a run."""
+        """Whether all checkpoints of the run were damaged, and moved to `corrupt_checkpoints` by an earlier version."""
         aside = self._directory.parent / ASIDE
         return aside.exists() and any(aside.iterdir())
 

@@ -23,7 +23,7 @@ class Interrupted(Exception):
 
 
 class StopSignal:
-    """Context manager in which SIGTERM and Ctrl-C stop a run after the same step on all hosts, by way of `reached`.
+    """Context manager that turns SIGTERM and Ctrl-C into a stop after the same step on all hosts.
 
     A second Ctrl-C ends the program at once. A signal received before, while another run of the same command was
     trained, counts too. Every host must enter the context, and call `reached` once in every step.

@@ -117,7 +117,7 @@ def _layer_head_axes(axes: Axes, layers: int, heads: int) -> None:
 
 
 def _draw_mass(axes: Axes, name: str, mass_NH: np.ndarray, colour: str) -> AxesImage:
-    """Draw the mass of every layer and head on one pattern, also as numbers in per cent if there is room for them."""
+    """Draw the attention mass of every layer and head on one pattern as a heat map, with numbers where they fit."""
     image = axes.imshow(mass_NH, cmap=WEIGHTS, vmin=0, vmax=1, aspect="auto")
     _layer_head_axes(axes, *mass_NH.shape)
     axes.set_title(label(title(name)), fontsize=LARGE, color=colour)

@@ -68,7 +68,7 @@ class Reference(Attend):
         self.save = save
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return output and statistics."""
+        """Return the output and the statistics of the guided heads, from the whole attention matrix."""
         weights_BHQK = probabilities(
             inputs.query_BQHW,
             inputs.key_BKHW,

@@ -225,7 +225,7 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
 def _write_rows(
     config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Callable[[str], None]
 ) -> None:
-    """Cut the tokens of both splits into rows. Raises ValueError if a split has less text than one row."""
+    """Write the tokens of both splits as rows. Raises ValueError if a split has less text than one row."""
     has_pairs = config.format in PAIR_FORMATS
     for split in SPLITS:
         stored = TextStore(text / split)

@@ -160,7 +160,7 @@ class SmartConfig:
 
     @property
     def length_of_step(self) -> float:
-        """The step size, given or usual."""
+        """The step size of the ascent: `step_size` if it is set, else the usual one."""
         return self.step_size or (1e-5 if self.mtdnn_compat else 1e-3)
 
 

@@ -19,7 +19,7 @@ _NOISE, _PASS = 0x5317, 0x5A00  # purposes of random keys: the initial perturbat
 
 
 def symmetric_kl(clean: Prediction, other: Prediction, counts: Counts, stop_gradient: str) -> Array:
-    """Sum of w [KL(p || q) + KL(q || p)], or of w (a - b)^2 for numbers.
+    """Return the sum of w [KL(clean || other) + KL(other || clean)]; of w (clean - other)^2 for regressions.
 
     Gradients stop where `DivergenceConfig.stop_gradient` says. Squares have no targets: with `targets` their gradient
     goes to both passes.

@@ -102,7 +102,7 @@ def unsupported_reason(device: jax.Device, head_width: int) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What all kernels of a call are compiled for."""
+    """The static parameters that the forward and backward kernels of one call of attention share."""
 
     config: KernelConfig
     examples: int

@@ -146,7 +146,7 @@ class Head:
         return _load(*self._matrix(self.refs["bias"], *sides), 0.0).astype(jnp.float32)
 
     def store_query_rows(self, ref: Ref, first: Array, rows: Array) -> None:
-        """Store rows `first` onwards of this head in a result with the axes of `query`."""
+        """Write `rows` into `ref`, which has the axes of `query`, from query `first` of this head on."""
         self._store_rows(ref, first, rows, self.config.queries)
 
     def store_key_rows(self, ref: Ref, first: Array, rows: Array) -> None:
@@ -181,7 +181,7 @@ class Head:
         return _load(place, _inside(first, size, length), -1)
 
     def _matrix(self, ref: Ref, queries: tuple[Array, int], keys: tuple[Array, int]) -> tuple[Ref, Array | None]:
-        """Place and mask of a block; each side is its first position and its size."""
+        """Return a reference to a block of a query-key matrix, and the mask of its positions that are inside."""
         mask = _crossed(_inside(*queries, self.config.queries), _inside(*keys, self.config.keys))
         # An axis that all examples or all heads share has the size 1.
         example, head = (

@@ -149,7 +149,7 @@ class Grid:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of a query and a key in all blocks that the band does not hide."""
+        """Return the number of query-key pairs in the blocks that the grid visits, for the cost estimate."""
         queries, keys, band = self.queries, self.keys, self.config.band
         if band.is_everything:
             return queries.padded * keys.padded

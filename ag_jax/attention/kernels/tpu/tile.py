@@ -57,7 +57,7 @@ class Operands:
 
 
 def has_keys(largest: Array) -> Array:
-    """Whether a query sees a key, from its largest score: of masked keys all scores are `MASKED_SCORE`."""
+    """Whether a query sees any key: then its largest score is above `MASKED_SCORE`, the score of every masked key."""
     return largest > MASKED_SCORE
 
 
