@@ -108,7 +108,7 @@ def run_trial(
         raise ValueError(
             f"task {trial.task} has nothing to learn from: {data.train.examples.source} gave no usable example"
         )
-    if not data.validation.examples.items or any(map(metrics.is_unknown, data.validation.examples)):
+    if not metrics.are_known(data.validation.examples):
         raise ValueError(f"the validation split of {trial.task} has no labels to choose an epoch by")
     hosts.from_first("the directory of a trial", lambda: directory.mkdir(parents=True, exist_ok=True))
     result = Loop(_Training(trial, config, opened, data, directory, keep, labels).job()).run()

@@ -27,30 +27,27 @@ class TaskKind:
     encode: (task, examples, tokenizer, shape) -> rows of token ids with labels.
     loss: the loss of the labels, given the logits.
     scores: (task, examples, features, logits) -> scores of each example's candidates.
+    measure: (task, examples, predictions) -> metrics of the set.
+    rate: (task, example, prediction) -> how good the prediction is, larger is better.
     decide: (task, example, scores) -> prediction.
     average: scores of one example by several models -> scores of their ensemble.
     from_plain: scores from JSON, as `predictions.to_plain` wrote them.
-    measure: (task, examples, predictions) -> metrics of the set.
-    rate: (task, example, prediction) -> how good the prediction is, larger is better.
     """
 
     encode: Callable[[Task, Examples, Tokenizer, Shape], Features]
     loss: TaskLoss
     scores: Callable[[Task, Examples, Features, Logits], list[Scores]]
-    decide: Callable[[Task, Any, Any], Prediction]
-    average: Callable[[Sequence[Any]], Scores]
-    from_plain: Callable[[Any], Scores]
     measure: Callable[[Task, Sequence[Any], Sequence[Any]], dict[str, float]]
     rate: Callable[[Task, Any, Any], float]
+    decide: Callable[[Task, Any, Any], Prediction] = predictions.best_index
+    average: Callable[[Sequence[Any]], Scores] = predictions.mean_of_probabilities
+    from_plain: Callable[[Any], Scores] = predictions.array_from_plain
 
 
 _CHOICE = TaskKind(
     encode=encoding.encode_choices,
     loss=supervised.CHOICE_LOSS,
     scores=predictions.candidate_scores,
-    decide=predictions.best_index,
-    average=predictions.mean_of_probabilities,
-    from_plain=predictions.array_from_plain,
     measure=metrics.of_choices,
     rate=metrics.rate_choice,
 )
@@ -59,9 +56,6 @@ KINDS = {
         encode=encoding.encode_classes,
         loss=supervised.CLASS_LOSS,
         scores=predictions.class_scores,
-        decide=predictions.best_index,
-        average=predictions.mean_of_probabilities,
-        from_plain=predictions.array_from_plain,
         measure=metrics.of_labels,
         rate=metrics.rate_class,
     ),
@@ -71,7 +65,6 @@ KINDS = {
         scores=predictions.number_scores,
         decide=predictions.number,
         average=predictions.mean_of_numbers,
-        from_plain=predictions.array_from_plain,
         measure=metrics.of_labels,
         rate=metrics.rate_number,
     ),
@@ -82,8 +75,6 @@ KINDS = {
         loss=supervised.TAG_LOSS,
         scores=predictions.tag_scores,
         decide=predictions.tags,
-        average=predictions.mean_of_probabilities,
-        from_plain=predictions.array_from_plain,
         measure=metrics.of_tags,
         rate=metrics.rate_tags,
     ),

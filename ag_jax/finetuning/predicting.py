@@ -67,8 +67,7 @@ def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Pre
     examples = encoded.examples
     scores = kinds.scores(task, examples, encoded.features, logits)
     found = [kinds.decide(task, example, of_example) for example, of_example in zip(examples, scores, strict=True)]
-    unknown = not len(examples) or any(metrics.is_unknown(example) for example in examples)
-    measured = None if unknown else kinds.evaluate(task, examples, found)
+    measured = kinds.evaluate(task, examples, found) if metrics.are_known(examples) else None
     rows = [
         {
             "id": example.id,
