@@ -106,21 +106,21 @@ def test_what_was_interrupted_is_resumed_to_the_same_end(name, trained, expected
     nearly_equal(found, wanted, name)
 
 
-def nearly_equal(found, wanted, path):
-    """Assert equal structure and texts, and numbers within 1e-4.
+def nearly_equal(found, wanted, path, tolerance=1e-4):
+    """Assert equal structure and texts, and numbers within a tolerance.
 
-    Sums differ between processors, versions and programs.
+    Sums differ between processors, numbers of hosts, versions and programs.
     """
     if isinstance(wanted, dict):
         assert found.keys() == wanted.keys(), path
         for key, value in wanted.items():
-            nearly_equal(found[key], value, f"{path}/{key}")
+            nearly_equal(found[key], value, f"{path}/{key}", tolerance)
     elif isinstance(wanted, list):
         assert len(found) == len(wanted), path
         for number, value in enumerate(wanted):
-            nearly_equal(found[number], value, f"{path}/{number}")
+            nearly_equal(found[number], value, f"{path}/{number}", tolerance)
     elif isinstance(wanted, float):
-        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-4), path
+        assert found == pytest.approx(wanted, rel=tolerance, abs=tolerance), path
     else:
         assert found == wanted, path
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.finetuning import tiny_tasks
 from tests.multihost.launch import Host, finish, start
+from tests.test_earlier_directories import nearly_equal
 
 # RTE starts from the best weights of SST-2, which host 0 writes and both hosts read.
 FILE = """
@@ -34,15 +35,6 @@ def source(tmp_path_factory):
     return f"--config={folder / 'suite.py'}:model={model},data={data}"
 
 
-@pytest.fixture
-def started():
-    """A list for hosts that a test starts, which are ended with it."""
-    hosts = []
-    yield hosts
-    for host in hosts:
-        host.kill()
-
-
 @pytest.fixture(scope="module")
 def pair(source, tmp_path_factory):
     """The suite of two hosts with two devices each, and what they printed."""
@@ -63,28 +55,13 @@ def results(workdir):
     return found
 
 
-def nearly_equal(found, wanted, path):
-    if isinstance(wanted, dict):
-        assert found.keys() == wanted.keys(), path
-        for key in wanted:
-            nearly_equal(found[key], wanted[key], f"{path}/{key}")
-    elif isinstance(wanted, list):
-        assert len(found) == len(wanted), path
-        for number, value in enumerate(wanted):
-            nearly_equal(found[number], value, f"{path}/{number}")
-    elif isinstance(wanted, float):
-        assert found == pytest.approx(wanted, rel=2e-3, abs=2e-3), path
-    else:
-        assert found == wanted, path
-
-
 def test_two_hosts_fine_tune_as_one(source, pair, tmp_path):
     alone = Host(["finetune", source, f"--workdir={tmp_path / 'suite'}"], 4)
     assert alone.wait(240).returncode == 0, alone.output
     workdir, (first, second) = pair
     expected, found = results(tmp_path / "suite"), results(workdir)
     assert {path.partition("/")[0] for path in found} == {"sst2", "rte"}
-    nearly_equal(found, expected, "suite")
+    nearly_equal(found, expected, "suite", 2e-3)
     assert "the report is" in first and "2 of 2 trials to do" in first
     assert (workdir / "report.md").exists()
     gloo = ("[Gloo]", "peer ranks")  # start and end of its lines, which it may print in pieces

@@ -32,15 +32,6 @@ def text(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def started():
-    """A list for hosts that a test starts, which are ended with it."""
-    hosts = []
-    yield hosts
-    for host in hosts:
-        host.kill()
-
-
 @pytest.fixture(scope="module")
 def alone(text, tmp_path_factory):
     """The run of one process with four devices."""

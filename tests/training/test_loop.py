@@ -255,6 +255,23 @@ def test_a_step_that_cannot_be_compiled_leaves_no_checkpoint(tmp_path):
     assert steps_in(epath.Path(tmp_path / "checkpoints")) == []
 
 
+def test_jobs_with_the_same_program_are_compiled_once(uninterrupted, tmp_path):
+    compiled = []
+
+    def listen(event, seconds, **_):
+        if "backend_compile" in event:
+            compiled.append(seconds)
+
+    job = dataclasses.replace(tiny_job(tmp_path), key=jax.random.key(7))
+    assert job.program is uninterrupted[0].program
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        loop.Loop(job).run()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == []
+
+
 def test_the_key_of_the_run_matters(uninterrupted, tmp_path):
     whole, _ = uninterrupted
     job = dataclasses.replace(tiny_job(tmp_path), key=jax.random.key(6))
