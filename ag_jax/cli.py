@@ -33,7 +33,7 @@ class Request:
     """The command line: config file with its arguments, settings on top of it, and the other flags.
 
     price: dollars per chip-hour.
-    coordinator, hosts, host: where this host stands among several, see `hosts.find_place`; join_timeout: in seconds.
+    coordinator, hosts, host: where this host stands among several, see `hosts.find_position`; join_timeout: in seconds.
     source, target: the Hugging Face model to import, and the directory to export to; path: the model of `convert`,
     which has the library's name in `source` or `target`; expect, dtype, license, part: see `ag-jax help import` and
     `ag-jax help export`.
@@ -108,13 +108,13 @@ class Request:
             if (self.coordinator, self.hosts, self.host) != (None, None, None):
                 raise ValueError(f"this verb runs on one machine: leave --coordinator, --hosts and --host out ({verb})")
             return
-        place = hosts.find_place(self.coordinator, self.hosts, self.host, self.join_timeout)
-        if place is None:
+        position = hosts.find_position(self.coordinator, self.hosts, self.host, self.join_timeout)
+        if position is None:
             return
         command = {"the verb": verb, "--workdir": str(self.directory()), "--step": self.step}
         if self.config:
             self.checked()  # a wrong config need not wait for the other hosts to be refused
-        hosts.join(place, self.join_timeout)
+        hosts.join(position, self.join_timeout)
         hosts.agree("their commands", command | run.versions())
 
 

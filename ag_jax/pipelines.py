@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ag_jax.data.tasks import buckets, catalogue
-from ag_jax.data.tasks.rows import Features, Row, Shape
-from ag_jax.data.tasks.task import Choices, Example, Examples, Question, Task, Texts, Words
+from ag_jax.data.tasks.rows import FeatureRow, Features, RowSettings
+from ag_jax.data.tasks.task import Choices, Example, Examples, Question, TaggedSentence, Task, Texts
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.finetuning import kinds, predicting
 from ag_jax.interop import opening
@@ -62,7 +62,7 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
     """
     model, params, tokenizer = opening.open_masked_lm(directory, step)
     mask = tokenizer.specials.mask
-    shape = Shape(tokenizer.specials, model.config.max_length, model.config.token_types)
+    shape = RowSettings(tokenizer.specials, model.config.max_length, model.config.token_types)
     apply = jax.jit(lambda batch: model.apply({"params": params}, batch, deterministic=True).words_BMV)
 
     def of_one(text: str, top: int) -> Any:
@@ -158,7 +158,7 @@ def tag(directory: str) -> Callable[..., Any]:
         for number, words in enumerate(sentences, 1):
             if not words:
                 raise ValueError(f"there is no word to tag in text {number} of {len(sentences)}")
-        found, _ = predict([Words(str(number), words, None) for number, words in enumerate(sentences)])
+        found, _ = predict([TaggedSentence(str(number), words, None) for number, words in enumerate(sentences)])
         tagged = [list(zip(words, tags, strict=True)) for words, tags in zip(sentences, found, strict=True)]
         return tagged[0] if single else tagged
 
@@ -213,7 +213,7 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
     opened = opening.open_encoder(directory, step)
     model, params = Encoder(opened.config), opened.params["encoder"]
-    shape = Shape(opened.tokenizer.specials, opened.config.max_length, opened.config.token_types)
+    shape = RowSettings(opened.tokenizer.specials, opened.config.max_length, opened.config.token_types)
 
     @jax.jit
     def apply(batch: dict[str, Any]) -> jax.Array:
@@ -263,7 +263,7 @@ def _split_at_masks(text: str, tokenizer: Tokenizer) -> list[str]:
     return [part.rstrip() for part in parts[:-1]] + parts[-1:]
 
 
-def _features(rows: list[Row], tokenizer: Tokenizer) -> Features:
+def _features(rows: list[FeatureRow], tokenizer: Tokenizer) -> Features:
     return Features(rows, np.arange(len(rows), dtype=np.int32), 0, tokenizer.specials.pad)
 
 

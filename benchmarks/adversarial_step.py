@@ -27,7 +27,7 @@ from ag_jax import config_reader
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.data.text import pipeline
 from ag_jax.planning import costs
-from ag_jax.planning.hlo import Program
+from ag_jax.planning.hlo import HloModule
 from ag_jax.pretraining import config as pretraining_config
 
 CONFIG = "configs/asa/figure4_speed.py"
@@ -36,7 +36,7 @@ ON_CPU = {"model.layers": 2, "model.vocabulary_size": None, "training.batch_size
 
 def compiled(runner: Runner) -> dict[str, float]:
     """Return the FLOPs of matrix products, the bytes read and written, and the temporary bytes of the compiled step."""
-    found = costs.costs(Program(runner.program.as_text()), 1)
+    found = costs.costs(HloModule(runner.program.as_text()), 1)
     memory = runner.program.memory_analysis()
     return {"product_flops": found.flops, "bytes_moved": found.bytes, "temporary_bytes": memory.temp_size_in_bytes}
 

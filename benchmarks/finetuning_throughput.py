@@ -71,7 +71,7 @@ class Ours:
         recipe = Recipe(epochs=3, max_length=options.max_length, batch_sizes=(options.batch_size,))
         config = FinetuningConfig(checkpoint="random", tasks={data.task.name: recipe})
         of = Trial(data.task.name, recipe, LEARNING_RATE, options.batch_size, seed=0)
-        self.program = program.compiled(job.make_plan(of, config, opened, data)).program
+        self.program = program.compiled(job.make_spec(of, config, opened, data)).program
         self.key = jax.random.key(0)
         self.state = program.with_learning_rate(self.program.create(self.key), LEARNING_RATE)
         self.batches = endless(data.train.features, options)

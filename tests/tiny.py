@@ -10,7 +10,7 @@ import numpy as np
 from ag_jax.attention import guidance
 from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.attention.guidance import GuidanceConfig
-from ag_jax.attention.patterns import PATTERNS, SpecialTokens
+from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from ag_jax.finetuning.kinds import KINDS
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Ports
@@ -24,7 +24,7 @@ from tests import reference
 
 LENGTHS = (11, 7, 3, 0)
 LENGTH, MASKED, VOCABULARY = 11, 5, 37
-SPECIAL = SpecialTokens(reference.DELIMITERS, reference.PERIODS)
+SPECIAL = PatternTokens(reference.DELIMITERS, reference.PERIODS)
 ASSIGNMENT = (("next", 1), ("period", 1))
 CONFIG = EncoderConfig(
     vocabulary_size=VOCABULARY,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-Rows = Sequence[Mapping[str, Any]]  # rows of metrics of one run or trial
+MetricRows = Sequence[Mapping[str, Any]]  # rows of metrics of one run or trial
 END = 0.2  # fraction at the end of training over which the masked share is averaged
 
 
@@ -54,7 +54,7 @@ class MaskedShare:
         return {"all": share, "layers": share_N.tolist(), "steps": list(self.late_steps)}
 
 
-def masked_share(seeds: Sequence[Rows]) -> MaskedShare | None:
+def masked_share(seeds: Sequence[MetricRows]) -> MaskedShare | None:
     """Average the masked share over runs that differ in their seed, at the steps that all of them logged.
 
     Returns None if there is no such step, for example because nothing was masked.

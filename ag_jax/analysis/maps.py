@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ag_jax.attention import patterns
-from ag_jax.attention.patterns import PATTERNS, SpecialTokens
+from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.encoder import Ports
 from ag_jax.models.heads import TaskModel
@@ -30,7 +30,7 @@ from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial.self_attention import Attacker
 
-Model = PretrainingModel | ReplacedTokensModel | TaskModel
+EncoderModel = PretrainingModel | ReplacedTokensModel | TaskModel
 Assignment = tuple[tuple[str, int], ...]  # (pattern, number of heads that it guides), from the first head on
 
 
@@ -51,7 +51,7 @@ class AttentionMaps:
 
 
 def attention_maps(
-    model: Model, params: Any, tokenizer: Tokenizer, text: str, max_tokens: int, attacker: Attacker | None = None
+    model: EncoderModel, params: Any, tokenizer: Tokenizer, text: str, max_tokens: int, attacker: Attacker | None = None
 ) -> AttentionMaps:
     """Compute the attention maps of `text`, with the tokens that begin and end a row around it.
 
@@ -83,7 +83,7 @@ def attention_maps(
 
 
 @functools.partial(jax.jit, static_argnames=("model", "attacker"))
-def _attention_weights(model: Model, params: Any, ids_L: jax.Array, attacker: Attacker | None) -> jax.Array:
+def _attention_weights(model: EncoderModel, params: Any, ids_L: jax.Array, attacker: Attacker | None) -> jax.Array:
     tokens_BL = ids_L[None]
     batch = {
         "tokens": tokens_BL,
@@ -101,12 +101,12 @@ def _attention_weights(model: Model, params: Any, ids_L: jax.Array, attacker: At
     return weights_NBHQK[:, 0]
 
 
-def targets(maps: AttentionMaps, special: SpecialTokens, names: Iterable[str]) -> dict[str, np.ndarray]:
+def targets(maps: AttentionMaps, special: PatternTokens, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Return the target matrix `QK` of each named pattern for the sentence of `maps`, as the paper defines it."""
     return {name: _target(maps, special, name)[0] for name in names}
 
 
-def _target(maps: AttentionMaps, special: SpecialTokens, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return a pattern's target matrix `QK`, and which rows `Q` have a target."""
     tokens_BL = jnp.asarray(maps.ids_L)[None]
     sequences_BL = jnp.ones(tokens_BL.shape, jnp.int32)
@@ -127,7 +127,7 @@ def title(name: str) -> str:
     return f"[{name.rpartition('.')[2].capitalize()}]"
 
 
-def attention_mass(maps: AttentionMaps, special: SpecialTokens, assignment: Assignment) -> dict[str, np.ndarray]:
+def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
     """Return {pattern: mass `NH`} for the built-in patterns, then the others of `assignment`.
 
     The mass is the sum of the weights where the target is not zero, averaged over the rows that have a target. It is
@@ -142,7 +142,7 @@ def attention_mass(maps: AttentionMaps, special: SpecialTokens, assignment: Assi
     return masses
 
 
-def uniform_mass(maps: AttentionMaps, special: SpecialTokens, assignment: Assignment) -> dict[str, float]:
+def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, float]:
     """Return the mass on every pattern of a head with uniform attention, as the level of chance."""
     length = len(maps.ids_L)
     uniform_NHQK = np.full((1, 1, length, length), 1.0 / length, np.float32)
@@ -151,7 +151,7 @@ def uniform_mass(maps: AttentionMaps, special: SpecialTokens, assignment: Assign
 
 
 def strongest_pattern(
-    maps: AttentionMaps, special: SpecialTokens, assignment: Assignment
+    maps: AttentionMaps, special: PatternTokens, assignment: Assignment
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the name of the pattern that explains each head best, and the mass on it, both `NH`.
 
@@ -169,7 +169,7 @@ def _names(assignment: Assignment) -> list[str]:
     return list(dict.fromkeys([*PATTERNS, *(name for name, _ in assignment)]))
 
 
-def mass_table(maps: AttentionMaps, special: SpecialTokens, assignment: Assignment) -> str:
+def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> str:
     """Return a printable table of `attention_mass`, with a row for each layer.
 
     The first columns are the guided heads of each pattern on their own target, the others the free heads on every

@@ -21,11 +21,10 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import dropout, scores
 from ag_jax.attention.attack import AttentionMask, MaskPolicy
-
-Array = jax.Array
 
 # Name of the adversary's parameters, at the top of the tree of parameters.
 ADVERSARY = "adversary"

@@ -12,12 +12,10 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 import flax.struct
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import segments
-
-Array = jax.Array
 
 EmptyRows = Literal["uniform", "keep_diagonal"]
 

@@ -25,8 +25,7 @@ from typing import Annotated, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-Array = jax.Array
+from jax import Array
 
 TERMS = ("c2p", "p2c")
 

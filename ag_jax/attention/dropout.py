@@ -8,8 +8,7 @@ over devices without changing a bit, and are repeated inside the attention kerne
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-
-Array = jax.Array
+from jax import Array
 
 
 def _mix(x: Array) -> Array:

@@ -20,12 +20,12 @@ from typing import Annotated, ClassVar, Literal
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import patterns, segments
 from ag_jax.attention.patterns import Columns, Shift, Target
 from ag_jax.attention.visibility import EVERYTHING, Band, visible_targets, visible_tokens
 
-Array = jax.Array
 Schedule = Callable[[Array], Array]
 Reduction = Literal["type_mean", "head_mean", "frobenius"]
 Boundary = Literal["uniform", "zero", "ignore"]

@@ -22,6 +22,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from ag_jax.attention import disentangled, guidance
@@ -29,8 +30,6 @@ from ag_jax.attention.attack import Attack, AttentionMask
 from ag_jax.attention.disentangled import DisentangledConfig, rows_at
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import RESIDUALS, Attend
-
-Array = jax.Array
 
 # Products of any precision whose sums are handed on in float32.
 _dot_float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)

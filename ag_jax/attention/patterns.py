@@ -24,16 +24,14 @@ import inspect
 from collections.abc import Callable
 
 import flax.struct
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import segments
 
-Array = jax.Array
-
 
 @dataclasses.dataclass(frozen=True)
-class SpecialTokens:
+class PatternTokens:
     """Token ids that patterns look for: `delimiters` added by the tokenizer, and the tokens that are a full stop."""
 
     delimiters: tuple[int, ...]
@@ -59,7 +57,7 @@ class Columns:
 
 
 Target = Shift | Columns
-Pattern = Callable[[Array, Array, SpecialTokens], Target]
+Pattern = Callable[[Array, Array, PatternTokens], Target]
 
 
 def columns(chosen_BK: Array, segments_BK: Array) -> Columns:
@@ -79,36 +77,36 @@ def _among(tokens_BL: Array, ids: tuple[int, ...]) -> Array:
     return jnp.isin(tokens_BL, jnp.asarray(ids, tokens_BL.dtype))
 
 
-def next_token(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Shift:
+def next_token(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift:
     """[Next]: P[p, p + 1] = 1."""
     del tokens_BL, segments_BL, special
     return Shift(1)
 
 
-def previous_token(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Shift:
+def previous_token(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift:
     """[Prev]: P[p, p - 1] = 1."""
     del tokens_BL, segments_BL, special
     return Shift(-1)
 
 
-def same_token(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Shift:
+def same_token(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift:
     """Target of the pattern [Same], each token itself: P[p, p] = 1. The released code has it, the paper does not."""
     del tokens_BL, segments_BL, special
     return Shift(0)
 
 
-def first_token(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Columns:
+def first_token(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Columns:
     """[First]: P[p, 1] = 1, where 1 is the first token of the text."""
     del tokens_BL, special
     return columns(segments.is_first(segments_BL), segments_BL)
 
 
-def delimiters(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Columns:
+def delimiters(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Columns:
     """[Delim]: P[p, q] = 1/CNT(DELIM) if token q was added by the tokenizer to mark a border."""
     return columns(_among(tokens_BL, special.delimiters), segments_BL)
 
 
-def periods(tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Columns:
+def periods(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Columns:
     """[Period]: P[p, q] = 1/CNT('.') if token q is a full stop."""
     return columns(_among(tokens_BL, special.periods), segments_BL)
 
@@ -152,7 +150,7 @@ def find_pattern(name: str) -> Pattern:
     raise ValueError(f"unknown attention pattern {name!r}{hint} Known: {', '.join(PATTERNS)}, or module.function")
 
 
-def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: SpecialTokens) -> Target:
+def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Target:
     """The target of the pattern called `name`. Raises ValueError if the pattern returns something else."""
     target = find_pattern(name)(tokens_BL, segments_BL, special)
     if not isinstance(target, Target):

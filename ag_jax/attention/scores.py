@@ -5,10 +5,8 @@ Shape letters: B batch, Q query position, K key position, H head, W width of a h
 
 import math
 
-import jax
 import jax.numpy as jnp
-
-Array = jax.Array
+from jax import Array
 
 
 def dot_product_scores(query_BQHW: Array, key_BKHW: Array) -> Array:

@@ -8,8 +8,7 @@ Shape letters: B batch, L length, Q query position, K key position.
 
 import jax
 import jax.numpy as jnp
-
-Array = jax.Array
+from jax import Array
 
 
 def same_segment_mask(segments_BL: Array) -> Array:

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import segments
-
-Array = jax.Array
 
 
 class Band(NamedTuple):

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 from jax._src import cloud_tpu_init, clusters, distributed
 
-from ag_jax.distributed.rollcall import Place, call_the_roll, is_open
+from ag_jax.distributed.rollcall import HostPosition, call_the_roll, is_open
 
 AGAIN = 75  # exit status (EX_TEMPFAIL) of a run that failed because of its machines: start it again
 HEARTBEAT_TIMEOUT = 60  # seconds without heartbeat after which JAX considers a host dead and ends the others
@@ -37,8 +37,8 @@ PREFIX = "ag_jax"
 _numbers = itertools.count()  # numbers of collective calls: the same on all hosts, which make them in the same order
 
 
-def find_place(coordinator: str | None, hosts: str | None, host: int | None, timeout: float) -> Place | None:
-    """Return this host's `Place` according to the flags of the command; None for a run on one host.
+def find_position(coordinator: str | None, hosts: str | None, host: int | None, timeout: float) -> HostPosition | None:
+    """Return this host's `HostPosition` according to the flags of the command; None for a run on one host.
 
     Raises ValueError for flags that contradict each other, or if nothing is detected.
 
@@ -51,20 +51,20 @@ def find_place(coordinator: str | None, hosts: str | None, host: int | None, tim
     if hosts is None:
         if coordinator is not None or host is not None:
             raise ValueError("--coordinator and --host need --hosts=N, the number of hosts")
-        place = _detected(timeout) if _on_cloud_tpu() else None
-        return place if place and place.hosts > 1 else None
+        position = _detected(timeout) if _on_cloud_tpu() else None
+        return position if position and position.hosts > 1 else None
     if hosts == "auto":
         if coordinator is not None or host is not None:
             raise ValueError(
                 "--hosts=auto finds the coordinator and this host's number itself: leave the other flags out"
             )
-        place = _detected(timeout)
-        if place is None:
+        position = _detected(timeout)
+        if position is None:
             raise ValueError(
                 "--hosts=auto found no Cloud TPU pod slice, SLURM, Open MPI or Kubernetes job around this process: "
                 "give --coordinator=HOST:PORT --hosts=N --host=I instead"
             )
-        return place if place.hosts > 1 else None
+        return position if position.hosts > 1 else None
     if not hosts.isdigit() or int(hosts) < 1:
         raise ValueError(f"--hosts must be a number from 1 on, or auto, got {hosts!r}")
     number = int(hosts)
@@ -78,8 +78,8 @@ def find_place(coordinator: str | None, hosts: str | None, host: int | None, tim
         raise ValueError(f"--host must be from 0 to {number - 1}, as --hosts={number}; got {host}")
     if number == 1:
         return None
-    place = Place(coordinator, number, host)
-    return place if place.address else None  # reading `address` raises ValueError if it is malformed
+    position = HostPosition(coordinator, number, host)
+    return position if position.address else None  # reading `address` raises ValueError if it is malformed
 
 
 def _on_cloud_tpu() -> bool:
@@ -87,7 +87,7 @@ def _on_cloud_tpu() -> bool:
     return cloud_tpu_init.running_in_cloud_tpu_vm and "tpu" in platforms
 
 
-def _detected(timeout: float) -> Place | None:
+def _detected(timeout: float) -> HostPosition | None:
     try:
         found = clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, int(timeout))
     except (OSError, RuntimeError, ValueError) as error:
@@ -98,22 +98,22 @@ def _detected(timeout: float) -> Place | None:
     coordinator, hosts, host, devices = found
     if coordinator is None or hosts is None or host is None:
         return None
-    return Place(coordinator, hosts, host, None if devices is None else tuple(devices))
+    return HostPosition(coordinator, hosts, host, None if devices is None else tuple(devices))
 
 
-def join(place: Place, timeout: float) -> None:
+def join(position: HostPosition, timeout: float) -> None:
     """Wait for the other hosts, at most `timeout` seconds, and start JAX with them.
 
     Must be called before anything uses a device. Raises ValueError with advice if a host does not join in time.
     """
-    connections = call_the_roll(place, timeout, _say)
+    connections = call_the_roll(position, timeout, _say)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from `stopping`
     jax.distributed.initialize(
-        coordinator_address=place.coordinator,
-        num_processes=place.hosts,
-        process_id=place.host,
-        local_device_ids=place.local_devices,
+        coordinator_address=position.coordinator,
+        num_processes=position.hosts,
+        process_id=position.host,
+        local_device_ids=position.local_devices,
         cluster_detection_method="deactivate",
         initialization_timeout=JAX_START_TIMEOUT,
         heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,

@@ -35,7 +35,7 @@ ADVICE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class HostPosition:
     """Position of this process among the hosts of a run.
 
     coordinator: address HOST:PORT of host 0.
@@ -60,7 +60,7 @@ class Place:
         return name.strip("[]"), int(port)
 
 
-def call_the_roll(place: Place, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
+def call_the_roll(position: HostPosition, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
     """Wait until all hosts have joined; return {host: connection}, for host 0 to all others, for these only to host 0.
 
     Raises ValueError after `timeout` seconds, with the missing hosts and advice, or if host 0 refuses this host.
@@ -68,7 +68,7 @@ def call_the_roll(place: Place, timeout: float, say: Callable[[str], None]) -> d
     say: prints a line of progress.
     """
     deadline = time.monotonic() + timeout
-    connections = (_lead if place.host == 0 else _report)(place, deadline, timeout, say)
+    connections = (_lead if position.host == 0 else _report)(position, deadline, timeout, say)
     for connection in connections.values():
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
@@ -77,8 +77,8 @@ def call_the_roll(place: Place, timeout: float, say: Callable[[str], None]) -> d
     return connections
 
 
-def _listen(place: Place) -> socket.socket:
-    name, port = place.address
+def _listen(position: HostPosition) -> socket.socket:
+    name, port = position.address
     try:
         if socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -90,37 +90,41 @@ def _listen(place: Place) -> socket.socket:
         ) from error
 
 
-def _lead(place: Place, deadline: float, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
+def _lead(
+    position: HostPosition, deadline: float, timeout: float, say: Callable[[str], None]
+) -> dict[int, socket.socket]:
     """Call the roll on host 0: accept connections until all hosts have joined."""
     present: dict[int, socket.socket] = {}
     names = {0: socket.gethostname()}
     told, told_at = None, 0.0
-    with _listen(place) as listener, contextlib.ExitStack() as opened:
+    with _listen(position) as listener, contextlib.ExitStack() as opened:
         listener.settimeout(TICK)
         while True:
             # A host that ended while it waited may be started again, and then connects anew.
             for host in [host for host, connection in present.items() if not is_open(connection)]:
                 present.pop(host).close()
-            missing = [host for host in range(1, place.hosts) if host not in present]
-            status = {"joined": place.hosts - len(missing), "missing": missing}
+            missing = [host for host in range(1, position.hosts) if host not in present]
+            status = {"joined": position.hosts - len(missing), "missing": missing}
             if status != told or time.monotonic() - told_at > SAY_EVERY:
                 told, told_at = status, time.monotonic()
-                say(_progress(place, status))
+                say(_progress(position, status))
                 _tell(present, status)
             if not missing:
                 _tell(present, {"go": True})
                 opened.pop_all()  # keeps the connections open; only the listener is closed, to free the port for JAX
                 return present
             if time.monotonic() > deadline:
-                problem = _failure(place, missing, timeout)
+                problem = _failure(position, missing, timeout)
                 _tell(present, {"refused": problem})
                 raise ValueError(problem)
             with contextlib.suppress(TimeoutError):
                 connection = opened.enter_context(listener.accept()[0])
-                _greet(place, connection, present, names)
+                _greet(position, connection, present, names)
 
 
-def _greet(place: Place, connection: socket.socket, present: dict[int, socket.socket], names: dict[int, str]) -> None:
+def _greet(
+    position: HostPosition, connection: socket.socket, present: dict[int, socket.socket], names: dict[int, str]
+) -> None:
     """Add a host to `present`, or tell it why it is refused; a connection of another program is closed."""
     connection.settimeout(2.0)
     try:
@@ -133,11 +137,11 @@ def _greet(place: Place, connection: socket.socket, present: dict[int, socket.so
     refused = None
     if not known:
         refused = "this host runs another version of ag_jax than host 0: install the same everywhere"
-    elif hosts != place.hosts:
-        refused = f"--hosts is {hosts} here and {place.hosts} on host 0: give the same number everywhere"
-    elif host in present or not 0 < host < place.hosts:
+    elif hosts != position.hosts:
+        refused = f"--hosts is {hosts} here and {position.hosts} on host 0: give the same number everywhere"
+    elif host in present or not 0 < host < position.hosts:
         refused = (
-            f"--host={host} is taken by {names.get(host, 'nobody')}: each needs its own, from 0 to {place.hosts - 1}"
+            f"--host={host} is taken by {names.get(host, 'nobody')}: each needs its own, from 0 to {position.hosts - 1}"
         )
     if refused:
         _tell({host: connection}, {"refused": refused})
@@ -146,15 +150,17 @@ def _greet(place: Place, connection: socket.socket, present: dict[int, socket.so
     present[host], names[host] = connection, name
 
 
-def _report(place: Place, deadline: float, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
+def _report(
+    position: HostPosition, deadline: float, timeout: float, say: Callable[[str], None]
+) -> dict[int, socket.socket]:
     """Report to host 0 from another host, again and again until all hosts have joined."""
-    hello = {"ag_jax": PROTOCOL, "host": place.host, "hosts": place.hosts, "name": socket.gethostname()}
+    hello = {"ag_jax": PROTOCOL, "host": position.host, "hosts": position.hosts, "name": socket.gethostname()}
     said_at, status, why = time.monotonic(), None, "no answer"
     while time.monotonic() < deadline:
         try:
             with contextlib.ExitStack() as opened:
                 patience = min(10.0, max(deadline - time.monotonic(), 0.1))
-                connection = opened.enter_context(socket.create_connection(place.address, timeout=patience))
+                connection = opened.enter_context(socket.create_connection(position.address, timeout=patience))
                 connection.sendall((json.dumps(hello) + "\n").encode())
                 # Longer than host 0's own deadline, so that its message about missing hosts still arrives.
                 connection.settimeout(max(deadline + 5.0 - time.monotonic(), 0.1))
@@ -170,23 +176,23 @@ def _report(place: Place, deadline: float, timeout: float, say: Callable[[str], 
             why = str(error)
         if time.monotonic() - said_at > SAY_EVERY:
             said_at = time.monotonic()
-            say(f"host {place.host} of {place.hosts} cannot reach host 0 at {place.coordinator} yet ({why})")
+            say(f"host {position.host} of {position.hosts} cannot reach host 0 at {position.coordinator} yet ({why})")
         time.sleep(min(TICK, max(deadline - time.monotonic(), 0.0)))
     missing = [0] if status is None else status["missing"]
-    raise ValueError(f"host {place.host}: {_failure(place, missing, timeout)}. The last attempt: {why}")
+    raise ValueError(f"host {position.host}: {_failure(position, missing, timeout)}. The last attempt: {why}")
 
 
-def _progress(place: Place, status: dict[str, Any]) -> str:
-    joined = f"{status['joined']} of {place.hosts} hosts joined"
+def _progress(position: HostPosition, status: dict[str, Any]) -> str:
+    joined = f"{status['joined']} of {position.hosts} hosts joined"
     if not status["missing"]:
         return joined
-    return f"{joined}; waiting at {place.coordinator} for host {_shown(status['missing'])}"
+    return f"{joined}; waiting at {position.coordinator} for host {_shown(status['missing'])}"
 
 
-def _failure(place: Place, missing: list[int], timeout: float) -> str:
-    name, port = place.address
+def _failure(position: HostPosition, missing: list[int], timeout: float) -> str:
+    name, port = position.address
     return (
-        f"{place.hosts - len(missing)} of {place.hosts} hosts joined within {timeout:.0f} seconds; missing: host "
+        f"{position.hosts - len(missing)} of {position.hosts} hosts joined within {timeout:.0f} seconds; missing: host "
         f"{_shown(missing)}. " + ADVICE.format(address=f"{name}:{port}", port=port)
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.stats
 import sklearn.metrics
 
-from ag_jax.data.tasks.task import Choices, Example, Question, Task, Texts, Words
+from ag_jax.data.tasks.task import Choices, Example, Question, TaggedSentence, Task, Texts
 from ag_jax.evaluation import answers, entities
 
 
@@ -51,7 +51,7 @@ def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
 _SIMPLE: dict[str, Callable[[Sequence, Sequence], float]] = {
     function.__name__: function for function in (accuracy, f1, macro_f1, matthews, pearson, spearman)
 }
-_LABELS = {Texts: "label", Choices: "right", Words: "tags", Question: "answers"}
+_LABELS = {Texts: "label", Choices: "right", TaggedSentence: "tags", Question: "answers"}
 
 
 def check(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
@@ -88,7 +88,7 @@ def of_choices(task: Task, examples: Sequence[Choices], predictions: Sequence[in
     return {"accuracy": float(np.mean([rate_choice(task, *pair) for pair in zip(examples, predictions, strict=True)]))}
 
 
-def of_tags(task: Task, examples: Sequence[Words], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
+def of_tags(task: Task, examples: Sequence[TaggedSentence], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return precision, recall and F1 of entities, and F1 of single tags."""
     del task
     gold = [example.tags for example in examples]
@@ -121,7 +121,7 @@ def rate_choice(task: Task, example: Choices, prediction: int) -> float:
     )
 
 
-def rate_tags(task: Task, example: Words, prediction: Sequence[str]) -> float:
+def rate_tags(task: Task, example: TaggedSentence, prediction: Sequence[str]) -> float:
     """Return the fraction of words whose tag is right.
 
     Entity F1 cannot be used here, because it is not a mean over sentences.

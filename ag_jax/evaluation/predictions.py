@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data.tasks.rows import Features
-from ag_jax.data.tasks.task import Choices, Examples, Question, Task, Texts, Words
+from ag_jax.data.tasks.task import Choices, Examples, Question, TaggedSentence, Task, Texts
 from ag_jax.evaluation import answers
 from ag_jax.evaluation.answers import Candidates
 
-Prediction = int | float | str | tuple[str, ...]
+TaskPrediction = int | float | str | tuple[str, ...]
 Scores = np.ndarray | Candidates
 Logits = Sequence[np.ndarray]  # for each row of the features, in order; axes may be padded beyond the row
 
@@ -69,7 +69,7 @@ def number(task: Task, example: Texts, found: np.ndarray) -> float:
     return float(found)
 
 
-def tags(task: Task, example: Words, found: np.ndarray) -> tuple[str, ...]:
+def tags(task: Task, example: TaggedSentence, found: np.ndarray) -> tuple[str, ...]:
     """Return the best tag of each word, and O for words that were truncated."""
     best = [task.labels[label] for label in np.argmax(found, axis=-1)]
     return (*best, *["O"] * (len(example.words) - len(best)))

@@ -19,7 +19,7 @@ from ag_jax.finetuning import predicting, program
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.encoded import Encoded, TaskData
 from ag_jax.finetuning.predicting import Predicted
-from ag_jax.finetuning.program import Plan
+from ag_jax.finetuning.program import ProgramSpec
 from ag_jax.finetuning.trial import RESULT, Trial, read_result, tidy
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned, Head
@@ -28,7 +28,7 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import build
 from ag_jax.training import sharding
 from ag_jax.training.config import TrainingConfig
-from ag_jax.training.job import Batch, Beat, Evaluation, Job, Progress
+from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress
 from ag_jax.training.loop import Loop
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule
@@ -56,11 +56,11 @@ def make_head(task: Task, style: str, max_length: int) -> Head:
     return Head(task.name, task.kind, tuple(task.labels), style, low, high, max_length, task.answerable)
 
 
-def make_plan(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: TaskData) -> Plan:
-    """Return the plan of a trial's compiled program, which all seeds and learning rates of its batch size share."""
+def make_spec(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: TaskData) -> ProgramSpec:
+    """Return the spec of a trial's compiled program, which all seeds and learning rates of its batch size share."""
     recipe = trial.recipe
     steps = recipe.total_epochs * buckets.steps(len(data.train.features), trial.batch_size)
-    return Plan(
+    return ProgramSpec(
         config=encoder_config(opened, config, recipe),
         head=make_head(data.task, opened.style, recipe.max_length),
         optimizer=OptimizerConfig(
@@ -163,19 +163,19 @@ class _Training:
         self.trial, self.config, self.opened, self.data = trial, config, opened, data
         self.directory, self.keep_weights, self.labels = directory, keep, labels
         self.metric = data.task.metric
-        self.plan = make_plan(trial, config, opened, data)
-        self.program, _, self.predict_batch = program.compiled(self.plan)
+        self.spec = make_spec(trial, config, opened, data)
+        self.program, _, self.predict_batch = program.compiled(self.spec)
         self.rows = sharding.process_rows(self.program.mesh, trial.batch_size)
-        self.steps_of_epoch = self.plan.steps // trial.recipe.total_epochs
+        self.steps_of_epoch = self.spec.steps // trial.recipe.total_epochs
         self.predicted: Predicted | None = None  # of the validation split, by the last evaluation
 
     def job(self) -> Job:
         """Return the job that trains the trial, with an evaluation after each epoch."""
         trial, config = self.trial, self.config
         init_key, dropout_key = jax.random.split(jax.random.key(trial.seed))
-        schedule = learning_rate_schedule(self.plan.optimizer, self.plan.steps)
+        schedule = learning_rate_schedule(self.spec.optimizer, self.spec.steps)
         training = TrainingConfig(
-            steps=self.plan.steps,
+            steps=self.spec.steps,
             batch_size=trial.batch_size,
             microbatches=trial.recipe.microbatches,
             log_every=min(LOG_EVERY, self.steps_of_epoch),
@@ -215,7 +215,7 @@ class _Training:
         state = program.with_learning_rate(self.program.create(key), self.trial.learning_rate)
         return with_params(state, self.opened.params, self.program.shardings)
 
-    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+    def batches(self, start: int, stop: int) -> Iterator[HostBatch]:
         """Yield the batches of steps `start` to `stop` - 1. A batch depends only on the trial's seed and its step."""
         trial, features, size = self.trial, self.data.train.features, self.steps_of_epoch
         for epoch in range(start // size, -(-stop // size)):
@@ -230,7 +230,7 @@ class _Training:
             for planned_batch in planned[max(start - epoch * size, 0) : stop - epoch * size]:
                 yield self._fed(buckets.make_batch(features, planned_batch, trial.batch_size))
 
-    def _fed(self, batch: Batch) -> Batch:
+    def _fed(self, batch: HostBatch) -> HostBatch:
         """Return the part of a batch that this host feeds to its devices."""
         return {name: field[self.rows] for name, field in batch.items() if name != "rows"}
 
@@ -241,7 +241,7 @@ class _Training:
         return self.predicted.metrics
 
     def _predict(self, params: Any, encoded: Encoded, beat: Beat) -> Predicted:
-        def predict(batch: Batch) -> jax.Array:
+        def predict(batch: HostBatch) -> jax.Array:
             beat()
             return self.predict_batch(params, sharding.place_batch(self._fed(batch), self.program.mesh))
 
@@ -273,7 +273,7 @@ class _Training:
         params, adversary = split_params(sharding.to_host(state.params, self.program.mesh))
         if hosts.is_first():
             opened = self.opened
-            tuned = FineTuned(self.plan.head, self.plan.config, opened.tokenizer, params, opened.origin, adversary)
+            tuned = FineTuned(self.spec.head, self.spec.config, opened.tokenizer, params, opened.origin, adversary)
             finetuned.save(tuned, self.directory / finetuned.FOLDER)
         return True
 
@@ -309,7 +309,7 @@ class _Training:
             **({} if trial.fold is None else {"fold": trial.fold}),
             "start": self.opened.description,
             "steps": history[-1].step,
-            "planned_steps": self.plan.steps,
+            "planned_steps": self.spec.steps,
             "epochs": epochs,
             "best_epoch": best,
             "metrics": epochs[best - 1]["metrics"],

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data.tasks import encoding, windows
-from ag_jax.data.tasks.rows import Features, Shape
+from ag_jax.data.tasks.rows import Features, RowSettings
 from ag_jax.data.tasks.task import Example, Examples, Task
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.evaluation import answers, metrics, predictions
@@ -34,7 +34,7 @@ class TaskKind:
     from_plain: scores from JSON, as `predictions.to_plain` wrote them.
     """
 
-    encode: Callable[[Task, Examples, Tokenizer, Shape], Features]
+    encode: Callable[[Task, Examples, Tokenizer, RowSettings], Features]
     loss: TaskLoss
     scores: Callable[[Task, Examples, Features, Logits], list[Scores]]
     measure: Callable[[Task, Sequence[Any], Sequence[Any]], dict[str, float]]
@@ -110,7 +110,7 @@ def encode(
 
     Raises ValueError if max_length leaves no room for text.
     """
-    shape = Shape(tokenizer.specials, max_length, token_types, training, stride)
+    shape = RowSettings(tokenizer.specials, max_length, token_types, training, stride)
     return KINDS[task.kind].encode(task, examples, tokenizer, shape)
 
 

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ag_jax.attention.adversary import ADVERSARY
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.attention.kernels import dispatch
-from ag_jax.attention.patterns import SpecialTokens
+from ag_jax.attention.patterns import PatternTokens
 from ag_jax.finetuning.kinds import KINDS
 from ag_jax.interop.finetuned import Head
 from ag_jax.models import heads
@@ -29,16 +29,15 @@ from ag_jax.objectives.base import Objective
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.pretraining import build
 from ag_jax.training import sharding
+from ag_jax.training.job import HostBatch
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.program import Program, make_program
 from ag_jax.training.sharding import MeshConfig
 from ag_jax.training.state import TrainState
 
-Batch = dict[str, np.ndarray]
-
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ProgramSpec:
     """Everything that a compiled step depends on, and the key of the cache of compiled programs.
 
     config: the encoder.
@@ -61,7 +60,7 @@ class Plan:
     microbatches: int
     guidance: GuidanceConfig
     adversarial: AdversarialConfig
-    special: SpecialTokens
+    special: PatternTokens
     mesh: MeshConfig
 
 
@@ -87,18 +86,18 @@ def scale_by_peak(apart: tuple[str, ...] = ()) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda _: Peak(jnp.float32(1)), update)
 
 
-def make_trial_optimizer(plan: Plan) -> optax.GradientTransformation:
-    """Return the optimizer of a plan, with the peak learning rate in its state.
+def make_trial_optimizer(spec: ProgramSpec) -> optax.GradientTransformation:
+    """Return the optimizer of a spec, with the peak learning rate in its state.
 
     An adversary with `asa.learning_rate` keeps that learning rate.
     """
-    adversary = build.adversary_optimizer(plan.adversarial, plan.optimizer)
-    apart = (ADVERSARY,) if adversary is not None and plan.adversarial.asa.learning_rate else ()
-    return optax.chain(make_optimizer(plan.optimizer, plan.steps, adversary), scale_by_peak(apart))
+    adversary = build.adversary_optimizer(spec.adversarial, spec.optimizer)
+    apart = (ADVERSARY,) if adversary is not None and spec.adversarial.asa.learning_rate else ()
+    return optax.chain(make_optimizer(spec.optimizer, spec.steps, adversary), scale_by_peak(apart))
 
 
 class TaskProgram(NamedTuple):
-    """The compiled parts of a plan.
+    """The compiled parts of a spec.
 
     program: the training steps.
     model: the encoder with the task's head.
@@ -107,7 +106,7 @@ class TaskProgram(NamedTuple):
 
     program: Program
     model: TaskModel
-    predict: Callable[[Any, Batch], jax.Array]
+    predict: Callable[[Any, HostBatch], jax.Array]
 
 
 def with_learning_rate(state: TrainState, learning_rate: float) -> TrainState:
@@ -117,47 +116,47 @@ def with_learning_rate(state: TrainState, learning_rate: float) -> TrainState:
     return state.replace(opt_state=(before, Peak(value)))
 
 
-def make_objective(plan: Plan, model: TaskModel) -> Objective:
-    """Return the objective of a plan: the task's loss, with guidance and an attack if the plan has them."""
-    objective = Supervised(model, KINDS[plan.head.kind].loss)
-    return build.guided_and_attacked(objective, plan.guidance, plan.adversarial, plan.config, plan.special, plan.steps)
+def make_objective(spec: ProgramSpec, model: TaskModel) -> Objective:
+    """Return the objective of a spec: the task's loss, with guidance and an attack if the spec has them."""
+    objective = Supervised(model, KINDS[spec.head.kind].loss)
+    return build.guided_and_attacked(objective, spec.guidance, spec.adversarial, spec.config, spec.special, spec.steps)
 
 
 @functools.lru_cache(maxsize=4)
-def compiled(plan: Plan) -> TaskProgram:
-    """Return the program of a plan, cached; each shape of a batch is compiled when it first occurs.
+def compiled(spec: ProgramSpec) -> TaskProgram:
+    """Return the program of a spec, cached; each shape of a batch is compiled when it first occurs.
 
     Raises ValueError if microbatches and devices do not divide the batch.
     """
-    mesh = sharding.make_mesh(plan.mesh)
+    mesh = sharding.make_mesh(spec.mesh)
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    if plan.batch_size % (plan.microbatches * parts):
+    if spec.batch_size % (spec.microbatches * parts):
         raise ValueError(
-            f"a batch of {plan.batch_size} cannot be split in microbatches={plan.microbatches} over mesh.data * "
+            f"a batch of {spec.batch_size} cannot be split in microbatches={spec.microbatches} over mesh.data * "
             f"mesh.fsdp = {parts} devices: choose a batch size that is a multiple of their product, or a mesh with "
             "fewer devices along data"
         )
     attend = dispatch.choose(
-        plan.config.attention,
+        spec.config.attention,
         mesh,
-        head_width=plan.config.width // plan.config.heads,
-        length=plan.head.max_length,
-        after_dropout=plan.guidance.mode != "none" and plan.guidance.probabilities == "after_dropout",
+        head_width=spec.config.width // spec.config.heads,
+        length=spec.head.max_length,
+        after_dropout=spec.guidance.mode != "none" and spec.guidance.probabilities == "after_dropout",
         rows=sharding.ROWS,
         heads=sharding.RULES["heads"],
     ).attend
-    model = plan.head.model(plan.config, attend)
+    model = spec.head.model(spec.config, attend)
     # Initialised with the reference attention, which has the same parameters and accepts an example of any shape.
-    reference_model, row = plan.head.model(plan.config), heads.example(plan.head.kind)
+    reference_model, row = spec.head.model(spec.config), heads.example(spec.head.kind)
 
     def init(key: jax.Array) -> Any:
-        adversary = adversarial.init(plan.adversarial, plan.config, jax.random.fold_in(key, 1))
+        adversary = adversarial.init(spec.adversarial, spec.config, jax.random.fold_in(key, 1))
         return reference_model.init(key, row, deterministic=True)["params"] | adversary
 
-    def predict(params: Any, batch: Batch) -> jax.Array:
+    def predict(params: Any, batch: HostBatch) -> jax.Array:
         return model.apply({"params": params}, batch, deterministic=True)
 
-    program = make_program(make_objective(plan, model), make_trial_optimizer(plan), init, mesh, plan.microbatches)
+    program = make_program(make_objective(spec, model), make_trial_optimizer(spec), init, mesh, spec.microbatches)
     everywhere = NamedSharding(mesh, PartitionSpec())  # because every host reads all logits
     in_shardings = (program.shardings.params, sharding.batch_sharding(mesh))
     return TaskProgram(program, model, jax.jit(predict, in_shardings=in_shardings, out_shardings=everywhere))

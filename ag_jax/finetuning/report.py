@@ -9,10 +9,10 @@ from typing import Any
 from ag_jax.evaluation.significance import SIGNIFICANT
 from ag_jax.pretraining.report import overridden_flags, settings_table
 
-Numbers = dict[str, Any]
+ReportFigures = dict[str, Any]
 
 
-def markdown(numbers: Numbers, settings: Mapping[str, Mapping[str, Any]], sections: Sequence[str] = ()) -> str:
+def markdown(numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any]], sections: Sequence[str] = ()) -> str:
     """Return the report as Markdown.
 
     settings: the flat settings of each arm.
@@ -72,7 +72,7 @@ def _headline(of_arm: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
     return of_arm["splits"][of_arm["headline"]][metric]
 
 
-def _scores(numbers: Numbers, arms: list[str]) -> list[str]:
+def _scores(numbers: ReportFigures, arms: list[str]) -> list[str]:
     seeds, several = numbers["seeds"], len(numbers["seeds"]) > 1
     over = f"over {len(seeds)} seeds ({', '.join(map(str, seeds))})"
     lines = ["## Scores", ""]
@@ -97,7 +97,7 @@ def _scores(numbers: Numbers, arms: list[str]) -> list[str]:
     return [*lines, "", *_table(["Task", "Metric", "Set", *arms], rows)]
 
 
-def _significance(numbers: Numbers, arms: list[str]) -> list[str]:
+def _significance(numbers: ReportFigures, arms: list[str]) -> list[str]:
     if len(arms) == 1:
         return []
     rows = []
@@ -121,7 +121,7 @@ def _significance(numbers: Numbers, arms: list[str]) -> list[str]:
     ]
 
 
-def _all_metrics(numbers: Numbers, arms: list[str]) -> list[str]:
+def _all_metrics(numbers: ReportFigures, arms: list[str]) -> list[str]:
     rows = []
     for name, task in numbers["tasks"].items():
         for split in dict.fromkeys(split for of_arm in task["arms"].values() for split in of_arm["splits"]):
@@ -139,7 +139,7 @@ def _all_metrics(numbers: Numbers, arms: list[str]) -> list[str]:
     return ["## All sets and metrics", "", explained, "", *_table(["Task", "Set", "Metric", *arms], rows)]
 
 
-def _sweeps(numbers: Numbers, arms: list[str]) -> list[str]:
+def _sweeps(numbers: ReportFigures, arms: list[str]) -> list[str]:
     rows = []
     for name, task in numbers["tasks"].items():
         for arm in arms:
@@ -154,7 +154,7 @@ def _sweeps(numbers: Numbers, arms: list[str]) -> list[str]:
     return ["## Sweeps", "", "On the development set; what was chosen is bold.", "", *_table(header, rows)]
 
 
-def _counts(numbers: Numbers, arms: list[str]) -> list[str]:
+def _counts(numbers: ReportFigures, arms: list[str]) -> list[str]:
     rows = []
     for name, task in numbers["tasks"].items():
         for arm in arms:
@@ -176,6 +176,6 @@ def _counts(numbers: Numbers, arms: list[str]) -> list[str]:
     return ["## Examples and times", "", explained, "", *_table(header, rows)]
 
 
-def _notes(numbers: Numbers) -> list[str]:
+def _notes(numbers: ReportFigures) -> list[str]:
     notes = [f"- {name}: {note}" for name, task in numbers["tasks"].items() for note in task["notes"]]
     return ["## Notes", "", *notes, ""] if notes else []

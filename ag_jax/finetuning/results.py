@@ -20,11 +20,11 @@ from ag_jax.finetuning.choosing import Point, Result, Summary
 from ag_jax.finetuning.config import Recipe
 from ag_jax.finetuning.splits import Splits, of_fold
 
-Row = Mapping[str, Any]  # a line of predictions_SPLIT.jsonl
+PredictionRow = Mapping[str, Any]  # a line of predictions_SPLIT.jsonl
 POOLED, OF_FOLDS = "all folds", "mean of folds"
 
 
-def read_rows(directory: epath.Path, split: str) -> list[Row]:
+def read_rows(directory: epath.Path, split: str) -> list[PredictionRow]:
     """Read the predictions of a trial for a split.
 
     Raises FileNotFoundError if there are none, ValueError if the file is damaged.
@@ -43,7 +43,7 @@ def read_rows(directory: epath.Path, split: str) -> list[Row]:
     return rows
 
 
-def read_predictions(directory: epath.Path, split: str, examples: Examples) -> list[Row]:
+def read_predictions(directory: epath.Path, split: str, examples: Examples) -> list[PredictionRow]:
     """Read the predictions of a trial for a split, and check that they are those of `examples`, in their order.
 
     Raises ValueError if the ids of the examples differ, such as when files of a task have changed since, or if the
@@ -65,7 +65,7 @@ def read_predictions(directory: epath.Path, split: str, examples: Examples) -> l
 
 
 @dataclasses.dataclass(frozen=True)
-class Predictions:
+class SplitPredictions:
     """The predictions of one point of a sweep for one split.
 
     task: the task.
@@ -75,7 +75,7 @@ class Predictions:
 
     task: Task
     examples: Examples
-    rows: tuple[list[Row], ...]
+    rows: tuple[list[PredictionRow], ...]
 
     def values(self) -> dict[str, list[float]]:
         """Return the values of every metric, one for each seed."""
@@ -86,7 +86,7 @@ class Predictions:
         """Return the score of every prediction, larger is better, for each seed."""
         return [kinds.per_example(self.task, self.examples, _predictions(rows)) for rows in self.rows]
 
-    def together(self) -> list[Row]:
+    def together(self) -> list[PredictionRow]:
         """Return the predictions of the ensemble of all seeds, which averages their models' scores."""
         if len(self.rows) == 1:
             return self.rows[0]
@@ -102,7 +102,7 @@ class Predictions:
         return not any(metrics.is_unknown(example) for example in self.examples)
 
 
-def _predictions(rows: Sequence[Row]) -> list[Any]:
+def _predictions(rows: Sequence[PredictionRow]) -> list[Any]:
     return [row["prediction"] for row in rows]
 
 
@@ -120,7 +120,7 @@ class Chosen:
     task: Task
     points: tuple[Point, ...]
     best: Point
-    predicted: dict[str, Predictions]
+    predicted: dict[str, SplitPredictions]
     notes: tuple[str, ...]
 
     @property
@@ -161,11 +161,11 @@ def choose(
             ]
             for of_seed in best.results.values()
         )
-        predicted = {POOLED: Predictions(splits.task, examples, rows)}
+        predicted = {POOLED: SplitPredictions(splits.task, examples, rows)}
     else:
         sets = {"validation": splits.validation, **splits.others}
         predicted = {
-            name: Predictions(
+            name: SplitPredictions(
                 splits.task,
                 examples,
                 tuple(read_predictions(places[_key(of_seed[0])], name, examples) for of_seed in best.results.values()),

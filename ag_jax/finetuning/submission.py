@@ -11,7 +11,7 @@ from etils import epath
 from ag_jax.data.tasks import catalogue, ranking
 from ag_jax.data.tasks.task import Task
 from ag_jax.distributed import storage
-from ag_jax.finetuning.results import Chosen, Predictions
+from ag_jax.finetuning.results import Chosen, SplitPredictions
 
 # The file of each (task, split). AX are the diagnostics, which are predicted by MNLI's model.
 FILES = {
@@ -85,7 +85,7 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
     return [note for note in notes if note]
 
 
-def unranked(task: Task, predicted: Predictions, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def unranked(task: Task, predicted: SplitPredictions, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Convert the predictions of a ranked task to classes: the chosen candidate is right, the others are wrong."""
     right = task.labels.index(ranking.RIGHT[task.name])
     return [

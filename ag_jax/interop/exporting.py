@@ -71,7 +71,7 @@ def convert(
         ending for ending, class_heads in family.architectures.items() if set(class_heads) == set(heads)
     )
     text = card.text(opened, config, architecture, dtype, license or origin.license, not_carried)
-    written = Written(family, family.names, architecture, config, tree, opened.tokenizer, text, {})
+    written = ExportedContent(family, family.names, architecture, config, tree, opened.tokenizer, text, {})
     return Exported(architecture, _write(written, path, dtype), tuple(not_carried))
 
 
@@ -100,12 +100,12 @@ def _convert_finetuned(
     )
     text = card.finetuned_text(tuned, architecture, dtype, license or origin.license)
     extra = task_heads.settings(head)
-    written = Written(family, table, architecture, tuned.config, tuned.params, tuned.tokenizer, text, extra)
+    written = ExportedContent(family, table, architecture, tuned.config, tuned.params, tuned.tokenizer, text, extra)
     return Exported(architecture, _write(written, path, dtype), ())
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class ExportedContent:
     """The content of an exported directory.
 
     table: name table for `params`, that of a task's head included.
@@ -124,7 +124,7 @@ class Written:
     settings: dict[str, Any]
 
 
-def _write(model: Written, path: str, dtype: str) -> int:
+def _write(model: ExportedContent, path: str, dtype: str) -> int:
     """Write the directory `path` and return the number of parameters in it."""
     config, params = model.config, {path: np.asarray(leaf) for path, leaf in names.flat(model.params).items()}
     # The other families have no offset of positions.

@@ -32,7 +32,7 @@ class Name:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class StoredTensor:
     """A tensor in a file, and the model parameters that are stored in it.
 
     theirs, shape: name and shape of the tensor.
@@ -55,7 +55,7 @@ class Place:
         return f"{self.theirs} {self.shape}, for {ours}{where}"
 
 
-def places(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[Place]:
+def places(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[StoredTensor]:
     """Return every tensor that is needed for the parameters `ours`, given by path and shape.
 
     Lines of the table with a path that is not among them are left out.
@@ -67,12 +67,12 @@ def places(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[Place]:
             continue
         shapes = tuple(ours[path] for path in name.paths)
         if LAYER not in name.theirs:
-            found.append(Place(name.theirs, name.layout.shape(*shapes), name.paths, shapes, None, name.layout))
+            found.append(StoredTensor(name.theirs, name.layout.shape(*shapes), name.paths, shapes, None, name.layout))
             continue
         inner = tuple(shape[1:] for shape in shapes)
         for layer in range(shapes[0][0]):
             theirs = name.theirs.replace(LAYER, str(layer))
-            found.append(Place(theirs, name.layout.shape(*inner), name.paths, inner, layer, name.layout))
+            found.append(StoredTensor(theirs, name.layout.shape(*inner), name.paths, inner, layer, name.layout))
     named = {path for place in found for path in place.paths}
     if nameless := [f"  {path} {shape}" for path, shape in ours.items() if path not in named]:
         raise ValueError("there is no name for these parameters:\n" + "\n".join(nameless))
@@ -80,7 +80,7 @@ def places(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[Place]:
 
 
 def check(
-    wanted: Iterable[Place], theirs: Mapping[str, Shape], of: str, expected: Sequence[str] = (), remedy: str = ""
+    wanted: Iterable[StoredTensor], theirs: Mapping[str, Shape], of: str, expected: Sequence[str] = (), remedy: str = ""
 ) -> list[str]:
     """Check that a file holds the wanted tensors; return the names of further ones, all of which were `expected`.
 
@@ -106,7 +106,7 @@ def check(
     return left
 
 
-def load(wanted: Sequence[Place], tensors: Tensors, ours: Mapping[str, Shape]) -> dict[str, np.ndarray]:
+def load(wanted: Sequence[StoredTensor], tensors: Tensors, ours: Mapping[str, Shape]) -> dict[str, np.ndarray]:
     """Return the parameters by path, as float32, reading the tensors one after another.
 
     ours: shapes of the parameters by path.
@@ -130,7 +130,7 @@ def load(wanted: Sequence[Place], tensors: Tensors, ours: Mapping[str, Shape]) -
     return arrays
 
 
-def store(wanted: Iterable[Place], ours: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:
+def store(wanted: Iterable[StoredTensor], ours: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:
     """Return the tensors by name, made from the parameters `ours` and converted to `dtype`.
 
     Raises ValueError if a value is not finite, or too large for `dtype`.

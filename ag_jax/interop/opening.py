@@ -6,7 +6,7 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax.attention.patterns import SpecialTokens
+from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
@@ -75,7 +75,7 @@ class Inspected:
     is_ours: bool = True
 
     @property
-    def special(self) -> SpecialTokens:
+    def special(self) -> PatternTokens:
         """The token ids that attention patterns look for."""
         return special_tokens(self.tokenizer)
 

@@ -6,15 +6,13 @@ Shape letters: B batch, L length, D width, E width of the embeddings.
 from collections.abc import Callable
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import segments
 from ag_jax.attention.dropout import Dropout
 from ag_jax.models import layers
 from ag_jax.models.config import EncoderConfig
-
-Array = jax.Array
 
 
 class Embeddings(nn.Module):

@@ -10,6 +10,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import guidance
 from ag_jax.attention.attack import Attack
@@ -18,7 +19,6 @@ from ag_jax.attention.kernels.interface import RESIDUALS, Attend
 from ag_jax.models import embeddings, layers
 from ag_jax.models.config import EncoderConfig
 
-Array = jax.Array
 Batch = dict[str, Array]
 Params = dict[str, Any]
 

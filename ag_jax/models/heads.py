@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention.dropout import Dropout
 from ag_jax.attention.kernels import reference
@@ -16,8 +16,6 @@ from ag_jax.attention.kernels.interface import Attend
 from ag_jax.models import encoder, layers
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
-
-Array = jax.Array
 
 NEVER = -1e9  # the logit of what must not be chosen; finite, so that gradients are finite
 

@@ -6,8 +6,8 @@ embeddings, T taps of a convolution.
 
 import flax.linen as nn
 import flax.struct
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import guidance, multihead
 from ag_jax.attention.attack import Attack
@@ -16,8 +16,6 @@ from ag_jax.attention.dropout import Dropout
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
 from ag_jax.models.config import EncoderConfig
-
-Array = jax.Array
 
 
 def layer_norm(config: EncoderConfig, name: str | None = None, **settings) -> nn.LayerNorm:

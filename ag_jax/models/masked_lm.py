@@ -5,16 +5,14 @@ Shape letters: B batch, L length, M masked positions of a row, D width, V vocabu
 
 import flax.linen as nn
 import flax.struct
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
 from ag_jax.models import encoder, layers
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
-
-Array = jax.Array
 
 
 @flax.struct.dataclass

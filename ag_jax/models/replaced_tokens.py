@@ -7,8 +7,8 @@ from typing import Any
 
 import flax.linen as nn
 import flax.struct
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
@@ -16,8 +16,6 @@ from ag_jax.models import encoder, layers
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.models.masked_lm import MaskedLanguageHead, Predictions
-
-Array = jax.Array
 
 
 @flax.struct.dataclass

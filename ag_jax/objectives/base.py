@@ -6,24 +6,21 @@ the weight of the whole batch: by the factors of `loss_factors`, which it comput
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention.attack import MaskCounts
 from ag_jax.attention.guidance import AttentionStatistics
-from ag_jax.models.encoder import Batch, Ports
+from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives.predictions import Counts, Prediction
 
-Array = jax.Array
 LossTerm = tuple[Array, Array]  # (total, weight)
-Params = Any
 Rngs = dict[str, Array] | None
-Schedule = Callable[[Array], Array]
 
 
 @flax.struct.dataclass

@@ -14,11 +14,12 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.models.encoder import Batch
 from ag_jax.models.masked_lm import word_scores
-from ag_jax.objectives.base import Array, LossTerm, Outputs, Wrapper
-from ag_jax.objectives.predictions import Counts, Numbers, Prediction, Words, YesNo
+from ag_jax.objectives.base import LossTerm, Outputs, Wrapper
+from ag_jax.objectives.predictions import Counts, Prediction, Values, WordDistributions, YesNo
 from ag_jax.objectives.word_loss import in_chunks
 
 Form = Literal["symmetric", "one_way"]
@@ -48,12 +49,12 @@ def divergence(clean: Prediction, other: Prediction, counts: Counts, config: Div
     Squared error for numbers, averaged over the components of a vector. Words must be of one model: embeddings and bias
     are taken from `other`, and get the gradient of both passes.
     """
-    if isinstance(clean, Words):
+    if isinstance(clean, WordDistributions):
         arrays = clean.hidden_BMD, other.hidden_BMD, other.embedding_VD, other.bias_V, counts.weights
         return _words(config, *arrays)
     if isinstance(clean, YesNo):
         return _categorical(config, _two_classes(clean.logits), _two_classes(other.logits), counts.weights)
-    if isinstance(clean, Numbers):
+    if isinstance(clean, Values):
         measure = _across_batch if config.legacy and counts.weights.ndim == 1 else _squares
         return measure(config, clean.values, other.values, counts.weights)
     weights = counts.weights

@@ -3,11 +3,12 @@
 import dataclasses
 
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import guidance, patterns, segments
 from ag_jax.models import encoder
-from ag_jax.models.encoder import Batch, Ports
-from ag_jax.objectives.base import Array, LossTerm, Outputs, Params, Rngs, Schedule, Wrapper
+from ag_jax.models.encoder import Batch, Params, Ports
+from ag_jax.objectives.base import LossTerm, Outputs, Rngs, Wrapper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Guided(Wrapper):
     config: guidance.GuidanceConfig
     assignment: tuple[tuple[str, int], ...]
     heads: int
-    special: patterns.SpecialTokens
-    alpha: Schedule
+    special: patterns.PatternTokens
+    alpha: guidance.Schedule
 
     def guides(self, batch: Batch) -> guidance.Guides:
         """Targets for the rows of the batch, from the tokens as they were before masking."""

@@ -5,8 +5,7 @@ Shape letters: C classes.
 
 import jax
 import jax.numpy as jnp
-
-Array = jax.Array
+from jax import Array
 
 
 def cross_entropy(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array]:

@@ -4,12 +4,13 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
+from jax import Array
 
-from ag_jax.models.encoder import Batch, Ports
+from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.masked_lm import PretrainingModel
-from ag_jax.objectives.base import Array, LossTerm, Objective, Outputs, Params, PrimaryMetric, Rngs, apply_model
+from ag_jax.objectives.base import LossTerm, Objective, Outputs, PrimaryMetric, Rngs, apply_model
 from ag_jax.objectives.losses import cross_entropy
-from ag_jax.objectives.predictions import Categorical, Counts, Words
+from ag_jax.objectives.predictions import Categorical, Counts, WordDistributions
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
 
@@ -64,9 +65,9 @@ class Pretraining(Objective):
             read = batch | {"masked_positions": positions}
         heads, sown = apply_model(self.model, params, read, rngs, ports)
         masked_BMD = heads.hidden_BMD[:, texts:] if of_head else heads.hidden_BMD
-        predictions = {"task": Words(masked_BMD, heads.embedding_VD, heads.bias_V)}
+        predictions = {"task": WordDistributions(masked_BMD, heads.embedding_VD, heads.bias_V)}
         if of_head:
-            predictions["sentence"] = Words(heads.hidden_BMD[:, :texts], heads.embedding_VD, heads.bias_V)
+            predictions["sentence"] = WordDistributions(heads.hidden_BMD[:, :texts], heads.embedding_VD, heads.bias_V)
         elif self.sentences.of != "none":
             predictions["sentence"] = self.sentences.hidden(heads.encoded_BLD, batch)
         if self.model.next_sentence:

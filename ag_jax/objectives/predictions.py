@@ -4,9 +4,7 @@ Shape letters: B batch, C classes, M positions of a row, D width, V vocabulary.
 """
 
 import flax.struct
-import jax
-
-Array = jax.Array
+from jax import Array
 
 
 @flax.struct.dataclass
@@ -24,14 +22,14 @@ class YesNo:
 
 
 @flax.struct.dataclass
-class Numbers:
+class Values:
     """Numbers `(...)`, or vectors of them `(..., D)`."""
 
     values: Array
 
 
 @flax.struct.dataclass
-class Words:
+class WordDistributions:
     """Distributions over the vocabulary, softmax(h E^T + b), stored as h, E and b.
 
     Two passes of a model differ only in h.
@@ -44,7 +42,7 @@ class Words:
     bias_V: Array
 
 
-Prediction = Categorical | YesNo | Numbers | Words
+Prediction = Categorical | YesNo | Values | WordDistributions
 
 
 @flax.struct.dataclass

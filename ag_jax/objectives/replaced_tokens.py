@@ -8,11 +8,12 @@ from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from ag_jax.models.encoder import Batch, Ports
+from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
-from ag_jax.objectives.base import Array, LossTerm, Objective, Outputs, Params, PrimaryMetric, Rngs, apply_model
-from ag_jax.objectives.predictions import Counts, Words, YesNo
+from ag_jax.objectives.base import LossTerm, Objective, Outputs, PrimaryMetric, Rngs, apply_model
+from ag_jax.objectives.predictions import Counts, WordDistributions, YesNo
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
 from ag_jax.objectives.word_samples import sample_words
@@ -160,12 +161,12 @@ class ReplacedTokens(Objective):
             predictions["sentence"] = self.sentences.hidden(detection.encoded_BLD, encoder_batch)
         return Outputs(predictions, encoder_batch, **sown)
 
-    def generate(self, params: Params, batch: Batch, rngs: Rngs) -> tuple[Words, Batch]:
+    def generate(self, params: Params, batch: Batch, rngs: Rngs) -> tuple[WordDistributions, Batch]:
         """The generator's prediction of the masked words, and the batch with samples of it in place of the masks."""
         key = jax.random.key(0) if rngs is None else rngs.get("samples", rngs["dropout"])
         own = None if rngs is None else {"dropout": jax.random.fold_in(key, 1)}
         heads = self.model.apply({"params": params}, batch, deterministic=rngs is None, rngs=own, method="generate")
-        words = Words(heads.hidden_BMD, heads.embedding_VD, heads.bias_V)
+        words = WordDistributions(heads.hidden_BMD, heads.embedding_VD, heads.bias_V)
         samples_BM = sample_words(words, jax.random.fold_in(key, 2))
         return words, batch | {"tokens": with_samples(batch, samples_BM)}
 

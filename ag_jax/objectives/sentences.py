@@ -7,11 +7,11 @@ import dataclasses
 from typing import Literal
 
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import segments
 from ag_jax.models.encoder import Batch
-from ag_jax.objectives.base import Array
-from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Prediction
+from ag_jax.objectives.predictions import Categorical, Counts, Prediction, Values
 
 SentenceTerm = Literal["head", "softmax", "squares", "none"]
 
@@ -48,4 +48,4 @@ class Sentences:
         """The hidden states at the first positions, `BTD`, as a prediction."""
         places_BT, _ = self.places(batch)
         first_BTD = jnp.take_along_axis(encoded_BLD, places_BT[:, :, None], axis=1).astype(jnp.float32)
-        return Categorical(first_BTD) if self.of == "softmax" else Numbers(first_BTD)
+        return Categorical(first_BTD) if self.of == "softmax" else Values(first_BTD)

@@ -9,12 +9,13 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from ag_jax.models.encoder import Batch, Ports
+from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.heads import TaskModel
-from ag_jax.objectives.base import Array, LossTerm, Objective, Outputs, Params, PrimaryMetric, Rngs, apply_model
+from ag_jax.objectives.base import LossTerm, Objective, Outputs, PrimaryMetric, Rngs, apply_model
 from ag_jax.objectives.losses import cross_entropy
-from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Prediction
+from ag_jax.objectives.predictions import Categorical, Counts, Prediction, Values
 
 TASK = PrimaryMetric("task_loss", "task loss", "of an example or a tag", margin=0.0)
 
@@ -91,7 +92,7 @@ def _label_total(prediction: Categorical, batch: Batch, weights: Array) -> tuple
     return cross_entropy(prediction.logits, batch["labels"], weights)
 
 
-def _number_total(prediction: Numbers, batch: Batch, weights_B: Array) -> tuple[Array, None]:
+def _number_total(prediction: Values, batch: Batch, weights_B: Array) -> tuple[Array, None]:
     return (jnp.square(prediction.values - batch["labels"]) * weights_B).sum(), None
 
 
@@ -108,7 +109,7 @@ def _over_positions(logits_BL2: Array) -> Categorical:
 
 
 CLASS_LOSS = TaskLoss(Categorical, _label_total, _example_weights, _counts)
-NUMBER_LOSS = TaskLoss(Numbers, _number_total, _example_weights, _counts)
+NUMBER_LOSS = TaskLoss(Values, _number_total, _example_weights, _counts)
 CHOICE_LOSS = TaskLoss(Categorical, _choice_total, _example_weights, _counts)
 TAG_LOSS = TaskLoss(Categorical, _label_total, _tag_weights, _tag_counts)
 SPAN_LOSS = TaskLoss(_over_positions, _span_total, _span_weights, _span_counts)

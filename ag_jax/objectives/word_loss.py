@@ -5,9 +5,10 @@ Shape letters: B batch, M masked positions of a row, D width, V vocabulary.
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.models.masked_lm import word_scores
-from ag_jax.objectives.losses import Array, cross_entropy
+from ag_jax.objectives.losses import cross_entropy
 
 POSITIONS = 32  # of every row, at most, whose scores are in memory together
 

@@ -5,13 +5,12 @@ Shape letters: B batch, M masked positions of a row, D width, V vocabulary.
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import dropout
 from ag_jax.models.masked_lm import word_scores
-from ag_jax.objectives.predictions import Words
+from ag_jax.objectives.predictions import WordDistributions
 from ag_jax.objectives.word_loss import in_chunks
-
-Array = jax.Array
 
 
 def gumbel(key: Array, shape: tuple[int, ...]) -> Array:
@@ -23,7 +22,7 @@ def gumbel(key: Array, shape: tuple[int, ...]) -> Array:
     return -jnp.log(-jnp.log1p(-dropout.uniform(key, shape)))
 
 
-def sample_words(words: Words, key: Array) -> Array:
+def sample_words(words: WordDistributions, key: Array) -> Array:
     """Sample a token id for each masked position, int32 `BM`, with probability softmax(h E^T + b).
 
     The sample is the argmax of scores plus Gumbel noise. Temperature 1, as Clark et al. 2020 (section 2) sample. No

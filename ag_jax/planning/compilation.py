@@ -10,7 +10,7 @@ import jax
 from ag_jax.data import tokenizers
 from ag_jax.data.text import batching
 from ag_jax.planning import costs
-from ag_jax.planning.hlo import Program
+from ag_jax.planning.hlo import HloModule
 from ag_jax.planning.topology import Topology
 from ag_jax.pretraining import build, workloads
 from ag_jax.pretraining.config import ExperimentConfig
@@ -115,7 +115,7 @@ def _account(executable: Any, topology: Topology, seconds: float) -> Compiled:
     reported = executable.cost_analysis() or {}
     # Kernels without a declared cost make the compiler's sum of FLOPs negative: no figure at all.
     reported = {name: reported[name] for name in ("flops", "bytes accessed") if reported.get(name, -1) > 0}
-    return Compiled(memory, costs.costs(Program(executable.as_text()), topology.devices), reported, seconds)
+    return Compiled(memory, costs.costs(HloModule(executable.as_text()), topology.devices), reported, seconds)
 
 
 def too_large(message: str) -> TooLarge | None:

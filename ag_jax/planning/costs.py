@@ -11,7 +11,9 @@ import math
 import re
 from collections.abc import Callable
 
-from ag_jax.planning.hlo import Array, Computation, Instruction, Program
+from jax import Array
+
+from ag_jax.planning.hlo import Computation, HloModule, Instruction
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 # Instructions that move nothing: names for what is there already, or work that another instruction accounts for.
@@ -80,7 +82,7 @@ class Costs:
         return sum(collective.sent for collective in self.collectives)
 
 
-def costs(program: Program, devices: int) -> Costs:
+def costs(program: HloModule, devices: int) -> Costs:
     """Return the costs of a program that runs on `devices` devices."""
     counter = _Counter(program, devices)
     counter.walk(program.computations[program.entry], 1)
@@ -99,7 +101,7 @@ def costs(program: Program, devices: int) -> Costs:
 class _Counter:
     """Sums over the instructions of a program, with the fields of `Costs`."""
 
-    def __init__(self, program: Program, devices: int):
+    def __init__(self, program: HloModule, devices: int):
         self.program, self.devices = program, devices
         self.flops = self.once_flops = self.hbm_bytes = self.bytes = 0.0
         self.collectives: dict[tuple[str, int], list[float]] = {}
@@ -172,7 +174,7 @@ def _group_size(one: Instruction, devices: int) -> int:
     return devices
 
 
-def moved_bytes(one: Instruction, inside: Computation, program: Program, counts: Callable[[Array], bool]) -> float:
+def moved_bytes(one: Instruction, inside: Computation, program: HloModule, counts: Callable[[Array], bool]) -> float:
     """Return the bytes that an instruction reads and writes of the arrays for which `counts` is true.
 
     Slices read only what they take, and updates in place write only what they change.
@@ -210,7 +212,7 @@ def moved_bytes(one: Instruction, inside: Computation, program: Program, counts:
     return sum(array.physical_bytes for array in (*operands, *results) if counts(array))
 
 
-def _written(root: Instruction, inside: Computation, program: Program, whole: Array) -> float:
+def _written(root: Instruction, inside: Computation, program: HloModule, whole: Array) -> float:
     """Return the bytes of a fusion's result that it writes: all, or the part of an array that it updates in place."""
     if root.opcode == "bitcast" and root.operands[0] in inside.of:
         return _written(inside.of[root.operands[0]], inside, program, whole)
@@ -222,7 +224,7 @@ def _written(root: Instruction, inside: Computation, program: Program, whole: Ar
     return whole.physical_bytes
 
 
-def _touched(name: str, inside: Computation, program: Program, whole: Array) -> float:
+def _touched(name: str, inside: Computation, program: HloModule, whole: Array) -> float:
     """Return the bytes of a fusion's operand that it reads: all, or only the slices that it takes."""
     if inside.of[name].is_root:
         return whole.physical_bytes  # the caller gets all of it

@@ -100,7 +100,7 @@ class Computation:
         return self.of[name].arrays if name in self.of else ()
 
 
-class Program:
+class HloModule:
     """All computations of a compiled module. Raises ValueError if its text is no HLO module.
 
     computations: by name.

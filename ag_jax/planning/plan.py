@@ -28,7 +28,7 @@ REMIND_EVERY = 15.0  # seconds between two lines about a compilation that is sti
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class Attempt:
     """The outcome of one compilation.
 
     settings: what differs from the planned config, by the names that flags have.
@@ -80,16 +80,18 @@ class Plan:
 
     topology: Topology
     mesh: dict[str, int]
-    own: Trial
-    suggestion: Trial | None
-    largest: Trial | None
+    own: Attempt
+    suggestion: Attempt | None
+    largest: Attempt | None
     searched: bool
     versions: dict[str, str]
 
     @property
-    def chosen(self) -> Trial | None:
+    def chosen(self) -> Attempt | None:
         """The trial that bounds are reported for: the first of config, suggestion and largest batch that fits."""
-        return next((trial for trial in (self.own, self.suggestion, self.largest) if trial and trial.fits), None)
+        return next(
+            (attempt for attempt in (self.own, self.suggestion, self.largest) if attempt and attempt.fits), None
+        )
 
 
 def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool = True) -> Plan:
@@ -100,7 +102,7 @@ def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool =
     """
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing that deserves a device
     planner = _Planner(config, topology)
-    own = planner.trial({})
+    own = planner.attempt({})
     # Both may take minutes, and a compilation uses one core.
     with concurrent.futures.ThreadPoolExecutor() as threads:
         suggestion = None if own.fits else threads.submit(planner.suggestion, own)
@@ -179,39 +181,39 @@ class _Planner:
         self.parts = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         self.rows = config.training.batch_size // config.training.microbatches // self.parts
 
-    def trial(self, settings: dict[str, Any]) -> Trial:
+    def attempt(self, settings: dict[str, Any]) -> Attempt:
         """Compile the config with some settings changed."""
         config = with_settings(self.config, settings)
         named = ", ".join(f"{name}={value}" for name, value in settings.items()) or "the config as it is"
         with _reported(f"compiling for {self.topology.name}: {named}"):
-            return Trial(settings, config, compile_step(config, self.topology, self.devices))
+            return Attempt(settings, config, compile_step(config, self.topology, self.devices))
 
     def state_bytes(self) -> float:
         """Return the bytes of the training state on one device, about what a step of no rows would need."""
         return _state_bytes(self.config, self.mesh)
 
-    def largest(self, own: Trial) -> Trial | None:
+    def largest(self, own: Attempt) -> Attempt | None:
         """Return the trial of the largest batch that fits with all other settings as they are; None if none fits."""
         unit = self.parts * self.config.training.microbatches
-        trials = {self.rows: own}
+        attempts = {self.rows: own}
 
         def probe(rows: int) -> Compiled | TooLarge:
-            trials[rows] = self.trial({"training.batch_size": rows * unit})
-            return trials[rows].outcome
+            attempts[rows] = self.attempt({"training.batch_size": rows * unit})
+            return attempts[rows].outcome
 
         available = own.outcome.available if not own.fits else self.topology.chip.per_device().usable_bytes
         rows, _ = search.largest(probe, {self.rows: own.outcome}, self.state_bytes(), available)
-        return trials.get(rows)
+        return attempts.get(rows)
 
-    def suggestion(self, own: Trial) -> Trial | None:
+    def suggestion(self, own: Attempt) -> Attempt | None:
         """Return the first change of settings that makes the step fit into memory; None if there is none."""
         for settings in self.candidates(own):
-            found = self.trial(settings)
+            found = self.attempt(settings)
             if found.fits:
                 return found
         return None
 
-    def candidates(self, own: Trial) -> Iterator[dict[str, Any]]:
+    def candidates(self, own: Attempt) -> Iterator[dict[str, Any]]:
         """Yield changes of settings that need less memory, the cheapest first.
 
         They are microbatches (the gradient is exactly the same), rematerialisation, and parameters split over devices.

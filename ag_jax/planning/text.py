@@ -5,7 +5,7 @@ from typing import Any
 
 from ag_jax import config_reader
 from ag_jax.planning.compilation import Compiled
-from ag_jax.planning.plan import Bounds, Plan, Trial, bounds
+from ag_jax.planning.plan import Attempt, Bounds, Plan, bounds
 from ag_jax.planning.search import needed
 from ag_jax.planning.topology import Topology
 
@@ -39,9 +39,9 @@ def as_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
         "hosts": plan.topology.hosts,
         "mesh": plan.mesh,
         "fits": plan.own.fits,
-        "own": _trial_json(plan.own),
-        "suggestion": _trial_json(plan.suggestion),
-        "largest": _trial_json(plan.largest),
+        "own": _attempt_json(plan.own),
+        "suggestion": _attempt_json(plan.suggestion),
+        "largest": _attempt_json(plan.largest),
         "bounds_of": chosen and chosen.settings,
         "bounds": found and _bounds_json(found),
         "price_per_chip_hour": price,
@@ -51,8 +51,8 @@ def as_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
     }
 
 
-def _bounds(trial: Trial, topology: Topology) -> Bounds:
-    return bounds(trial.config, topology, trial.outcome)
+def _bounds(attempt: Attempt, topology: Topology) -> Bounds:
+    return bounds(attempt.config, topology, attempt.outcome)
 
 
 def _bounds_json(found: Bounds) -> dict[str, Any]:
@@ -61,11 +61,16 @@ def _bounds_json(found: Bounds) -> dict[str, Any]:
     return dataclasses.asdict(found) | limits | totals
 
 
-def _trial_json(trial: Trial | None) -> dict[str, Any] | None:
-    if trial is None:
+def _attempt_json(attempt: Attempt | None) -> dict[str, Any] | None:
+    if attempt is None:
         return None
-    outcome = dataclasses.asdict(trial.outcome) | {"needed": needed(trial.outcome)}
-    return {"settings": trial.settings, "batch_size": trial.config.training.batch_size, "fits": trial.fits, **outcome}
+    outcome = dataclasses.asdict(attempt.outcome) | {"needed": needed(attempt.outcome)}
+    return {
+        "settings": attempt.settings,
+        "batch_size": attempt.config.training.batch_size,
+        "fits": attempt.fits,
+        **outcome,
+    }
 
 
 def _heading(plan: Plan) -> str:
@@ -120,15 +125,15 @@ def _memory(step: Compiled, usable: float) -> str:
     return f"  memory of a device    {_gib(memory.total)} of {_gib(usable)}: {named}"
 
 
-def _step(trial: Trial, topology: Topology) -> str:
+def _step(attempt: Attempt, topology: Topology) -> str:
     """Return the lines on FLOPs, HBM traffic and messages of a step on one device."""
-    costs, found = trial.outcome.costs, _bounds(trial, topology)
+    costs, found = attempt.outcome.costs, _bounds(attempt, topology)
     parts = ", ".join(
         f"{name.replace('_', ' ')} {value / topology.devices / 1e12:.3g}"
         for name, value in dataclasses.asdict(found.computed).items()
         if value
     )
-    reported = ", ".join(f"{name} {value:.3g}" for name, value in trial.outcome.reported.items()) or "nothing"
+    reported = ", ".join(f"{name} {value:.3g}" for name, value in attempt.outcome.reported.items()) or "nothing"
     lines = [
         "A step, on one device",
         f"  model                 {found.computed.total / topology.devices / 1e12:.4g} TFLOP ({parts})",
@@ -146,9 +151,9 @@ def _step(trial: Trial, topology: Topology) -> str:
     return "\n".join(lines)
 
 
-def _limits(trial: Trial, topology: Topology, price: float | None) -> str:
+def _limits(attempt: Attempt, topology: Topology, price: float | None) -> str:
     """Return the lines on the bounds of step time, speed, and the run's duration and cost."""
-    found, steps = _bounds(trial, topology), trial.config.training.steps
+    found, steps = _bounds(attempt, topology), attempt.config.training.steps
     limits, speed = found.roofline, found.tokens_per_second
     lines = [
         "Lower bounds of time, for this program on this slice",

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from ag_jax.attention import guidance
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.attention.kernels import dispatch
-from ag_jax.attention.patterns import SpecialTokens
+from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data.text import batching
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.adversarial import wrap as adversarial
@@ -49,9 +49,9 @@ def choose_attention(config: ExperimentConfig, mesh: Mesh, encoder: EncoderConfi
     )
 
 
-def special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
+def special_tokens(vocabulary: Vocabulary) -> PatternTokens:
     """Return the token ids of delimiters and periods, which attention patterns look for."""
-    return SpecialTokens(tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))
+    return PatternTokens(tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))
 
 
 def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
@@ -75,7 +75,7 @@ def guided_and_attacked(
     guidance_config: GuidanceConfig,
     adversarial_config: AdversarialConfig,
     encoder: EncoderConfig,
-    special: SpecialTokens,
+    special: PatternTokens,
     steps: int,
 ) -> Objective:
     """Wrap an objective with guidance and then with an attack, as far as the settings have them.
@@ -94,7 +94,7 @@ def guided_and_attacked(
             alpha=guidance.coefficient_schedule(guidance_config, steps),
         )
     trace = mask_trace.read(adversarial_config, encoder.layers)
-    return adversarial.wrap(objective, adversarial_config, adversarial.Setting(encoder, special, steps, trace))
+    return adversarial.wrap(objective, adversarial_config, adversarial.AttackContext(encoder, special, steps, trace))
 
 
 def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> AdversaryOptimizer | None:

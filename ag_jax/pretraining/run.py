@@ -40,7 +40,7 @@ from ag_jax.pretraining.extension import SUMMARY
 from ag_jax.pretraining.origin import Origin, Pooler
 from ag_jax.training import loop, sharding, summary
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
-from ag_jax.training.job import Batch, Beat, Evaluation, Job, Progress, metrics_evaluator
+from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress, metrics_evaluator
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.optimizer import learning_rate_schedule
 from ag_jax.training.program import Program
@@ -85,7 +85,7 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
         initial = _initial_params(config, workdir, corpus.tokenizer, program)
         return with_params(program.create(init_key), initial, program.shardings)
 
-    def held_out() -> Iterator[Batch]:
+    def held_out() -> Iterator[HostBatch]:
         return pipeline.validation_batches(corpus, config.data, config.training.batch_size, rows)
 
     def describe(evaluation: Evaluation) -> str:

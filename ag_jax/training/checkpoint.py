@@ -18,7 +18,7 @@ from orbax.checkpoint import checkpoint_managers
 from ag_jax.distributed import hosts, storage
 from ag_jax.training import damage
 from ag_jax.training.damage import CorruptCheckpointError
-from ag_jax.training.fingerprint import Written, changed, fingerprint, of_json, paths
+from ag_jax.training.fingerprint import StoredFingerprint, changed, fingerprint, of_json, paths
 from ag_jax.training.state import TrainState
 
 Tree = Any
@@ -175,7 +175,7 @@ class Checkpoints:
         _check(step, paths(state), written)
         return Checkpoint(state, progress)
 
-    def _read(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any], Written]:
+    def _read(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any], StoredFingerprint]:
         """Return state, progress and stored fingerprint of a checkpoint, after a check of its parameters' shapes."""
         with self._reader() as reader:
             with self._judged(step):
@@ -185,7 +185,9 @@ class Checkpoints:
             with self._judged(step):
                 return self._load(reader, step, like)
 
-    def _load(self, reader: ocp.CheckpointManager, step: int, like: Tree) -> tuple[Tree, dict[str, Any], Written]:
+    def _load(
+        self, reader: ocp.CheckpointManager, step: int, like: Tree
+    ) -> tuple[Tree, dict[str, Any], StoredFingerprint]:
         """Return state, progress and fingerprint, after a check of the progress; arrays are not checked yet."""
         items = ocp.args.Composite(state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore())
         restored = reader.restore(step, args=items)
@@ -306,7 +308,7 @@ def _silence_orbax() -> None:
     sys.unraisablehook = report
 
 
-def _check(step: int, arrays: dict[str, jax.Array], written: Written) -> None:
+def _check(step: int, arrays: dict[str, jax.Array], written: StoredFingerprint) -> None:
     """Raise CorruptCheckpointError if arrays differ from the stored fingerprint."""
     if different := changed(arrays, written):
         raise CorruptCheckpointError(

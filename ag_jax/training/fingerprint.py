@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ag_jax.attention.dropout import element_index, random_bits
 
 Tree = Any
-Written = dict[str, int] | list[int]  # a fingerprint stored in a checkpoint; older versions stored lists
+StoredFingerprint = dict[str, int] | list[int]  # a fingerprint stored in a checkpoint; older versions stored lists
 
 
 def paths(tree: Tree) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def fingerprint(tree: Tree) -> dict[str, int]:
     return _numbers(paths(tree), _scattered)
 
 
-def changed(arrays: dict[str, jax.Array], written: Written) -> list[str]:
+def changed(arrays: dict[str, jax.Array], written: StoredFingerprint) -> list[str]:
     """Return the sorted paths at which arrays differ from a stored fingerprint, or that only one of the two has.
 
     arrays: {path: array}, as `paths` returns it. written: what `fingerprint` returned for the arrays that were saved.

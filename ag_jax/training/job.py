@@ -16,7 +16,7 @@ from ag_jax.training.program import Program
 from ag_jax.training.state import TrainState
 from ag_jax.training.wandb_run import WandbRun
 
-Batch = dict[str, np.ndarray]
+HostBatch = dict[str, np.ndarray]
 Beat = Callable[[], None]  # reports progress to the watchdog
 
 
@@ -125,7 +125,7 @@ class Job:
     key: jax.Array
     create: Callable[[], TrainState]
     learning_rate: Callable[[int], float]
-    batches: Callable[[int, int], Iterator[Batch]]
+    batches: Callable[[int, int], Iterator[HostBatch]]
     evaluators: tuple[Evaluator, ...]
     describe: Callable[[Evaluation], str]
     finish: Callable[[TrainState, Progress, Beat], dict[str, Any]]
@@ -137,7 +137,7 @@ class Job:
     kept_steps: tuple[int, ...] = ()
 
 
-def metrics_evaluator(program: Program, batches: Callable[[], Iterable[Batch]]) -> Evaluator:
+def metrics_evaluator(program: Program, batches: Callable[[], Iterable[HostBatch]]) -> Evaluator:
     """Return an evaluator of the objective's own metrics over `batches()`, at the loss coefficients of the step.
 
     batches: () -> the held-out batches; of each batch, only the rows that this host feeds.

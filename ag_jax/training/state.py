@@ -11,9 +11,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ag_jax.objectives.base import Params
 from ag_jax.training import sharding
-
-Params = Any
 
 
 @flax.struct.dataclass

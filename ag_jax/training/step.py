@@ -6,15 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ag_jax.attention.adversary import split_params
-from ag_jax.objectives.base import LossTerm, Objective, loss_factors
+from ag_jax.objectives.base import Batch, LossTerm, Objective, loss_factors
 from ag_jax.training import sharding
 from ag_jax.training.state import TrainState
-
-Array = jax.Array
-Batch = dict[str, Array]
 
 
 def split_microbatches(batch: Batch, microbatches: int) -> Batch:

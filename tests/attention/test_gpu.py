@@ -20,7 +20,7 @@ from ag_jax.attention.kernels.gpu import attention as gpu
 from ag_jax.attention.kernels.gpu import grid
 from ag_jax.attention.kernels.interface import KernelConfig, KernelInputs
 from ag_jax.attention.visibility import EVERYTHING, Band
-from tests.attention.test_kernels import SMALL_PLAN
+from tests.attention.test_kernels import SMALL_BLOCKS
 
 # Said by JAX 0.12, in which Triton works and Mosaic is to follow it.
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
@@ -44,14 +44,24 @@ def arguments(length, heads, width, dtype, *, keys=None, batch=2, guided=True, b
 
 
 def lower(
-    length, heads, width, dtype, *, rate=0.1, guided=True, plan=None, learn_bias=False, band=EVERYTHING, **of_arguments
+    length,
+    heads,
+    width,
+    dtype,
+    *,
+    rate=0.1,
+    guided=True,
+    kernel_blocks=None,
+    learn_bias=False,
+    band=EVERYTHING,
+    **of_arguments,
 ):
     """Gradients of everything, lowered for a GPU."""
     keys = of_arguments.get("keys") or length
     config = KernelConfig(heads, heads, width, length, keys, rate, guided, band)
 
     def total(*operands):
-        mixed, squares, overlap = gpu.attend(config, KernelInputs(*operands), plan=plan)
+        mixed, squares, overlap = gpu.attend(config, KernelInputs(*operands), kernel_blocks=kernel_blocks)
         statistics = 3.0 * squares.sum() + jnp.square(overlap).sum() if guided else 0.0
         return jnp.square(mixed.astype(jnp.float32)).sum() + statistics
 
@@ -147,7 +157,7 @@ def test_compiles_for_h100(h100, size, variant):
 def test_small_blocks_compile_for_h100(h100):
     """Those that the tests of results take on a GPU, in the precision that they take."""
     with jax.default_matmul_precision("highest"):
-        lower(37, 4, 8, jnp.float32, plan=SMALL_PLAN, bias=(2, 1), learn_bias=True, device=h100).compile()
+        lower(37, 4, 8, jnp.float32, kernel_blocks=SMALL_BLOCKS, bias=(2, 1), learn_bias=True, device=h100).compile()
 
 
 def test_memory_grows_with_the_length(h100):

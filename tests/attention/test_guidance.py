@@ -11,11 +11,11 @@ from jax.test_util import check_grads
 from ag_jax import config_reader
 from ag_jax.attention import guidance, patterns
 from ag_jax.attention.guidance import GuidanceConfig, Guides, assign_heads, coefficient_schedule
-from ag_jax.attention.patterns import PATTERNS, SpecialTokens
+from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from tests import reference
 from tests.pairwise import pairwise
 
-SPECIAL = SpecialTokens(reference.DELIMITERS, reference.PERIODS)
+SPECIAL = PatternTokens(reference.DELIMITERS, reference.PERIODS)
 ASSIGNMENT = (("next", 1), ("prev", 2), ("first", 1), ("period", 2), ("delim", 1), ("same", 1))
 HEADS = 11  # of which 8 are guided
 RULES = tuple(map(get_args, (guidance.Reduction, guidance.Boundary, guidance.Absent)))

@@ -23,12 +23,12 @@ KEY = jax.random.key(11)
 # JAX_PLATFORMS=cuda runs the GPU's kernels on one.
 ON_GPU = jax.default_backend() == "gpu"
 # Several blocks for 37 tokens, of unequal sizes.
-SMALL_PLAN = grid.Plan(*(grid.Blocks(*sizes, 1, 1) for sizes in ((32, 16), (16, 32), (16, 16), (32, 16))))
+SMALL_BLOCKS = grid.KernelBlocks(*(grid.Blocks(*sizes, 1, 1) for sizes in ((32, 16), (16, 32), (16, 16), (32, 16))))
 IMPLEMENTATIONS = {
     "reference": reference.attend,
     "tpu": Fused(functools.partial(tpu.attend, interpret=True)),
     "gpu": Fused(functools.partial(gpu.attend, interpret=not ON_GPU)),
-    "gpu_blocks": Fused(functools.partial(gpu.attend, plan=SMALL_PLAN, interpret=not ON_GPU)),
+    "gpu_blocks": Fused(functools.partial(gpu.attend, kernel_blocks=SMALL_BLOCKS, interpret=not ON_GPU)),
 }
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from ag_jax.attention import guidance, patterns, segments
 from ag_jax.attention.guidance import GuidanceConfig, Guides
-from ag_jax.attention.patterns import PATTERNS, Columns, Shift, SpecialTokens, columns
+from ag_jax.attention.patterns import PATTERNS, Columns, PatternTokens, Shift, columns
 from tests import reference
 
-SPECIAL = SpecialTokens(reference.DELIMITERS, reference.PERIODS)
+SPECIAL = PatternTokens(reference.DELIMITERS, reference.PERIODS)
 LENGTHS = (11, 7, 1, 0, 2)
 LENGTH = 11
 TOKENS_BL, SEQUENCES_BL = reference.ragged(LENGTHS, LENGTH)
@@ -157,7 +157,7 @@ def test_padding_that_looks_like_a_full_stop_is_not_one():
 
 
 def test_a_tokenizer_without_full_stops():
-    nothing = SpecialTokens((), ())
+    nothing = PatternTokens((), ())
     target = PATTERNS["period"](jnp.asarray(TOKENS_BL), jnp.asarray(SEQUENCES_BL), nothing)
     assert not target.present_BQ.any()
 

@@ -27,14 +27,16 @@ KEY = jax.random.key(5)
 BATCH, HEADS, WIDTH = 2, 3, 8
 ON_GPU = jax.default_backend() == "gpu"
 # Blocks of unequal sizes, of which each side has several.
-SMALL_PLAN = gpu_grid.Plan(*(gpu_grid.Blocks(*sizes, 1, 1) for sizes in ((32, 16), (16, 32), (16, 16), (32, 16))))
+SMALL_BLOCKS = gpu_grid.KernelBlocks(
+    *(gpu_grid.Blocks(*sizes, 1, 1) for sizes in ((32, 16), (16, 32), (16, 16), (32, 16)))
+)
 TPU = Fused(functools.partial(tpu.attend, interpret=True))
 IMPLEMENTATIONS = {
     "reference": reference.attend,
     "tpu": TPU,
     "tpu_blocks": TPU,
     "gpu": Fused(functools.partial(gpu.attend, interpret=not ON_GPU)),
-    "gpu_blocks": Fused(functools.partial(gpu.attend, plan=SMALL_PLAN, interpret=not ON_GPU)),
+    "gpu_blocks": Fused(functools.partial(gpu.attend, kernel_blocks=SMALL_BLOCKS, interpret=not ON_GPU)),
 }
 
 

@@ -7,12 +7,12 @@ import time
 import pytest
 
 from ag_jax.distributed import hosts
-from ag_jax.distributed.rollcall import Place
+from ag_jax.distributed.rollcall import HostPosition
 from tests.distributed.fake_hosts import FakeHosts
 
 
 def find(coordinator=None, number=None, host=None):
-    return hosts.find_place(coordinator, number, host, 5)
+    return hosts.find_position(coordinator, number, host, 5)
 
 
 def test_one_host_needs_nothing():
@@ -25,13 +25,13 @@ def test_one_host_needs_nothing():
 
 def test_one_host_starts_nothing():
     program = "from jax._src import xla_bridge, distributed\nfrom ag_jax.distributed import hosts\n"
-    program += "assert hosts.find_place(None, None, None, 5) is None and hosts.count() == 1\n"
+    program += "assert hosts.find_position(None, None, None, 5) is None and hosts.count() == 1\n"
     program += "assert not xla_bridge.backends_are_initialized() and distributed.global_state.client is None"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_places():
-    assert find("10.0.0.2:8482", "3", 2) == Place("10.0.0.2:8482", 3, 2)
+    assert find("10.0.0.2:8482", "3", 2) == HostPosition("10.0.0.2:8482", 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_slurm_is_found(monkeypatch):
     job = {"JOB_ID": "5000", "STEP_NODELIST": "node[3,7]", "NTASKS": "2", "PROCID": "1", "LOCALID": "0"}
     for name, value in job.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert find(number="auto") == Place(f"node3:{5000 % 2**12 + 65535 - 2**12 + 1}", 2, 1, (0,))
+    assert find(number="auto") == HostPosition(f"node3:{5000 % 2**12 + 65535 - 2**12 + 1}", 2, 1, (0,))
     assert find() is None  # only when asked for: a job may hold several runs of one host
 
 
 def test_a_tpu_pod_slice_is_found_without_a_flag_and_a_single_worker_needs_no_others(monkeypatch):
     monkeypatch.setattr(hosts, "_on_cloud_tpu", lambda: True)
-    for count, expected in ((4, Place("10.1.0.1:8482", 4, 3)), (1, None)):
+    for count, expected in ((4, HostPosition("10.1.0.1:8482", 4, 3)), (1, None)):
         found = ("10.1.0.1:8482", count, 3 % count, None)
         monkeypatch.setattr(
             hosts.clusters.ClusterEnv, "auto_detect_unset_distributed_params", lambda *_, found=found: found

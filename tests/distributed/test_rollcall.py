@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from ag_jax.distributed.rollcall import Place, call_the_roll, is_open
+from ag_jax.distributed.rollcall import HostPosition, call_the_roll, is_open
 from tests.multihost.launch import free_port
 
 
-def roll(places: list[Place], timeout: float = 20.0, delay: float = 0.0):
+def roll(places: list[HostPosition], timeout: float = 20.0, delay: float = 0.0):
     """What `call_the_roll` gives each host, an error or its connections, and what they said."""
     said = []
 
@@ -34,7 +34,7 @@ def port():
 
 
 def place(port, hosts, host):
-    return Place(f"localhost:{port}", hosts, host)
+    return HostPosition(f"localhost:{port}", hosts, host)
 
 
 @contextlib.contextmanager
@@ -152,9 +152,9 @@ def test_a_host_that_came_and_went_is_missing_again(port):
 @pytest.mark.parametrize("coordinator", ["", "10.0.0.2", "10.0.0.2:", "10.0.0.2:port", ":8482", "host:70000"])
 def test_impossible_coordinators(coordinator):
     with pytest.raises(ValueError, match="--coordinator must be HOST:PORT"):
-        _ = Place(coordinator, 2, 0).address
+        _ = HostPosition(coordinator, 2, 0).address
 
 
 def test_addresses():
-    assert Place("10.0.0.2:8482", 2, 0).address == ("10.0.0.2", 8482)
-    assert dataclasses.replace(Place("x:1", 2, 0), coordinator="[fd00::1]:8482").address == ("fd00::1", 8482)
+    assert HostPosition("10.0.0.2:8482", 2, 0).address == ("10.0.0.2", 8482)
+    assert dataclasses.replace(HostPosition("x:1", 2, 0), coordinator="[fd00::1]:8482").address == ("fd00::1", 8482)

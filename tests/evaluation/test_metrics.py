@@ -8,7 +8,7 @@ import scipy.stats
 import sklearn.metrics
 
 from ag_jax.data.tasks.catalogue import TASKS
-from ag_jax.data.tasks.task import Choices, Question, Texts, Words
+from ag_jax.data.tasks.task import Choices, Question, TaggedSentence, Texts
 from ag_jax.evaluation import metrics
 from ag_jax.finetuning import kinds
 
@@ -59,7 +59,7 @@ def test_every_task_reports_the_metrics_that_it_names():
         "classification": (texts([0, 1, 1]), [0, 1, 1]),
         "regression": (texts([0.5, 2.0, 4.5]), [0.4, 2.0, 4.0]),
         "choice": ([Choices("a", (("x", "y"), ("x", "z")), (1,), ("y", "z"))] * 2, [1, 1]),
-        "tagging": ([Words("a", ("x", "y"), ("B-PER", "O"))], [("B-PER", "O")]),
+        "tagging": ([TaggedSentence("a", ("x", "y"), ("B-PER", "O"))], [("B-PER", "O")]),
         "span": (
             [Question("a", "q", "Anna met Bo.", (("Anna", 0),)), Question("b", "q", "Anna met Bo.", ())],
             ["Anna", ""],
@@ -96,7 +96,7 @@ def test_two_metrics_tell_apart_what_they_should():
     ]
     found = kinds.evaluate(TASKS["record"], entities, [0, 0])
     assert found == pytest.approx({"f1": (2 / 3 + 1) / 2, "exact_match": 1 / 2})
-    tagged = [Words("a", ("x", "y", "z"), ("B-PER", "I-PER", "O"))]
+    tagged = [TaggedSentence("a", ("x", "y", "z"), ("B-PER", "I-PER", "O"))]
     found = kinds.evaluate(TASKS["conll2003"], tagged, [("B-PER", "O", "O")])
     assert found == pytest.approx({"entity_f1": 0, "precision": 0, "recall": 0, "token_f1": 2 / 3})
 
@@ -105,7 +105,7 @@ def test_how_good_each_example_is():
     task = TASKS["stsb"]
     assert kinds.per_example(task, texts([1.0, 2.0]), [1.5, 2.0]) == pytest.approx([-0.25, 0])
     assert list(kinds.per_example(TASKS["sst2"], texts([1, 0]), [1, 1])) == [1, 0]
-    sentences = [Words("a", ("x", "y"), ("B-PER", "O"))] * 2
+    sentences = [TaggedSentence("a", ("x", "y"), ("B-PER", "O"))] * 2
     assert list(kinds.per_example(TASKS["conll2003"], sentences, [("B-PER", "B-PER"), ("B-PER", "O")])) == [0.5, 1]
     question = [Question("a", "q", "c", (("Super Bowl", 0),))]
     assert kinds.per_example(TASKS["squad1"], question, ["Bowl"]) == pytest.approx([2 / 3])
@@ -123,7 +123,7 @@ def test_what_cannot_be_scored_is_refused():
     unknown = [*texts([0, 1]), *texts([None])]
     with pytest.raises(ValueError, match="the labels of 1 of 3 examples of task sst2 are not known"):
         kinds.evaluate(TASKS["sst2"], unknown, [0, 0, 0])
-    for example in (Choices("a", (), None), Words("a", (), None), Question("a", "q", "c", None)):
+    for example in (Choices("a", (), None), TaggedSentence("a", (), None), Question("a", "q", "c", None)):
         assert metrics.is_unknown(example)
     assert not metrics.is_unknown(Question("a", "q", "c", ())) and not metrics.is_unknown(texts([0])[0])
     with pytest.raises(ValueError, match="zip"):

@@ -9,7 +9,7 @@ from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.catalogue import TASKS
-from ag_jax.data.tasks.task import Choices, Examples, Question, Texts, Words
+from ag_jax.data.tasks.task import Choices, Examples, Question, TaggedSentence, Texts
 from ag_jax.evaluation.predictions import to_plain
 from ag_jax.finetuning import kinds
 from ag_jax.finetuning.kinds import average, decide, encode, from_plain, predict, scores
@@ -26,8 +26,8 @@ EXAMPLES = {
     "mnli": [Texts("0", "Anna met Bo", "It rained", 2), Texts("1", "Anna", "Bo", 0)],
     "stsb": [Texts("0", "Anna", "Bo", 1.25), Texts("1", "Anna", "Bo", 5.0)],
     "dream": [Choices("0", (("x", "a"), ("x", "b"), ("x", "c")), (2,)), Choices("1", (("x", "a"), ("x", "b")), (0,))],
-    "oromo_ner": [Words("0", ("Anna", "met", "Bo"), ("B-PER", "O", "B-PER")),
-        Words("1", ("old", "house") * 9, ("B-LOC", "I-LOC") * 9)],
+    "oromo_ner": [TaggedSentence("0", ("Anna", "met", "Bo"), ("B-PER", "O", "B-PER")),
+        TaggedSentence("1", ("old", "house") * 9, ("B-LOC", "I-LOC") * 9)],
     "squad1": [Question("0", "who?", CONTEXT, (("Cleo", CONTEXT.rindex("Cleo")),)),
         Question("1", "who?", CONTEXT, (("Bo in", 9),))],
     "squad2": [Question("0", "who?", CONTEXT, (("the dog", 45),)), Question("1", "why?", CONTEXT, ())],

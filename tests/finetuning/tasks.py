@@ -4,7 +4,7 @@ import numpy as np
 
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
-from ag_jax.data.tasks.task import Choices, Examples, Question, Task, Texts, Words
+from ag_jax.data.tasks.task import Choices, Examples, Question, TaggedSentence, Task, Texts
 from ag_jax.finetuning.splits import Splits
 from ag_jax.interop.opening import Pretrained
 from tests import tiny
@@ -51,7 +51,7 @@ def example(kind, number, rng, labelled=True):
         return Choices(name, pairs, (right,) if labelled else None)
     if kind == "tagging":
         tags = ("B-X" if good else "O", *["O"] * (len(words) - 1))
-        return Words(name, tuple(words), tags if labelled else None)
+        return TaggedSentence(name, tuple(words), tags if labelled else None)
     context = " ".join([*words[1:], "good", words[1]])
     return Question(name, "where", context, (("good", context.index("good")),) if labelled else None)
 

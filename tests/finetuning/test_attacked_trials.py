@@ -13,7 +13,7 @@ from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import run_trial
 from ag_jax.finetuning.trial import Trial
 from ag_jax.interop import finetuned
-from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, MaskingConfig
+from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, FixedMaskConfig
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests.finetuning import tasks
@@ -28,7 +28,7 @@ def setting(kind, adversarial, **settings):
     data = encoded.encode(tasks.splits(kind), opened.tokenizer, opened.config, recipe)
     config = FinetuningConfig(checkpoint="nowhere", tasks={kind: recipe})
     of = Trial(kind, recipe, 5e-3, 8, 0)
-    return lambda directory: run_trial(of, config, opened, data, directory, True), job.make_plan(
+    return lambda directory: run_trial(of, config, opened, data, directory, True), job.make_spec(
         of, config, opened, data
     )
 
@@ -50,7 +50,7 @@ def test_a_killed_trial_ends_the_same(tmp_path, one_device, monkeypatch):
         assert without_clock(rows(killed / name)) == without_clock(rows(whole / name))
     weights = [(place / "weights" / finetuned.WEIGHTS).read_bytes() for place in (whole, killed)]
     assert weights[0] == weights[1]
-    scheduled = AdversarialConfig("scheduled", masking=MaskingConfig(trace=str(whole)))
+    scheduled = AdversarialConfig("scheduled", masking=FixedMaskConfig(trace=str(whole)))
     found = program.make_objective(dataclasses.replace(plan, adversarial=scheduled), plan.head.model(plan.config))
     assert found.attacker.trace.shares == tuple(tuple(row["masked/layers"]) for row in train)
 

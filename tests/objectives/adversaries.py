@@ -6,7 +6,7 @@ import numpy as np
 from scipy import special as functions
 
 from ag_jax.objectives.adversarial import wrap as adversarial
-from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, MaskingConfig
+from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, FixedMaskConfig
 from tests import reference, tiny
 
 STEP = jnp.int32(5)
@@ -15,9 +15,9 @@ RNGS = {"dropout": jax.random.key(1)}
 
 def attacked(inner, method="asa", shape=tiny.CONFIG, steps=10, recorded=None, **settings):
     """The objective under an attack with these settings of its section."""
-    section = {"asa": AsaConfig(**settings)} if method == "asa" else {"masking": MaskingConfig(**settings)}
+    section = {"asa": AsaConfig(**settings)} if method == "asa" else {"masking": FixedMaskConfig(**settings)}
     config = AdversarialConfig(method, **section)
-    return adversarial.wrap(inner, config, adversarial.Setting(shape, tiny.SPECIAL, steps, recorded))
+    return adversarial.wrap(inner, config, adversarial.AttackContext(shape, tiny.SPECIAL, steps, recorded))
 
 
 def model_of(objective):

@@ -13,7 +13,7 @@ from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Wrapper
 from ag_jax.objectives.masked_lm import Pretraining
-from ag_jax.objectives.predictions import Categorical, Counts, Numbers
+from ag_jax.objectives.predictions import Categorical, Counts, Values
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.training.step import loss_and_gradient
 from tests import tiny
@@ -47,7 +47,7 @@ class Linear(Objective):
             vectors = ports.on_embeddings(vectors)
         values = (jnp.where(batch["sequences"][:, :, None] > 0, vectors, 0).sum(1) * params["w"][None]).sum(-1)
         is_class = self.is_yes_or_no
-        task = Categorical(jnp.stack([values, 0 * values], -1)) if is_class else Numbers(values)
+        task = Categorical(jnp.stack([values, 0 * values], -1)) if is_class else Values(values)
         return Outputs({"task": task}, batch)
 
     def terms(self, outputs, batch):

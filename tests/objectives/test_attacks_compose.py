@@ -234,7 +234,7 @@ def test_the_adversarys_optimizer_begins_with_the_attack():
 def test_without_an_attack_nothing_is_different():
     """Objective, parameters and the tree of the optimizer's state are those of the model alone."""
     inner, none = Pretraining(tiny.model()), AdversarialConfig()
-    assert adversarial.wrap(inner, none, adversarial.Setting(tiny.CONFIG, tiny.SPECIAL, 10)) is inner
+    assert adversarial.wrap(inner, none, adversarial.AttackContext(tiny.CONFIG, tiny.SPECIAL, 10)) is inner
     for method in ("none", "bernoulli", "magnitude"):
         assert adversarial.init(AdversarialConfig(method), tiny.CONFIG, jax.random.key(0)) == {}
     params = {"encoder": {"kernel": jnp.ones((2, 3))}}

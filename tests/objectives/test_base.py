@@ -18,7 +18,7 @@ from tests import tiny
 from tests.objectives import adversaries, perturbed
 
 STEP = perturbed.STEP
-SETTING = adversarial.Setting(tiny.CONFIG, tiny.SPECIAL, 10)
+SETTING = adversarial.AttackContext(tiny.CONFIG, tiny.SPECIAL, 10)
 ATTACKS = {
     "bernoulli": AdversarialConfig("bernoulli"),
     "smart": AdversarialConfig("smart", smart=SmartConfig(noise=1e-2, step_size=1e-2, epsilon=0.1)),

@@ -14,9 +14,9 @@ from scipy import special as functions
 from ag_jax import config_reader
 from ag_jax.models.masked_lm import word_scores
 from ag_jax.objectives import word_loss
-from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, MaskingConfig
+from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, FixedMaskConfig
 from ag_jax.objectives.consistency import DivergenceConfig, Form, StopGradient, divergence, weight
-from ag_jax.objectives.predictions import Categorical, Counts, Numbers, Words, YesNo
+from ag_jax.objectives.predictions import Categorical, Counts, Values, WordDistributions, YesNo
 
 ALL = [DivergenceConfig(form, stopped) for form, stopped in itertools.product(get_args(Form), get_args(StopGradient))]
 WEIGHTS = np.array([[1, 1, 0.5], [0, 2, 0]], np.float32)
@@ -59,10 +59,10 @@ def test_yes_and_no(config):
 
 def test_numbers_and_vectors(config):
     clean, other = drawn(2, 3), drawn(2, 3, seed=1)
-    found = divergence(Numbers(clean), Numbers(other), Counts(WEIGHTS), config)
+    found = divergence(Values(clean), Values(other), Counts(WEIGHTS), config)
     np.testing.assert_allclose(found, (WEIGHTS * (clean - other) ** 2).sum(), rtol=1e-6)
     vectors = drawn(2, 3, 7), drawn(2, 3, 7, seed=1)
-    found = divergence(*map(Numbers, vectors), Counts(WEIGHTS), config)
+    found = divergence(*map(Values, vectors), Counts(WEIGHTS), config)
     np.testing.assert_allclose(found, (WEIGHTS * ((vectors[0] - vectors[1]) ** 2).mean(-1)).sum(), rtol=1e-6)
 
 
@@ -108,7 +108,12 @@ def test_words_are_compared_whatever_the_part(monkeypatch, config, together):
     arrays, weights = words()
 
     def by_parts(clean, other, embedding, bias):
-        return divergence(Words(clean, embedding, bias), Words(other, embedding, bias), Counts(weights), config)
+        return divergence(
+            WordDistributions(clean, embedding, bias),
+            WordDistributions(other, embedding, bias),
+            Counts(weights),
+            config,
+        )
 
     def whole(clean, other, embedding, bias):
         scores = (Categorical(word_scores(hidden, embedding, bias)) for hidden in (clean, other))
@@ -128,7 +133,10 @@ def test_words_in_bfloat16_and_never_all_scores(monkeypatch):
 
     def value(clean, other, embedding, bias):
         return divergence(
-            Words(clean, embedding, bias), Words(other, embedding, bias), Counts(weights), DivergenceConfig()
+            WordDistributions(clean, embedding, bias),
+            WordDistributions(other, embedding, bias),
+            Counts(weights),
+            DivergenceConfig(),
         )
 
     gradients = jax.grad(value, argnums=(0, 1, 2, 3))(*arrays)
@@ -142,7 +150,7 @@ def test_as_in_the_released_code():
     legacy = DivergenceConfig(legacy=True)
     clean, other, present = drawn(4), drawn(4, seed=1), np.array([1, 1, 1, 0], np.float32)
     counts = Counts(jnp.asarray(present))
-    found = divergence(Numbers(clean), Numbers(other), counts, legacy) / weight(counts, legacy)
+    found = divergence(Values(clean), Values(other), counts, legacy) / weight(counts, legacy)
     np.testing.assert_allclose(
         found, expected(clean[None, :3], other[None, :3], np.ones(1), "symmetric") / 3, rtol=1e-5
     )
@@ -156,7 +164,7 @@ def test_as_in_the_released_code():
 @pytest.mark.parametrize(("name", "value"), [("form", "jensen"), ("stop_gradient", "other")])
 def test_what_cannot_be_is_refused(name, value):
     of = DivergenceConfig(**{name: value})
-    for section, config in (("asa", AsaConfig), ("masking", MaskingConfig)):
+    for section, config in (("asa", AsaConfig), ("masking", FixedMaskConfig)):
         with pytest.raises(
             ValueError, match=f"adversarial.{section}.divergence.{name} must be one of .*, got '{value}'"
         ):

@@ -14,7 +14,7 @@ from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel, generator_parameters
 from ag_jax.objectives import word_loss
 from ag_jax.objectives.masked_lm import Pretraining
-from ag_jax.objectives.predictions import Words
+from ag_jax.objectives.predictions import WordDistributions
 from ag_jax.objectives.replaced_tokens import ReplacedTokens, ReplacedTokensConfig, detection_loss, with_samples
 from ag_jax.objectives.word_samples import gumbel, sample_words
 from ag_jax.training import sharding
@@ -207,7 +207,7 @@ def test_samples_follow_the_softmax(monkeypatch, together):
     rng = np.random.default_rng(0)
     hidden_BMD = np.broadcast_to(rng.standard_normal((1, 5, 3)), (6000, 5, 3)).astype(np.float32)
     embedding_VD, bias_V = rng.standard_normal((7, 3)).astype(np.float32), rng.standard_normal(7).astype(np.float32)
-    words = Words(jnp.asarray(hidden_BMD), jnp.asarray(embedding_VD), jnp.asarray(bias_V))
+    words = WordDistributions(jnp.asarray(hidden_BMD), jnp.asarray(embedding_VD), jnp.asarray(bias_V))
     drawn_BM = np.asarray(jax.jit(sample_words)(words, jax.random.key(3)))
     assert drawn_BM.dtype == np.int32 and drawn_BM.shape == (6000, 5)
     scores = np.float64(hidden_BMD[0]) @ embedding_VD.T + bias_V

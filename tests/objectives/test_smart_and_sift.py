@@ -15,7 +15,7 @@ from ag_jax.objectives.adversarial.config import AdversarialConfig, SiftConfig, 
 from ag_jax.objectives.adversarial.sift import Normalized, sift
 from ag_jax.objectives.adversarial.smart import MtDnnPerturbation, SmartPerturbation, smart, stable_kl
 from ag_jax.objectives.adversarial.smoothness import symmetric_kl
-from ag_jax.objectives.predictions import Categorical, Counts, Numbers, YesNo
+from ag_jax.objectives.predictions import Categorical, Counts, Values, YesNo
 from tests import tiny
 from tests.objectives import perturbed
 
@@ -292,10 +292,10 @@ def test_symmetric_kl():
     of_p, of_q = (functions.softmax(np.asarray(logits, np.float64), axis=-1) for logits in (p, q))
     both = (functions.rel_entr(of_p, of_q) + functions.rel_entr(of_q, of_p)).sum(-1)
     np.testing.assert_allclose(symmetric_kl(Categorical(p), Categorical(q), counts, "none"), both @ [1, 2], rtol=1e-5)
-    numbers = [Numbers(of[:, 0]) for of in (p, q)]
+    numbers = [Values(of[:, 0]) for of in (p, q)]
     wanted = (p[:, 0] - q[:, 0]) ** 2 @ np.array([1, 2])
     for stop, learns in (("none", True), ("targets", True), ("clean", False)):
-        value, slope = jax.value_and_grad(lambda a, stop=stop: symmetric_kl(Numbers(a), numbers[1], counts, stop))(
+        value, slope = jax.value_and_grad(lambda a, stop=stop: symmetric_kl(Values(a), numbers[1], counts, stop))(
             p[:, 0]
         )
         np.testing.assert_allclose(value, wanted, rtol=1e-5)
@@ -359,7 +359,7 @@ def test_a_ball_that_rounding_loses_is_refused():
     def wrapped(dtype, **settings):
         config = AdversarialConfig("smart", smart=SmartConfig(**settings))
         return adversarial.wrap(
-            perturbed.Linear(), config, adversarial.Setting(tiny.config(dtype=dtype), tiny.SPECIAL, 10)
+            perturbed.Linear(), config, adversarial.AttackContext(tiny.config(dtype=dtype), tiny.SPECIAL, 10)
         )
 
     for dtype, settings in (("float32", {}), ("bfloat16", {"epsilon": 2e-3}), ("bfloat16", {"mtdnn_compat": True})):

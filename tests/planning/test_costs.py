@@ -5,10 +5,11 @@ import importlib.util
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ag_jax.planning import costs, topology
-from ag_jax.planning.hlo import Array, Program
+from ag_jax.planning.hlo import HloModule
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'ag_jax[tpu]'"
@@ -62,7 +63,7 @@ ENTRY %main (w.1: f32[5,8,128], x.1: f32[8,128]) -> f32[32,128] {
 
 
 def test_by_hand():
-    found = costs.costs(Program(TEXT), devices=8)
+    found = costs.costs(HloModule(TEXT), devices=8)
     product = 2 * 8 * 8 * 128
     assert found.flops == 5 * 2 * product and found.once_flops == 2 * product
     tile = 8 * 128 * 4
@@ -84,16 +85,16 @@ def test_a_fusion_that_hands_an_array_on_reads_it_all():
         "  ROOT %q = f32[8,128]{1,0:T(8,128)} bitcast(%p)\n}\n\n%body (carry",
     )
     tile = 8 * 128 * 4
-    assert costs.costs(Program(handed_on), 8).hbm_bytes == 5 * 3 * tile + 5 * tile
+    assert costs.costs(HloModule(handed_on), 8).hbm_bytes == 5 * 3 * tile + 5 * tile
 
 
 def test_a_slice_that_converts_reads_the_type_that_is_stored():
     converted = TEXT.replace("%slice = f32[1,8,128]{2,1,0:T(8,128)}", "%slice = bf16[1,8,128]{2,1,0:T(8,128)(2,1)}")
-    assert costs.costs(Program(converted), 8).hbm_bytes == costs.costs(Program(TEXT), 8).hbm_bytes
+    assert costs.costs(HloModule(converted), 8).hbm_bytes == costs.costs(HloModule(TEXT), 8).hbm_bytes
 
 
 def test_a_loop_of_unknown_length_is_named():
-    found = costs.costs(Program(TEXT.replace("constant(5)", "parameter(1)")), devices=8)
+    found = costs.costs(HloModule(TEXT.replace("constant(5)", "parameter(1)")), devices=8)
     assert found.unknown_loops == ("loop",) and found.flops == found.once_flops
 
 
@@ -108,7 +109,7 @@ def test_a_loop_of_unknown_length_is_named():
     ],
 )
 def test_groups(groups, devices):
-    found = costs.costs(Program(TEXT.replace("{{0,1,2,3}}", groups)), devices=8)
+    found = costs.costs(HloModule(TEXT.replace("{{0,1,2,3}}", groups)), devices=8)
     assert {one.devices for one in found.collectives if one.kind == "all-reduce"} == {devices}
 
 
@@ -122,7 +123,7 @@ def test_padding_of_tiles():
 
 def test_no_module():
     with pytest.raises(ValueError, match="no ENTRY computation"):
-        Program("nothing")
+        HloModule("nothing")
 
 
 def stack(layers, width, rows, unrolled):
@@ -141,7 +142,7 @@ def stack(layers, width, rows, unrolled):
 def test_a_loop_on_the_cpu_counts_its_turns():
     gradient, shapes = stack(7, 64, 48, unrolled=1)
     compiled = jax.jit(gradient).lower(*shapes).compile()
-    found = costs.costs(Program(compiled.as_text()), devices=1)
+    found = costs.costs(HloModule(compiled.as_text()), devices=1)
     assert found.flops == pytest.approx(3 * 7 * 2 * 48 * 64 * 64, rel=0.1)  # the first layer's input needs no gradient
     assert not found.unknown_loops and found.once_flops < found.flops / 3
 
@@ -158,7 +159,7 @@ def test_loops_on_a_tpu_against_the_compilers_sums(monkeypatch):
     for unrolled in (1, 3):
         gradient, shapes = stack(3, 512, 1024, unrolled)
         compiled = jax.jit(gradient, in_shardings=(place, place), out_shardings=place).lower(*shapes).compile()
-        programs[unrolled], reported[unrolled] = Program(compiled.as_text()), compiled.cost_analysis()
+        programs[unrolled], reported[unrolled] = HloModule(compiled.as_text()), compiled.cost_analysis()
         found[unrolled] = costs.costs(programs[unrolled], 1)
     loop, flat = found[1], found[3]
     # Without a loop the compiler sees that the first layer's input needs no gradient.
@@ -166,7 +167,7 @@ def test_loops_on_a_tpu_against_the_compilers_sums(monkeypatch):
     assert reported[1]["flops"] == pytest.approx(3 * product, rel=0.02)
     assert reported[3]["flops"] == pytest.approx(8 * product, rel=0.02)
     assert loop.bytes > 1.3 * reported[1]["bytes accessed"]
-    monkeypatch.setattr(Program, "repeats", lambda self, loop: 1)
+    monkeypatch.setattr(HloModule, "repeats", lambda self, loop: 1)
     for unrolled in (1, 3):
         once = costs.costs(programs[unrolled], 1)
         assert 0.8 < once.bytes / reported[unrolled]["bytes accessed"] < 1.0
@@ -180,6 +181,6 @@ def test_messages_between_four_devices():
     rows, everywhere = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec())
     step = jax.jit(lambda x, w: x.T @ (x @ w), in_shardings=(rows, everywhere), out_shardings=everywhere)
     shapes = jax.ShapeDtypeStruct((4096, 256), jnp.float32), jax.ShapeDtypeStruct((256, 512), jnp.float32)
-    (message,) = costs.costs(Program(step.lower(*shapes).compile().as_text()), 4).collectives
+    (message,) = costs.costs(HloModule(step.lower(*shapes).compile().as_text()), 4).collectives
     assert (message.kind, message.devices, message.bytes) == ("all-reduce", 4, 256 * 512 * 4)
     assert message.sent == 2 * 3 / 4 * message.bytes

@@ -16,7 +16,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.text import pipeline
 from ag_jax.interop import opening
-from ag_jax.objectives.adversarial.config import AdversarialConfig, MaskingConfig
+from ag_jax.objectives.adversarial.config import AdversarialConfig, FixedMaskConfig
 from ag_jax.pretraining import build, mask_trace, run, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training.checkpoint import Checkpoints
@@ -161,7 +161,7 @@ def test_inspect_draws_what_the_adversary_leaves(whole):
 
 def test_traces_that_cannot_be_are_refused(whole, text, tmp_path):
     def read(path, layers=2):
-        return mask_trace.read(AdversarialConfig("scheduled", masking=MaskingConfig(trace=str(path))), layers)
+        return mask_trace.read(AdversarialConfig("scheduled", masking=FixedMaskConfig(trace=str(path))), layers)
 
     trace = read(whole[0])
     assert trace == read(whole[0] / "metrics.jsonl")

@@ -38,7 +38,7 @@ RIVALS = {
 def test_the_method_chooses():
     """Also the width of embeddings that have one of their own; settings of other methods are not read."""
     inner, config = Pretraining(tiny.model()), tiny.config(embedding_width=7)
-    setting = adversarial.Setting(config, tiny.SPECIAL, 10)
+    setting = adversarial.AttackContext(config, tiny.SPECIAL, 10)
     made = {method: adversarial.wrap(inner, AdversarialConfig(method, **RIVALS[method]), setting) for method in RIVALS}
     assert made["freelb"] == FreeLB(inner, RIVALS["freelb"]["freelb"], 7)
     assert made["smart"].perturbation == SmartPerturbation(RIVALS["smart"]["smart"], 7) and made["smart"].steps == 2
@@ -119,7 +119,9 @@ def test_spread_over_devices_and_computed_again_it_is_the_same(method, remat, ei
     found = []
     for shape, again in (((1, 1, 1), "none"), ((2, 2, 2), remat)):
         model = tiny.model(heads=4, width=16, dropout=0.1, attention_dropout=0.2, remat=again)
-        objective = adversarial.wrap(tiny.guided(model), config, adversarial.Setting(model.config, tiny.SPECIAL, 10))
+        objective = adversarial.wrap(
+            tiny.guided(model), config, adversarial.AttackContext(model.config, tiny.SPECIAL, 10)
+        )
         mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
         optimizer = make_optimizer(OptimizerConfig(), 10)
         init = functools.partial(of_model, model, batch)

@@ -7,7 +7,7 @@ import numpy as np
 from etils import epath
 
 from ag_jax.attention import guidance
-from ag_jax.attention.patterns import SpecialTokens
+from ag_jax.attention.patterns import PatternTokens
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.guided import Guided
@@ -83,7 +83,7 @@ def tiny_program(width: int, optimizer: OptimizerConfig, steps: int) -> Program:
         guided,
         guidance.assign_heads(guided, 3),
         3,
-        SpecialTokens((0, 2), (5,)),
+        PatternTokens((0, 2), (5,)),
         guidance.coefficient_schedule(guided, steps),
     )
 

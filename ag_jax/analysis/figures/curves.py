@@ -19,23 +19,23 @@ from ag_jax.analysis.maps import title
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
 
-Rows = Sequence[Mapping[str, Any]]  # rows of metrics of one run
+MetricRows = Sequence[Mapping[str, Any]]  # rows of metrics of one run
 AXES = {"step": "step", "tokens_seen": "training tokens seen"}
 
 
 def loss_curves(
-    series: Mapping[str, Sequence[Rows]], path: str | os.PathLike, x: str = "step", headline: PrimaryMetric = MLM
+    series: Mapping[str, Sequence[MetricRows]], path: str | os.PathLike, x: str = "step", headline: PrimaryMetric = MLM
 ) -> epath.Path:
     """Write the figure of `draw_losses` as a PNG and return its path."""
     return save(draw_losses(series, x, headline), path)
 
 
-def mass_curves(rows_by_arm: Mapping[str, Rows], path: str | os.PathLike) -> epath.Path:
+def mass_curves(rows_by_arm: Mapping[str, MetricRows], path: str | os.PathLike) -> epath.Path:
     """Write the figure of `draw_masses` as a PNG and return its path."""
     return save(draw_masses(rows_by_arm), path)
 
 
-def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step", headline: PrimaryMetric = MLM) -> Figure:
+def draw_losses(series: Mapping[str, Sequence[MetricRows]], x: str = "step", headline: PrimaryMetric = MLM) -> Figure:
     """Draw the primary loss of each arm over `x`, and below it the guidance loss if there is one.
 
     A thick line is the mean over an arm's seeds, thin lines are the seeds, and dots are the mean validation loss
@@ -76,7 +76,7 @@ def draw_losses(series: Mapping[str, Sequence[Rows]], x: str = "step", headline:
     return figure
 
 
-def _points(rows: Rows, split: str, x: str, key: str) -> dict[int, tuple[float, float]]:
+def _points(rows: MetricRows, split: str, x: str, key: str) -> dict[int, tuple[float, float]]:
     """Return {step: (x, value)} for the rows of a split that hold a value of `key`."""
     own = (row for row in rows if row.get("split", "train") == split)
     return {row["step"]: (row[x], row[key]) for row in own if row.get(key) is not None}
@@ -98,7 +98,7 @@ def _lines(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[flo
     return [at for at, _ in points], [value for _, value in points]
 
 
-def _legend(axes: Axes, series: Mapping[str, Sequence[Rows]], chosen: Mapping[str, str], validated: bool) -> None:
+def _legend(axes: Axes, series: Mapping[str, Sequence[MetricRows]], chosen: Mapping[str, str], validated: bool) -> None:
     handles = [Line2D([], [], color=chosen[arm], linewidth=1.8) for arm in series]
     names = [
         label(arm, 40) + (f" (mean of {len(seeds)} seeds)" if len(seeds) > 1 else "") for arm, seeds in series.items()
@@ -110,7 +110,7 @@ def _legend(axes: Axes, series: Mapping[str, Sequence[Rows]], chosen: Mapping[st
         text.set_parse_math(False)
 
 
-def draw_masses(rows_by_arm: Mapping[str, Rows]) -> Figure:
+def draw_masses(rows_by_arm: Mapping[str, MetricRows]) -> Figure:
     """Draw the attention mass of guided heads on their pattern by layer and step, a panel for each arm and pattern.
 
     A cell covers the steps over which its row of metrics is averaged. The axis of steps is logarithmic, because
@@ -149,12 +149,12 @@ def draw_masses(rows_by_arm: Mapping[str, Rows]) -> Figure:
     return figure
 
 
-def _guided_patterns(rows: Rows) -> list[str]:
+def _guided_patterns(rows: MetricRows) -> list[str]:
     keys = (key for row in rows if row.get("split", "train") == "train" for key in row)
     return list(dict.fromkeys(key.removeprefix("mass/") for key in keys if key.startswith("mass/")))
 
 
-def _mass_over_steps(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _mass_over_steps(rows: MetricRows, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the edges of the cells in steps (S + 1), and the mass `NS`, NaN where the pattern had no target."""
     kept = [row for row in rows if row.get("split", "train") == "train" and row.get(f"mass/{name}") is not None]
     steps_S = np.array([row["step"] for row in kept], float)

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch, Rectangle
 from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, WIDTH, label
 from ag_jax.analysis.maps import Assignment, AttentionMaps, attention_mass, head_patterns, strongest_pattern, title
-from ag_jax.attention.patterns import PATTERNS, SpecialTokens
+from ag_jax.attention.patterns import PATTERNS, PatternTokens
 
 MOST_NUMBERS = 12  # maximum number of heads for which there is room to write each mass
 
@@ -76,7 +76,7 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
     return figure
 
 
-def draw_mass(maps: AttentionMaps, assignment: Assignment, special: SpecialTokens) -> Figure:
+def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternTokens) -> Figure:
     """Draw the attention mass of all heads on each pattern, guided heads framed, and each head's strongest pattern."""
     masses, colours = attention_mass(maps, special, assignment), _pattern_colours(assignment)
     layers, heads = maps.weights_NHQK.shape[:2]

@@ -27,7 +27,7 @@ from ag_jax.analysis.maps import (
     targets,
     title,
 )
-from ag_jax.attention.patterns import SpecialTokens
+from ag_jax.attention.patterns import PatternTokens
 
 __all__ = [
     "attack_figure",
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def save_inspection(
-    maps: AttentionMaps, assignment: Assignment, special: SpecialTokens, directory: str | os.PathLike, step: int | None
+    maps: AttentionMaps, assignment: Assignment, special: PatternTokens, directory: str | os.PathLike, step: int | None
 ) -> list[epath.Path]:
     """Write the figures `draw_overview`, `draw_heads` and `draw_mass` of a model as PNGs and return their paths.
 
@@ -101,7 +101,7 @@ def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assig
 
 
 def draw_heads(
-    maps: AttentionMaps, assignment: Assignment, special: SpecialTokens, layers: Sequence[int] | None = None
+    maps: AttentionMaps, assignment: Assignment, special: PatternTokens, layers: Sequence[int] | None = None
 ) -> Figure:
     """Draw the first head of each guided pattern beside its target, and below them the first two free heads.
 

@@ -7,6 +7,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from ag_jax.attention import dropout
@@ -21,8 +22,6 @@ from ag_jax.attention.kernels.interface import (
     guided_statistics,
     sparse_targets,
 )
-
-Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,15 +21,14 @@ import abc
 import dataclasses
 from typing import NamedTuple, Protocol
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import dropout, guidance
 from ag_jax.attention.guidance import AttentionStatistics, Guides
 from ag_jax.attention.patterns import Columns, Shift
 from ag_jax.attention.visibility import Band, band_of, visible_targets
 
-Array = jax.Array
 Mixed = tuple[Array, AttentionStatistics | None]
 
 # Score of a key that must not be seen. Finite, so that differences of masked scores are numbers; a power of 2, so that

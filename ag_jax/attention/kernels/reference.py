@@ -8,13 +8,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import guidance, scores
 from ag_jax.attention.dropout import dropout
 from ag_jax.attention.kernels.interface import MASKED_SCORE, Attend, AttentionInputs, Mixed
 from ag_jax.attention.visibility import EVERYTHING, Band, visible_mask
-
-Array = jax.Array
 
 
 def probabilities(

@@ -25,7 +25,7 @@ import numpy as np
 from ag_jax.data import randomness
 from ag_jax.data.tasks.rows import Features
 
-Batch = dict[str, np.ndarray]
+HostBatch = dict[str, np.ndarray]
 LENGTHS = 4  # the most bucket lengths
 MULTIPLE = 8  # every bucket length is a multiple of this, except max_length
 _SHUFFLE, _ORDER = 1, 2  # tags that keep the two random permutations independent
@@ -55,7 +55,7 @@ def batches(
     shuffle: bool,
     drop: bool = False,
     lengths: Sequence[int] = (),
-) -> Iterator[Batch]:
+) -> Iterator[HostBatch]:
     """Yield the batches of one epoch.
 
     shuffle: draw the order of rows and batches from (seed, epoch); otherwise rows go from the shortest to the longest,
@@ -144,7 +144,7 @@ def bucket_lengths(sizes: np.ndarray, max_length: int, most: int = LENGTHS) -> t
     return best[-1][1]
 
 
-def make_batch(features: Features, planned: Planned, batch_size: int) -> Batch:
+def make_batch(features: Features, planned: Planned, batch_size: int) -> HostBatch:
     """Return the arrays of a planned batch, padded to its shape; the module docstring lists the fields."""
     given = [features.rows[row] for row in planned.rows]
     rows = np.full(batch_size, -1, np.int32)

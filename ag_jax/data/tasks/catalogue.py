@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ag_jax.data.tasks.glue import ACCURACY, GLUE, NLI, SPLITS, TABLES
-from ag_jax.data.tasks.task import Layout, Task
+from ag_jax.data.tasks.task import FileLayout, Task
 
 _CHOICE = {"kind": "choice", **ACCURACY}
 _TAGGING = {"kind": "tagging", "metric": "entity_f1", "metrics": ("entity_f1", "precision", "recall", "token_f1")}
@@ -18,8 +18,8 @@ def bio(*types: str) -> tuple[str, ...]:
     return ("O", *(f"{mark}-{type}" for type in types for mark in "BI"))
 
 
-def _lines(folders: tuple[str, ...], columns: Mapping[str, Any]) -> Layout:
-    return Layout("jsonl", {split: f"{split}.jsonl" for split in SPLITS}, folders, columns)
+def _lines(folders: tuple[str, ...], columns: Mapping[str, Any]) -> FileLayout:
+    return FileLayout("jsonl", {split: f"{split}.jsonl" for split in SPLITS}, folders, columns)
 
 
 def _anli(name: str, *rounds: int) -> Task:
@@ -37,12 +37,12 @@ def _anli(name: str, *rounds: int) -> Task:
         labels=NLI,
         aliases={"e": "entailment", "n": "neutral", "c": "contradiction"},
         layouts=(
-            Layout(
+            FileLayout(
                 "jsonl", files("r", **{split: split for split in SPLITS}), ("anli",), {**fields, "first": "premise"}
             ),
-            Layout("jsonl", files("R", **official), ("anli_v1.0", "anli", "."), fields),
+            FileLayout("jsonl", files("R", **official), ("anli_v1.0", "anli", "."), fields),
         ),
-        prepared=(Layout("tfds", SPLITS, tuple(f"anli/r{number}" for number in rounds), fields),),
+        prepared=(FileLayout("tfds", SPLITS, tuple(f"anli/r{number}" for number in rounds), fields),),
         legacy=_TESTED,
         legacy_validation="test",
         **ACCURACY,
@@ -56,8 +56,8 @@ def _race(name: str, *levels: str) -> Task:
         name=name,
         form="race",
         pair_limit=_OPTION,
-        layouts=(Layout("tree", files, ("RACE", "race")),),
-        prepared=(Layout("tfds", splits, tuple(f"race/{level}" for level in levels), {"id": "example_id"}),),
+        layouts=(FileLayout("tree", files, ("RACE", "race")),),
+        prepared=(FileLayout("tfds", splits, tuple(f"race/{level}" for level in levels), {"id": "example_id"}),),
         **_CHOICE,
     )
 
@@ -66,8 +66,8 @@ def _squad(name: str, version: str, folders: tuple[str, ...], **settings: Any) -
     files = {"train": f"train-v{version}.json", "validation": f"dev-v{version}.json"}
     return Task(
         name=name,
-        layouts=(Layout("articles", files, folders),),
-        prepared=(Layout("tfds", {"train": "train", "validation": "validation"}, (f"squad/v{version}",)),),
+        layouts=(FileLayout("articles", files, folders),),
+        prepared=(FileLayout("tfds", {"train": "train", "validation": "validation"}, (f"squad/v{version}",)),),
         **{**_SPAN, **settings},
     )
 
@@ -79,14 +79,14 @@ def _xquad(language: str) -> Task:
     file = f"xquad.{language}.json"
     return Task(
         name=f"xquad_{language}",
-        layouts=(Layout("articles", {"train": file, "validation": file}, ("xquad",)),),
+        layouts=(FileLayout("articles", {"train": file, "validation": file}, ("xquad",)),),
         **_SPAN,
     )
 
 
 def _filipino(name: str, labels: tuple[str, ...], *folders: str) -> Task:
     files = {"train": "train.csv", "validation": "validation.csv|valid.csv", "test": "test.csv"}
-    layout = Layout("quoted", files, (name, *folders), {"first": "text"})
+    layout = FileLayout("quoted", files, (name, *folders), {"first": "text"})
     return Task(name=name, kind="classification", form="texts", labels=labels, layouts=(layout,), **ACCURACY)
 
 
@@ -102,14 +102,14 @@ _OTHERS = (
             _lines(("paws_qqp",), {"first": "sentence1", "second": "sentence2"}),
             # As published, with only one labelled set besides train: it is the test set here, and validation is a tenth
             # of train.
-            Layout(
+            FileLayout(
                 "tsv",
                 {"train": "train.tsv", "validation": "train.tsv", "test": "dev_and_test.tsv"},
                 ("paws_qqp", "PAWS-QQP"),
                 {"first": "sentence1", "second": "sentence2"},
                 sign="dev_and_test.tsv",
             ),
-            Layout("tsv", TABLES, ("paws_qqp", "PAWS-QQP"), {"first": "sentence1", "second": "sentence2"}),
+            FileLayout("tsv", TABLES, ("paws_qqp", "PAWS-QQP"), {"first": "sentence1", "second": "sentence2"}),
         ),
         legacy=_TESTED,
         legacy_validation="test",
@@ -121,21 +121,21 @@ _OTHERS = (
         form="hellaswag",
         layouts=(
             _lines(("hellaswag",), {"id": "ind"}),
-            Layout(
+            FileLayout(
                 "jsonl",
                 {"train": "hellaswag_train.jsonl", "validation": "hellaswag_val.jsonl", "test": "hellaswag_test.jsonl"},
                 ("hellaswag", "HellaSWAG"),
                 {"id": "ind"},
             ),
         ),
-        prepared=(Layout("tfds", SPLITS, ("hellaswag",), {"ctx": "context"}),),
+        prepared=(FileLayout("tfds", SPLITS, ("hellaswag",), {"ctx": "context"}),),
         **_CHOICE,
     ),
     Task(
         name="swag",
         form="swag",
         layouts=(
-            Layout(
+            FileLayout(
                 "quoted",
                 {"train": "train.csv", "validation": "val.csv", "test": "test.csv"},
                 ("swag", "SWAG"),
@@ -152,7 +152,7 @@ _OTHERS = (
         form="dream",
         pair_limit=_OPTION,
         layouts=(
-            Layout(
+            FileLayout(
                 "dialogues",
                 {"train": "train.json", "validation": "validation.json|dev.json", "test": "test.json"},
                 ("dream", "dream/data"),
@@ -178,14 +178,14 @@ _OTHERS = (
         form="record",
         pair_limit=_OPTION,
         layouts=(
-            Layout("passages", {"train": "train.json", "validation": "dev.json"}, ("record", "ReCoRD")),
-            Layout(
+            FileLayout("passages", {"train": "train.json", "validation": "dev.json"}, ("record", "ReCoRD")),
+            FileLayout(
                 "passages",
                 {"train": "train.jsonl", "validation": "val.jsonl|validation.jsonl", "test": "test.jsonl"},
                 ("record", "ReCoRD", "super_glue/record"),
             ),
         ),
-        prepared=(Layout("tfds", SPLITS, ("super_glue/record",)),),
+        prepared=(FileLayout("tfds", SPLITS, ("super_glue/record",)),),
         metric="f1",
         metrics=("f1", "exact_match"),
     ),
@@ -194,7 +194,7 @@ _OTHERS = (
         form="words",
         labels=bio("corporation", "creative-work", "group", "location", "person", "product"),
         layouts=(
-            Layout(
+            FileLayout(
                 "columns",
                 {
                     "train": "train.conll|wnut17train.conll",
@@ -211,7 +211,7 @@ _OTHERS = (
         form="chunked_words",
         labels=bio("PER", "ORG", "LOC", "MISC"),
         layouts=(
-            Layout(
+            FileLayout(
                 "columns",
                 {
                     "train": "train.txt|eng.train|train.conll",
@@ -221,7 +221,9 @@ _OTHERS = (
                 ("conll2003", "CoNLL-2003", "CoNLL2003"),
             ),
         ),
-        prepared=(Layout("tfds", {**SPLITS, "validation": "dev"}, ("conll2003",), {"words": "tokens", "tags": "ner"}),),
+        prepared=(
+            FileLayout("tfds", {**SPLITS, "validation": "dev"}, ("conll2003",), {"words": "tokens", "tags": "ner"}),
+        ),
         **_TAGGING,
     ),
     Task(
@@ -231,7 +233,7 @@ _OTHERS = (
         form="words",
         labels=bio("PER", "ORG", "LOC", "GPE"),
         folds=10,
-        layouts=(Layout("columns", {"train": "all.conll|train.conll|oromo_ner.conll"}, ("oromo_ner",)),),
+        layouts=(FileLayout("columns", {"train": "all.conll|train.conll|oromo_ner.conll"}, ("oromo_ner",)),),
         **_TAGGING,
     ),
     Task(
@@ -240,7 +242,7 @@ _OTHERS = (
         form="texts",
         labels=("entertainment", "health", "politics", "sports", "technology"),
         layouts=(
-            Layout(
+            FileLayout(
                 "quoted",
                 {"train": "train.tsv", "validation": "validation.tsv|dev.tsv", "test": "test.tsv"},
                 ("oromo_masakhanews", "oromo_news", "masakhanews/data/orm", "data/orm"),

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.data.tasks.rows import Features, Row, Shape, first_gives_way, ids_of, longest_first
+from ag_jax.data.tasks.rows import FeatureRow, Features, RowSettings, first_gives_way, ids_of, longest_first
 from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.data.tokenizers import Tokenizer
 
 
-def encode_classes(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+def encode_classes(task: Task, examples: Examples, tokenizer: Tokenizer, shape: RowSettings) -> Features:
     """Encode texts or pairs, each labelled with the index of its class."""
     return _texts(task, examples, tokenizer, shape, lambda label: np.int32(0 if label is None else label))
 
 
-def encode_numbers(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+def encode_numbers(task: Task, examples: Examples, tokenizer: Tokenizer, shape: RowSettings) -> Features:
     """Encode texts or pairs, each labelled with a number, scaled from `task.span` to 0 to 1."""
     low, high = task.span
 
@@ -30,7 +30,7 @@ def encode_numbers(task: Task, examples: Examples, tokenizer: Tokenizer, shape: 
 
 
 def _texts(
-    task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape, to_label: Callable[[Any], np.generic]
+    task: Task, examples: Examples, tokenizer: Tokenizer, shape: RowSettings, to_label: Callable[[Any], np.generic]
 ) -> Features:
     ids = ids_of(
         tokenizer, [text for example in examples for text in (example.first, example.second) if text is not None]
@@ -50,7 +50,7 @@ def _texts(
     return _features(rows, truncated, shape)
 
 
-def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, shape: RowSettings) -> Features:
     """Encode examples with several candidates, each candidate a pair of texts; the fields get a leading axis C."""
     ids = ids_of(tokenizer, [text for example in examples for pair in example.pairs for text in pair])
     rows, truncated = [], 0
@@ -80,7 +80,7 @@ def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, shape: 
     return _features(rows, truncated, shape)
 
 
-def encode_words(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+def encode_words(task: Task, examples: Examples, tokenizer: Tokenizer, shape: RowSettings) -> Features:
     """Encode tagged sentences; the label of a word is at its first token."""
     located = tokenizer.locate_batch([" ".join(example.words) for example in examples])
     rows, truncated, cut_words = [], 0, 0
@@ -124,7 +124,7 @@ def pieces_of_words(
     return [word or [unknown] for word in pieces]
 
 
-def _pair(task: Task, first: list[int], second: list[int], shape: Shape) -> tuple[Row, bool]:
+def _pair(task: Task, first: list[int], second: list[int], shape: RowSettings) -> tuple[FeatureRow, bool]:
     room = shape.room(pair=True)
     if task.pair_limit:
         parts = first_gives_way(first, second, room, task.pair_limit)
@@ -133,5 +133,5 @@ def _pair(task: Task, first: list[int], second: list[int], shape: Shape) -> tupl
     return shape.row(*parts), len(parts[0]) + len(parts[1]) < len(first) + len(second)
 
 
-def _features(rows: list[Row], truncated: int, shape: Shape, **counts: int) -> Features:
+def _features(rows: list[FeatureRow], truncated: int, shape: RowSettings, **counts: int) -> Features:
     return Features(rows, np.arange(len(rows), dtype=np.int32), truncated, shape.specials.pad, **counts)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ag_jax.data.tasks.task import Layout, Task
+from ag_jax.data.tasks.task import FileLayout, Task
 
 SPLITS = {"train": "train", "validation": "validation", "test": "test"}
 ACCURACY = {"metric": "accuracy", "metrics": ("accuracy",)}
@@ -20,27 +20,27 @@ _MATCHED = {  # splits of MNLI: our names to the benchmark's
 }
 
 
-def lines(name: str, columns: Mapping[str, Any], splits: Mapping[str, str] = SPLITS) -> Layout:
+def lines(name: str, columns: Mapping[str, Any], splits: Mapping[str, str] = SPLITS) -> FileLayout:
     """Return the layout of a task stored as SPLIT.jsonl, one JSON object a line."""
-    return Layout("jsonl", {split: f"{split}.jsonl" for split in splits}, (f"glue/{name}", name), columns)
+    return FileLayout("jsonl", {split: f"{split}.jsonl" for split in splits}, (f"glue/{name}", name), columns)
 
 
-def tables(official: str, columns: Mapping[str, Any], files: Mapping[str, str] = TABLES, **options: Any) -> Layout:
+def tables(official: str, columns: Mapping[str, Any], files: Mapping[str, str] = TABLES, **options: Any) -> FileLayout:
     """Return the layout of a task's official .tsv files, in which quotes have no meaning.
 
     Test files have an index and no label.
     """
     folders = (official, f"glue/{official}", f"GLUE/{official}", f"glue_data/{official}")
-    return Layout("tsv", files, folders, {"id": "index", **columns}, options)
+    return FileLayout("tsv", files, folders, {"id": "index", **columns}, options)
 
 
 def _glue(
     name: str,
     columns: Mapping[str, Any],
     labels: tuple[str, ...],
-    *official: Layout,
+    *official: FileLayout,
     splits: Mapping[str, str] = SPLITS,
-    also_prepared: tuple[Layout, ...] = (),
+    also_prepared: tuple[FileLayout, ...] = (),
     **settings: Any,
 ) -> Task:
     fields = {**columns, "label": "label", "id": "idx"}
@@ -48,7 +48,7 @@ def _glue(
         name=name,
         labels=labels,
         layouts=(lines(name, fields, splits), *official),
-        prepared=(Layout("tfds", splits, (f"glue/{name}",), fields), *also_prepared),
+        prepared=(FileLayout("tfds", splits, (f"glue/{name}",), fields), *also_prepared),
         **{"kind": "classification", "form": "texts", **ACCURACY, **settings},
     )
 
@@ -117,7 +117,7 @@ GLUE = (
         tables("AX", _PAIR, {"diagnostic": "AX.tsv"}),
         splits=_MATCHED,
         also_prepared=(
-            Layout(
+            FileLayout(
                 "tfds", {"diagnostic": "test"}, ("glue/ax",), {"first": "premise", "second": "hypothesis", "id": "idx"}
             ),
         ),

@@ -12,7 +12,7 @@ import numpy as np
 from ag_jax.data import prepared
 from ag_jax.data.tasks import choice, spans, tagging, texts
 from ag_jax.data.tasks.containers import CONTAINERS, Placed, Record
-from ag_jax.data.tasks.task import Example, Examples, Layout, Task, is_held_out, is_labelled
+from ag_jax.data.tasks.task import Example, Examples, FileLayout, Task, is_held_out, is_labelled
 
 Parser = Callable[[Record, Task, bool], list[Example]]
 PARSERS: dict[str, Parser] = {
@@ -80,12 +80,12 @@ def _refusal(task: Task, split: str, problems: list[str]) -> str:
     )
 
 
-def _is_shared(layout: Layout, split: str) -> bool:
+def _is_shared(layout: FileLayout, split: str) -> bool:
     others = [file for name, file in layout.files.items() if name in ("train", "validation") and name != split]
     return split in ("train", "validation") and layout.files[split] in others
 
 
-def _local(task: Task, root: str, split: str) -> tuple[Layout, list[pathlib.Path]]:
+def _local(task: Task, root: str, split: str) -> tuple[FileLayout, list[pathlib.Path]]:
     base = pathlib.Path(root).expanduser()
     tried = []
     for layout in task.layouts:
@@ -109,7 +109,7 @@ def _local(task: Task, root: str, split: str) -> tuple[Layout, list[pathlib.Path
     )
 
 
-def _prepared(task: Task, split: str) -> tuple[Layout, list[pathlib.Path]]:
+def _prepared(task: Task, split: str) -> tuple[FileLayout, list[pathlib.Path]]:
     layout = next((layout for layout in task.prepared if split in layout.files), None)
     if layout is None:
         raise FileNotFoundError(
@@ -119,7 +119,7 @@ def _prepared(task: Task, split: str) -> tuple[Layout, list[pathlib.Path]]:
     return layout, [prepared.directory(name) for name in layout.folders]
 
 
-def _records(layout: Layout, file: pathlib.Path, split: str) -> Iterator[Placed]:
+def _records(layout: FileLayout, file: pathlib.Path, split: str) -> Iterator[Placed]:
     """Yield the records of a file, each with its location, our names of fields, and an id."""
     if layout.container == "tfds":
         cut = _tfds(file, layout.files[split])

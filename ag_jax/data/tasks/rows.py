@@ -12,7 +12,7 @@ import numpy as np
 
 from ag_jax.data.tokenizers import SpecialTokens, Tokenizer
 
-Row = dict[str, Any]
+FeatureRow = dict[str, Any]
 SHORTEST = 12  # the least max_length: a pair with RoBERTa's separators and four tokens a text
 
 
@@ -30,7 +30,7 @@ class Features:
         tokens outside the context; and 1 in the window in which the token has the most context, 0 in other windows.
     """
 
-    rows: list[Row]
+    rows: list[FeatureRow]
     owner: np.ndarray
     truncated: int
     pad: int
@@ -43,7 +43,7 @@ class Features:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class RowSettings:
     """Settings for building rows.
 
     specials: the tokenizer's special tokens.
@@ -72,7 +72,7 @@ class Shape:
         """Return the number of tokens that fit into a row besides the special tokens."""
         return self.max_length - 2 - (self.specials.pair_separators if pair else 0)
 
-    def row(self, first: Sequence[int], second: Sequence[int] | None = None) -> Row:
+    def row(self, first: Sequence[int], second: Sequence[int] | None = None) -> FeatureRow:
         """Build the fields tokens, sequences and segments from one text or a pair, which must fit into the row."""
         special = self.specials
         ids = [special.begin, *first]

@@ -3,23 +3,23 @@
 from collections.abc import Sequence
 
 from ag_jax.data.tasks.containers import Record
-from ag_jax.data.tasks.task import Task, Words
+from ag_jax.data.tasks.task import TaggedSentence, Task
 
 
-def words(record: Record, task: Task, labelled: bool) -> list[Words]:
+def words(record: Record, task: Task, labelled: bool) -> list[TaggedSentence]:
     """Return the tagged sentence of a record. Raises ValueError if its tags are unknown or not BIO."""
     forms, tags = record.get("words"), record.get("tags")
     if not isinstance(forms, list) or not forms or not all(isinstance(form, str) and form.strip() for form in forms):
         raise ValueError(f"expected a list of words, got {forms!r}")
     if tags is None and not labelled:
-        return [Words(record["id"], tuple(forms), None)]
+        return [TaggedSentence(record["id"], tuple(forms), None)]
     if not isinstance(tags, list) or len(tags) != len(forms):
         raise ValueError(f"expected a tag for each of {len(forms)} words, got {tags!r}")
     check_bio(tags, task.labels)
-    return [Words(record["id"], tuple(forms), tuple(tags))]
+    return [TaggedSentence(record["id"], tuple(forms), tuple(tags))]
 
 
-def chunked_words(record: Record, task: Task, labelled: bool) -> list[Words]:
+def chunked_words(record: Record, task: Task, labelled: bool) -> list[TaggedSentence]:
     """Return the sentence of a CoNLL-2003 record, with IOB1 tags converted to BIO.
 
     CoNLL-2003's own files use IOB1: B- only between adjacent entities of one type. BIO tags are unchanged.

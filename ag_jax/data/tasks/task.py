@@ -2,7 +2,7 @@
 
 classification, regression   `Texts`      a text or a pair with a class or a number
 choice, ranking              `Choices`    candidate pairs of texts, some of them right; ranking: always two
-tagging                      `Words`      words with BIO tags
+tagging                      `TaggedSentence`      words with BIO tags
 span                         `Question`   a question, and a context that may contain its answer
 """
 
@@ -44,7 +44,7 @@ class Choices:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Words:
+class TaggedSentence:
     """An example of tagging: the words of a sentence.
 
     tags: a BIO tag for each word; None: not known.
@@ -68,11 +68,11 @@ class Question:
     answers: tuple[tuple[str, int], ...] | None
 
 
-Example = Texts | Choices | Words | Question
+Example = Texts | Choices | TaggedSentence | Question
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """A file layout in which a task is distributed.
 
     container: the reader that splits a file into records (a key of `containers.CONTAINERS`), or "tfds".
@@ -123,8 +123,8 @@ class Task:
     form: str
     metric: str
     metrics: tuple[str, ...]
-    layouts: tuple[Layout, ...] = dataclasses.field(hash=False)
-    prepared: tuple[Layout, ...] = dataclasses.field(default=(), hash=False)
+    layouts: tuple[FileLayout, ...] = dataclasses.field(hash=False)
+    prepared: tuple[FileLayout, ...] = dataclasses.field(default=(), hash=False)
     labels: tuple[str, ...] = ()
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     span: tuple[float, float] = (0.0, 1.0)

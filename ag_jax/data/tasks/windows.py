@@ -11,7 +11,7 @@ import dataclasses
 
 import numpy as np
 
-from ag_jax.data.tasks.rows import Features, Row, Shape, ids_of
+from ag_jax.data.tasks.rows import FeatureRow, Features, RowSettings, ids_of
 from ag_jax.data.tasks.task import Examples, Question, Task
 from ag_jax.data.tokenizers import Tokenizer
 
@@ -19,7 +19,7 @@ QUESTION = 64  # the most tokens of a question, which is also truncated to half 
 
 
 @dataclasses.dataclass(frozen=True)
-class Context:
+class TokenizedContext:
     """A tokenised context.
 
     ids: token ids.
@@ -30,7 +30,7 @@ class Context:
     places: np.ndarray
 
     @classmethod
-    def of(cls, text: str, ids: list[int], places: list[tuple[int, int]]) -> "Context":
+    def of(cls, text: str, ids: list[int], places: list[tuple[int, int]]) -> "TokenizedContext":
         """Build a context from a text and the result of `Tokenizer.locate_batch` for it."""
         return cls(ids, np.asarray([_bare(text, *place) for place in places], np.int32).reshape(-1, 2))
 
@@ -40,13 +40,13 @@ class Context:
         return (int(touching[0]), int(touching[-1])) if len(touching) else None
 
 
-def encode_questions(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Shape) -> Features:
+def encode_questions(task: Task, examples: Examples, tokenizer: Tokenizer, shape: RowSettings) -> Features:
     """Encode questions about a context; a context that is too long for a row becomes one row for each window."""
     questions = ids_of(tokenizer, [example.question for example in examples])
     texts = list(dict.fromkeys(example.context for example in examples))
     located = tokenizer.locate_batch(texts)
-    contexts = {text: Context.of(text, *found) for text, found in zip(texts, located, strict=True)}
-    rows: list[Row] = []
+    contexts = {text: TokenizedContext.of(text, *found) for text, found in zip(texts, located, strict=True)}
+    rows: list[FeatureRow] = []
     owner, characters = [], []
     truncated = lost = 0
     for number, example in enumerate(examples):
@@ -69,8 +69,8 @@ def encode_questions(task: Task, examples: Examples, tokenizer: Tokenizer, shape
 
 
 def _windows(
-    task: Task, example: Question, context: Context, question: list[int], shape: Shape
-) -> list[tuple[Row, np.ndarray]]:
+    task: Task, example: Question, context: TokenizedContext, question: list[int], shape: RowSettings
+) -> list[tuple[FeatureRow, np.ndarray]]:
     room = shape.room(pair=True) - len(question)
     begins = _begins(len(context.ids), room, min(shape.stride, max(room // 2, 1)))
     widest = _widest(len(context.ids), begins, room)

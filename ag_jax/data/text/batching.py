@@ -21,10 +21,10 @@ from ag_jax.data.text.store import Rows
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.data.tokenizers import Tokenizer
 
-Batch = dict[str, np.ndarray]
+HostBatch = dict[str, np.ndarray]
 
 
-def empty_batch(config: DataConfig, rows: int) -> Batch:
+def empty_batch(config: DataConfig, rows: int) -> HostBatch:
     """Return zeros with the fields, shapes and types of a batch; as broadcast scalars, they take no memory."""
     row, slots = (rows, config.sequence_length), (rows, corruption.max_masked(config.masking, config.sequence_length))
     fields = {
@@ -50,7 +50,7 @@ def make_batch(
     epoch_B: np.ndarray,
     seed: int,
     unigram: Unigram | None = None,
-) -> Batch:
+) -> HostBatch:
     """Return the masked batch of the given rows.
 
     config: format, length and masking.

@@ -21,7 +21,7 @@ from ag_jax import interruption
 from ag_jax.data import cache, checksums, randomness, tokenizers
 from ag_jax.data.config import PAIR_FORMATS, DataConfig, TokenizerConfig
 from ag_jax.data.text import batching, formats, holdout, packing, sources, store
-from ag_jax.data.text.batching import Batch
+from ag_jax.data.text.batching import HostBatch
 from ag_jax.data.text.sentences import split_sentences
 from ag_jax.data.text.store import Rows, TextStore, TextStoreWriter
 from ag_jax.data.text.unigram import Unigram
@@ -293,7 +293,7 @@ class Batches:
         """Return the epoch of the first row of a step."""
         return step * self.batch_size // len(self.rows)
 
-    def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch:
+    def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
         """Return the batch of a step, or only the `rows` of it (a slice or indices) that this host needs."""
         number_B = (step * self.batch_size + np.arange(self.batch_size))[rows]
         epoch_B, place_B = np.divmod(number_B, len(self.rows))
@@ -313,7 +313,7 @@ class Batches:
 
     def iterate(
         self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1
-    ) -> Iterator[Batch]:
+    ) -> Iterator[HostBatch]:
         """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads (grain)."""
         # Imported here, because it takes a second and imports JAX, which this package otherwise does without.
         import grain
@@ -324,7 +324,7 @@ class Batches:
 
 def validation_batches(
     corpus: Corpus, config: DataConfig, batch_size: int, rows: slice | np.ndarray = slice(None)
-) -> Iterator[Batch]:
+) -> Iterator[HostBatch]:
     """Yield every held-out row once, always with the same masks; the last batch is padded with empty rows.
 
     corpus: tokenizer and rows.

@@ -9,7 +9,7 @@ from ag_jax.objectives.sentences import SentenceTerm
 
 NAIVE = ("bernoulli", "scheduled", "magnitude")
 Method = Literal["none", "asa", "bernoulli", "scheduled", "magnitude", "freelb", "smart", "sift"]
-Dropout = Literal["independent", "shared"]
+SecondPassDropout = Literal["independent", "shared"]
 # Beyond the limit, float32 loses the scores of a row that is masked as a whole beside what is taken from them.
 Strength = Annotated[float, "> 0", "<= 1e6"]
 
@@ -54,7 +54,7 @@ class AsaConfig:
     protect_diagonal: bool = False
     keep_init: Annotated[float, "> 0", "< 1"] | None = None
     delay_steps: Annotated[int, ">= 0"] = 0
-    dropout: Dropout = "independent"
+    dropout: SecondPassDropout = "independent"
     sentence: SentenceTerm = "head"
     divergence: DivergenceConfig = DivergenceConfig()
     learning_rate: Annotated[float, "> 0"] | None = None
@@ -70,7 +70,7 @@ class AsaConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskingConfig:
+class FixedMaskConfig:
     """Fixed masks, to compare an adversary's with (Wu et al. 2022, table 3).
 
     share: share of the units that is masked, by `bernoulli` at random, by `magnitude` those of each query that are
@@ -91,7 +91,7 @@ class MaskingConfig:
     trace: str | None = None
     strength: Strength = 1e4
     empty_rows: EmptyRows = "uniform"
-    dropout: Dropout = "independent"
+    dropout: SecondPassDropout = "independent"
     sentence: SentenceTerm = "head"
     divergence: DivergenceConfig = DivergenceConfig()
 
@@ -121,7 +121,7 @@ class FreeLBConfig:
     step_size: Annotated[float, ">= 0"] = 0.1
     init_magnitude: Annotated[float, ">= 0"] = 0.1
     max_norm: Annotated[float, "> 0"] | None = 0.3
-    dropout: Dropout = "shared"
+    dropout: SecondPassDropout = "shared"
     begin_step: Annotated[int, ">= 0"] = 0
 
     EARLIER_NONE: ClassVar = {"max_norm": 0.0}
@@ -154,7 +154,7 @@ class SmartConfig:
     epsilon: Annotated[float, "> 0"] = 1e-5
     normalize: Literal["text", "token"] = "text"
     mtdnn_compat: bool = False
-    dropout: Dropout = "independent"
+    dropout: SecondPassDropout = "independent"
 
     EARLIER_NONE: ClassVar = {"step_size": 0.0}
 
@@ -180,7 +180,7 @@ class SiftConfig:
     noise: Annotated[float, ">= 0"] = 1e-2
     step_size: Annotated[float, ">= 0"] = 1e-4
     normalize: Literal["layer_norm", "unit"] = "layer_norm"
-    dropout: Dropout = "independent"
+    dropout: SecondPassDropout = "independent"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +193,7 @@ class AdversarialConfig:
 
     method: Method = "none"
     asa: AsaConfig = AsaConfig()
-    masking: MaskingConfig = MaskingConfig()
+    masking: FixedMaskConfig = FixedMaskConfig()
     freelb: FreeLBConfig = FreeLBConfig()
     smart: SmartConfig = SmartConfig()
     sift: SiftConfig = SiftConfig()
@@ -213,7 +213,7 @@ class AdversarialConfig:
         return AdversarialConfig(self.method, **read)
 
     @property
-    def compares(self) -> AsaConfig | MaskingConfig | None:
+    def compares(self) -> AsaConfig | FixedMaskConfig | None:
         """The settings of the attack on attention that is used, if one is."""
         return self.asa if self.method == "asa" else self.masking if self.method in NAIVE else None
 

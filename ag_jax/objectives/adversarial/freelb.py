@@ -7,12 +7,13 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import dropout, segments
-from ag_jax.models.encoder import Batch, Ports
+from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.config import FreeLBConfig
-from ag_jax.objectives.base import Array, LossTerm, Params, Rngs, Wrapper
+from ag_jax.objectives.base import LossTerm, Rngs, Wrapper
 
 _INITIAL, _PASS = 0xF1EE, 0xF100  # purposes of random keys: the initial perturbation, and the later passes
 _SMALLEST = 1e-12  # the gradient of a text is divided by at least this; that of a row without tokens is 0

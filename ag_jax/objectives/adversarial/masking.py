@@ -12,13 +12,14 @@ from collections.abc import Callable
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import dropout, segments
 from ag_jax.attention.attack import Attack, AttentionMask, MaskPolicy
-from ag_jax.models.encoder import Batch
-from ag_jax.objectives.adversarial.config import MaskingConfig
+from ag_jax.models.encoder import Batch, Params
+from ag_jax.objectives.adversarial.config import FixedMaskConfig
 from ag_jax.objectives.adversarial.self_attention import AttackedAttention
-from ag_jax.objectives.base import Array, Objective, Params
+from ag_jax.objectives.base import Objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +85,7 @@ class NaiveMasks:
     """Non-learned masks of a `method` (`bernoulli`, `scheduled` or `magnitude`) in a run of `steps` steps."""
 
     method: str
-    config: MaskingConfig
+    config: FixedMaskConfig
     layers: int
     steps: int
     trace: Trace | None
@@ -102,7 +103,7 @@ class NaiveMasks:
 
 
 def naive_masking(
-    inner: Objective, method: str, config: MaskingConfig, layers: int, steps: int, trace: Trace | None
+    inner: Objective, method: str, config: FixedMaskConfig, layers: int, steps: int, trace: Trace | None
 ) -> AttackedAttention:
     """The objective under non-learned masks."""
     return AttackedAttention(

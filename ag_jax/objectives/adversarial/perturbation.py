@@ -9,11 +9,12 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import segments
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Batch, Ports
-from ag_jax.objectives.base import Array, LossTerm
+from ag_jax.objectives.base import LossTerm
 from ag_jax.objectives.predictions import Counts, Prediction
 
 

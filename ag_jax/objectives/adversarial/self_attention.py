@@ -9,17 +9,18 @@ from typing import Any, Protocol
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.attention import segments
 from ag_jax.attention.adversary import ADVERSARY, Adversary, initial_offset
 from ag_jax.attention.attack import Attack, MaskCounts, MaskPolicy
-from ag_jax.attention.patterns import SpecialTokens
+from ag_jax.attention.patterns import PatternTokens
 from ag_jax.models import encoder
 from ag_jax.models.config import EncoderConfig
-from ag_jax.models.encoder import Batch, Ports
+from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives import consistency
 from ag_jax.objectives.adversarial.config import AsaConfig
-from ag_jax.objectives.base import Array, LossTerm, Objective, Outputs, Params, Rngs
+from ag_jax.objectives.base import LossTerm, Objective, Outputs, Rngs
 from ag_jax.objectives.consistency import DivergenceConfig, SecondPass
 from ag_jax.objectives.predictions import Counts, Prediction
 
@@ -38,7 +39,7 @@ class LearntMasks:
 
     config: AsaConfig
     encoder: EncoderConfig
-    special: SpecialTokens
+    special: PatternTokens
 
     def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Adversary:
         """The adversary with these parameters, the same at every step."""

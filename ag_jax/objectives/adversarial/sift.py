@@ -8,12 +8,13 @@ import dataclasses
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.models.encoder import Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.config import SiftConfig
 from ag_jax.objectives.adversarial.smoothness import Smooth
-from ag_jax.objectives.base import Array, Objective
+from ag_jax.objectives.base import Objective
 from ag_jax.objectives.consistency import DivergenceConfig, divergence
 from ag_jax.objectives.predictions import Counts, Prediction
 

@@ -7,12 +7,13 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ag_jax.models.encoder import Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.config import SmartConfig
 from ag_jax.objectives.adversarial.smoothness import Smooth, symmetric_kl
-from ag_jax.objectives.base import Array, Objective
+from ag_jax.objectives.base import Objective
 from ag_jax.objectives.predictions import Categorical, Counts, Prediction, YesNo
 
 _EPSILON = 1e-6  # added to denominators by the released code

@@ -7,13 +7,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from ag_jax.models.encoder import Batch, Ports
+from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.perturbation import Perturbation
-from ag_jax.objectives.base import Array, Outputs, Params, Rngs
+from ag_jax.objectives.base import Outputs, Rngs
 from ag_jax.objectives.consistency import DivergenceConfig, SecondPass, divergence
-from ag_jax.objectives.predictions import Counts, Numbers, Prediction
+from ag_jax.objectives.predictions import Counts, Prediction, Values
 
 _NOISE, _PASS = 0x5317, 0x5A00  # purposes of random keys: the initial perturbation, and the perturbed passes
 
@@ -24,7 +25,7 @@ def symmetric_kl(clean: Prediction, other: Prediction, counts: Counts, stop_grad
     Gradients stop where `DivergenceConfig.stop_gradient` says. Squares have no targets: with `targets` their gradient
     goes to both passes.
     """
-    if isinstance(clean, Numbers):
+    if isinstance(clean, Values):
         stop_gradient = "none" if stop_gradient == "targets" else stop_gradient
         return divergence(clean, other, counts, DivergenceConfig(stop_gradient=stop_gradient))
     return 2 * divergence(clean, other, counts, DivergenceConfig(stop_gradient=stop_gradient))

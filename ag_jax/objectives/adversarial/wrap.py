@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ag_jax.attention.adversary import ADVERSARY
-from ag_jax.attention.patterns import SpecialTokens
+from ag_jax.attention.patterns import PatternTokens
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig, SmartConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
@@ -24,7 +24,7 @@ from ag_jax.objectives.base import Objective
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class AttackContext:
     """Facts about the model and the run that attacks need besides their own settings.
 
     encoder: the model's config.
@@ -34,12 +34,12 @@ class Setting:
     """
 
     encoder: EncoderConfig
-    special: SpecialTokens
+    special: PatternTokens
     steps: int
     trace: Trace | None = None
 
 
-def wrap(objective: Objective, config: AdversarialConfig, setting: Setting) -> Objective:
+def wrap(objective: Objective, config: AdversarialConfig, setting: AttackContext) -> Objective:
     """The objective under attack; itself with `method=none`. `init` makes the parameters of an attack that learns."""
     attacker = learnt(config, setting.encoder, setting.special)
     if attacker is not None:
@@ -68,12 +68,12 @@ def _check_precision(config: SmartConfig, encoder: EncoderConfig) -> None:
         )
 
 
-def learnt(config: AdversarialConfig, encoder: EncoderConfig, special: SpecialTokens) -> LearntMasks | None:
+def learnt(config: AdversarialConfig, encoder: EncoderConfig, special: PatternTokens) -> LearntMasks | None:
     """The adversary that the settings describe, without parameters; None if the attack does not learn."""
     return LearntMasks(config.asa, encoder, special) if config.method == "asa" else None
 
 
 def init(config: AdversarialConfig, encoder: EncoderConfig, key: jax.Array) -> dict[str, Any]:
     """Initial parameters of the attack, boxed with the names of their axes; an empty dict if it does not learn."""
-    attacker = learnt(config, encoder, SpecialTokens((), ()))
+    attacker = learnt(config, encoder, PatternTokens((), ()))
     return {} if attacker is None else {ADVERSARY: attacker.init(key)}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from ag_jax.data.tasks import rows
 from ag_jax.data.tasks.catalogue import TASKS
 from ag_jax.data.tasks.encoding import pieces_of_words
-from ag_jax.data.tasks.task import Choices, Examples, Texts, Words
+from ag_jax.data.tasks.task import Choices, Examples, TaggedSentence, Texts
 from ag_jax.finetuning.kinds import encode
 from tests.data.tasks.conftest import KINDS
 
@@ -151,7 +151,7 @@ def test_tags_stand_at_the_first_piece_of_their_word(family, kind):
     tokenizer = family[kind]
     words, tags = ("the", "Qxz", "cat", "sat"), ("O", "B-PER", "I-PER", "B-LOC")
     task = TASKS["oromo_ner"]
-    (row,) = (features := encode(task, examples(Words("0", words, tags)), tokenizer, 32, 1)).rows
+    (row,) = (features := encode(task, examples(TaggedSentence("0", words, tags)), tokenizer, 32, 1)).rows
     at = np.flatnonzero(row["label_weights"])
     assert [task.labels[label] for label in row["labels"][at]] == list(tags)
     assert features.cut_words == features.truncated == 0
@@ -160,14 +160,18 @@ def test_tags_stand_at_the_first_piece_of_their_word(family, kind):
     begins = [1 + len(tokenizer.encode(" ".join(words[:number]))) for number in range(4)]
     begins[0] = 1
     assert at.tolist() == begins
-    unlabelled = encode(task, examples(Words("0", words, None)), tokenizer, 32, 1).rows[0]
+    unlabelled = encode(task, examples(TaggedSentence("0", words, None)), tokenizer, 32, 1).rows[0]
     assert unlabelled["label_weights"].tolist() == row["label_weights"].tolist() and unlabelled["weights"] == 0
 
 
 def test_words_that_are_cut_are_counted(bpe):
     words = ("cat",) * 40
     features = encode(
-        TASKS["wnut17"], examples(Words("0", words, ("O",) * 40), Words("1", ("cat",), ("O",))), bpe, 12, 1
+        TASKS["wnut17"],
+        examples(TaggedSentence("0", words, ("O",) * 40), TaggedSentence("1", ("cat",), ("O",))),
+        bpe,
+        12,
+        1,
     )
     row = features.rows[0]
     kept = int(row["label_weights"].sum())

@@ -7,7 +7,7 @@ import pytest
 
 from ag_jax.data.tasks.catalogue import TASKS
 from ag_jax.data.tasks.readers import load
-from ag_jax.data.tasks.task import Choices, Question, Texts, Words
+from ag_jax.data.tasks.task import Choices, Question, TaggedSentence, Texts
 
 
 def write(root, files: dict[str, str]):
@@ -322,8 +322,8 @@ def test_conll_2003_in_both_of_its_notations(tmp_path):
     bio, iob1 = ("B-ORG", "B-MISC", "I-MISC", "B-PER"), ("I-ORG", "I-MISC", "I-MISC", "I-PER")
     root = write(tmp_path, {"conll2003/valid.txt": CONLL.format(*bio), "conll2003/eng.train": CONLL.format(*iob1)})
     expected = (
-        Words("0", ("EU", "rejects", "German", "Jews"), ("B-ORG", "O", "B-MISC", "I-MISC")),
-        Words("1", ("Peter",), ("B-PER",)),
+        TaggedSentence("0", ("EU", "rejects", "German", "Jews"), ("B-ORG", "O", "B-MISC", "I-MISC")),
+        TaggedSentence("1", ("Peter",), ("B-PER",)),
     )
     assert load(TASKS["conll2003"], root, "validation").items == expected
     assert load(TASKS["conll2003"], root, "train").items == expected
@@ -334,7 +334,7 @@ def test_wnut_and_oromo_in_two_columns(tmp_path):
     root = write(tmp_path, {"wnut17/wnut17train.conll": text, "oromo_ner/all.conll": "Oromiyaa B-GPE\n"})
     sentences = load(TASKS["wnut17"], root, "train")
     assert [example.words for example in sentences] == [("Empire", "State", "="), ("\u200b", "a\u00a0b", "c d")]
-    assert load(TASKS["oromo_ner"], root, "train")[0] == Words("0", ("Oromiyaa",), ("B-GPE",))
+    assert load(TASKS["oromo_ner"], root, "train")[0] == TaggedSentence("0", ("Oromiyaa",), ("B-GPE",))
     assert len(TASKS["oromo_ner"].labels) == 9 and TASKS["oromo_ner"].folds == 10
 
 

@@ -8,7 +8,7 @@ import tensorflow_datasets as tfds
 
 from ag_jax.data.tasks.catalogue import TASKS
 from ag_jax.data.tasks.readers import load
-from ag_jax.data.tasks.task import Choices, Question, Texts, Words
+from ag_jax.data.tasks.task import Choices, Question, TaggedSentence, Texts
 
 F = tfds.features
 TAGS = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"]
@@ -177,7 +177,7 @@ SETS = [
     ("anli_r3", "test", (Texts("u", "C", "H", 1),)),
     ("record", "train", (Choices("0", PAIR, (1,), ("A", "B")),)),
     ("hellaswag", "validation", (Choices("0", tuple(("C", ending) for ending in "abcd"), (3,)),)),
-    ("conll2003", "validation", (Words("0", ("Anna", "Lee", "ran"), ("B-PER", "I-PER", "O")),)),
+    ("conll2003", "validation", (TaggedSentence("0", ("Anna", "Lee", "ran"), ("B-PER", "I-PER", "O")),)),
 ]  # fmt: skip
 
 

@@ -7,9 +7,9 @@ import pytest
 from ag_jax.data.tasks.catalogue import TASKS
 from ag_jax.data.tasks.folds import fold
 from ag_jax.data.tasks.ranking import rank, ranked
-from ag_jax.data.tasks.task import Choices, Examples, Texts, Words
+from ag_jax.data.tasks.task import Choices, Examples, TaggedSentence, Texts
 
-SENTENCES = Examples(tuple(Words(str(number), ("a",), ("O",)) for number in range(23)), "a test", 4)
+SENTENCES = Examples(tuple(TaggedSentence(str(number), ("a",), ("O",)) for number in range(23)), "a test", 4)
 
 
 def test_every_example_is_validated_in_one_fold():

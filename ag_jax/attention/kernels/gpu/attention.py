@@ -23,21 +23,20 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
-from ag_jax.attention.kernels.gpu.grid import LETTERS, Blocks, Call, Plan, choose_plan, visits
-from ag_jax.attention.kernels.gpu.tile import Head, Ref, Tile, exponential, power_of_two, product, score_scale
+from ag_jax.attention.kernels.gpu.grid import LETTERS, Blocks, Call, KernelBlocks, choose_blocks, visits
+from ag_jax.attention.kernels.gpu.tile import HeadRefs, Ref, ScoreTile, exponential, power_of_two, product, score_scale
 from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, KernelConfig, KernelInputs
 
-Array = jax.Array
 
-
-def _of_block(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[Head, Array, Array, Array]:
+def _of_block(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[HeadRefs, Array, Array, Array]:
     """The program's head, the first row that it holds, and the first and last + 1 block that it streams."""
     block, head, example = (pl.program_id(axis) for axis in range(3))
     streamed = refs["visits"][example, block, 0], refs["visits"][example, block, 1]
-    return Head(call.config, refs, example, head), block * blocks.held, *streamed
+    return HeadRefs(call.config, refs, example, head), block * blocks.held, *streamed
 
 
 def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
@@ -47,7 +46,7 @@ def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: d
 
     def step(block: Array, carry: tuple) -> tuple:
         largest, total, mixed, *sums = carry
-        tile = Tile(head, queries, head.keys(block * blocks.streamed, blocks.streamed), queries_first=True)
+        tile = ScoreTile(head, queries, head.keys(block * blocks.streamed, blocks.streamed), queries_first=True)
         scores_QK = tile.scores()
         highest = jnp.maximum(largest, jnp.max(scores_QK, axis=1))
         shrink = jnp.exp2(scale * (largest - highest))
@@ -84,7 +83,7 @@ def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dic
 
     def step(block: Array, g_query: Array) -> Array:
         keys = head.keys(block * blocks.streamed, blocks.streamed)
-        dS_QK, _ = Tile(head, queries, keys, queries_first=True).gradient()
+        dS_QK, _ = ScoreTile(head, queries, keys, queries_first=True).gradient()
         return g_query + product(dS_QK.astype(keys.key.dtype), keys.key, 1, 0)
 
     start = jnp.zeros((blocks.held, power_of_two(call.config.width)), jnp.float32)
@@ -100,7 +99,7 @@ def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[
     def step(block: Array, carry: tuple) -> tuple:
         g_key, g_value = carry
         queries = head.queries(block * blocks.streamed, blocks.streamed)
-        dS_KQ, dropped_KQ = Tile(head, queries, keys, queries_first=False).gradient()
+        dS_KQ, dropped_KQ = ScoreTile(head, queries, keys, queries_first=False).gradient()
         g_value += product(dropped_KQ.astype(queries.g_output.dtype), queries.g_output, 1, 0)
         return g_key + product(dS_KQ.astype(queries.query.dtype), queries.query, 1, 0), g_value
 
@@ -122,14 +121,14 @@ def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict
         meet = call.config.band.meets(first_query, blocks.held, first_key, blocks.streamed)
         count = jnp.where(meet, jnp.int32(count), jnp.int32(0))
 
-    def head_of(index: Array) -> Head:
+    def head_of(index: Array) -> HeadRefs:
         example = jax.lax.div(place, heads) + jax.lax.div(index, sharing_heads)
-        return Head(call.config, refs, example, jax.lax.rem(place, heads) + jax.lax.rem(index, sharing_heads))
+        return HeadRefs(call.config, refs, example, jax.lax.rem(place, heads) + jax.lax.rem(index, sharing_heads))
 
     def step(index: Array, sum_QK: Array) -> Array:
         head = head_of(index)
         queries, keys = head.queries(first_query, blocks.held), head.keys(first_key, blocks.streamed)
-        return sum_QK + Tile(head, queries, keys, queries_first=True).gradient()[0]
+        return sum_QK + ScoreTile(head, queries, keys, queries_first=True).gradient()[0]
 
     start = jnp.zeros((blocks.held, blocks.streamed), jnp.float32)
     sum_QK = jax.lax.fori_loop(jnp.int32(0), count, step, start)
@@ -164,7 +163,7 @@ def _over_rows(
 def _backward_bias(call: Call, operands: dict[str, Array]) -> Array:
     """dbias, by a kernel of its own: unless the bias is learnt, it is absent from the compiled program."""
     bias, queries, keys = operands["bias"], call.config.queries, call.config.keys
-    blocks = call.plan.bias.fit(queries, keys)
+    blocks = call.kernel_blocks.bias.fit(queries, keys)
     grid = (pl.cdiv(keys, blocks.streamed), pl.cdiv(queries, blocks.held), bias.shape[0] * bias.shape[1])
     result = {"g_bias": jax.ShapeDtypeStruct(bias.shape, jnp.float32)}
     kernel = functools.partial(_bias_kernel, call, blocks)
@@ -192,7 +191,7 @@ def _attention_forward(call: Call, inputs: KernelInputs):
         results |= {"squares": call.vectors(), "overlap": call.vectors()}
     operands = _operands(call, inputs)
     output, log_sums, *statistics = _over_rows(
-        call, "attention", _forward_kernel, call.plan.forward, False, operands, results
+        call, "attention", _forward_kernel, call.kernel_blocks.forward, False, operands, results
     )
     output = output.reshape(query_BQA.shape)
     output, log_sums, statistics = checkpoint_name((output, log_sums, statistics), RESIDUALS)
@@ -215,9 +214,10 @@ def _attention_backward(call: Call, residuals: tuple, cotangents: tuple):
     operands = _operands(call, inputs) | _given(call, known)
     like_query, like_key = call.rows(config.queries, dtype), call.rows(config.keys, dtype)
     g_query = {"g_query": like_query}
-    rows = _over_rows(call, "attention_query_gradient", _query_kernel, call.plan.query, False, operands, g_query)
+    blocks = call.kernel_blocks
+    rows = _over_rows(call, "attention_query_gradient", _query_kernel, blocks.query, False, operands, g_query)
     of_keys = {"g_key": like_key, "g_value": like_key}
-    rows += _over_rows(call, "attention_key_gradient", _key_kernel, call.plan.key, True, operands, of_keys)
+    rows += _over_rows(call, "attention_key_gradient", _key_kernel, blocks.key, True, operands, of_keys)
     gradients = (gradient.reshape(array.shape) for gradient, array in zip(rows, inputs[:3], strict=True))
     g_bias = None if inputs.bias is None else _backward_bias(call, operands)
     return (KernelInputs(*gradients, None, None, g_bias, None, None, None),)
@@ -227,14 +227,16 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 def attend(
-    config: KernelConfig, inputs: KernelInputs, *, plan: Plan | None = None, interpret: bool = False
+    config: KernelConfig, inputs: KernelInputs, *, kernel_blocks: KernelBlocks | None = None, interpret: bool = False
 ) -> tuple[Array, Array | None, Array | None]:
     """Attention of one GPU (`interface.Kernel`).
 
-    plan: blocks to use instead of those of `choose_plan`.
+    kernel_blocks: blocks to use instead of those of `choose_blocks`.
     interpret: as in `KernelConfig`.
     """
     config = dataclasses.replace(config, interpret=config.interpret or interpret)
-    call = Call(config, inputs.query_BQA.shape[0], plan or choose_plan(config, inputs.query_BQA.dtype.itemsize))
+    call = Call(
+        config, inputs.query_BQA.shape[0], kernel_blocks or choose_blocks(config, inputs.query_BQA.dtype.itemsize)
+    )
     output_BQA, statistics = _attention(call, inputs)
     return output_BQA, *(statistics or (None, None))

@@ -10,14 +10,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from ag_jax.attention.kernels.gpu.tile import Ref, power_of_two
 from ag_jax.attention.kernels.interface import KernelConfig
 from ag_jax.attention.visibility import Band
-
-Array = jax.Array
 
 # Axes of all arrays that a kernel reads or writes. Loads of Q, K and W are masked at their ends, the other axes are
 # read whole.
@@ -61,7 +60,7 @@ class Blocks:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class KernelBlocks:
     """The blocks of all four kernels; `bias` holds queries."""
 
     forward: Blocks
@@ -70,7 +69,7 @@ class Plan:
     bias: Blocks
 
 
-def choose_plan(config: KernelConfig, itemsize: int) -> Plan:
+def choose_blocks(config: KernelConfig, itemsize: int) -> KernelBlocks:
     """Choose blocks that leave room for two programs on a multiprocessor; for rows wider than 256 bytes, room for one.
 
     itemsize: bytes of an element of `query`.
@@ -81,13 +80,13 @@ def choose_plan(config: KernelConfig, itemsize: int) -> Plan:
     row = power_of_two(config.width) * itemsize
     if row > 256:
         wide = Blocks(64, 32, 8, 1)
-        return Plan(wide, wide, wide, wide)
+        return KernelBlocks(wide, wide, wide, wide)
     if row > 128:
         narrow = Blocks(64, 32, 4, 2)
-        return Plan(Blocks(64, 64, 4, 2), narrow, narrow, narrow)
+        return KernelBlocks(Blocks(64, 64, 4, 2), narrow, narrow, narrow)
     small, large = Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 3)
     of_queries = small if config.guided or config.rate else large
-    return Plan(of_queries, of_queries, small, small)
+    return KernelBlocks(of_queries, of_queries, small, small)
 
 
 def unsupported_reason(device: jax.Device, head_width: int) -> str | None:
@@ -106,7 +105,7 @@ class Call:
 
     config: KernelConfig
     examples: int
-    plan: Plan
+    kernel_blocks: KernelBlocks
 
     def run(
         self,

@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from ag_jax.attention.kernels import interface
 from ag_jax.attention.kernels.interface import MASKED_SCORE, KernelConfig
 
-Array = jax.Array
 Ref = Any
 
 _SMALLEST = 16  # rows and columns that a matrix product needs at least
@@ -111,7 +111,7 @@ def exponential(config: KernelConfig, scores: Array, powers: Array) -> Array:
     return result
 
 
-class Head:
+class HeadRefs:
     """One head of one example, which loads and stores its rows within the bounds of their lengths and its width.
 
     Rows of a head are loaded as wide as the next power of two, filled up with 0. refs: references to whole arrays,
@@ -190,10 +190,10 @@ class Head:
         return ref.at[example, head, pl.ds(*queries), pl.ds(*keys)], mask
 
 
-class Tile:
+class ScoreTile:
     """Where some queries and some keys of a head meet, with the queries on axis 0 (`QK`) or on axis 1 (`KQ`)."""
 
-    def __init__(self, head: Head, queries: Queries, keys: Keys, queries_first: bool):
+    def __init__(self, head: HeadRefs, queries: Queries, keys: Keys, queries_first: bool):
         self.head, self.queries, self.keys, self.queries_first = head, queries, keys, queries_first
 
     def of_queries(self, vector: Array) -> Array:

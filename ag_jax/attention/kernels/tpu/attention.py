@@ -16,15 +16,14 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ag_jax.attention.kernels.interface import RESIDUALS, KernelConfig, KernelInputs
-from ag_jax.attention.kernels.tpu.grid import Grid, Place, lane_width
+from ag_jax.attention.kernels.tpu.grid import Grid, GridStep, lane_width
 from ag_jax.attention.kernels.tpu.tile import Tile, has_keys, product
-
-Array = jax.Array
 
 
 def _forward_whole(tile: Tile, results: tuple, _) -> None:
@@ -241,11 +240,11 @@ def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
     sizes = (grid.examples, grid.groups, grid.queries.blocks, grid.keys.blocks)
     band, queries, keys = grid.config.band, grid.queries, grid.keys
 
-    def at(*step) -> Place:
+    def at(*step) -> GridStep:
         example, group, query, key = (step[order.index(axis)] for axis in range(4))
         # Blocks outside the band are not skipped by the grid: their gradient, 0, must be written.
         meet = band.meets(query * queries.block, queries.block, key * keys.block, keys.block)
-        return Place(example, group, query, key, meet)
+        return GridStep(example, group, query, key, meet)
 
     result = (jax.ShapeDtypeStruct(bias.shape, jnp.float32), grid.specs(at, bias)["bias"])
     kernel = functools.partial(_bias_gradient, sum(is_shared.values()))

@@ -11,14 +11,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ag_jax.attention.kernels.interface import KernelConfig
 from ag_jax.attention.kernels.tpu.tile import Operands, Tile, cost
 from ag_jax.attention.visibility import Band
-
-Array = jax.Array
 
 BLOCK = 512  # rows and columns of the largest tile
 _LANES = 128
@@ -60,7 +59,7 @@ def unsupported_reason(device_kind: str, head_width: int, length: int) -> str | 
     return None
 
 
-class Place(NamedTuple):
+class GridStep(NamedTuple):
     """Where a grid step is; `is_visible` is false for steps that have no block of their own and compute nothing."""
 
     example: Array
@@ -157,18 +156,18 @@ class Grid:
         visible = sum(bool(band.meets(query, queries.block, key, keys.block)) for query, key in corners)
         return visible * queries.block * keys.block
 
-    def by_query(self, example: Array, group: Array, query_block: Array, step: Array) -> Place:
+    def by_query(self, example: Array, group: Array, query_block: Array, step: Array) -> GridStep:
         """Place of a step that holds queries and streams the keys that they see."""
         key_block, is_visible = _streamed(self.config.band, query_block, self.queries, self.keys, step)
-        return Place(example, group, query_block, key_block, is_visible)
+        return GridStep(example, group, query_block, key_block, is_visible)
 
-    def by_key(self, example: Array, group: Array, key_block: Array, step: Array) -> Place:
+    def by_key(self, example: Array, group: Array, key_block: Array, step: Array) -> GridStep:
         """Place of a step that holds keys and streams the queries that see them."""
         query_block, is_visible = _streamed(self.config.band.reversed, key_block, self.keys, self.queries, step)
-        return Place(example, group, query_block, key_block, is_visible)
+        return GridStep(example, group, query_block, key_block, is_visible)
 
-    def spec(self, shape: tuple[int, ...], axes: tuple[int | None, ...], at: Callable[..., Place]) -> pl.BlockSpec:
-        """Blocks of a `shape`; `axes` has for each of its axes an axis of `Place`, or None for block 0."""
+    def spec(self, shape: tuple[int, ...], axes: tuple[int | None, ...], at: Callable[..., GridStep]) -> pl.BlockSpec:
+        """Blocks of a `shape`; `axes` has for each of its axes an axis of `GridStep`, or None for block 0."""
 
         def index(*grid) -> tuple:
             place = at(*grid[:4])
@@ -176,7 +175,7 @@ class Grid:
 
         return pl.BlockSpec(shape, index)
 
-    def specs(self, at: Callable[..., Place], bias: Array | None = None) -> dict[str, pl.BlockSpec]:
+    def specs(self, at: Callable[..., GridStep], bias: Array | None = None) -> dict[str, pl.BlockSpec]:
         """The block of every operand that a grid step reads."""
         queries = self.spec((1, self.queries.block, self.group * self.width), (0, 2, 1), at)
         keys = self.spec((1, self.keys.block, self.group * self.width), (0, 3, 1), at)
@@ -201,7 +200,7 @@ class Grid:
         self,
         name: str,
         kernel: Callable[[Tile, tuple, tuple], None],
-        at: Callable[..., Place],
+        at: Callable[..., GridStep],
         steps: tuple[int, int, int, int],
         operands: dict[str, Array | None],
         prefetched: tuple[Array, Array],

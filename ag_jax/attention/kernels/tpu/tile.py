@@ -13,12 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 
 from ag_jax.attention.kernels import interface
 from ag_jax.attention.kernels.interface import MASKED_SCORE, KernelConfig
 
-Array = jax.Array
 Ref = Any
 
 
