@@ -15,7 +15,7 @@ from ag_jax.data.tasks.rows import Features, RowSettings
 from ag_jax.data.tasks.task import Example, Examples, Task
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.evaluation import answers, metrics, predictions
-from ag_jax.evaluation.predictions import Logits, Prediction, Scores
+from ag_jax.evaluation.predictions import Logits, Scores, TaskPrediction
 from ag_jax.objectives import supervised
 from ag_jax.objectives.supervised import TaskLoss
 
@@ -39,7 +39,7 @@ class TaskKind:
     scores: Callable[[Task, Examples, Features, Logits], list[Scores]]
     measure: Callable[[Task, Sequence[Any], Sequence[Any]], dict[str, float]]
     rate: Callable[[Task, Any, Any], float]
-    decide: Callable[[Task, Any, Any], Prediction] = predictions.best_index
+    decide: Callable[[Task, Any, Any], TaskPrediction] = predictions.best_index
     average: Callable[[Sequence[Any]], Scores] = predictions.mean_of_probabilities
     from_plain: Callable[[Any], Scores] = predictions.array_from_plain
 
@@ -127,12 +127,12 @@ def scores(task: Task, examples: Examples, features: Features, logits: Logits) -
     return KINDS[task.kind].scores(task, examples, features, logits)
 
 
-def decide(task: Task, example: Example, found: Scores) -> Prediction:
+def decide(task: Task, example: Example, found: Scores) -> TaskPrediction:
     """Return the prediction for an example: an index, a number, tags, or an answer's text."""
     return KINDS[task.kind].decide(task, example, found)
 
 
-def predict(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Prediction]:
+def predict(task: Task, examples: Examples, features: Features, logits: Logits) -> list[TaskPrediction]:
     """Return the prediction for each example."""
     found = scores(task, examples, features, logits)
     return [decide(task, example, of_example) for example, of_example in zip(examples, found, strict=True)]
