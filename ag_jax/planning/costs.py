@@ -11,9 +11,7 @@ import math
 import re
 from collections.abc import Callable
 
-from jax import Array
-
-from ag_jax.planning.hlo import Computation, HloModule, Instruction
+from ag_jax.planning.hlo import Computation, HloArray, HloModule, Instruction
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 # Instructions that move nothing: names for what is there already, or work that another instruction accounts for.
@@ -174,7 +172,7 @@ def _group_size(one: Instruction, devices: int) -> int:
     return devices
 
 
-def moved_bytes(one: Instruction, inside: Computation, program: HloModule, counts: Callable[[Array], bool]) -> float:
+def moved_bytes(one: Instruction, inside: Computation, program: HloModule, counts: Callable[[HloArray], bool]) -> float:
     """Return the bytes that an instruction reads and writes of the arrays for which `counts` is true.
 
     Slices read only what they take, and updates in place write only what they change.
@@ -212,7 +210,7 @@ def moved_bytes(one: Instruction, inside: Computation, program: HloModule, count
     return sum(array.physical_bytes for array in (*operands, *results) if counts(array))
 
 
-def _written(root: Instruction, inside: Computation, program: HloModule, whole: Array) -> float:
+def _written(root: Instruction, inside: Computation, program: HloModule, whole: HloArray) -> float:
     """Return the bytes of a fusion's result that it writes: all, or the part of an array that it updates in place."""
     if root.opcode == "bitcast" and root.operands[0] in inside.of:
         return _written(inside.of[root.operands[0]], inside, program, whole)
@@ -224,7 +222,7 @@ def _written(root: Instruction, inside: Computation, program: HloModule, whole: 
     return whole.physical_bytes
 
 
-def _touched(name: str, inside: Computation, program: HloModule, whole: Array) -> float:
+def _touched(name: str, inside: Computation, program: HloModule, whole: HloArray) -> float:
     """Return the bytes of a fusion's operand that it reads: all, or only the slices that it takes."""
     if inside.of[name].is_root:
         return whole.physical_bytes  # the caller gets all of it

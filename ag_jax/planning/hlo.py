@@ -18,7 +18,7 @@ _NAME = re.compile(r"%([\w.\-]+)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Array:
+class HloArray:
     """Type, shape and layout of an array.
 
     layout: the text in braces after the shape: order of the axes, tiles and memory space, such as `1,0:T(8,128)S(1)`.
@@ -64,7 +64,7 @@ class Instruction:
 
     name: str
     opcode: str
-    arrays: tuple[Array, ...]
+    arrays: tuple[HloArray, ...]
     operands: tuple[str, ...]
     literal: str
     attributes: str
@@ -95,7 +95,7 @@ class Computation:
             for operand in dict.fromkeys(line.operands):
                 self.users.setdefault(operand, []).append(line)
 
-    def arrays(self, name: str) -> tuple[Array, ...]:
+    def arrays(self, name: str) -> tuple[HloArray, ...]:
         """Return the arrays of the result of the instruction `name`; () if it is not in this computation."""
         return self.of[name].arrays if name in self.of else ()
 
@@ -158,7 +158,7 @@ def _instruction(line: str) -> Instruction:
     close_at = _closing(rest, open_at)
     inside = rest[open_at + 1 : close_at]
     arrays = tuple(
-        Array(dtype, tuple(map(int, filter(None, shape.split(",")))), layout or "")
+        HloArray(dtype, tuple(map(int, filter(None, shape.split(",")))), layout or "")
         for dtype, shape, layout in _ARRAY.findall(result)
     )
     opcode = rest[:open_at]

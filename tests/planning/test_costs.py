@@ -5,11 +5,10 @@ import importlib.util
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ag_jax.planning import costs, topology
-from ag_jax.planning.hlo import HloModule
+from ag_jax.planning.hlo import HloArray, HloModule
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'ag_jax[tpu]'"
@@ -114,11 +113,11 @@ def test_groups(groups, devices):
 
 
 def test_padding_of_tiles():
-    assert Array("f32", (3, 5), "1,0:T(8,128)").physical_bytes == 8 * 128 * 4
-    assert Array("f32", (3, 5), "0,1:T(8,128)").physical_bytes == 8 * 128 * 4
-    assert Array("bf16", (2, 9, 130), "2,1,0:T(8,128)(2,1)").physical_bytes == 2 * 16 * 256 * 2
-    assert Array("f32", (3, 5), "1,0").physical_bytes == 60 == Array("f32", (3, 5), "").bytes
-    assert not Array("f32", (3, 5), "1,0:T(8,128)S(1)").in_hbm and Array("f32", (), ":T(128)").in_hbm
+    assert HloArray("f32", (3, 5), "1,0:T(8,128)").physical_bytes == 8 * 128 * 4
+    assert HloArray("f32", (3, 5), "0,1:T(8,128)").physical_bytes == 8 * 128 * 4
+    assert HloArray("bf16", (2, 9, 130), "2,1,0:T(8,128)(2,1)").physical_bytes == 2 * 16 * 256 * 2
+    assert HloArray("f32", (3, 5), "1,0").physical_bytes == 60 == HloArray("f32", (3, 5), "").bytes
+    assert not HloArray("f32", (3, 5), "1,0:T(8,128)S(1)").in_hbm and HloArray("f32", (), ":T(128)").in_hbm
 
 
 def test_no_module():
