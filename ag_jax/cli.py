@@ -1,4 +1,4 @@
-"""What each verb of the command does, and what becomes of its errors."""
+"""Run the verbs of the command, and print their errors as messages."""
 
 import dataclasses
 import json
@@ -30,13 +30,17 @@ KINDS = (ExperimentConfig, FinetuningConfig)  # what --config may be
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The command line: config file with its arguments, settings on top of it, and the other flags.
+    """A parsed command line without its verb: config file, changed settings and the other flags.
 
+    config: the config file with its arguments.
+    overrides: settings that replace those of the config file.
     price: dollars per chip-hour.
-    coordinator, hosts, host: where this host stands among several, see `hosts.find_position`; join_timeout: in seconds.
-    source, target: the Hugging Face model to import, and the directory to export to; path: the model of `convert`,
-    which has the library's name in `source` or `target`; expect, dtype, license, part: see `ag-jax help import` and
-    `ag-jax help export`.
+    coordinator, hosts, host: position of this host among several, see `hosts.find_position`.
+    join_timeout: seconds to wait for the other hosts.
+    source: the Hugging Face model to import; "hf" with the earlier verb `convert`.
+    target: the directory to export to; "hf" with `convert`.
+    path: the Hugging Face model of `convert`.
+    expect, dtype, license, part: see `ag-jax help import` and `ag-jax help export`.
     """
 
     config: str | None
@@ -61,7 +65,7 @@ class Request:
     part: str = "model"
 
     def checked(self) -> ExperimentConfig | FinetuningConfig:
-        """The checked config, of whichever kind it is."""
+        """Return the checked config, for pre-training or for fine-tuning."""
         if self.config is None:
             raise ValueError(
                 "this verb needs --config=CONFIG, such as --config=quickstart; `ag-jax configs` lists them"
@@ -73,7 +77,7 @@ class Request:
             raise ValueError(f"--config={self.config}: {error}") from error
 
     def experiment(self) -> ExperimentConfig:
-        """The checked config of pre-training. Raises ValueError if it is one of fine-tuning."""
+        """Return the checked config for pre-training. Raises ValueError if the config is for fine-tuning."""
         config = self.checked()
         if isinstance(config, FinetuningConfig):
             raise ValueError(
@@ -83,7 +87,7 @@ class Request:
         return config
 
     def suite(self) -> FinetuningConfig:
-        """The checked config of fine-tuning. Raises ValueError if it is one of pre-training."""
+        """Return the checked config for fine-tuning. Raises ValueError if the config is for pre-training."""
         config = self.checked()
         if not isinstance(config, FinetuningConfig):
             raise ValueError(
@@ -95,13 +99,13 @@ class Request:
         return config
 
     def directory(self) -> epath.Path:
-        """The run directory."""
+        """Return the directory of the run. Raises ValueError if there is no --workdir."""
         if not self.workdir:
             raise ValueError("this verb needs --workdir=DIR, such as --workdir=runs/first")
         return storage.directory(self.workdir)
 
     def join(self, verb: str) -> None:
-        """Find the other hosts and start JAX with them, if there are any, and see that all were started alike."""
+        """Start JAX together with the other hosts, if there are any, and check that all hosts run the same command."""
         if self.join_timeout < 1:
             raise ValueError(f"--join_timeout must be at least 1 second, got {self.join_timeout}")
         if verb not in ON_MANY_HOSTS:
@@ -119,7 +123,10 @@ class Request:
 
 
 def run_verb(verb: str, request: Request) -> None:
-    """Do it. Raises ValueError or OSError for what the user can mend."""
+    """Run a verb, or print its config for `--print_config`.
+
+    Raises ValueError or OSError for errors that the user can correct.
+    """
     if request.print_config:
         print(json.dumps(config_reader.to_dict(_checked(verb, request)), indent=2))
         return
@@ -129,7 +136,7 @@ def run_verb(verb: str, request: Request) -> None:
 
 
 def _checked(verb: str, request: Request) -> ExperimentConfig | FinetuningConfig:
-    """The config, checked as the verb itself checks it."""
+    """Return the config for `--print_config`, after the same checks that the verb makes when it runs."""
     if verb in ("train", "tokenizer", "plan"):
         return request.experiment()
     if verb == "evaluate":
@@ -141,7 +148,7 @@ def _checked(verb: str, request: Request) -> ExperimentConfig | FinetuningConfig
 
 
 def _comparison(config: ExperimentConfig | FinetuningConfig) -> Any:
-    """The module that compares configs of this kind."""
+    """Return the module `comparison` of fine-tuning or of pre-training, whichever the config is for."""
     if isinstance(config, FinetuningConfig):
         from ag_jax.finetuning import comparison  # with scipy and scikit-learn, for which training need not wait
     else:
@@ -214,7 +221,7 @@ def _plan(request: Request) -> None:
     if not request.topology:
         raise ValueError("this verb needs --topology=SLICE, such as --topology=v5e:4x4 or --topology=v4-8")
     if request.price is not None and not 0 <= request.price < math.inf:
-        raise ValueError(f"--price is dollars per chip-hour, such as --price=1.20; got {request.price}")
+        raise ValueError(f"--price must be dollars per chip-hour, such as --price=1.20; got {request.price}")
     directory = request.directory() if request.workdir else None
     found = plan.make_plan(config, topology.parse(request.topology), request.search_batch)
     print(text.report(found, request.price))
@@ -228,7 +235,10 @@ def _import(request: Request) -> None:
         raise ValueError("this verb needs --from=MODEL, a Hugging Face directory or a name on its hub")
     workdir = request.directory()
     if storage.is_remote(workdir):
-        raise ValueError(f"--workdir={workdir}: import writes to a disk; copy the run to the store when it is there")
+        raise ValueError(
+            f"--workdir={workdir} is in an object store, but import writes to local disks only: give a local directory "
+            "and copy it to the store afterwards"
+        )
     found = importing.convert(request.source, workdir, request.expect)
     print(f"{found.parameters:,} parameters of {found.family}, in {workdir}")
     for head in found.new:
@@ -261,7 +271,9 @@ VERBS = {
 
 
 def _renamed(verb: str, request: Request) -> tuple[str, Request]:
-    """Return the verb and flags of today, after a note with the new command if they are those of an earlier version."""
+    """Return the current verb and flags for a command; if it has the verb or flags of an earlier version, print the new
+    command.
+    """
     if verb == "convert":
         earlier, (verb, request) = "convert", _converted(request)
     elif verb == "evaluate" and request.config and _is_of_finetuning(request):
@@ -274,11 +286,11 @@ def _renamed(verb: str, request: Request) -> tuple[str, Request]:
 
 
 def _converted(request: Request) -> tuple[str, Request]:
-    """Return `ag-jax convert --from=hf` and `--to=hf` as `import` and `export`."""
+    """Return the verb and flags that replace `convert`: `import` for `--from=hf`, `export` for `--to=hf`."""
     libraries = [library for library in (request.source, request.target) if library is not None]
     if libraries != ["hf"]:
         raise ValueError(
-            "this verb, which needs one of --from=hf and --to=hf, will go with the next release: use `ag-jax import "
+            "this verb needs either --from=hf or --to=hf, and will be removed in the next release: use `ag-jax import "
             "--from=MODEL --workdir=RUN` or `ag-jax export --workdir=RUN --to=MODEL`"
         )
     if not request.path:
@@ -293,7 +305,7 @@ def _is_of_finetuning(request: Request) -> bool:
 
 
 def _flags(request: Request) -> list[str]:
-    """Return the flags that differ from their defaults, as they are typed."""
+    """Return the flags whose values are not their defaults, as one types them, such as `--step=3`."""
     names, flags = {"source": "from", "target": "to"}, []
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)
@@ -308,7 +320,7 @@ def _flags(request: Request) -> list[str]:
 
 
 def run_safely(verb: str, request: Request) -> int:
-    """`run_verb` with its errors as one message; the exit status of the program.
+    """Run a verb, print any error as one message, and return the exit status of the program.
 
     0: done, or stopped by a signal with everything saved; 1: an error; hosts.AGAIN: another host was lost, start again.
     """
@@ -342,9 +354,9 @@ def run_safely(verb: str, request: Request) -> int:
 
 
 def shortened(message: str) -> str:
-    """Return an error message without the middle of lines that are longer than a screen.
+    """Return an error message in which lines of more than `_LONGEST_LINE` characters lack their middle.
 
-    Messages quote what they refuse, which in a damaged file may be a text of megabytes.
+    Messages quote the values that they reject, and a value of a damaged file may be megabytes of text.
     """
     half = _LONGEST_LINE // 2
     return "\n".join(

@@ -1,4 +1,4 @@
-"""From a config file to checked, frozen dataclasses: the one place that reads a `ConfigDict`.
+"""Turn config files into checked, frozen dataclasses: the only module that reads a `ConfigDict`.
 
 The dataclasses of the packages hold every default, and their annotations say which values are allowed:
 
@@ -46,7 +46,7 @@ BOUNDS = {  # of an annotation: the comparison, and how a message says it
 
 
 def default(kind: type) -> ConfigDict:
-    """Return every setting of a dataclass at its default, for a config file to change."""
+    """Return a `ConfigDict` with every setting of a dataclass at its default, for a config file to change."""
     return ConfigDict(_defaults(kind, {field.name: _default(field) for field in dataclasses.fields(kind)}))
 
 
@@ -55,7 +55,10 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def _defaults(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Sections as dicts, and None as a placeholder that knows its type: flags cannot change a plain None."""
+    """Return the values of a dataclass's fields as a `ConfigDict` needs them.
+
+    Sections become dicts. None becomes a placeholder with the setting's type, because flags cannot change a plain None.
+    """
     hints, found = get_type_hints(kind), {}
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
@@ -65,7 +68,7 @@ def _defaults(kind: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(hint: Any) -> type:
-    """The type of a setting's values, such as int for `Annotated[int, ">= 1"] | None`."""
+    """Return the plain type of a setting from its annotation, such as int for `Annotated[int, ">= 1"] | None`."""
     if get_origin(hint) in (types.UnionType, Union):
         return _plain(_without_none(hint))
     if get_origin(hint) is Literal:
@@ -79,19 +82,22 @@ def _without_none(hint: Any) -> Any:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The settings as JSON holds them; `parse` takes them back."""
+    """Return the settings of a config dataclass as nested dicts that JSON can hold and `parse` can read."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def parse(kind: type[Kind], values: ConfigDict | dict[str, Any]) -> Kind:
-    """Return the checked dataclass. Raises ValueError that names the setting and the values that it may have."""
+    """Return `values` as the dataclass `kind`, checked.
+
+    Raises ValueError that names the wrong setting and the values that it may have.
+    """
     return kind(**_fields(kind, values.to_dict() if isinstance(values, ConfigDict) else values, ""))
 
 
 def check(config: Any, section: str = "") -> None:
     """Raise ValueError, as `parse` does, if a dataclass that was made in Python has values that are not allowed.
 
-    section: the setting that the dataclass is, such as "model"; empty for a whole config.
+    section: path of the dataclass in the config, such as "model"; empty for a whole config.
     """
     _fields(type(config), _shallow(config), f"{section}." if section else "")
 
@@ -101,7 +107,10 @@ def _shallow(config: Any) -> dict[str, Any]:
 
 
 def upgraded(kind: type, values: Any) -> Any:
-    """Return the settings of an earlier version under today's names, and None where they had a number for none."""
+    """Return stored settings of an earlier version with today's names and values.
+
+    Renamed settings get their new names. Numbers that stood for none, such as 0 for "off", become None.
+    """
     if not isinstance(values, dict):  # damaged, which `parse` reports
         return values
     names, nones = getattr(kind, "EARLIER_NAMES", {}), getattr(kind, "EARLIER_NONE", {})
@@ -120,7 +129,7 @@ def upgraded(kind: type, values: Any) -> Any:
 
 
 def kind_of(values: ConfigDict | dict[str, Any], kinds: Sequence[type]) -> type:
-    """Return the dataclass to which most keys of a config belong; of equals the first."""
+    """Return the dataclass whose fields include the most keys of a config; the first, if several include as many."""
     return max(kinds, key=lambda kind: len(set(values) & {field.name for field in dataclasses.fields(kind)}))
 
 
@@ -134,10 +143,13 @@ def _fields(kind: type, values: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _to_type(hint: Any, value: Any, path: str, or_none: str = "") -> Any:
-    """Return a value as its annotation has it. Raises ValueError if the annotation does not allow the value.
+    """Return the value of the setting `path` converted to its annotation `hint`, such as a list to a tuple.
 
-    or_none: what messages add for a setting that may be none.
+    or_none: words that messages add for a setting that may be none.
+
+    Raises ValueError if the annotation does not allow the value.
     """
+    # None first: the other branches then see annotations without `| None`. A flag or config file may also write "none".
     if get_origin(hint) in (types.UnionType, Union):
         return None if value is None or value == NONE else _to_type(_without_none(hint), value, path, f", or {NONE}")
     if get_origin(hint) is Annotated:
@@ -154,10 +166,12 @@ def _to_type(hint: Any, value: Any, path: str, or_none: str = "") -> Any:
         if not isinstance(value, (tuple, list)):
             raise ValueError(f"{path} must be a list, such as (1, 2), got {value!r}")
         return tuple(_to_type(get_args(hint)[0], item, path) for item in value)
+    # Also for numbers with a point, because float() of a very large integer raises OverflowError.
     if hint in (int, float) and type(value) is int and abs(value) > LARGEST:
         raise ValueError(f"{path} must be between {-LARGEST} and {LARGEST}, got {value}")
     if hint is float and type(value) is int:
         return float(value)
+    # In Python True is an int, but it is no number of steps.
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise ValueError(f"{path} must be of type {hint.__name__}{or_none}, got {value!r}")
     if hint is float and not math.isfinite(value):
@@ -169,12 +183,12 @@ def _within(value: Any, bounds: Sequence[str], path: str, or_none: str) -> Any:
     for bound in bounds:
         sign, _, limit = bound.partition(" ")
         if not BOUNDS[sign][0](value, float(limit)):
-            raise ValueError(f"{path} must be {said(bounds)}{or_none}, got {value}")
+            raise ValueError(f"{path} must be {in_words(bounds)}{or_none}, got {value}")
     return value
 
 
-def said(bounds: Sequence[str]) -> str:
-    """Return bounds of an annotation in words, such as "at least 0 and below 1"."""
+def in_words(bounds: Sequence[str]) -> str:
+    """Return the bounds of an annotation, such as (">= 0", "< 1"), in words: "at least 0 and below 1"."""
     parts = [bound.partition(" ") for bound in bounds]
     return " and ".join(f"{BOUNDS[sign][1]} {limit}" for sign, _, limit in parts)
 
@@ -196,22 +210,25 @@ def _chosen(value: Any, choices: Sequence[str], path: str, or_none: str) -> str:
 
 def _section(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{path} is a section of settings, got {value!r}")
+        raise ValueError(f"{path} is a section of settings, got the value {value!r}: set {path}.NAME=VALUE instead")
     return value
 
 
 def _entry(kind: type, value: Any, path: str) -> Any:
-    """One of several sections of the same kind, which cannot know the name that its errors are to begin with."""
+    """Return the section `path`, such as `tasks.rte`, as the dataclass `kind` that it shares with other sections.
+
+    Puts `path` before messages of the dataclass's `__post_init__`, which does not know the name of its section.
+    """
     try:
         return _to_type(kind, value, path)
     except ValueError as error:
-        if path in str(error):  # of what was read, and not of what was made of it
+        if path in str(error):  # an error of `_to_type`, not of `__post_init__`
             raise
         raise ValueError(f"{path}.{error}") from error
 
 
 def _renamed(kind: type, path: str = "") -> dict[str, str]:
-    """Return {earlier name: name} of the settings of a dataclass and of its sections, with their paths."""
+    """Return {earlier path: path} for the renamed settings of a dataclass and of its sections."""
     found = {path + old: path + new for old, new in getattr(kind, "EARLIER_NAMES", {}).items()}
     for name, hint in get_type_hints(kind).items():
         if dataclasses.is_dataclass(hint):
@@ -220,16 +237,16 @@ def _renamed(kind: type, path: str = "") -> dict[str, str]:
 
 
 def unknown_key(key: str, known: Sequence[str], renamed: Mapping[str, str] = types.MappingProxyType({})) -> str:
-    """Return a message for a setting that does not exist, with its new name or the nearest one that exists."""
+    """Return an error message for a setting that does not exist, with its new name or the nearest name that exists."""
     if key in renamed:
-        return f"the setting {key!r} is now called {renamed[key]!r}"
+        return f"the setting {key!r} is now called {renamed[key]!r}; use the new name"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+    hint = f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(known)}"
     return f"unknown setting {key!r}{hint}"
 
 
 def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested settings as `section.key: value`."""
+    """Return nested settings as one dict, {"section.key": value}."""
     leaves = {}
     for key, value in config.items():
         leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
@@ -237,7 +254,7 @@ def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def check_overrides(config: ConfigDict, items: Iterable[str], kinds: Sequence[type] = ()) -> None:
-    """Raise ValueError if one of `section.key=value` names a setting that the config does not have.
+    """Raise ValueError if one of the `items`, `section.key=value`, names a setting that the config does not have.
 
     kinds: the dataclasses that the config may be made for, which know earlier names of settings.
     """
@@ -250,7 +267,9 @@ def check_overrides(config: ConfigDict, items: Iterable[str], kinds: Sequence[ty
 
 
 def read_flags(arguments: Sequence[str], kinds: Sequence[type] = ()) -> tuple[str | None, ConfigDict | None, list[str]]:
-    """Return the config file of a command line, the config that it makes, and the other arguments.
+    """Return the value of `--config`, the config that this file returns, and the other arguments of a command line.
+
+    The config does not have the settings of the command line yet. Without `--config`, the first two are None.
 
     kinds: the dataclasses that the config may be made for.
 
@@ -258,8 +277,10 @@ def read_flags(arguments: Sequence[str], kinds: Sequence[type] = ()) -> tuple[st
     given although settings are; and for any argument that is not text in UTF-8.
     """
     for argument in arguments:
+        # Bytes of a command line that Python cannot decode as UTF-8 become lone surrogates.
         if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
             raise ValueError(f"the argument {argument!r} is not text in UTF-8: set the terminal's encoding to UTF-8")
+    # By hand, because the config decides which flags `--config.section.key` exist when the others are parsed.
     sources, rest, left = [], [], iter(arguments)
     for argument in left:
         flag, equals, value = argument.partition("=")
@@ -281,7 +302,10 @@ def read_flags(arguments: Sequence[str], kinds: Sequence[type] = ()) -> tuple[st
 
 
 class _Declared(BaseException):
-    """Raised by `arguments` instead of reading anything, to tell `choices_of` what may be given."""
+    """Signal from `arguments` to `choices_of`: carries the arguments of a config file, and ends its `get_config`.
+
+    No Exception, so that no handler in the config file catches it.
+    """
 
 
 _declaring = contextvars.ContextVar("declaring", default=False)
@@ -290,15 +314,15 @@ _declaring = contextvars.ContextVar("declaring", default=False)
 def arguments(text: str, **choices: Any) -> SimpleNamespace:
     """Read the argument of a config file, `name=value,...`, and return its values as attributes.
 
-    Each keyword names an argument and says which values it takes: a tuple holds the choices, the default first; `str`
-    takes any text, and must be given; a text or a whole number is a default that any other may replace.
+    Each keyword names an argument, and its value says what the argument takes: a tuple holds the choices, the default
+    first; `str` takes any text, and must be given; a text or a whole number is a default that any other may replace.
 
     An item without `=` belongs to the name before it, so a list needs no quotes:
     `arguments("tasks=rte,sst2,arm=mlm", tasks="all", arm=("ag", "mlm"), seeds=5)` returns
     `tasks="rte,sst2", arm="mlm", seeds=5`.
     Raises ValueError for any other name or value.
     """
-    if _declaring.get():
+    if _declaring.get():  # `choices_of` asks for the choices, for `ag-jax help`, and needs no config
         raise _Declared(choices)
     values = {
         name: options[0] if isinstance(options, tuple) else options
@@ -315,7 +339,10 @@ def arguments(text: str, **choices: Any) -> SimpleNamespace:
 
 
 def _items(text: str) -> list[tuple[str, str]]:
-    """Return (name, value) of `name=value,...`, where an item without `=` is one more value of the name before it."""
+    """Return the pairs (name, value) of `name=value,...`.
+
+    An item without `=` is added to the value before it: `tasks=rte,sst2` gives one pair.
+    """
     found = []
     for item in filter(None, text.split(",")):
         name, equals, value = item.partition("=")
@@ -326,7 +353,10 @@ def _items(text: str) -> list[tuple[str, str]]:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Return the names of a comma-separated list, such as `sst2,rte`; one with `+` is read until the next release."""
+    """Return the names of a comma-separated list, such as `sst2,rte`.
+
+    Until the next release, `+` is accepted for a comma, with a note that the list should be written with commas.
+    """
     if "+" in text:
         _note_plus(text.replace("+", ","))
     return tuple(filter(None, text.replace("+", ",").split(",")))
@@ -351,19 +381,23 @@ def _argument(name: str, value: str, options: Any) -> Any:
 
 
 def load(path_and_argument: str, overrides: dict[str, Any] | None = None) -> ConfigDict:
-    """The config of `path.py:argument`, with settings of the command line on top."""
+    """Return the config of `path.py:argument` with its settings replaced by `overrides`, {"section.key": value}."""
     config = _get_config(path_and_argument)
     try:
         config.update_from_flattened_dict(overrides or {})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"a setting of the command line does not fit the config of {path_and_argument}: {error}"
+            f"a setting of the command line does not exist in the config of {path_and_argument}, or has another type: "
+            f"{error}"
         ) from error
     return config
 
 
 def _get_config(path_and_argument: str) -> ConfigDict:
-    """Call `get_config` of a config file. Raises ValueError with file and line for whatever goes wrong in it."""
+    """Return the result of a config file's `get_config`.
+
+    Raises ValueError, with file and line, for any error in the file.
+    """
     given, colon, argument = path_and_argument.partition(":")
     path, module = _open(given)
     with _errors_named(path, module.__file__):
@@ -377,7 +411,7 @@ def _get_config(path_and_argument: str) -> ConfigDict:
 
 
 def choices_of(given: str) -> dict[str, Any]:
-    """Return what the config file `given` passes to `arguments`: the names that it takes, with choices or defaults."""
+    """Return the arguments of the config file `given`, {name: choices or default}, as it passes them to `arguments`."""
     path, module = _open(given.partition(":")[0])
     mark = _declaring.set(True)
     try:
@@ -391,7 +425,7 @@ def choices_of(given: str) -> dict[str, Any]:
 
 
 def _open(given: str) -> tuple[str, types.ModuleType]:
-    """Return the path and the module of a config file.
+    """Return the path and the executed module of the config file `given`.
 
     Raises ValueError if it does not exist or has no `get_config`.
     """
@@ -412,7 +446,10 @@ def _open(given: str) -> tuple[str, types.ModuleType]:
 
 @functools.lru_cache(maxsize=16)  # a command reads its config file several times, a comparison once for every arm
 def _module(path: str, content: bytes) -> types.ModuleType:
-    """Execute a config file. The content is an argument so that a file that has changed is executed again."""
+    """Execute a config file and return it as a module.
+
+    content: the file's bytes; a part of the cache's key, so that a file that has changed is executed again.
+    """
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     module = importlib.util.module_from_spec(spec)
     exec(compile(content, path, "exec", dont_inherit=True), module.__dict__)
@@ -420,9 +457,9 @@ def _module(path: str, content: bytes) -> types.ModuleType:
 
 
 def find(given: str) -> Path | None:
-    """Return the config file of that path or, if there is none, the one of that name which comes with the package.
+    """Return the config file that `given` names: a path or, if no such file exists, the name of a packaged config.
 
-    `quickstart`, `quickstart.py` and `configs/quickstart.py` all name the latter. None if there is no such file.
+    `quickstart`, `quickstart.py` and `configs/quickstart.py` all name the packaged file. None if nothing is found.
     """
     if Path(given).is_file():
         return Path(given)
@@ -432,7 +469,7 @@ def find(given: str) -> Path | None:
 
 @functools.cache
 def packaged() -> dict[str, Path]:
-    """Return the config files that come with the package, by their names, such as `finetune/glue`."""
+    """Return the paths of the config files that come with the package, by their names, such as `finetune/glue`."""
     here = Path(__file__).resolve().parent
     # Beside the package in a checkout, inside it once it is installed (setup.py).
     folder = next((place for place in (here / "configs", here.parent / "configs") if place.is_dir()), None)
@@ -442,7 +479,7 @@ def packaged() -> dict[str, Path]:
 
 @contextlib.contextmanager
 def _errors_named(path: str, origin: str) -> Iterator[None]:
-    """Turn whatever the code of the config file `path` raises into a ValueError with its name and line."""
+    """Turn any exception that the code of a config file raises into a ValueError with the file and line."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -455,19 +492,19 @@ def _errors_named(path: str, origin: str) -> Iterator[None]:
                 error.msg,
             )
         place = f"{path}, line {lines[-1]}" if lines and lines[-1] else path
-        kind = "" if type(error) is ValueError and message else f"{type(error).__name__}: "
-        raise ValueError(f"{place}: {kind}{message}") from error
+        error_type = "" if type(error) is ValueError and message else f"{type(error).__name__}: "
+        raise ValueError(f"{place}: {error_type}{message}") from error
 
 
 def _message(error: BaseException) -> str:
-    """The message of an error: of a KeyError without the quotes that `str` puts around it."""
+    """Return the message of an error; of a KeyError, without the quotes that `str` puts around it."""
     while len(error.args) == 1 and isinstance(error.args[0], BaseException):
         error = error.args[0]  # ml_collections wraps a KeyError in an AttributeError
     return " ".join(str(error.args[0]).split()) if isinstance(error, KeyError) and error.args else str(error)
 
 
 def with_argument(path_and_argument: str, name: str, value: str) -> str:
-    """Return `path.py:a=1,name=old` as `path.py:a=1,name=value`."""
+    """Return `path.py:argument` with the value of one argument replaced: `path.py:a=1,name=value`."""
     path, _, argument = path_and_argument.partition(":")
     kept = [f"{key}={old}" for key, old in _items(argument) if key != name]
     return f"{path}:{','.join([*kept, f'{name}={value}'])}"

@@ -42,18 +42,18 @@ def status() -> int:
 def check() -> None:
     """Raise KeyboardInterrupt if a signal asked the program to stop."""
     if _state.received:
-        raise KeyboardInterrupt(requested())
+        raise KeyboardInterrupt(f"stopped by {requested()}")
 
 
 def checked(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items, and call `check` before each."""
+    """Yield the items; before each, raise KeyboardInterrupt if a signal asked the program to stop."""
     for item in items:
         check()
         yield item
 
 
 def wait_for(work: Callable[[], Item]) -> Item:
-    """Return the result of `work()`, run in a thread while `check` is called repeatedly.
+    """Run `work()` in a thread and return its result; raise KeyboardInterrupt if a signal arrives meanwhile.
 
     This is for calls into a library that take minutes. A signal cannot end the call itself: after KeyboardInterrupt it
     continues in its thread until the program ends.
@@ -97,13 +97,15 @@ def deferred() -> Iterator[None]:
 
 
 def guard(command: Callable[[], int]) -> int:
-    """Run the program's command and return its exit status; a signal ends the process with one line and `status()`.
+    """Run the program's command and return its exit status; a signal ends the process, with one line on stderr.
+
+    The exit status is then that of `status`: 130 for SIGINT, 143 for SIGTERM.
 
     The process ends without waiting for its threads after a signal, because they may be in the middle of a long call,
     and after a failure, because threads of Orbax may wait for minutes if a checkpoint cannot be written.
     """
     _state.guarded = True
-    before, sys.unraisablehook = sys.unraisablehook, lambda lost: _unraisable(lost, before)
+    previous_hook, sys.unraisablehook = sys.unraisablehook, lambda lost: _unraisable(lost, previous_hook)
     for number in _SIGNALS:
         signal.signal(number, _receive)
     reading, writing = os.pipe()
@@ -154,10 +156,13 @@ def _next_signal(reading: int, deadline: float | None = None) -> int | None:
     return None
 
 
-def _unraisable(lost, before: Callable) -> None:
-    """End the program for a lost KeyboardInterrupt; pass other exceptions that Python only prints on to `before`."""
+def _unraisable(lost, previous_hook: Callable) -> None:
+    """Handle an exception that Python cannot raise: end the program for KeyboardInterrupt, else call `previous_hook`.
+
+    lost: the argument of `sys.unraisablehook`.
+    """
     if not issubclass(lost.exc_type, KeyboardInterrupt):
-        before(lost)
+        previous_hook(lost)
         return
     _leave(f"stopped by {requested()}. {GO_ON}")
 

@@ -1,4 +1,7 @@
-"""Entry point of the command `ag-jax VERB [--config=...] [--workdir=...]`: help at once, other verbs in `cli`."""
+"""Entry point of the command `ag-jax VERB [--config=...] [--workdir=...]`: print help, or run a verb by `cli`.
+
+General help is printed without the import of JAX, which takes seconds.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +16,7 @@ def main(argv: list[str]) -> int:
     """Parse the command line, run the verb, return the exit status: 0, 1 for a failure, 2 for a wrong command."""
     arguments = argv[1:]
     try:
-        text = _explained(arguments)
+        text = _help_text(arguments)
         if text is not None:
             print(text)
             return 0 if arguments else 2
@@ -28,8 +31,8 @@ def main(argv: list[str]) -> int:
     return cli.run_safely(verb, cli.Request(**fields))
 
 
-def _explained(arguments: Sequence[str]) -> str | None:
-    """Return the text that a command line asks for; None if it is to run something."""
+def _help_text(arguments: Sequence[str]) -> str | None:
+    """Return the help, version or list of configs that a command line asks for; None if it asks to run a verb."""
     if not arguments:
         return manual.overview()
     if {"--help", "-h"} & set(arguments):
@@ -42,7 +45,8 @@ def _explained(arguments: Sequence[str]) -> str | None:
         return None
     if len(arguments) > 1:
         raise ValueError(
-            f"ag-jax configs takes no arguments, got {' '.join(arguments[1:])}: ag-jax help CONFIG explains one"
+            f"ag-jax configs lists all configs and takes no arguments, got {' '.join(arguments[1:])}: "
+            "to read about one config, run ag-jax help CONFIG"
         )
     return manual.configs()
 

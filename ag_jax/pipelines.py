@@ -74,7 +74,7 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
             ids += [mask, *(tokenizer.encode(part) if part else [])]
         if len(ids) > shape.room(pair=False):
             raise ValueError(
-                f"the text has {len(ids)} tokens, but the model room for {shape.room(pair=False)}: shorten it"
+                f"the text has {len(ids)} tokens, but the model has room for {shape.room(pair=False)}: shorten it"
             )
         row = shape.row(ids)
         places = np.flatnonzero(row["tokens"] == mask)
@@ -179,6 +179,7 @@ def answer(directory: str, refuses: bool | None = None) -> Callable[..., Any]:
     """
     tuned = opening.open_finetuned(directory, ("span",))
     if refuses is not None:
+        # The head's `answerable` decides whether <s>, which stands for "no answer", may be chosen; no logits change.
         tuned = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, answerable=not refuses))
     predict = _Predict(tuned)
 
@@ -217,10 +218,12 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
 
     @jax.jit
     def apply(batch: dict[str, Any]) -> jax.Array:
+        # In float32, because a mean over many tokens loses digits in a narrower type.
         hidden_BLD = model.apply({"params": params}, batch, deterministic=True).astype(jnp.float32)
         if pooling == "first":
             return hidden_BLD[:, 0]
         weights_BL1 = (batch["sequences"] > 0).astype(jnp.float32)[:, :, None]
+        # Rows that fill a batch up have no tokens: a divisor of at least 1 keeps NaN out of them.
         return (hidden_BLD * weights_BL1).sum(1) / jnp.maximum(weights_BL1.sum(1), 1.0)
 
     def embed_texts(texts: str | Sequence[str]) -> np.ndarray:

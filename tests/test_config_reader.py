@@ -90,8 +90,8 @@ def test_named_parts_survive():
         ({"parts": {"a": {"count": 0}}}, "^parts.a.count must be at least 1, got 0"),
         ({"parts": {"a": {"count": "x"}}}, "^parts.a.count must be of type int"),
         ({"parts": {"a": {"rates": (1, "x")}}}, "^parts.a.rates must be of type float"),
-        ({"parts": {"a": 3}}, "parts.a is a section of settings, got 3"),
-        ({"parts": 3}, "parts is a section of settings, got 3"),
+        ({"parts": {"a": 3}}, "parts.a is a section of settings, got the value 3: set parts.a.NAME=VALUE instead"),
+        ({"parts": 3}, "parts is a section of settings, got the value 3"),
         ({"parst": {}}, "did you mean 'parts'"),
     ],
 )

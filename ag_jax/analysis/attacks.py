@@ -1,7 +1,8 @@
-"""Effects of attacks on attention: the masked share of attention, and scores at several temperatures.
+"""Effects of attacks on attention: the share of query-key pairs masked, and task scores by the attack's temperature.
 
-A *unit* is a pair of a token and a token that it may attend to; masks are those of `objectives.adversarial`. The
-figures are in `figures.attacks`.
+A *unit* is a pair of a token and a token that it may attend to. The lower the temperature tau, the less a masked
+unit costs the adversary (Wu et al. 2022, equations 9 and 10). Masks are those of `objectives.adversarial`. The figures
+are in `figures.attacks`.
 
 Shape letters: N layers, S logged steps.
 """
@@ -18,7 +19,7 @@ END = 0.2  # fraction at the end of training over which the masked share is aver
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedShare:
-    """Share of the units that an attack masked in a run, overall and by layer, for each logged row.
+    """Share of query-key pairs that an attack masked, over all layers and by layer, at each logged step of training.
 
     begin_S: last step before each row; a row is the mean over the steps from begin_S + 1 to steps_S.
     steps_S: last step of each row.
@@ -33,23 +34,23 @@ class MaskedShare:
 
     @property
     def late_S(self) -> np.ndarray:
-        """Whether each row lies in the last fifth of training; if none does, only the last row is marked."""
+        """Whether each logged row lies in the last fifth of training; if none does, only the last row is marked."""
         late_S = self.begin_S >= (1 - END) * self.steps_S[-1]
         return late_S if late_S.any() else self.steps_S == self.steps_S[-1]
 
     @property
     def late_steps(self) -> tuple[int, int]:
-        """First and last step over which `at_end` is averaged."""
+        """First and last training step over which `at_end` averages the masked share."""
         return int(self.begin_S[self.late_S][0]) + 1, int(self.steps_S[-1])
 
     @property
     def at_end(self) -> tuple[float, np.ndarray]:
-        """Masked share overall and by layer `N`, averaged over the steps of the rows `late_S`."""
+        """Masked share at the end of training, over all layers and by layer `N`: the mean over steps of `late_S`."""
         weights_S = np.where(self.late_S, self.steps_S - self.begin_S, 0)
         return float(np.average(self.share_S, weights=weights_S)), np.average(self.share_SN, axis=0, weights=weights_S)
 
     def numbers(self) -> dict[str, Any]:
-        """Return `at_end` and its steps in the form that `report.json` stores."""
+        """Return the masked share at the end of training, by layer too, and its range of steps, for `report.json`."""
         share, share_N = self.at_end
         return {"all": share, "layers": share_N.tolist(), "steps": list(self.late_steps)}
 
@@ -103,7 +104,7 @@ def masked_table(header: Sequence[str], shares: Mapping[tuple[str, ...], MaskedS
 
 @dataclasses.dataclass(frozen=True)
 class Temperatures:
-    """Scores of a task under attacks at several temperatures tau.
+    """Scores of one task for models trained against attacks at several temperatures tau.
 
     metric: name of the score.
     taus: temperatures, ascending.

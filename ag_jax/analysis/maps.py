@@ -65,7 +65,7 @@ def attention_maps(
     words = list(tokenizer.encode(text)) if text.strip() else []
     if not words:
         raise ValueError(f"attention maps need a text with at least one token, got {text!r}")
-    room = min(max_tokens, model.config.max_length) - 2
+    room = min(max_tokens, model.config.max_length) - 2  # without the tokens that begin and end the row
     if room < 1:
         raise ValueError(f"attention maps need room for at least 3 tokens, got max_tokens={max_tokens}")
     left_out = max(0, len(words) - room)
@@ -102,12 +102,15 @@ def _attention_weights(model: EncoderModel, params: Any, ids_L: jax.Array, attac
 
 
 def targets(maps: AttentionMaps, special: PatternTokens, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Return the target matrix `QK` of each named pattern for the sentence of `maps`, as the paper defines it."""
+    """Return {pattern: target matrix `QK`} for the sentence of `maps`.
+
+    Rows without a target are uniform over the sentence (Deshpande & Narasimhan 2020).
+    """
     return {name: _target(maps, special, name)[0] for name in names}
 
 
 def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a pattern's target matrix `QK`, and which rows `Q` have a target."""
+    """Return a pattern's target matrix `QK` for the sentence of `maps`, and whether each row `Q` has a target."""
     tokens_BL = jnp.asarray(maps.ids_L)[None]
     sequences_BL = jnp.ones(tokens_BL.shape, jnp.int32)
     target = patterns.find_target(name, tokens_BL, sequences_BL, special)
@@ -115,7 +118,10 @@ def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.
 
 
 def head_patterns(assignment: Assignment, heads: int) -> tuple[str | None, ...]:
-    """Return the pattern of every head, None for free heads. Raises ValueError if `assignment` has too many heads."""
+    """Return the pattern that guides each head of a layer, None for free heads.
+
+    Raises ValueError if `assignment` guides more than `heads` heads.
+    """
     names = [name for name, count in assignment for _ in range(count)]
     if len(names) > heads:
         raise ValueError(f"the assignment {assignment} guides {len(names)} heads, but a layer has only {heads}")
@@ -128,22 +134,22 @@ def title(name: str) -> str:
 
 
 def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
-    """Return {pattern: mass `NH`} for the built-in patterns, then the others of `assignment`.
+    """Return {pattern: attention mass `NH` of each layer and head}: built-in patterns, then others of `assignment`.
 
     The mass is the sum of the weights where the target is not zero, averaged over the rows that have a target. It is
     NaN if the pattern has no target in this sentence, such as [Period] in a sentence without a full stop.
     """
     masses = {}
     for name in _names(assignment):
-        target_QK, hit_Q = _target(maps, special, name)
-        rows, columns = np.nonzero((target_QK > 0) & hit_Q[:, None])
+        target_QK, has_target_Q = _target(maps, special, name)
+        rows, columns = np.nonzero((target_QK > 0) & has_target_Q[:, None])
         total_NH = maps.weights_NHQK[:, :, rows, columns].sum(-1, dtype=np.float64)
-        masses[name] = total_NH / hit_Q.sum() if hit_Q.any() else np.full_like(total_NH, np.nan)
+        masses[name] = total_NH / has_target_Q.sum() if has_target_Q.any() else np.full_like(total_NH, np.nan)
     return masses
 
 
 def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, float]:
-    """Return the mass on every pattern of a head with uniform attention, as the level of chance."""
+    """Return {pattern: attention mass of a head that attends uniformly}, the level of chance."""
     length = len(maps.ids_L)
     uniform_NHQK = np.full((1, 1, length, length), 1.0 / length, np.float32)
     uniform = dataclasses.replace(maps, weights_NHQK=uniform_NHQK)
@@ -153,9 +159,9 @@ def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assign
 def strongest_pattern(
     maps: AttentionMaps, special: PatternTokens, assignment: Assignment
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the name of the pattern that explains each head best, and the mass on it, both `NH`.
+    """Return the name of the pattern that explains each layer's heads best, `NH`, and their mass on that pattern, `NH`.
 
-    It is the pattern with the largest difference of mass and chance: the target of [Delim] contains that of [First],
+    This is the pattern with the largest difference of mass and chance: the target of [Delim] contains that of [First],
     but a head that attends only to the first token is better explained by the smaller target.
     """
     masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
@@ -170,7 +176,7 @@ def _names(assignment: Assignment) -> list[str]:
 
 
 def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> str:
-    """Return a printable table of `attention_mass`, with a row for each layer.
+    """Return a printable table of the attention mass on each pattern, with a row for each layer.
 
     The first columns are the guided heads of each pattern on their own target, the others the free heads on every
     pattern, both as means over these heads. The last row is the mass of uniform attention (`uniform_mass`).
@@ -202,7 +208,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
 
 
 def _span(heads: list[int]) -> str:
-    """Return the heads as text, such as `head 2` or `heads 3-6`, counted from 1."""
+    """Return a range of heads as text, such as `head 2` or `heads 3-6`: `heads` counts from 0, the text from 1."""
     return f"head {heads[0] + 1}" if len(heads) == 1 else f"heads {heads[0] + 1}-{heads[-1] + 1}"
 
 

@@ -1,1 +1,1 @@
-"""The subject of the papers: attention, the patterns that guide it, and the loss that does the guiding."""
+"""Attention, the patterns that guide it, the loss that does the guiding, and attacks on attention."""

@@ -1,4 +1,4 @@
-"""Adversarial self-attention: a mask that is learnt from a layer's input, against what the layer attends to.
+"""Adversarial self-attention: masks on attention, learnt from each layer's input so as to raise the model's loss.
 
 Wu et al. 2022, equations 5 to 9, as its released code has it. Each layer has an adversary of its own. From the layer's
 input h, which is detached, it keeps (m = 1) or masks (m = 0) units of the attention, a unit being a pair of a row and a
@@ -31,14 +31,14 @@ ADVERSARY = "adversary"
 
 
 def split_params(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split parameters, or their gradient, into those of the model and those of the adversary, if it has one."""
+    """Split parameters, or their gradient, into those of the model and those of the adversary (empty without one)."""
     model = {name: tree for name, tree in params.items() if name != ADVERSARY}
     return model, {name: tree for name, tree in params.items() if name == ADVERSARY}
 
 
 @jax.custom_vjp
 def reverse_gradient(x: Array, scale: Array | float) -> Array:
-    """Return x, whose gradient is multiplied by -scale (Ganin & Lempitsky 2015, equation 4); `scale` gets none."""
+    """Return x and multiply its gradient by -scale (Ganin & Lempitsky 2015, equation 4); `scale` gets no gradient."""
     del scale
     return x
 
@@ -62,14 +62,14 @@ def straight_through(scores: Array) -> Array:
 
 @flax.struct.dataclass
 class Adversary:
-    """The adversaries of all layers, an `Attack`, with the parameters of two linear layers for each.
+    """The learnt `Attack` on the attention of all layers, with the parameters of two linear layers for each.
 
     query: kernel and bias of the projection to W_q h + b_q.
     key: kernel and bias of the projection to W_k h + b_k.
     special_NBL: whether a token is protected; None if none is.
     policy: what is done with the masks.
     heads: the number of masks of a layer.
-    offset: number that is added to the scores.
+    offset: constant that is added to the scores s.
     temperature: 0 for a threshold; otherwise units are kept with probability sigmoid(s), of which m is a sample, and
         the gradient is that of sigmoid((s + noise) / temperature) (Jang et al. 2017; Maddison et al. 2017).
     """
@@ -83,7 +83,10 @@ class Adversary:
     temperature: float = flax.struct.field(pytree_node=False, default=0.0)
 
     def scores(self, hidden_BLD: Array) -> Array:
-        """Return s, `BHQK` in float32; no gradient reaches `hidden_BLD`."""
+        """Return the adversary's scores s for keeping each query-key pair, `BHQK` in float32, with `offset` added.
+
+        No gradient reaches `hidden_BLD`.
+        """
         hidden_BLD = jax.lax.stop_gradient(hidden_BLD)
         query, key = jax.tree.map(lambda leaf: leaf.astype(hidden_BLD.dtype), (self.query, self.key))
         rows, length, width = hidden_BLD.shape
@@ -93,7 +96,7 @@ class Adversary:
         return make(hidden_BLD, query, key) + self.offset
 
     def _projected_scores(self, hidden_BLD: Array, query: dict[str, Array], key: dict[str, Array]) -> Array:
-        """Return (h W_q + b_q) (h W_k + b_k)^T / sqrt(width) for each head, `BHQK`."""
+        """Return the scores (h W_q + b_q) (h W_k + b_k)^T / sqrt(width) for each head, `BHQK`."""
 
         def projected(params: dict[str, Array]) -> Array:
             out_BLD = jnp.einsum("bld,de->ble", hidden_BLD, params["kernel"]) + params["bias"][None, None, :]
@@ -116,7 +119,7 @@ class Adversary:
     def __call__(
         self, hidden_BLD: Array, segments_BL: Array, scores: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
-        """Return the mask of one layer; the parameters of its adversary get the reversed gradient."""
+        """Return the attention mask of one layer; the gradient of the adversary's parameters is reversed."""
         scores_BHQK = self.scores(hidden_BLD)
         if self.temperature and key is not None:
             uniform = dropout.uniform(key, scores_BHQK.shape)
@@ -126,12 +129,12 @@ class Adversary:
 
 
 def initial_offset(share: float | None, width: int, deviation: float, *, drawn: bool = False) -> float:
-    """Return the number to add to s so that about `share` of the units are kept at first; 0 for None.
+    """Return the constant to add to an adversary's scores so that it first keeps about `share` of the query-key pairs.
 
-    Of vectors that LayerNorm leaves, and kernels drawn with `deviation`, s is normal with the standard deviation
-    d = deviation^2 * width, whatever the heads. By a threshold the share above -offset is kept. With `drawn`, units are
-    kept with probability sigmoid(s + offset), of which the mean is about sigmoid(offset / sqrt(1 + pi d^2 / 8)) (MacKay
-    1992).
+    It is 0 if `share` is None. For inputs that LayerNorm has normalised and kernels drawn with the standard deviation
+    `deviation`, the scores s are normal with the standard deviation d = deviation^2 * width, whatever the number of
+    heads. A threshold keeps the pairs with s above -offset. With `drawn`, pairs are kept with probability
+    sigmoid(s + offset), of which the mean is about sigmoid(offset / sqrt(1 + pi d^2 / 8)) (MacKay 1992).
     """
     if share is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Attacks on attention, and the masks that they give to a layer.
+"""Attacks on attention, and the masks that they add to a layer's scores.
 
 An attack keeps (m = 1) or masks (m = 0) units of a layer's attention, a unit being a pair of a query and a key:
 
@@ -22,10 +22,10 @@ EmptyRows = Literal["uniform", "keep_diagonal"]
 
 @flax.struct.dataclass
 class MaskCounts:
-    """Numbers of units, pairs of tokens of the same text, for each example; means over heads that have separate masks.
+    """How many query-key pairs of the same text an attack kept, and how many there are, for each example.
 
-    kept_B: the units that the attack kept.
-    all_B: all units.
+    kept_B: number of pairs kept; the mean over heads that have separate masks.
+    all_B: number of all pairs.
     """
 
     kept_B: Array
@@ -34,7 +34,7 @@ class MaskCounts:
 
 @flax.struct.dataclass
 class AttentionMask:
-    """The additive mask of a layer's attention, made by an attack; H is 1 if all heads share it.
+    """The additive mask that an attack makes for one layer's attention; H is 1 if all heads share the mask.
 
     bias_BHQK: added to the scores.
     counts: the numbers of kept and of all units.
@@ -49,8 +49,8 @@ class AttentionMask:
 class Attack(Protocol):
     """An attack on the attention of every layer: a pytree whose leaves have a leading axis over the layers.
 
-    Each layer calls its own slice. `scores()` computes the layer's attention probabilities without the attack, a mean
-    over heads, `BQK`. `key` is the layer's random key; None without dropout.
+    Each layer calls the attack with its own slice of the leaves. `scores()` computes the layer's attention
+    probabilities without the attack, a mean over heads, `BQK`. `key` is the layer's random key; None without dropout.
     """
 
     def __call__(
@@ -60,7 +60,7 @@ class Attack(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class MaskPolicy:
-    """The settings that all masks share.
+    """How kept and masked query-key pairs become an additive mask: its strength, empty rows and protected pairs.
 
     strength: C, the number that is subtracted from the score of a masked unit.
     empty_rows: a query whose keys are all masked attends to its text evenly (`uniform`), or to itself
@@ -73,7 +73,7 @@ class MaskPolicy:
     protect_diagonal: bool = False
 
     def mask(self, keep_BHQK: Array, segments_BL: Array, special_BL: Array | None = None) -> AttentionMask:
-        """Return the additive mask -(1 - m) C, with m = `keep_BHQK`, 1 (keep) or 0, and C = `strength`.
+        """Return the additive mask -(1 - m) C, where m = `keep_BHQK` is 1 (keep) or 0 (mask), and C = `strength`.
 
         Pairs of tokens of two texts, or of padding, are not counted.
 

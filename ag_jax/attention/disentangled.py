@@ -1,4 +1,4 @@
-"""Disentangled attention: scores of content with distances, beside those of content with content (DeBERTa).
+"""Disentangled attention (DeBERTa): to scores of content with content, it adds scores of content with distances.
 
 He et al. 2021, section 3.1, as its code has it. With Q, K of the content and Qr, Kr of the embeddings of distances,
 
@@ -70,22 +70,22 @@ class DisentangledConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The terms, one by one."""
+        """Names of the enabled relative-position terms, such as `c2p` and `p2c`; empty for plain attention."""
         return tuple(self.terms.split(",")) if self.terms else ()
 
     @property
     def half(self) -> int:
-        """Rows of the table for distances on one side."""
+        """Half the number of rows of the table of distance embeddings: the buckets of one sign, or the span."""
         return self.buckets or self.span
 
     @property
     def content_scale(self) -> float:
-        """Factor of the 1 / sqrt(W) of plain attention."""
+        """Number that multiplies plain attention's scale 1 / sqrt(width of a head): 1 / sqrt(1 + number of terms)."""
         return 1.0 / math.sqrt(1 + len(self.names))
 
 
 def log_buckets(distances: np.ndarray, buckets: int, span: int) -> np.ndarray:
-    """Bucket of each distance: logarithmic beyond mid = buckets / 2, and the distance itself up to there.
+    """Return the bucket of each distance: the distance itself up to mid = buckets / 2, logarithmic beyond.
 
     Beyond mid it is sign * (ceil((mid - 1) log_r(|d| / mid)) + mid), with r = (span - 1) / mid.
 
@@ -102,14 +102,17 @@ def log_buckets(distances: np.ndarray, buckets: int, span: int) -> np.ndarray:
 
 
 def rows(config: DisentangledConfig, distances: np.ndarray) -> np.ndarray:
-    """The row of the table for each distance, query minus key."""
+    """Return the row in the table of distance embeddings for each distance, query position minus key position."""
     if config.buckets:
         distances = log_buckets(distances, config.buckets, config.span)
     return np.clip(distances + config.half, 0, 2 * config.half - 1)
 
 
 def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, np.ndarray]:
-    """Rows of the table that texts of `length` need, and which of those to lay out for `skew`, 2 L of them."""
+    """Return the slice of the distance table that texts of `length` L need, and the row in it of each of 2 L distances.
+
+    The distances are in the order of the last axis of the products that `skew` takes.
+    """
     distances_S = np.minimum(np.arange(2 * length), 2 * length - 2) - (length - 1)  # the last one is never read
     # `skew` takes the place s = other - own + L - 1; own is the query in c2p, and the key in p2c.
     of_term_S = rows(config, -distances_S if term == "c2p" or config.index == "paper" else distances_S)
@@ -118,10 +121,10 @@ def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, n
 
 
 def skew(products: Array, positions_BQ: Array | None = None) -> Array:
-    """Move each row to the left by its position p_q: out[..., q, j] = products[..., q, j - p_q + L - 1].
+    """Turn products by distance into scores by key: out[..., q, j] = products[..., q, j - p_q + L - 1].
 
     products: `BHQS` with S = 2 L distances.
-    positions_BQ: p; None for rows of all L positions, in order.
+    positions_BQ: position p_q of each query; None for rows of all L positions, in order.
     """
     *batch, rows, double = products.shape
     length = double // 2
@@ -137,7 +140,10 @@ def skew(products: Array, positions_BQ: Array | None = None) -> Array:
 
 
 def rows_at(matrix_BHLK: Array, positions_BQ: Array | None) -> Array:
-    """Take the rows of some positions, `BHQK`; all rows for None. A single row for all queries stays as it is."""
+    """Return the rows of `matrix_BHLK` at the queries' positions, `BHQK`; None for all rows.
+
+    A matrix with a single row, which broadcasts to all queries, is returned unchanged.
+    """
     if positions_BQ is None or matrix_BHLK.shape[2] == 1:
         return matrix_BHLK
     return jnp.take_along_axis(matrix_BHLK, positions_BQ[:, None, :, None], axis=2)
@@ -150,7 +156,7 @@ def relative_scores(
     projected: dict[str, tuple[Array, np.ndarray]],
     positions_BQ: Array | None = None,
 ) -> Array:
-    """The scores of content with distances, `BHQK` in float32, scaled.
+    """Return the sum of the scores of content with distances over all terms, `BHQK` in float32, scaled.
 
     projected: for each term the projected rows of the table, `RHW`, and their layout: keys for c2p, queries for p2c.
     positions_BQ: of the queries among the keys; None for all positions, in order.

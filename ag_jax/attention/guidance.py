@@ -1,4 +1,4 @@
-"""Attention guidance: which head wants which pattern, and the loss that pulls it there.
+"""Attention guidance: which heads follow which pattern, and the loss that pulls them towards it.
 
 Deshpande & Narasimhan 2020, equations 2 to 4. The squared distance of an attention row H to its target row P,
 
@@ -71,12 +71,12 @@ class GuidanceConfig:
 
     @property
     def in_effect(self) -> "GuidanceConfig":
-        """These settings; the defaults with `mode=none`, which reads no other setting."""
+        """These settings, or all defaults if `mode` is `none`, where no other setting has an effect."""
         return GuidanceConfig() if self.mode == "none" else self
 
 
 def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
-    """Patterns with their number of heads, in the order of the heads, the same in every layer; the rest stay free.
+    """Return the patterns with their numbers of guided heads, from head 0 on, for every layer; other heads are free.
 
     By lambda: one Next, one Prev and lambda * h - 2 First, lambda * h rounded half up (paper, section 5.3).
     Raises ValueError if lambda * h < 2, or if the explicit counts are malformed or exceed `heads`.
@@ -84,8 +84,10 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
     if config.mode == "none":
         return ()
     if not config.heads:
+        # Not `round`, which rounds a half to the even number.
         guided = math.floor(config.fraction * heads + 0.5)
         if guided < 2:
+            # The smallest fraction that rounds to two heads is 1.5 / heads, here rounded up to three decimals.
             raise ValueError(
                 f"guidance.fraction={config.fraction} of {heads} heads guides {guided}: at least 2 are needed, one for "
                 f"Next and one for Prev. Use a fraction of at least {math.ceil(1500 / heads) / 1000}, or name the "
@@ -100,7 +102,7 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
                 "guidance.heads is a list of pattern:count with counts of at least 1, such as "
                 f"'next:1,prev:1,first:4'; got {item!r} in {config.heads!r}"
             )
-        patterns.find_pattern(name)
+        patterns.find_pattern(name)  # raises ValueError for unknown patterns
         assignment.append((name, int(count)))
     guided = sum(count for _, count in assignment)
     if guided > heads:
@@ -111,7 +113,7 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
 
 
 def coefficient_schedule(config: GuidanceConfig, total_steps: int) -> Schedule:
-    """alpha(step) for a run of T = `total_steps`.
+    """Return the function from a step t to alpha, the coefficient of the guidance, for a run of T = `total_steps`.
 
     hold_then_linear: alpha_0 for S steps, then alpha_0 * (T - t) / (T - S), 0 from T on; S = min(hold_steps, T/5), so
     that short runs reach 0 too. linear: S = 0 (equation 4). constant: alpha_0 throughout.
@@ -129,9 +131,11 @@ def coefficient_schedule(config: GuidanceConfig, total_steps: int) -> Schedule:
 
 @flax.struct.dataclass
 class Guides:
-    """Targets of the guided heads of a layer, in the order of the heads.
+    """Target patterns of the guided heads of a layer, from head 0 on.
 
-    Head 0 to counts[0] - 1 follow targets[0], the next counts[1] heads targets[1], and so on.
+    Heads 0 to counts[0] - 1 follow targets[0], the next counts[1] heads targets[1], and so on.
+
+    after_dropout: guide the probabilities after dropout instead of the softmax itself.
     """
 
     targets: tuple[Target, ...]
@@ -141,17 +145,21 @@ class Guides:
 
 @flax.struct.dataclass
 class AttentionStatistics:
-    """Per row of a guided head: `sum_of_squares_BHQ` = sum_q H[p, q]^2 and `overlap_BHQ` = sum_q H[p, q] P[p, q]."""
+    """Sums over the keys q of each row p of guided heads, with probabilities H and target P.
+
+    sum_of_squares_BHQ: sum_q H[p, q]^2.
+    overlap_BHQ: sum_q H[p, q] P[p, q].
+    """
 
     sum_of_squares_BHQ: Array
     overlap_BHQ: Array
 
 
 def off_diagonal(matrix_BHQK: Array, offset: int) -> Array:
-    """Entries [p, p + offset] as `BHQ`, zero where that column does not exist.
+    """Return the entries [p, p + offset] of each matrix as `BHQ`, zero where there is no column p + offset.
 
-    In the flattened matrix they lie K + 1 apart, so this is a strided slice and its gradient a padding: no gather, no
-    scatter, no mask of the matrix's size.
+    In the flattened matrix the entries lie K + 1 apart, so this is a strided slice and its gradient a padding: no
+    gather, no scatter, no mask of the matrix's size.
     """
     *leading, queries, keys = matrix_BHQK.shape
     start, stop = max(0, -offset), min(queries, keys - offset)
@@ -172,10 +180,12 @@ def with_boundary(
     band: Band = EVERYTHING,
     total_BHQ: Array | float = 1.0,
 ) -> Array:
-    """Overlap of a `Shift` with the rows at a text's boundary filled in, which have no key at that offset.
+    """Return attention's overlap with a `Shift` target; rows with no key at its offset have a uniform target instead.
 
-    Their target is uniform over the n keys that the row sees, with which H overlaps by sum(H) / n; `total_BHQ` is
-    sum(H), and 0 counts where no key is seen.
+    Rows at the boundary of a text have no such key. Their target is uniform over the n keys that the row sees, with
+    which H overlaps by sum(H) / n; the overlap is 0 where no key is seen.
+
+    total_BHQ: sum(H) of each row.
     """
     tokens_B1Q = visible_tokens(query_segments_BQ, key_segments_BK, band)[:, None, :]
     outside_BHQ = total_BHQ / jnp.maximum(tokens_B1Q, 1).astype(jnp.float32)
@@ -194,8 +204,10 @@ def statistics(
 ) -> AttentionStatistics:
     """Compute the two statistics of the guided heads from attention probabilities, in float32.
 
-    The plain formulation that every kernel has to equal. key_segments_BK: None for self-attention. band: in which keys
-    are seen.
+    The plain formulation that every kernel has to equal.
+
+    key_segments_BK: None for self-attention.
+    band: in which keys are seen.
     """
     guided, overlaps, head = sum(guides.counts), [], 0
     key_segments_BK = query_segments_BQ if key_segments_BK is None else key_segments_BK
@@ -224,14 +236,14 @@ def statistics(
 
 
 def bias(guides: Guides, segments_BL: Array, heads: int, scale: Array) -> Array:
-    """`mode=bias`: scale * P added to the scores of the guided heads, 0 to the others: `bias_BHQK`.
+    """Return the bias `BHQK` that `mode=bias` adds to the scores: scale * P for guided heads, 0 for the others.
 
-    Unlike the loss this costs an array of the size of the scores. Rows without a target column get 0.
+    Unlike the guidance loss, this bias costs an array of the size of the scores. Rows without a target column get 0.
     """
     rows = []
     for target, count in zip(guides.targets, guides.counts, strict=True):
-        hit_BQ = patterns.has_target(target, segments_BL)
-        P_BQK = patterns.dense(target, segments_BL, boundary="zero") * hit_BQ[:, :, None]
+        has_target_BQ = patterns.has_target(target, segments_BL)
+        P_BQK = patterns.dense(target, segments_BL, boundary="zero") * has_target_BQ[:, :, None]
         rows.append(jnp.repeat(P_BQK[:, None], count, axis=1))
     guided_BHQK = scale * jnp.concatenate(rows, axis=1)
     free = heads - sum(guides.counts)
@@ -239,7 +251,7 @@ def bias(guides: Guides, segments_BL: Array, heads: int, scale: Array) -> Array:
 
 
 def _square_norm(target: Target, segments_BL: Array, boundary: str) -> Array:
-    """||P||^2 of every row, `BQ`."""
+    """Return ||P||^2, the squared norm of every row of the target, `BQ`."""
     if isinstance(target, Shift):
         tokens_BQ = jnp.maximum(segments.sizes(segments_BL), 1).astype(jnp.float32)
         outside = 1.0 / tokens_BQ if boundary == "uniform" else 0.0
@@ -250,15 +262,17 @@ def _square_norm(target: Target, segments_BL: Array, boundary: str) -> Array:
 def guidance_loss(
     statistics_NBHQ: AttentionStatistics, guides: Guides, segments_BL: Array, config: GuidanceConfig
 ) -> tuple[Array, list[tuple[Array, Array]]]:
-    """L_AG summed over the texts (divide by their number), and the mean attention mass on each pattern's target.
+    """Return the guidance loss L_AG, summed over texts, and the attention mass on each pattern's target.
 
-    With e[k, t, j, p] = ||H - P||^2 of layer k, text t, head j, row p, and n_t the tokens of t, one text has
+    For the mean loss, divide by the number of texts. With e[k, t, j, p] = ||H - P||^2 of layer k, text t, head j, row
+    p, and n_t the tokens of t, one text has
 
         type_mean   sum_k sum_types  1/(heads of the type * n_t^2)  sum_j sum_p e     (released code)
         head_mean   sum_k            1/(guided heads * n_t^2)       sum_j sum_p e
         frobenius   sum_k                                           sum_j sum_p e     (equations 2 and 3)
 
-    Padding, and what lies across texts, does not count. It is zero if and only if every guided head equals its target.
+    Padding, and pairs of tokens of different texts, do not count. The loss is zero if and only if every guided head
+    equals its target.
 
     The mass of a target that is uniform over its columns is sum_q H[p, q] [P[p, q] > 0] = <H, P> / ||P||^2; it is
     averaged over the heads and over the rows that have a target column, and given for each target as (total, weight),
@@ -268,23 +282,27 @@ def guidance_loss(
     total, masses, head = jnp.float32(0), [], 0
     for target, count in zip(guides.targets, guides.counts, strict=True):
         square_BQ = _square_norm(target, segments_BL, config.boundary)
-        hit_BQ = patterns.has_target(target, segments_BL)
+        has_target_BQ = patterns.has_target(target, segments_BL)
         overlap_NBHQ = statistics_NBHQ.overlap_BHQ[:, :, head : head + count]
         squares_NBHQ = statistics_NBHQ.sum_of_squares_BHQ[:, :, head : head + count]
         head += count
 
         dropped = config.absent if isinstance(target, Columns) else config.boundary
-        rows_BQ = hit_BQ if dropped == "ignore" else segments_BL > 0
-        wanted_BQ = hit_BQ if isinstance(target, Shift) and config.boundary == "zero" else jnp.ones_like(hit_BQ)
-        errors_NBHQ = squares_NBHQ - 2.0 * overlap_NBHQ * wanted_BQ[None, :, None, :] + square_BQ[None, :, None, :]
+        rows_BQ = has_target_BQ if dropped == "ignore" else segments_BL > 0
+        # The statistics take a `Shift`'s boundary rows as uniform; with `zero`, P = 0 there and nothing overlaps.
+        is_zero_outside = isinstance(target, Shift) and config.boundary == "zero"
+        overlaps_BQ = has_target_BQ if is_zero_outside else jnp.ones_like(has_target_BQ)
+        # ||H - P||^2, expanded.
+        errors_NBHQ = squares_NBHQ - 2.0 * overlap_NBHQ * overlaps_BQ[None, :, None, :] + square_BQ[None, :, None, :]
         errors_BQ = jnp.where(rows_BQ[None, :, None, :], errors_NBHQ, 0.0).sum((0, 2))
         if config.reduction != "frobenius":
             heads = count if config.reduction == "type_mean" else sum(guides.counts)
             errors_BQ = errors_BQ / (heads * squared_sizes_BQ)
         total += errors_BQ.sum()
 
+        # Rows without a target may have ||P||^2 = 0; they are left out below.
         covered_NBHQ = overlap_NBHQ / jnp.maximum(square_BQ, 1e-9)[None, :, None, :]
-        mass_NBHQ = jnp.where(hit_BQ[None, :, None, :], covered_NBHQ, 0.0)
-        weight = count * hit_BQ.sum().astype(jnp.float32)
+        mass_NBHQ = jnp.where(has_target_BQ[None, :, None, :], covered_NBHQ, 0.0)
+        weight = count * has_target_BQ.sum().astype(jnp.float32)
         masses.append((mass_NBHQ.sum((1, 2, 3)), jnp.full(mass_NBHQ.shape[:1], weight)))
     return total, masses

@@ -36,7 +36,10 @@ _dot_float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp
 
 
 class LayerKey(nn.Module):
-    """A random key of the layer, drawn beside those of its dropout, which do not change by it."""
+    """A random key for the attack on a layer.
+
+    It is drawn in a submodule, so that the keys of the layer's dropout are the same with and without an attack.
+    """
 
     @nn.compact
     def __call__(self) -> Array:
@@ -44,10 +47,11 @@ class LayerKey(nn.Module):
 
 
 class Projected(NamedTuple):
-    """Queries, keys and values of all heads, and what scores are made of besides.
+    """Queries, keys and values of all heads, and the projected embeddings of relative positions.
 
-    project_query: the projection to queries, for queries of other tokens.
-    distances: for each term of relative positions the projected rows of the table, `RHW`, and their layout.
+    project_query: the layer that projects tokens to queries, for queries of other tokens.
+    distances: for each term of relative positions, such as `c2p`, the projected rows of the table of embeddings, `RHW`
+        (row, head, width of a head), and for each distance the index of its row.
     """
 
     query_BQHW: Array
@@ -58,7 +62,8 @@ class Projected(NamedTuple):
 
 
 class MultiHeadAttention(nn.Module):
-    """O = softmax(Q K^T / sqrt(W) + bias) V for each head, then a projection back to the width of the model.
+    """Multi-head attention: O = softmax(Q K^T / sqrt(W) + bias) V for each head, then a projection of all heads back to
+    the width of the model.
 
     With `relative.terms`, scores are those of `attention.disentangled`.
 
@@ -94,25 +99,26 @@ class MultiHeadAttention(nn.Module):
         attack: Attack | None = None,
         deterministic: bool,
     ) -> Array:
-        """Return for each query a mixture of the source, `BQD`. For self-attention, pass the same tokens and segments
-        twice.
+        """Return for each query a mixture of the source, `BQD` (batch, query, width of the model).
+
+        For self-attention, pass the same tokens and segments twice.
 
         query_segments_BQ, key_segments_BK, causal, window, guides: as in `Attend`.
         bias: broadcasts to `BHQK`; added to the scores.
-        positions_BQ: for queries that stand at some positions of the source: which; None if they are all of it, in
-            order, or if neither relative positions nor attacks need to know.
+        positions_BQ: position of each query in the source; None if the queries are all positions of the source, in
+            order, or if there are neither relative positions nor an attack.
         relative_RD: embeddings of distances, for `relative.terms`.
-        attack: on the attention of the source to itself, of which queries get the rows of their positions.
+        attack: the attack on the attention of the source to itself; each query gets the row of its position.
         """
         projected = self._project(query_BQD, source_BKD, relative_RD)
-        query_BQHW, bias_BHQK = self._scores(projected, projected.query_BQHW, bias, positions_BQ)
+        query_BQHW, bias_BHQK = self._query_and_bias(projected, projected.query_BQHW, bias, positions_BQ)
         if attack is not None:
 
             def weights_BLL() -> Array:
                 own_BLHW, own_bias_BHLL = query_BQHW, bias_BHQK
                 if positions_BQ is not None:  # the attack is on the attention of all positions
                     own_query_BLHW = projected.project_query(source_BKD)
-                    own_BLHW, own_bias_BHLL = self._scores(projected, own_query_BLHW, bias, None)
+                    own_BLHW, own_bias_BHLL = self._query_and_bias(projected, own_query_BLHW, bias, None)
                 segments_BL = key_segments_BK
                 return reference.probabilities(
                     own_BLHW, projected.key_BKHW, segments_BL, segments_BL, own_bias_BHLL
@@ -137,9 +143,11 @@ class MultiHeadAttention(nn.Module):
         )(mixed_BQHW)
 
     def _project(self, query_BQD: Array, source_BKD: Array, relative_RD: Array | None) -> Projected:
-        """Project tokens to queries, keys and values of all heads, and embeddings of distances, if there are any."""
+        """Project tokens to queries, keys and values of all heads; with relative positions, project the embeddings of
+        distances, too.
+        """
         key_bias = self.relative.key_bias
-        # Queries of disentangled attention are scaled once more before they are rounded (`_scores`).
+        # Queries of disentangled attention are scaled once more before they are rounded (`_query_and_bias`).
         query = self._projection("query", dot_general=_dot_float32 if self.relative.terms else None)
         key, value = self._projection("key", use_bias=key_bias), self._projection("value")
         tokens = query(query_BQD), key(source_BKD), value(source_BKD)
@@ -166,12 +174,12 @@ class MultiHeadAttention(nn.Module):
             **settings,
         )
 
-    def _scores(
+    def _query_and_bias(
         self, projected: Projected, query_BQHW: Array, bias: Array | None, positions_BQ: Array | None
     ) -> tuple[Array, Array | None]:
-        """Return the query and the bias with which an `Attend` computes the scores, Q K^T / sqrt(W) + bias.
+        """Return the query and the bias from which a kernel computes the scores Q K^T / sqrt(W) + bias.
 
-        Relative positions are a bias, and scale the query.
+        With relative positions, their scores are added to the bias, and the query is scaled by `content_scale`.
         """
         if not self.relative.terms:
             return query_BQHW, bias
@@ -183,7 +191,10 @@ class MultiHeadAttention(nn.Module):
         return query_BQHW, relative_BHQK if bias is None else relative_BHQK + bias
 
     def _mix(self, arrays: tuple[Array, ...], options: dict[str, Any], deterministic: bool) -> Array:
-        """Return the mixed values `BQHW`; sow the collections that the caller asked for."""
+        """Return for each query and head the mixture of the values, `BQHW` (batch, query, head, width of a head).
+
+        Sows the collections `intermediates` and `statistics` if the caller asked for them.
+        """
         if not self.is_mutable_collection("statistics"):
             options["guides"] = None
         if self.dropout > 0.0 and not deterministic:
@@ -203,10 +214,14 @@ class MultiHeadAttention(nn.Module):
 def _attacked(
     attacked: AttentionMask, query_BQHW: Array, bias_BHQK: Array | None, positions_BQ: Array | None
 ) -> tuple[Array, Array]:
-    """Queries and bias under attack; rows of which an attack masks everything have score 0 before it is added."""
+    """Return the query and the bias with the mask of an attack applied.
+
+    If the attack masks all keys of a query, the query's scores are set to 0 before the mask is added, so that the query
+    attends evenly.
+    """
     masked_BHQK = rows_at(attacked.bias_BHQK, positions_BQ)
     if attacked.zeroed_BHQ is not None:
-        erased_BHQ1 = rows_at(attacked.zeroed_BHQ[..., None], positions_BQ)
-        query_BQHW = jnp.where(erased_BHQ1.swapaxes(1, 2), 0, query_BQHW)
-        bias_BHQK = None if bias_BHQK is None else jnp.where(erased_BHQ1, 0.0, bias_BHQK)
+        zeroed_BHQ1 = rows_at(attacked.zeroed_BHQ[..., None], positions_BQ)
+        query_BQHW = jnp.where(zeroed_BHQ1.swapaxes(1, 2), 0, query_BQHW)
+        bias_BHQK = None if bias_BHQK is None else jnp.where(zeroed_BHQ1, 0.0, bias_BHQK)
     return query_BQHW, masked_BHQK if bias_BHQK is None else masked_BHQK + bias_BHQK

@@ -1,7 +1,7 @@
 """Attention patterns, and the sparse targets that they make of a batch.
 
 A *pattern* is a function `(tokens_BL, segments_BL, special) -> Target`; the five of the paper (appendix A.2) and
-`same` are in `PATTERNS`. A pattern of one's own is any function of that type, named in a config by its import path:
+`same` are in `PATTERNS`. A custom pattern is any function of that type, named in a config by its import path:
 
     def second(tokens_BL, segments_BL, special):       # my_patterns.py
         return columns(segments.order(segments_BL) == 1, segments_BL)
@@ -32,7 +32,11 @@ from ag_jax.attention import segments
 
 @dataclasses.dataclass(frozen=True)
 class PatternTokens:
-    """Token ids that patterns look for: `delimiters` added by the tokenizer, and the tokens that are a full stop."""
+    """Token ids that patterns look for.
+
+    delimiters: ids of the tokens that the tokenizer adds to mark borders.
+    periods: ids of the tokens that are a full stop.
+    """
 
     delimiters: tuple[int, ...]
     periods: tuple[int, ...]
@@ -40,16 +44,20 @@ class PatternTokens:
 
 @flax.struct.dataclass
 class Shift:
-    """Row p wants column p + `offset`; where that is no token of its text, the guidance's boundary rule applies."""
+    """Target matrix of which each row (query) p has weight 1 in column (key) p + `offset`.
+
+    `guidance.boundary` decides about rows whose column is outside their text.
+    """
 
     offset: int = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass
 class Columns:
-    """Every row wants `weights_BK` on the columns of its own text, where they sum to 1, and nothing elsewhere.
+    """Target matrix in which all rows (queries) of a text have the same weights.
 
-    `present_BQ` is false in the rows of a text in which the pattern found nothing to point at.
+    weights_BK: weight of each column in the rows of its text, where weights sum to 1; rows of other texts have 0 there.
+    present_BQ: false in the rows of a text in which the pattern found no token to point at.
     """
 
     weights_BK: Array
@@ -61,7 +69,9 @@ Pattern = Callable[[Array, Array, PatternTokens], Target]
 
 
 def columns(chosen_BK: Array, segments_BK: Array) -> Columns:
-    """Spread each row evenly over the chosen columns of its text; where there are none, over all of the text's columns.
+    """Return the target whose rows are uniform over the chosen columns of their text.
+
+    Rows of a text without a chosen column are uniform over all columns of the text.
 
     P[p, q] = 1/CNT if q is chosen, else 0 (appendix A.2; CNT = 0 is undefined there).
     """
@@ -78,36 +88,45 @@ def _among(tokens_BL: Array, ids: tuple[int, ...]) -> Array:
 
 
 def next_token(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift:
-    """[Next]: P[p, p + 1] = 1."""
+    """Return the target of the pattern [Next], the following token: P[p, p + 1] = 1."""
     del tokens_BL, segments_BL, special
     return Shift(1)
 
 
 def previous_token(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift:
-    """[Prev]: P[p, p - 1] = 1."""
+    """Return the target of the pattern [Prev], the preceding token: P[p, p - 1] = 1."""
     del tokens_BL, segments_BL, special
     return Shift(-1)
 
 
 def same_token(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift:
-    """Target of the pattern [Same], each token itself: P[p, p] = 1. The released code has it, the paper does not."""
+    """Return the target of the pattern [Same], each token itself: P[p, p] = 1.
+
+    The released code has this pattern, the paper does not.
+    """
     del tokens_BL, segments_BL, special
     return Shift(0)
 
 
 def first_token(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Columns:
-    """[First]: P[p, 1] = 1, where 1 is the first token of the text."""
+    """Return the target of the pattern [First]: P[p, 1] = 1, where 1 is the first token of the text."""
     del tokens_BL, special
     return columns(segments.is_first(segments_BL), segments_BL)
 
 
 def delimiters(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Columns:
-    """[Delim]: P[p, q] = 1/CNT(DELIM) if token q was added by the tokenizer to mark a border."""
+    """Return the target of the pattern [Delim]: P[p, q] = 1/CNT(DELIM) if the tokenizer added token q to mark a border.
+
+    CNT(DELIM) is the number of these tokens in the text.
+    """
     return columns(_among(tokens_BL, special.delimiters), segments_BL)
 
 
 def periods(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Columns:
-    """[Period]: P[p, q] = 1/CNT('.') if token q is a full stop."""
+    """Return the target of the pattern [Period]: P[p, q] = 1/CNT('.') if token q is a full stop.
+
+    CNT('.') is the number of full stops in the text.
+    """
     return columns(_among(tokens_BL, special.periods), segments_BL)
 
 
@@ -122,9 +141,9 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def find_pattern(name: str) -> Pattern:
-    """The pattern called `name`: a key of `PATTERNS`, or the import path `module.function` of one from outside.
+    """Return the pattern called `name`: a key of `PATTERNS`, or the import path `module.function` of a custom pattern.
 
-    Raises ValueError, with the nearest name, if there is none, or if it cannot be imported or called.
+    Raises ValueError, with the nearest name, if there is no such pattern, or if it cannot be imported or called.
     """
     if name in PATTERNS:
         return PATTERNS[name]
@@ -136,14 +155,19 @@ def find_pattern(name: str) -> Pattern:
             raise ValueError(
                 f"cannot import the attention pattern {name!r}: {type(error).__name__}: {error}"
             ) from error
-        wanted = f"the attention pattern {name!r} must be a function of (tokens_BL, segments_BL, special)"
         if not callable(pattern):
-            raise ValueError(f"{wanted}, got {type(pattern).__name__}")
+            raise ValueError(
+                f"the attention pattern {name!r} must be a function of (tokens_BL, segments_BL, special), got an "
+                f"object of type {type(pattern).__name__}"
+            )
         try:
             with contextlib.suppress(ValueError):  # of a built-in function without a signature
                 inspect.signature(pattern).bind(None, None, None)
         except TypeError as error:
-            raise ValueError(f"{wanted}: {error}") from error
+            raise ValueError(
+                f"the attention pattern {name!r} must be a function of (tokens_BL, segments_BL, special), but "
+                f"cannot be called with three arguments: {error}"
+            ) from error
         return pattern
     near = difflib.get_close_matches(name, PATTERNS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -151,7 +175,10 @@ def find_pattern(name: str) -> Pattern:
 
 
 def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Target:
-    """The target of the pattern called `name`. Raises ValueError if the pattern returns something else."""
+    """Return the target of the pattern called `name` for a batch.
+
+    Raises ValueError if the pattern does not return a `Shift` or `Columns`.
+    """
     target = find_pattern(name)(tokens_BL, segments_BL, special)
     if not isinstance(target, Target):
         raise ValueError(f"the attention pattern {name!r} must return a Shift or Columns, got {type(target).__name__}")
@@ -159,11 +186,11 @@ def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: Patter
 
 
 def has_target(target: Target, segments_BQ: Array, key_segments_BK: Array | None = None) -> Array:
-    """Return booleans `BQ`: whether a pattern has a target for each query, that is, a key in the query's text.
+    """Return booleans `BQ` (batch, query): whether the pattern finds a key for a query in the query's own text.
 
-    For `Shift` it is the key p + offset of query p, for `Columns` any token that the pattern looks for.
+    For `Shift` this is the key p + offset of query p, for `Columns` any token that the pattern looks for.
 
-    key_segments_BK: of as many keys as queries; None for self-attention.
+    key_segments_BK: segment ids of the keys, as many as queries; None for self-attention.
     """
     if isinstance(target, Columns):
         return jnp.logical_and(target.present_BQ, segments_BQ > 0)
@@ -176,10 +203,12 @@ def has_target(target: Target, segments_BQ: Array, key_segments_BK: Array | None
 
 
 def dense(target: Target, segments_BL: Array, *, boundary: str = "uniform") -> Array:
-    """The matrix `P_BQK` in full; zero in rows of padding and across texts. For tests, pictures and `mode=bias`.
+    """Return the target as a dense matrix `P_BQK` (batch, query, key), 0 in rows of padding and between texts.
 
-    `boundary` is what a `Shift` row without its column wants: `uniform` over the tokens of its text (the paper), or
-    `zero` (the released code; `ignore` looks the same, as such rows are left out of the loss).
+    For tests, pictures and `guidance.mode=bias`, which adds the matrix to the scores.
+
+    boundary: content of a `Shift` row whose column is outside its text: `uniform` over the tokens of the text (the
+        paper), or `zero` (the released code; `ignore` looks the same, because such rows are left out of the loss).
     """
     together_BQK = segments.same_segment_mask(segments_BL)
     if isinstance(target, Columns):

@@ -10,7 +10,10 @@ from jax import Array
 
 
 def dot_product_scores(query_BQHW: Array, key_BKHW: Array) -> Array:
-    """Scaled dot products `scores_BHQK` = q_p . k_q / sqrt(W) in float32 (Vaswani et al. 2017, equation 1)."""
+    """Return the scaled dot products of queries and keys, `scores_BHQK` = q . k / sqrt(W), in float32.
+
+    This is equation 1 of Vaswani et al. 2017.
+    """
     # Scaled afterwards: in bfloat16 a scaled query would be rounded once more.
     scores_BHQK = jnp.einsum("bqhw,bkhw->bhqk", query_BQHW, key_BKHW, preferred_element_type=jnp.float32)
     return scores_BHQK / math.sqrt(query_BQHW.shape[-1])

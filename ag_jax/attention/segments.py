@@ -12,37 +12,37 @@ from jax import Array
 
 
 def same_segment_mask(segments_BL: Array) -> Array:
-    """Booleans `BQK`: whether two positions belong to the same text; padding belongs to none."""
+    """Return booleans `BQK` (batch, query, key): whether two positions belong to the same text; padding has no text."""
     same_BQK = segments_BL[:, :, None] == segments_BL[:, None, :]
     return jnp.logical_and(same_BQK, (segments_BL > 0)[:, None, :])
 
 
 def totals(values_BL: Array, segments_BL: Array) -> Array:
-    """Sum `values_BL` over the text of every position, `BL`; 0 on padding."""
+    """Return for every position the sum of `values_BL` over its text, `BL` (batch, length); 0 on padding."""
     # A plain sum over pairs, because differences of running sums would lose digits. For TPUs, XLA makes no array of the
     # pairs; for CPUs it does, for a moment, so do not call this in every layer.
     return jnp.where(same_segment_mask(segments_BL), values_BL[:, None, :], 0).sum(-1)
 
 
 def sizes(segments_BL: Array) -> Array:
-    """Count the tokens in the text of every position, `BL` int32; 0 on padding."""
+    """Return for every position the number of tokens of its text, `BL` (batch, length) int32; 0 on padding."""
     first_BL, last_BL = _bounds(segments_BL)
     return jnp.where(segments_BL > 0, last_BL - first_BL + 1, 0)
 
 
 def order(segments_BL: Array) -> Array:
-    """Number the tokens of every text 0, 1, ..., `BL` int32; 0 on padding."""
+    """Return for every position its index within its text, 0, 1, ..., `BL` (batch, length) int32; 0 on padding."""
     first_BL, _ = _bounds(segments_BL)
     return jnp.where(segments_BL > 0, jnp.arange(segments_BL.shape[1])[None, :] - first_BL, 0)
 
 
 def is_first(segments_BL: Array) -> Array:
-    """Booleans `BL`: whether a position is the first token of a text."""
+    """Return booleans `BL` (batch, length): whether a position is the first token of a text."""
     return jnp.logical_and(order(segments_BL) == 0, segments_BL > 0)
 
 
 def _bounds(segments_BL: Array) -> tuple[Array, Array]:
-    """First and last position of the run of equal ids around every position."""
+    """Return for every position the first and the last position of the run of equal segment ids around it."""
     length = segments_BL.shape[1]
     place_1L = jnp.arange(length)[None, :]
     is_border_BL = segments_BL[:, 1:] != segments_BL[:, :-1]

@@ -1,9 +1,12 @@
-"""Which keys a query sees: those of its own segment that lie inside a band around its position.
+"""Which keys a query sees: the keys of the query's segment that lie inside a band around the query's position.
 
 Queries and keys may be the same tokens (self-attention) or two texts of different lengths (cross-attention). Segment
 ids are those of `attention.segments`. Padding has id 0 on both sides, so queries of padding see only padding.
 
-Shape letters: B batch, L length, Q query position, K key position, H blocks that are held, S blocks that are streamed.
+The TPU kernels work on blocks of positions: they hold a block of queries in fast memory and stream the blocks of keys
+past it. Where they hold keys and stream queries, they use `Band.reversed`.
+
+Shape letters: B batch, Q query position, K key position.
 """
 
 from typing import NamedTuple
@@ -16,9 +19,9 @@ from ag_jax.attention import segments
 
 
 class Band(NamedTuple):
-    """Query q sees key k only if q - left <= k <= q + right; None sets no limit. Both positions count from 0.
+    """Band of visible keys: query q sees key k only if q - left <= k <= q + right. Both positions count from 0.
 
-    left, right: None or at least 0.
+    left, right: at least 0; None sets no limit.
     """
 
     left: int | None = None
@@ -31,11 +34,11 @@ class Band(NamedTuple):
 
     @property
     def reversed(self) -> "Band":
-        """The band of queries that a key is seen by: key k is seen by query q if k - right <= q <= k + left."""
+        """Band with queries and keys exchanged: query q sees key k if k - right <= q <= k + left."""
         return Band(self.right, self.left)
 
     def contains(self, query: Array, key: Array) -> Array | bool:
-        """Whether `key` positions lie in the band of `query` positions; the two broadcast."""
+        """Whether the positions `key` lie in the band around the positions `query`; the two arrays broadcast."""
         inside = True
         if self.left is not None:
             inside = key >= query - self.left
@@ -44,7 +47,10 @@ class Band(NamedTuple):
         return inside
 
     def meets(self, first_query: Array, queries: int, first_key: Array, keys: int) -> Array | bool:
-        """Whether a block of queries sees any key of a block of keys; first positions broadcast."""
+        """Whether any query of a block may see any key of another block, given the first position and the size of each.
+
+        Arrays of first positions broadcast.
+        """
         meet = True
         if self.left is not None:
             meet = first_key + (keys - 1) >= first_query - self.left
@@ -55,9 +61,14 @@ class Band(NamedTuple):
     def block_range(
         self, held: Array, held_size: int, streamed_size: int, streamed_blocks: int
     ) -> tuple[Array | int, Array | int]:
-        """First and last block of keys, of `streamed_blocks`, that queries of the block `held` may see.
+        """Return the indices of the first and the last block of keys that a block of queries may see.
 
-        Where the band leaves none, both are the block that is nearest to it.
+        If the band leaves no block of keys, both are the block that is nearest to the band.
+
+        held: index of the block of queries.
+        held_size: queries in a block.
+        streamed_size: keys in a block.
+        streamed_blocks: number of blocks of keys.
         """
         first, last = 0, streamed_blocks - 1
         if self.right is not None:
@@ -67,7 +78,9 @@ class Band(NamedTuple):
         return first, last
 
     def most_blocks(self, held_size: int, streamed_size: int, streamed_blocks: int) -> int:
-        """Upper bound of the number of blocks of keys that a block of queries sees, of `streamed_blocks`."""
+        """Return an upper bound of the number of key blocks that a block of queries may see; arguments as in
+        `block_range`.
+        """
         if self.left is None or self.right is None:
             return streamed_blocks
         # n positions in a row touch at most this many blocks, wherever they begin.
@@ -79,7 +92,7 @@ EVERYTHING = Band()
 
 
 def band_of(causal: bool, window: int | None) -> Band:
-    """Band of causal attention, of a window (abs(q - k) <= window // 2), of both, or of neither."""
+    """Return the band of causal attention, of a window (abs(q - k) <= window // 2), of both, or of neither."""
     if window is not None and window < 0:
         raise ValueError(f"the window of attention must be none or at least 0, got {window}")
     side = None if window is None else window // 2
@@ -87,7 +100,7 @@ def band_of(causal: bool, window: int | None) -> Band:
 
 
 def visible_mask(query_segments_BQ: Array, key_segments_BK: Array, band: Band = EVERYTHING) -> Array:
-    """Booleans `BQK`: whether a query sees a key."""
+    """Return booleans `BQK` (batch, query, key): whether a query sees a key in its segment and in the band."""
     visible_BQK = query_segments_BQ[:, :, None] == key_segments_BK[:, None, :]
     if band.is_everything:
         return visible_BQK
@@ -96,7 +109,7 @@ def visible_mask(query_segments_BQ: Array, key_segments_BK: Array, band: Band = 
 
 
 def visible_tokens(query_segments_BQ: Array, key_segments_BK: Array, band: Band = EVERYTHING) -> Array:
-    """Number of keys that a query sees, `BQ` int32. All padding counts as one token."""
+    """Return the number of keys that each query sees, `BQ` (batch, query) int32; at most 1 for a query on padding."""
     if query_segments_BQ is key_segments_BK and band.is_everything:
         return jnp.maximum(segments.sizes(key_segments_BK), 1)
     # Not as differences of running sums, because segments may come in any order. XLA for TPUs makes no array of the
@@ -106,6 +119,6 @@ def visible_tokens(query_segments_BQ: Array, key_segments_BK: Array, band: Band 
 
 
 def visible_targets(weights_BK: Array, query_segments_BQ: Array, key_segments_BK: Array, band: Band) -> Array:
-    """Number of keys with a positive weight that a query sees, `BQ` int32."""
+    """Return the number of keys with a positive weight that each query sees, `BQ` (batch, query) int32."""
     visible_BQK = visible_mask(query_segments_BQ, key_segments_BK, band)
     return (visible_BQK & (weights_BK > 0)[:, None, :]).sum(-1, dtype=jnp.int32)

@@ -32,7 +32,7 @@ Start with these three:
 
 
 def overview() -> str:
-    """Return a short text for someone who has never used the command."""
+    """Return the text of `ag-jax help`: all verbs, and three commands to start with."""
     width = max(map(len, VERBS))
     return _OVERVIEW.format(verbs="\n".join(f"  {name:{width}}  {verb.summary}" for name, verb in VERBS.items()))
 
@@ -46,7 +46,7 @@ def version() -> str:
 
 
 def configs() -> str:
-    """Return the config files that come with the package, each with the first line of its docstring."""
+    """Return the text of `ag-jax configs`: the packaged config files, each with the first line of its docstring."""
     found = {name: _first_line(path) for name, path in config_reader.packaged().items()}
     width = max(map(len, found), default=0)
     lines = [f"{name:{width}}  {line}" for name, line in found.items()]
@@ -54,7 +54,7 @@ def configs() -> str:
 
 
 def explain(names: Sequence[str], kinds: Callable[[], Sequence[type]]) -> str:
-    """Return the help on a verb, a config file or a setting; the overview without a name.
+    """Return the help on a verb, a config file or a setting; without a name, return the overview.
 
     kinds: returns the dataclasses that a config may be made for; called only for settings.
 
@@ -76,7 +76,8 @@ def explain(names: Sequence[str], kinds: Callable[[], Sequence[type]]) -> str:
         return next(iter(texts.values()))
     if texts:
         return "\n\n".join(f"In a config for {_purpose(kind)}:\n\n{text}" for kind, text in texts.items())
-    raise ValueError(_unknown(name, [setting.path for found in by_kind.values() for setting in found]))
+    paths = [setting.path for found in by_kind.values() for setting in found]
+    raise ValueError(f"there is no verb, config file or setting {name!r}; {_nearest(name, paths)}")
 
 
 def of_verb(name: str) -> str:
@@ -140,7 +141,7 @@ def _docstring(path: Path, function: str | None = None) -> str:
     try:
         node = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{path} is no Python file that can be read: {error}") from error
+        raise ValueError(f"{path} cannot be read as a Python file: {error}") from error
     if function:
         node = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == function), None)
     return (ast.get_docstring(node) if node else None) or ""
@@ -155,7 +156,7 @@ def _purpose(kind: type) -> str:
 
 
 def _of_settings(found: Sequence[Setting], name: str) -> str:
-    """Return the help on a setting or on the settings of a section; "" if there is none of that name."""
+    """Return the help on a setting, or on all settings of a section; "" if no setting or section has that name."""
     for setting in found:
         if setting.matches(name) and not setting.is_section:
             return "\n".join(_lines(setting))
@@ -176,10 +177,12 @@ def _lines(setting: Setting) -> Iterator[str]:
     )
 
 
-def _unknown(name: str, paths: Sequence[str]) -> str:
-    """Return a message for a name that nothing has, with the nearest verbs, config files and settings."""
+def _nearest(name: str, paths: Sequence[str]) -> str:
+    """Return advice for a misspelled name: the nearest verbs, config files and settings, or the commands that list all.
+
+    paths: paths of all settings.
+    """
     last = name.rpartition(".")[2]
     near = [path for path in dict.fromkeys(paths) if path.rpartition(".")[2] == last]
     near = near or difflib.get_close_matches(name, [*VERBS, *config_reader.packaged(), *dict.fromkeys(paths)], n=4)
-    hint = f"did you mean {', '.join(near)}?" if near else "`ag-jax --help` and `ag-jax configs` list what there is"
-    return f"there is no verb, config file or setting {name!r}; {hint}"
+    return f"did you mean {', '.join(near)}?" if near else "`ag-jax --help` and `ag-jax configs` list what there is"

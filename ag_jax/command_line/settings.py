@@ -12,13 +12,13 @@ from ag_jax import config_reader
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A setting of a config, for its documentation.
+    """A setting of a config, as `ag-jax help` documents it.
 
     path: its name with its sections, such as `optimizer.learning_rate`; TASK stands for the name of any task.
     meaning: what its dataclass's docstring says of it; of a section without an entry, the docstring's first line.
     allowed: its type, choices and range, in words.
-    default: as a flag has it.
-    is_section: whether it has settings of its own.
+    default: its default, as one types it in a flag.
+    is_section: whether it is a section, which has settings of its own.
     """
 
     path: str
@@ -28,11 +28,11 @@ class Setting:
     is_section: bool = False
 
     def matches(self, name: str) -> bool:
-        """Whether `name` is the path of this setting."""
+        """Whether `name` is the path of this setting, where TASK stands for any name."""
         return re.fullmatch(re.escape(self.path).replace("TASK", r"[^.]+"), name) is not None
 
     def is_inside(self, section: str) -> bool:
-        """Whether the setting belongs to the section `section`."""
+        """Whether the setting belongs to the section with the path `section`."""
         parts = self.path.split(".")
         return any(dataclasses.replace(self, path=".".join(parts[:end])).matches(section) for end in range(len(parts)))
 
@@ -55,7 +55,7 @@ def of(kind: type, path: str = "") -> Iterator[Setting]:
 
 
 def entries(docstring: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the descriptions of `names` in a docstring; names that it does not describe are left out.
+    """Return the descriptions of `names` in a docstring, {name: meaning}, without the names that it does not describe.
 
     Entries are `name: meaning`, or `name, name: meaning`.
     The lines of an entry that follow its first one are indented.
@@ -79,12 +79,12 @@ _TYPES = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 def _allowed(hint: Any) -> str:
-    """Return the values that an annotation allows, in words."""
+    """Return in words which values an annotation allows, such as "a whole number at least 1, or none"."""
     if get_origin(hint) in (types.UnionType, Union):
         return f"{_allowed(_not_none(hint))}, or {config_reader.NONE}"
     if get_origin(hint) is Annotated:
         kind, *bounds = get_args(hint)
-        return f"{_TYPES[kind]} {config_reader.said(bounds)}"
+        return f"{_TYPES[kind]} {config_reader.in_words(bounds)}"
     if get_origin(hint) is Literal:
         return f"one of {', '.join(get_args(hint))}"
     if get_origin(hint) is tuple:

@@ -13,7 +13,7 @@ from ag_jax import config_reader
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """A flag of the command.
+    """A flag of `ag-jax`.
 
     kind: its type, or the values that it may have.
     meaning: its help text.
@@ -61,7 +61,7 @@ _DEFINED_BY = {
 
 @dataclasses.dataclass(frozen=True)
 class Verb:
-    """A verb of the command.
+    """A verb of `ag-jax`, with the text of its help.
 
     summary: what it does, in a line.
     usage: its flags that are usually given.
@@ -162,7 +162,7 @@ RUNNING = tuple(name for name in VERBS if name not in _EXPLAINING)
 
 
 class _NumberOrNone(flags.ArgumentParser):
-    """A number, or the word none for a setting that may be none."""
+    """Parser of the flags `--config.SECTION.KEY=VALUE` of numbers: a number, or `none`, which it reads as None."""
 
     def __init__(self, numbers: flags.ArgumentParser):
         self._numbers, self.syntactic_help = numbers, numbers.syntactic_help
@@ -179,9 +179,9 @@ config_flags.register_flag_parser_for_type(float, _NumberOrNone(flags.FloatParse
 
 
 def parse(arguments: Sequence[str], kinds: Sequence[type]) -> tuple[str, dict[str, Any]]:
-    """Return the verb of a command line and the fields of its `cli.Request`.
+    """Parse a command line; return its verb and the fields of its `cli.Request`, by their names.
 
-    arguments: those after `ag-jax`.
+    arguments: the words after `ag-jax`.
     kinds: the dataclasses that a config may be made for.
 
     Raises ValueError, OSError or flags.Error for a verb, flag, config file or setting that does not exist.
@@ -198,7 +198,7 @@ def parse(arguments: Sequence[str], kinds: Sequence[type]) -> tuple[str, dict[st
     verb = " ".join(positional)
     if verb not in (*RUNNING, *EARLIER):
         raise ValueError(
-            f"expected one verb of {', '.join(VERBS)}, got {verb or 'none'}{_near(verb)}; see ag-jax --help"
+            f"expected one verb of {', '.join(VERBS)}, got {verb or 'none'}{_near(verb)}; see `ag-jax --help`"
         )
     fields = {flag.field or name: found[name].value for name, flag in FLAGS.items()}
     overrides = config_flags.get_override_values(found["config"]) if config is not None else {}

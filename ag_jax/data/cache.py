@@ -32,7 +32,7 @@ READ_WHOLE = 2**26  # bytes; larger files are checked block by block, as they ar
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A finished directory of the cache.
+    """A complete directory of the cache, with the checksums of its files.
 
     path: the directory.
     checksums: CRC-32 of each block of each file, by the file's name below `path`.
@@ -44,18 +44,21 @@ class Entry:
     unread: frozenset[str] = frozenset()
 
     def checked(self, path: pathlib.Path) -> CheckedFile | None:
-        """Return a `CheckedFile` that checks `path` while it is read, or None if it was checked on opening."""
+        """Return a `CheckedFile` that checks the file `path` while it is read.
+
+        None if the whole file was checked when the directory was opened.
+        """
         name = path.relative_to(self.path).as_posix()
         return CheckedFile(path, self.checksums[name], _advice(self.path)) if name in self.unread else None
 
     def digest(self, folder: str) -> str:
-        """Return a hash of the names and checksums of the files in a folder: equal for equal files."""
+        """Return a hash of the names and checksums of all files in a folder; equal files give equal hashes."""
         files = {name: values for name, values in self.checksums.items() if name.startswith(f"{folder}/")}
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *, whole: bool = False) -> Entry:
-    """Open `directory`, or have `write` fill it first if it does not exist.
+    """Return the cached `directory`, after a call of `write` to fill it if it does not exist or is damaged.
 
     Several processes may write the same directory at once; the first to finish wins. A directory with a damaged file is
     written again, with a warning. So is a directory without a manifest, because nothing shows that its files are as
@@ -91,12 +94,18 @@ def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *
         interruption.check()
     entry, damage = _open(directory, whole=False)
     if entry is None:
-        raise ValueError(f"the cache {directory} is damaged as soon as it is written ({damage}): check the disk")
+        raise ValueError(
+            f"the cache {directory} is damaged as soon as it is written ({damage}): check the disk, and run the "
+            "command again"
+        )
     return entry
 
 
 def _put_into_place(partial: pathlib.Path, directory: pathlib.Path, whole: bool) -> None:
-    """Rename the complete `partial` to `directory`, replacing a damaged one, unless another process was faster."""
+    """Rename the complete directory `partial` to `directory`, and remove a damaged `directory`.
+
+    Does nothing if another process has put a whole one into place meanwhile.
+    """
     with _locked(directory.parent):
         if directory.exists():
             if _open(directory, whole)[0]:
@@ -109,12 +118,13 @@ def _put_into_place(partial: pathlib.Path, directory: pathlib.Path, whole: bool)
         with contextlib.suppress(OSError):  # without locks, another process may still be faster
             partial.rename(directory)
         if not directory.exists():
-            raise OSError(errno.EIO, "the finished directory could not be renamed")
+            # `_explain` adds the remedy.
+            raise OSError(errno.EIO, f"the finished directory {partial} could not be renamed to {directory.name}")
 
 
 @contextlib.contextmanager
 def _locked(directory: pathlib.Path) -> Iterator[None]:
-    """Hold a lock on a directory, or none on network file systems that have no locks."""
+    """Hold a lock on a directory within the context; hold none on network file systems that have no locks."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
@@ -125,7 +135,7 @@ def _locked(directory: pathlib.Path) -> Iterator[None]:
 
 
 def _open(directory: pathlib.Path, whole: bool) -> tuple[Entry | None, str]:
-    """Return the entry of a finished directory and ""; or None and a description of the damage."""
+    """Return a directory of the cache as an `Entry`, and ""; if it is damaged, return None and a description."""
     try:
         recorded = json.loads((directory / MANIFEST).read_text())
         files = recorded["files"]
@@ -148,7 +158,7 @@ def _open(directory: pathlib.Path, whole: bool) -> tuple[Entry | None, str]:
 
 
 def _write_manifest(directory: pathlib.Path) -> None:
-    """Write the sizes and checksums of all files of a directory into its `manifest.json`."""
+    """Write the sizes and checksums of all files of a directory into the directory's `manifest.json`."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     files = {
         path.relative_to(directory).as_posix(): {"size": path.stat().st_size, "blocks": checksums.of_file(path)}
@@ -166,7 +176,7 @@ def _advice(directory: pathlib.Path) -> str:
 
 
 def _remove_abandoned(directory: pathlib.Path) -> None:
-    """Remove the partial copies of a directory that no process has written to for `ABANDONED` seconds."""
+    """Remove partial copies of `directory` to which no process has written for `ABANDONED` seconds."""
     for partial in directory.parent.glob(f"{directory.name}{PARTIAL}*"):
         with contextlib.suppress(OSError):  # another process may remove it meanwhile
             written = max(path.stat().st_mtime for path in (partial, *partial.rglob("*")))
@@ -175,7 +185,7 @@ def _remove_abandoned(directory: pathlib.Path) -> None:
 
 
 def _explain(error: OSError, directory: pathlib.Path) -> Exception:
-    """Return a ValueError with the remedy if the cache could not be written, else the error itself.
+    """Return a ValueError with the remedy if `error` means that the cache cannot be written, else `error` itself.
 
     Other errors, such as a missing source file, are clearest as they are.
     """

@@ -13,7 +13,7 @@ BLOCK = 2**18  # bytes
 
 
 def of_file(path: pathlib.Path) -> list[int]:
-    """Return the CRC-32 of each block of `BLOCK` bytes of a file."""
+    """Return the CRC-32 checksum of each block of `BLOCK` bytes of a file."""
     with path.open("rb") as file:
         return [zlib.crc32(block) for block in interruption.checked(iter(lambda: file.read(BLOCK), b""))]
 
@@ -40,7 +40,7 @@ class CheckedFile:
         self._unread = np.ones(len(checksums), bool)
 
     def check(self, byte: int | slice | np.ndarray) -> None:
-        """Compare the blocks that contain the given bytes with their checksums, unless compared before.
+        """Compare the blocks that contain the given bytes with their checksums; skip blocks compared before.
 
         byte: offset in the file, a slice of offsets, or an array of them.
 
@@ -56,12 +56,17 @@ class CheckedFile:
             for number in block[self._unread[block]]:
                 file.seek(int(number) * BLOCK)
                 if zlib.crc32(file.read(BLOCK)) != self._checksums[number]:
-                    raise ValueError(f"{self._path} is damaged (block {number} of {BLOCK} bytes): {self._advice}")
+                    raise ValueError(
+                        f"{self._path} is damaged (in block {number}; blocks have {BLOCK} bytes): {self._advice}"
+                    )
                 self._unread[number] = False
 
 
 class CheckedArray:
-    """A memory-mapped array of one axis whose parts are compared with their checksums when they are first read."""
+    """A memory-mapped array of one axis; blocks of its file are compared with their checksums when they are first read.
+
+    Raises ValueError for a damaged block.
+    """
 
     def __init__(self, array: np.ndarray, file: CheckedFile):
         self._array, self._file = array, file

@@ -41,7 +41,7 @@ class TokenizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MaskingConfig:
-    """Selection and replacement of the tokens to predict (BERT's masking by default).
+    """How tokens of a sequence are chosen for prediction and replaced (BERT's masking by default).
 
     rate: share of the tokens that are chosen.
     mask_fraction: share of the chosen tokens that are replaced by the mask token; the others are replaced by a random
@@ -86,7 +86,7 @@ class MaskingConfig:
         if self.longest_span > 1 and self.count != "fixed":
             raise ValueError(
                 f"data.masking.longest_span={self.longest_span} needs count='fixed', got {self.count!r}: with "
-                "choices that are independent of one another there are no spans"
+                "tokens chosen independently of one another there are no spans; set longest_span=1 or count='fixed'"
             )
 
 

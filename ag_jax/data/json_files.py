@@ -1,4 +1,4 @@
-"""Read JSON text and files; a file with any fault raises one `ValueError` that names the file."""
+"""Read JSON text and files; any fault of a file is a `ValueError` that names the file."""
 
 import json
 import os

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def directory(name: str, version: str = "") -> pathlib.Path:
-    """Return the directory of a prepared data set.
+    """Return the directory into which TensorFlow Datasets has prepared a data set.
 
     name: NAME or NAME/CONFIG of the data set.
     version: such as 1.0.0; "" for the newest.
@@ -30,7 +30,7 @@ def directory(name: str, version: str = "") -> pathlib.Path:
 
 
 def records(folder: pathlib.Path, split: str) -> tuple[Any, Sequence[Mapping[str, Any]]]:
-    """Return the builder of the data set in `folder`, and the records of one of its splits.
+    """Return the TFDS builder of the data set in `folder`, and the records of one split of this data set.
 
     Raises ValueError if the split does not exist or the files are not in array_record format.
     """

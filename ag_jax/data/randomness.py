@@ -16,7 +16,7 @@ _WORD = 2**64 - 1
 
 
 def words(*components) -> np.ndarray:
-    """Return 64 random bits, uint64, for each key: a hash of its integer `components`, which broadcast.
+    """Return a random uint64 for each key, a hash of the integer `components` of the key, which broadcast.
 
     Each component has its own mixing round. Scalars count as arrays of one element.
     """
@@ -29,12 +29,12 @@ def words(*components) -> np.ndarray:
 
 
 def units(*components) -> np.ndarray:
-    """Return a float64 uniform in [0, 1) for each element of the broadcast components of a key."""
+    """Return a float64 uniform in [0, 1) for each element of the broadcast `components` of the keys."""
     return (words(*components) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(limit: int, *components) -> np.ndarray:
-    """Return an integer uniform in 0..limit-1 for each element of the broadcast components of a key.
+    """Return an integer uniform in 0..limit-1 for each element of the broadcast `components` of the keys.
 
     `limit` may be up to 2^32; the bias is below limit / 2^32.
     """
@@ -52,7 +52,7 @@ def permutation(count: int, *key: int) -> np.ndarray:
 
 
 class Draws:
-    """A generator of random numbers that a key determines, for code that draws one number after the other."""
+    """A sequential generator of random numbers whose seed is a key of integers."""
 
     def __init__(self, *key: int):
         self._state = int(words(*key)[0])

@@ -107,10 +107,9 @@ def sentencepiece_processor(model: bytes) -> sentencepiece.SentencePieceProcesso
     """Return the library's processor of a serialised model. Raises ValueError for bytes that are no such model."""
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        if (
-            not model or not processor.get_piece_size()
-        ):  # from empty bytes the library makes a processor without a model
-            raise RuntimeError("it is empty")
+        # From empty bytes the library makes a processor without a model.
+        if not model or not processor.get_piece_size():
+            raise RuntimeError("expected at least one piece, got an empty model")
         processor.encode(_PROBE)
     except (RuntimeError, UnicodeDecodeError) as error:
         raise ValueError(f"expected a sentencepiece model, got what the library cannot read: {error}") from error
@@ -127,9 +126,9 @@ def _placed(text: str, encoded: SentencePieceText) -> Located:
 
 
 def byte_bpe(model: huggingface.models.BPE, *, space_first: bool = False) -> huggingface.Tokenizer:
-    """Return a tokenizer with RoBERTa's pipeline around a BPE model, which reads bytes as letters.
+    """Return a tokenizer with RoBERTa's pipeline around a byte-level BPE model.
 
-    model: the byte-level BPE model.
+    model: the BPE model, whose letters stand for bytes.
     space_first: add a space in front of each text.
     """
     tokenizer = huggingface.Tokenizer(model)

@@ -90,7 +90,7 @@ class Tokenizer:
         return self._backend.encode_batch(texts)
 
     def locate_batch(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return for each text its token ids, as `encode_batch`, and the start and end character offsets of each token.
+        """Return each text's token ids, as `encode_batch` does, with the start and end character offsets of each token.
 
         A space before a word may belong to the word's first token. Tokens that are parts of the same character all have
         the range of that character.
@@ -138,7 +138,7 @@ class Tokenizer:
         _write_whole(directory / CHECKSUM, checksum.encode())
 
     def file(self) -> tuple[str, bytes]:
-        """Return name and content of the tokenizer's file: `tokenizer.json` (library tokenizers) or `spiece.model`."""
+        """Return name and content of the tokenizer's file: `tokenizer.json`, or `spiece.model` for sentencepiece."""
         return self._backend.file_name, self._backend.serialized()
 
     def fingerprint(self) -> str:
@@ -147,7 +147,7 @@ class Tokenizer:
 
 
 def of_library(tokenizer: huggingface.Tokenizer, origin: str) -> Tokenizer:
-    """Return the `Tokenizer` around a tokenizer of the library `tokenizers`; `origin` names it in errors."""
+    """Return a `Tokenizer` that wraps a tokenizer of the library `tokenizers`; errors name it by `origin`."""
     return Tokenizer(HuggingFace(tokenizer), origin)
 
 
@@ -188,7 +188,7 @@ def load(path: str | os.PathLike) -> Tokenizer:
             "one."
         )
     if named.is_dir():
-        _compare_checksum(named)
+        _check_checksum(named)
     if "://" not in str(named):
         return _load(pathlib.Path(named), str(named))
     with tempfile.TemporaryDirectory() as copy:  # the libraries read only local files
@@ -198,10 +198,10 @@ def load(path: str | os.PathLike) -> Tokenizer:
         return _load(pathlib.Path(copy), str(named))
 
 
-def _compare_checksum(directory: epath.Path) -> None:
-    """Compare a saved tokenizer with its checksum; directories of other programs have none.
+def _check_checksum(directory: epath.Path) -> None:
+    """Raise ValueError if a saved tokenizer's file is missing or does not match the SHA-256 in `checksum.json`.
 
-    Raises ValueError if the tokenizer's file is missing or differs.
+    Does nothing in a directory without `checksum.json`, such as one that another program wrote.
     """
     path = directory / CHECKSUM
     if not path.exists():
@@ -209,7 +209,7 @@ def _compare_checksum(directory: epath.Path) -> None:
     written = read_json(path, dict, {"file": str, "sha256": str})
     file = directory / pathlib.PurePath(written["file"]).name
     if not file.is_file():
-        raise ValueError(f"{file} is missing or no file, which {path} names: put back a copy")
+        raise ValueError(f"{file} is missing or not a file, but {path} names it as the tokenizer: put back a copy")
     if hashlib.sha256(file.read_bytes()).hexdigest() != written["sha256"]:
         raise ValueError(
             f"{file} is not the tokenizer that was saved, its checksum differs: put back a copy, or delete {path} if "
@@ -228,7 +228,15 @@ def _write_whole(path: epath.Path, content: bytes) -> None:
 
 
 def _load(given: pathlib.Path, origin: str) -> Tokenizer:
-    """Load the first file with a known name of a directory, or the file that is given."""
+    """Load a tokenizer from a file or a directory.
+
+    Of several tokenizer files in a directory, the first in the order of `_names` is read.
+
+    given: local path of the file or directory.
+    origin: name of that path in error messages.
+
+    Raises ValueError if there is no tokenizer.
+    """
     directory, names = (given, _names(given)) if given.is_dir() else (given.parent, [given.name])
     for name in names:
         if name == "tokenizer.json":
@@ -250,7 +258,7 @@ def _load(given: pathlib.Path, origin: str) -> Tokenizer:
 
 
 def _find_specials(backend, origin: str) -> SpecialTokens:
-    """Return the special tokens under RoBERTa's or BERT's names. Raises ValueError if one is missing."""
+    """Find the special tokens by RoBERTa's names (<s>) or BERT's ([CLS]). Raises ValueError if one is missing."""
     found = {}
     for role, names in _ROLES.items():
         ids = [id for id in map(backend.id, names) if id is not None]
@@ -299,7 +307,7 @@ def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFa
 
 
 def _is_inside_words(tokenizer: huggingface.Tokenizer, letter: str) -> bool:
-    """Whether the pre-tokenizer keeps a letter between two others in the same word."""
+    """Whether a letter can be inside a word, so that the pre-tokenizer does not split a word there."""
     word = tokenizer.normalizer.normalize_str(f"a{letter}a")
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(word)) == 1
 
@@ -323,12 +331,16 @@ def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> Sente
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise ValueError(_explain_size(config.vocabulary_size, str(error))) from error
+        raise ValueError(_size_error(config.vocabulary_size, str(error))) from error
     return SentencePiece(model.getvalue())
 
 
-def _explain_size(asked: int, message: str) -> str:
-    """Return a message with the possible size and the remedy, from the message of sentencepiece."""
+def _size_error(asked: int, message: str) -> str:
+    """Return the error message for a vocabulary size that sentencepiece cannot train, and a possible size if known.
+
+    asked: vocabulary size that was asked for.
+    message: error message of sentencepiece.
+    """
     if largest := re.search(r"value <= (\d+)", message):
         return (
             f"the source text supports a sentencepiece vocabulary of at most {largest[1]} pieces, got "
@@ -343,7 +355,7 @@ def _explain_size(asked: int, message: str) -> str:
 
 
 def _names(directory: pathlib.Path) -> list[str]:
-    """Return a directory's file names, first tokenizer.json (it is self-contained), vocab.json and vocab.txt."""
+    """Return a directory's file names: tokenizer.json (it is self-contained), vocab.json, vocab.txt, then others."""
     order = ("tokenizer.json", "vocab.json", "vocab.txt")
     names = sorted(file.name for file in directory.iterdir())
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))

@@ -1,4 +1,4 @@
-"""Load tokenizers that are saved as a vocabulary with settings in files beside it, as those of older models are.
+"""Load tokenizers in the format of older models: a vocabulary file, with settings in other files beside it.
 
 All settings in `tokenizer_config.json` and `added_tokens.json` are applied or rejected with an error, because a
 tokenizer that splits text differently from the one that a model was trained with silently gives other token ids.
@@ -63,7 +63,7 @@ def load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
 def settings_beside(
     vocabulary: pathlib.Path, classes: Collection[str], only: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the tokenizer_config.json beside a vocabulary, without null values; empty if there is no such file.
+    """Return the settings in tokenizer_config.json beside a vocabulary, without nulls; empty if the file is missing.
 
     vocabulary: the file of the vocabulary.
     classes: names of tokenizer classes that split text alike, without the ending Fast.
@@ -92,7 +92,7 @@ def settings_beside(
 
 
 def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> None:
-    """Add the tokens of the added_tokens.json of a directory, if there is one, to a tokenizer under their ids.
+    """Add the tokens in a directory's added_tokens.json, if that file exists, to a tokenizer, with the ids in the file.
 
     Raises ValueError if a token cannot be added or cannot have its id.
     """
@@ -100,12 +100,13 @@ def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> Non
     for token, id in added.items():
         if type(id) is not int:
             raise ValueError(
-                f"{directory / ADDED}: expected whole numbers by tokens, got {id!r} for {token!r}; copy it anew"
+                f"{directory / ADDED}: expected an integer id for each token, got {id!r} for {token!r}; copy it anew"
             )
         # The library panics at a token whose characters the normaliser removes completely.
         if not read(directory / ADDED, lambda _, token=token: _normalized(tokenizer, token)):
             raise ValueError(
-                f"{directory / ADDED}: the tokenizer removes every character of {token!r}, so it cannot be a token"
+                f"{directory / ADDED}: the tokenizer removes every character of {token!r}, so it cannot be a token; "
+                "copy the file anew, or delete the token from it"
             )
     for token, id in sorted(added.items(), key=lambda item: item[1]):
         if tokenizer.token_to_id(token) is None:
@@ -113,12 +114,13 @@ def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> Non
         if tokenizer.token_to_id(token) != id:
             raise ValueError(
                 f"{directory / ADDED} gives {token!r} the id {id}, but here it has {tokenizer.token_to_id(token)}: the "
-                f"vocabulary beside it ({', '.join(present(directory))}) is of another model"
+                f"vocabulary beside it ({', '.join(present(directory))}) is of another model; copy all these files "
+                "from the same model"
             )
 
 
 def present(directory: pathlib.Path) -> list[str]:
-    """Return the names of the files in a directory that may hold a tokenizer."""
+    """Return the names of a directory's files that may belong to a tokenizer."""
     found = [name for name in ("tokenizer.json", *FILES) if (directory / name).exists()]
     return found + sorted(file.name for file in directory.glob("*.model"))
 
@@ -128,11 +130,11 @@ def _normalized(tokenizer: huggingface.Tokenizer, token: str) -> str:
 
 
 def read(file: pathlib.Path, reader: Callable[[str], Any], beside: pathlib.Path | None = None) -> Any:
-    """Return `reader(file)`, with any error of the library as a ValueError that names the file.
+    """Return `reader(file)`; an error of the tokenizer library is raised as a ValueError that names the file.
 
     file: the file that is read.
     reader: a function of the library, called with the file's path.
-    beside: a second file that the function reads, which the error names, too.
+    beside: a second file that `reader` reads; the error names both files.
 
     Raises ValueError for everything that the library cannot read.
     """
@@ -148,7 +150,7 @@ def read(file: pathlib.Path, reader: Callable[[str], Any], beside: pathlib.Path 
 def _completed(
     tokenizer: huggingface.Tokenizer, specials: Collection[str], directory: pathlib.Path
 ) -> huggingface.Tokenizer:
-    """Return the tokenizer with `specials` and the tokens of added_tokens.json registered."""
+    """Register `specials` as special tokens, add the tokens in added_tokens.json, and return the tokenizer."""
     # Only special tokens that the vocabulary has: a missing one would get an id without an embedding.
     tokenizer.add_special_tokens([name for name in specials if tokenizer.token_to_id(name) is not None])
     add_tokens(tokenizer, directory)

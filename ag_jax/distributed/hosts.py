@@ -38,7 +38,9 @@ _numbers = itertools.count()  # numbers of collective calls: the same on all hos
 
 
 def find_position(coordinator: str | None, hosts: str | None, host: int | None, timeout: float) -> HostPosition | None:
-    """Return this host's `HostPosition` according to the flags of the command; None for a run on one host.
+    """Return the coordinator's address, the number of hosts and this host's number; None for a run on one host.
+
+    They come from the flags of the command, or from JAX's detection of the cluster.
 
     Raises ValueError for flags that contradict each other, or if nothing is detected.
 
@@ -138,7 +140,7 @@ def is_first() -> bool:
 
 
 def publish(key: str, value: Any) -> None:
-    """Store a JSON value under a key, for `look` and `wait_for`; ignored if the key has a value. Not collective."""
+    """Store a JSON value under a key, where all hosts can read it; ignored if the key has a value. Not collective."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # ALREADY_EXISTS
         distributed.global_state.client.key_value_set(f"{PREFIX}/{key}", json.dumps(value))
 
@@ -170,7 +172,7 @@ def wait_for(key: str, who: int, what: str) -> Any:
 
 
 def exchange(what: str, value: Any) -> list[Any]:
-    """Return the JSON values of all hosts, in the order of the hosts.
+    """Share this host's JSON value with all hosts; return the values of all hosts, in the order of their numbers.
 
     what: what is exchanged, named in the lines printed while waiting.
     """
@@ -245,7 +247,7 @@ def leave_at_once(status: int) -> None:
 
 
 class _Lookout(threading.Thread):
-    """Thread that ends this process if another host has failed, with or without leaving a note in the store.
+    """Thread that ends this process when another host publishes a failure, or closes its connection without one.
 
     At a normal end, it stops before this host disconnects from the others.
     """

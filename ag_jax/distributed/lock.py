@@ -78,7 +78,7 @@ class Holder:
         return cls(socket.gethostname(), _machine(), os.getpid(), _started(os.getpid()), since, secrets.token_hex(8))
 
     def is_gone(self) -> bool | None:
-        """Whether the process has ended; None if this process cannot tell."""
+        """Whether the process that holds the lock has ended; None if this process cannot tell."""
         if (self.host, self.machine) != (socket.gethostname(), _machine()):
             return None
         if started := _started(self.pid):
@@ -100,7 +100,7 @@ class _Lock:
         self._done = threading.Event()
 
     def take(self) -> None:
-        """Create the file and start the thread that rewrites it.
+        """Create the lock file, and start the thread that rewrites it regularly to show that this process still runs.
 
         Raises ValueError if another process holds the lock or the directory cannot be written.
         """
@@ -109,7 +109,7 @@ class _Lock:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._holder = Holder.this_process()
             while not self._create():
-                self._remove_remnant()
+                self._remove_stale()
         except OSError as error:
             raise ValueError(
                 f"cannot write to --workdir={self._directory}: {error.strerror or error}. "
@@ -119,7 +119,7 @@ class _Lock:
         self._thread.start()
 
     def release(self) -> None:
-        """Remove the file, if it is still this process's, and the directory if `take` made it and it is empty."""
+        """Remove the lock file, unless another process took over, and an empty directory that `take` created."""
         self._done.set()
         self._thread.join()
         with contextlib.suppress(Exception):  # stores raise different types; a file left behind is a stale lock
@@ -129,7 +129,7 @@ class _Lock:
                 os.rmdir(self._directory)  # fails, without harm, if the directory is not empty
 
     def _create(self) -> bool:
-        """Create the file if there is none; return whether this process created it."""
+        """Create the lock file if there is none; return whether this process now holds the lock."""
         text = self._text(beats=0)
         if storage.is_remote(self._path):
             if self._path.exists():
@@ -149,27 +149,33 @@ class _Lock:
             raise
         return True
 
-    def _remove_remnant(self) -> None:
-        """Remove a stale file. Raises ValueError if its holder still runs."""
+    def _remove_stale(self) -> None:
+        """Remove the lock file if it is stale. Raises ValueError if the lock's holder still runs."""
         found = self._read()
         if found is None:  # its holder released it in the meantime
             return
         text, holder = found
         gone = holder.is_gone() if holder else None
         if gone is None:
-            gone, holder = self._is_left_alone(text)
+            gone, holder = self._wait_for_change(text)
         if not gone:
             who = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
             raise ValueError(
                 f"--workdir={self._directory} is in use by {who}: wait until that process ends, or choose another "
                 "directory"
             )
-        with self._before_others():
+        with self._one_at_a_time():
             if self._read() == found:
                 self._path.unlink(missing_ok=True)
 
-    def _is_left_alone(self, text: str) -> tuple[bool, Holder | None]:
-        """Watch a file of content `text`; return whether it is stale or removed, and otherwise its current holder."""
+    def _wait_for_change(self, text: str) -> tuple[bool, Holder | None]:
+        """Wait until the lock file changes, at most `STALE_AFTER` seconds; return (whether the lock is gone, holder).
+
+        The lock is gone if the file did not change, so that it is stale, or was removed. Otherwise the holder is the
+        one that the changed file names, or None if its text is damaged.
+
+        text: content of the file before the wait.
+        """
         print(
             f"{self._path} is held from another machine: waiting {STALE_AFTER:.0f} seconds at most to see whether its "
             "process still runs",
@@ -185,8 +191,12 @@ class _Lock:
         return True, None
 
     @contextlib.contextmanager
-    def _before_others(self) -> Iterator[None]:
-        """Exclude other processes of this machine, one of which may just have replaced the stale lock by its own."""
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Let only one process of this machine at a time remove a stale lock file.
+
+        Another process may have found the same file stale. Between the last read of the file and its removal, it could
+        replace the file with its own lock, which would then be removed.
+        """
         if storage.is_remote(self._path):
             yield
             return
@@ -199,7 +209,7 @@ class _Lock:
             os.close(folder)
 
     def _read(self) -> tuple[str, Holder | None] | None:
-        """Return the text of the file and its holder (None if the text is damaged); None if there is no file."""
+        """Return the lock file's text and the holder that it names (None if damaged); None if there is no file."""
         try:
             text = self._path.read_text()
         except FileNotFoundError:
@@ -230,7 +240,7 @@ class _Lock:
                 storage.write_whole(self._path, self._text(beats))
 
     def _leave(self, holder: Holder) -> None:
-        """End this process, which lost its lock because it was suspended for two minutes, before it writes again."""
+        """End this process before it writes again: its lock was not renewed for two minutes, and `holder` took it."""
         message = (
             f"this process did not renew its lock for {STALE_AFTER:.0f} seconds, and {self._directory} was taken over "
             f"by process {holder.pid} on {holder.host}: it ends without writing anything more"
@@ -241,7 +251,10 @@ class _Lock:
 
 
 def _machine() -> str:
-    """Return an id that differs between machines of one name, boots and containers; empty on macOS."""
+    """Return an id of the machine's boot and of the container in which this process runs; empty on macOS.
+
+    A process id has a meaning only within them, and machines of the same name have different ids.
+    """
     with contextlib.suppress(OSError):
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -249,7 +262,10 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process, or an empty string if no process with this id runs; ids are reused."""
+    """Return the start time of a process, or an empty string if no process with the id `pid` runs.
+
+    It tells apart processes that have the same id one after the other.
+    """
     if not pathlib.Path("/proc/self/stat").exists():  # macOS
         command = ["ps", "-o", "lstart=", "-p", str(pid)]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

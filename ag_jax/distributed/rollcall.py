@@ -61,7 +61,9 @@ class HostPosition:
 
 
 def call_the_roll(position: HostPosition, timeout: float, say: Callable[[str], None]) -> dict[int, socket.socket]:
-    """Wait until all hosts have joined; return {host: connection}, for host 0 to all others, for these only to host 0.
+    """Wait until all hosts have joined; return the open connections as {number of the other host: socket}.
+
+    Host 0 has a connection to every other host, each other host only one to host 0.
 
     Raises ValueError after `timeout` seconds, with the missing hosts and advice, or if host 0 refuses this host.
 
@@ -86,14 +88,14 @@ def _listen(position: HostPosition) -> socket.socket:
     except OSError as error:
         why = "another program uses it (a run that has not ended yet?)" if error.errno == errno.EADDRINUSE else error
         raise ValueError(
-            f"host 0 cannot listen on port {port} of --coordinator={name}:{port}: {why}; take another"
+            f"host 0 cannot listen on port {port} of --coordinator={name}:{port}: {why}; choose another port"
         ) from error
 
 
 def _lead(
     position: HostPosition, deadline: float, timeout: float, say: Callable[[str], None]
 ) -> dict[int, socket.socket]:
-    """Call the roll on host 0: accept connections until all hosts have joined."""
+    """Call the roll on host 0: accept connections until all hosts have joined, and return them by host number."""
     present: dict[int, socket.socket] = {}
     names = {0: socket.gethostname()}
     told, told_at = None, 0.0
@@ -125,13 +127,19 @@ def _lead(
 def _greet(
     position: HostPosition, connection: socket.socket, present: dict[int, socket.socket], names: dict[int, str]
 ) -> None:
-    """Add a host to `present`, or tell it why it is refused; a connection of another program is closed."""
-    connection.settimeout(2.0)
+    """Read the first message on a new connection, then add the host to `present` or tell it why it is refused.
+
+    A connection of another program is closed.
+
+    names: the machine of each host that has joined, for messages.
+    """
+    connection.settimeout(2.0)  # one connection is greeted at a time, so a silent one must not hold up the others
     try:
         hello = json.loads(_line(connection))
         host, hosts, name = int(hello["host"]), int(hello["hosts"]), str(hello["name"])
         known = hello["ag_jax"] == PROTOCOL
     except (OSError, ValueError, KeyError, TypeError):
+        # Any program can connect to an open port, so this is no error of the run.
         connection.close()
         return
     refused = None
@@ -141,7 +149,8 @@ def _greet(
         refused = f"--hosts is {hosts} here and {position.hosts} on host 0: give the same number everywhere"
     elif host in present or not 0 < host < position.hosts:
         refused = (
-            f"--host={host} is taken by {names.get(host, 'nobody')}: each needs its own, from 0 to {position.hosts - 1}"
+            f"--host={host} is taken by {names.get(host, 'nobody')}: give each host its own, "
+            f"from 0 to {position.hosts - 1}"
         )
     if refused:
         _tell({host: connection}, {"refused": refused})
@@ -153,7 +162,7 @@ def _greet(
 def _report(
     position: HostPosition, deadline: float, timeout: float, say: Callable[[str], None]
 ) -> dict[int, socket.socket]:
-    """Report to host 0 from another host, again and again until all hosts have joined."""
+    """Report this host to host 0, retrying until all hosts have joined, and return {0: the connection to host 0}."""
     hello = {"ag_jax": PROTOCOL, "host": position.host, "hosts": position.hosts, "name": socket.gethostname()}
     said_at, status, why = time.monotonic(), None, "no answer"
     while time.monotonic() < deadline:
@@ -206,7 +215,7 @@ def _line(connection: socket.socket) -> str:
     while not received.endswith(b"\n"):
         byte = connection.recv(1)
         if not byte or len(received) > LONGEST:
-            raise ValueError("expected a line")
+            raise ValueError(f"expected one line of at most {LONGEST} bytes, got {len(received)} without a line end")
         received += byte
     return received.decode()
 
@@ -224,7 +233,7 @@ def _tell(present: dict[int, socket.socket], message: dict[str, Any]) -> None:
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Whether the other side of a connection, which sends nothing more, has not closed it."""
+    """Whether the other host has not closed a connection on which nothing more is sent."""
     connection.setblocking(False)
     try:
         return connection.recv(1, socket.MSG_PEEK) != b""

@@ -10,9 +10,9 @@ WITHIN = 90.0  # seconds in which a file that one host wrote must show on anothe
 
 
 def wait_for(path: epath.Path) -> list[int]:
-    """Wait until every host reads the same text from a file as host 0; return the hosts that do not after `WITHIN`.
+    """Wait until every host reads the same text from a file as host 0; return the numbers of the hosts that do not.
 
-    Every host must call it.
+    The wait ends after `WITHIN` seconds. Every host must call it.
     """
     if hosts.count() == 1:
         return []

@@ -57,12 +57,14 @@ def write_whole(path: epath.Path, text: str) -> None:
 
 
 def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path, *, is_ours: bool = True) -> T:
-    """Return `write(place)` for the first writable place, so that a result that took long to compute is not lost.
+    """Return `write(place)`, where `place` is `directory` or, if that cannot be written, another directory.
 
-    The places are `directory` (if `is_ours`), `ag-jax-output/NAME` in the current directory, and a new temporary
-    directory. If `directory` cannot be written, a line on standard error names the place used instead. Raises the
-    error of the first place, on a disk an OSError, if none can be written.
+    So a result that took long to compute is not lost. The directories tried are `directory` (if `is_ours`),
+    `ag-jax-output/NAME` in the current directory, and a new temporary directory. If `directory` cannot be written, a
+    line on standard error names the one used instead. Raises the error of the first directory, on a disk an OSError,
+    if none can be written.
 
+    write: writes the files into the directory that it is given.
     is_ours: whether `directory` belongs to this command and may be written.
     """
     places = [directory] if is_ours else []

@@ -1,4 +1,4 @@
-"""Watchdog: it ends a run that hangs, and prints where it hangs, so that its launcher can restart it.
+"""Watchdog that ends a hanging run, after printing where it hangs, so that a launcher can restart the run.
 
 Without a watchdog a hang prints nothing for hours, for example if a host waits for another one in a step, or a disk
 does not answer.
@@ -73,7 +73,7 @@ class Watchdog:
             self.beat()
 
     def compiling(self, what: str) -> contextlib.AbstractContextManager:
-        """Return `patience` for the first use of `what`, when its function is compiled, and a null context later."""
+        """Return a context that allows time for compilation at the first use of `what`, and a null context later."""
         if what in self._compiled:
             return contextlib.nullcontext()
         self._compiled.add(what)

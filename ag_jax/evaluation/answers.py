@@ -98,12 +98,12 @@ def normalized(answer: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1 if the normalized prediction equals an answer, else 0; without answers, 1 if it is empty."""
+    """Return 1 if the normalized prediction equals an answer, else 0; without answers, 1 if the prediction is empty."""
     return float(any(normalized(prediction) == answer for answer in _wanted(answers)))
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return the F1 of words between the prediction and the answer for which it is highest.
+    """Return the F1 of words between the prediction and the answer that matches it best.
 
     Repeated words are counted. Without answers, 1 if the prediction is empty, else 0.
     """

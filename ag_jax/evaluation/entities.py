@@ -14,7 +14,7 @@ Tags = Sequence[Sequence[str]]
 
 
 def entities(tags: Sequence[str]) -> Iterator[Entity]:
-    """Yield the entities of a tagged sentence.
+    """Yield the entities of a sentence, from its tags, as (type, first word, last word).
 
     An I- that does not continue an entity of its type begins an entity, because models predict such tags.
     """

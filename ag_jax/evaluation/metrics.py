@@ -1,4 +1,4 @@
-"""Metrics of predictions, of which larger is better.
+"""Metrics of predictions; larger is better for all of them.
 
 Functions `of_...` return the metrics of an evaluation set, from 0 to 1 (correlations from -1). Functions `rate_...`
 return the score of one prediction, for a paired test over examples: from 0 to 1, or minus a squared error. A prediction
@@ -55,13 +55,14 @@ _LABELS = {Texts: "label", Choices: "right", TaggedSentence: "tags", Question: "
 
 
 def check(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
-    """Raise ValueError unless every example has a prediction and a known label, and there is at least one."""
+    """Raise ValueError unless there are examples, and every one has a prediction and a known label."""
     if len(examples) != len(predictions) or not len(examples):
         raise ValueError(f"expected a prediction for each example, got {len(predictions)} for {len(examples)}")
     unknown = sum(is_unknown(example) for example in examples)
     if unknown:
         raise ValueError(
-            f"the labels of {unknown} of {len(examples)} examples of task {task.name} are not known: predict them only"
+            f"the labels of {unknown} of {len(examples)} examples of task {task.name} are not known: add them, or "
+            "evaluate without these examples"
         )
 
 
@@ -82,7 +83,10 @@ def of_labels(task: Task, examples: Sequence[Texts], predictions: Sequence[Any])
 
 
 def of_choices(task: Task, examples: Sequence[Choices], predictions: Sequence[int]) -> dict[str, float]:
-    """Return the accuracy of choices; for ReCoRD, whose metrics have `exact_match`, the scores of the chosen texts."""
+    """Return the accuracy of choices; for ReCoRD, the F1 and exact match of the chosen texts.
+
+    ReCoRD is the task whose metrics have `exact_match`.
+    """
     if _is_read_as_text(task):
         return _answer_scores([_chosen_text(*pair) for pair in zip(examples, predictions, strict=True)])
     return {"accuracy": float(np.mean([rate_choice(task, *pair) for pair in zip(examples, predictions, strict=True)]))}
@@ -131,7 +135,7 @@ def rate_tags(task: Task, example: TaggedSentence, prediction: Sequence[str]) ->
 
 
 def rate_answer(task: Task, example: Question, prediction: str) -> float:
-    """Return the F1 of words of a predicted answer."""
+    """Return the F1 of words between a predicted answer and the right answer that matches it best."""
     del task
     return answers.f1(*_answers(example, prediction))
 

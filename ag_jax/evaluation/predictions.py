@@ -1,4 +1,7 @@
-"""Functions for each kind of task that turn the logits of rows into one prediction for each example.
+"""Functions for each kind of task that turn a model's logits into one prediction for each example.
+
+A row is one sequence that the model reads. An example is one row, except that a long context of a question is split
+into several.
 
     logits of rows --scores--> scores of each example's candidates --decide--> prediction
 
@@ -22,20 +25,20 @@ Logits = Sequence[np.ndarray]  # for each row of the features, in order; axes ma
 
 
 def class_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return the logits `C` of each example's classes."""
+    """Return the class logits of each example, as arrays (classes,)."""
     del task, examples, features
     return [np.asarray(of_row, np.float64) for of_row in logits]
 
 
 def number_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return each example's number on the scale of the task."""
+    """Return the number predicted for each example, on the scale of the task."""
     del examples, features
     low, high = task.span
     return [low + (high - low) * np.asarray(of_row, np.float64) for of_row in logits]
 
 
 def candidate_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return the logits `C` of each example's candidates, without the padding of the batch."""
+    """Return the logits of each example's candidates, as arrays (candidates,) without the padding of the batch."""
     del task, examples
     pairs = zip(features.rows, logits, strict=True)
     return [np.asarray(of_row, np.float64)[: len(row["labels"])] for row, of_row in pairs]

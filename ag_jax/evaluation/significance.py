@@ -1,4 +1,4 @@
-"""Mean and deviation over seeds, and significance tests between two arms."""
+"""Mean and deviation over seeds, and significance tests between two arms (variants) of a comparison."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,8 @@
-"""The sections of a suite's report on adversarial attacks: masked shares, scores against tau, attention maps."""
+"""Sections on adversarial attacks in a suite's report: share of masked attention, scores, attention maps.
+
+Scores are compared between arms that were attacked at different temperatures, the setting `tau` of adversarial
+self-attention: a lower one masks more.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -28,7 +32,7 @@ WORDS = range(6, 21)  # number of words of a sentence whose attention maps are e
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One arm of a comparison, after its training.
+    """One arm (variant) of a comparison, after its training.
 
     suite: the arm's configuration, directory and planned trials.
     chosen: the best point of each task's sweep, by task.
@@ -42,14 +46,14 @@ class Arm:
         return self.suite.config.tasks[task].adversarial
 
     def trials(self, task: str) -> list[epath.Path]:
-        """Return the directories of the trials of a task's chosen point."""
+        """Return the directories of a task's trials with the chosen learning rate and batch size."""
         best = self.chosen[task].best
         point = best.learning_rate, best.batch_size
         found = [trial for trial in self.suite.planned[task] if (trial.learning_rate, trial.batch_size) == point]
         return [suite.directory_of(self.suite.workdir, trial) for trial in found]
 
     def model(self, task: str) -> FineTuned | None:
-        """Return the first seed's fine-tuned model of a task, or None if its weights were not saved."""
+        """Return a task's fine-tuned model of the first seed; None if its weights were not saved, or with folds."""
         directories = [
             suite.directory_of(self.suite.workdir, trial) for trial in self.suite.planned[task] if self._is_first(trial)
         ]
@@ -60,8 +64,8 @@ class Arm:
         return trial.seed == self.suite.config.seeds[0] and trial.fold is None
 
 
-def masked(arms: Mapping[str, Arm]) -> dict[tuple[str, str], MaskedShare]:
-    """Return the share of masked units by (task, arm), for arms trained with an attack on attention."""
+def masked_shares(arms: Mapping[str, Arm]) -> dict[tuple[str, str], MaskedShare]:
+    """Return {(task, arm): share of query-key pairs that the attack masked}, for arms with an attack on attention."""
     shares = {
         (task, name): attacks.masked_share([read_metrics(directory) for directory in arm.trials(task)])
         for task in next(iter(arms.values())).chosen
@@ -72,11 +76,11 @@ def masked(arms: Mapping[str, Arm]) -> dict[tuple[str, str], MaskedShare]:
 
 
 def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[str, Temperatures]:
-    """Return the scores at each temperature tau, for every task whose arms were trained with several temperatures.
+    """Return the scores of arms that were attacked at different temperatures (tau), for every task with several.
 
     numbers: the content of report.json.
 
-    The score without an attack is that of the first arm without one.
+    The score without an attack is that of the first arm that was trained without an attack.
     """
     found = {}
     for name, task in numbers["tasks"].items():
@@ -105,7 +109,7 @@ def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath
 
     Returns no lines if no arm was attacked.
     """
-    lines, shares, by_task = [], masked(arms), temperatures(arms, numbers)
+    lines, shares, by_task = [], masked_shares(arms), temperatures(arms, numbers)
     if shares:
         for (task, arm), share in shares.items():
             numbers["tasks"][task]["arms"][arm]["masked"] = share.numbers()
@@ -122,7 +126,7 @@ def _shown(caption: str, path: epath.Path) -> list[str]:
 
 
 def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str, MaskedShare]]:
-    """Group the curves of masked shares into rows of panels.
+    """Group the shares of masked attention by row of panels in their figure: {row: {curve: share}}.
 
     One task gives one row with a curve for each arm; several tasks give a row for each arm with a curve for each task.
     """
@@ -136,7 +140,7 @@ def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str
 
 
 def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
-    """Draw attention maps of a sentence of each attacked task, and return their section of the report.
+    """Draw attention maps of one sentence for each attacked task, and return the lines of the report about them.
 
     The maps are those of the arms that saved weights, with and without the attack (Wu et al. 2022, figures 1 and 6).
     """
@@ -174,7 +178,7 @@ def attention(tuned: FineTuned, text: str, attacker: Attacker | None = None) -> 
 
 
 def sentence(examples: tuple[Example, ...]) -> str:
-    """Return the first text whose number of words is in `WORDS`, or else the first text that is not empty.
+    """Return the first text with 6 to 20 words (`WORDS`), or else the first text that is not empty.
 
     Each example counts with one text: the first of a pair, the question, or the first candidate.
     """

@@ -1,4 +1,4 @@
-"""The best model of a directory that holds several.
+"""Find and open the best model of a directory that holds several.
 
 The directory is that of a comparison of runs, a suite, one task of a suite, or a comparison of suites.
 """
@@ -79,7 +79,10 @@ def _of_runs(named: epath.Path, directories: Sequence[epath.Path]) -> Best:
     summaries = {directory: run.read_summary(directory) for directory in directories}
     losses = {directory: summary["validation_loss"] for directory, summary in summaries.items() if summary}
     if not losses:
-        raise FileNotFoundError(f"{named} has a report, but none of the runs in it: give the directory of a run")
+        raise FileNotFoundError(
+            f"none of the runs that {named / 'report.json'} lists is there and finished: give the directory of a "
+            "finished run"
+        )
     best = min(losses, key=losses.__getitem__)
     return Best(best, f"the lowest validation loss of {len(losses)} runs, {losses[best]:.3f}")
 
@@ -94,7 +97,7 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
                 try:
                     metrics[name] = splits.find_task(name, config_reader.parse(Recipe, recipe)).metric
                 except ValueError as error:
-                    raise ValueError(f"{path}: {error}") from error
+                    raise ValueError(f"cannot read the settings of task {name} in {path}: {error}") from error
                 for one in kept:
                     found.setdefault(name, {})[one] = _score(one, metrics[name])
     if not found:

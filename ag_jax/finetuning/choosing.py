@@ -17,7 +17,7 @@ Result = dict[str, Any]  # the content of a trial's result.json
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The results of one point of a sweep.
+    """Results of the trials with one learning rate and one batch size: a point of a sweep.
 
     learning_rate: peak learning rate.
     batch_size: batch size in examples.
@@ -58,12 +58,12 @@ def summary(values: Sequence[float]) -> Summary:
 
 
 def point_of(result: Result) -> tuple[float, int]:
-    """Return the learning rate and the batch size of a trial."""
+    """Return the learning rate and the batch size of a trial, from its result."""
     return result["learning_rate"], result["batch_size"]
 
 
 def points(results: Sequence[Result]) -> list[Point]:
-    """Group results by point and seed; the points are in the order of their first results."""
+    """Group results by point (learning rate, batch size) and seed; points are in the order of their first results."""
     found: dict[tuple[float, int], dict[int, list[Result]]] = {}
     for result in results:
         of_point = found.setdefault(point_of(result), {})
@@ -90,5 +90,8 @@ def best_of_seed(candidates: Sequence[Point], metric: str, seed: int) -> Result:
     """
     results = [result for point in candidates for result in point.results.get(seed, ())]
     if not results:
-        raise ValueError(f"no trial of seed {seed} is there to choose from")
+        raise ValueError(
+            f"no trial of seed {seed} succeeded, so there is none to choose: change the settings and choose "
+            "another --workdir"
+        )
     return max(results, key=lambda result: result["metrics"][metric])

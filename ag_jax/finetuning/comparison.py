@@ -54,7 +54,10 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
         for of_arm in configs.values()
     }
     if len(compared) > 1:
-        raise ValueError(f"the arms of {source} differ in their tasks, or in how these are judged: give all the same")
+        raise ValueError(
+            f"the arms of {source} differ in their tasks, or in how these are judged: give all arms the same tasks, "
+            f"with the same {', '.join(JUDGED_BY)}"
+        )
     return configs
 
 
@@ -68,7 +71,7 @@ def finetune(source: str, overrides: dict[str, Any], workdir: epath.PathLike) ->
     with lock.hold(workdir):
         prepared = suite.prepare(config, workdir, labels=Labels(workdir.name))
         done = {ALONE: Arm(prepared, suite.run(prepared))}
-        path = hosts.from_first("the report", lambda: str(_report("finetune", source, overrides, done, workdir)))
+        path = hosts.from_first("the report", lambda: str(_write_report("finetune", source, overrides, done, workdir)))
     return epath.Path(path)
 
 
@@ -89,13 +92,13 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> 
         done = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in suites.items()}
 
         def write() -> str:
-            return str(_report("compare", source, overrides, done, workdir, overridden))
+            return str(_write_report("compare", source, overrides, done, workdir, overridden))
 
         path = hosts.from_first("the report", write)
     return epath.Path(path)
 
 
-def _report(
+def _write_report(
     verb: str,
     source: str,
     overrides: dict[str, Any],
@@ -103,7 +106,7 @@ def _report(
     workdir: epath.Path,
     overridden: Sequence[str] = (),
 ) -> epath.Path:
-    """Write report.json, report.md with its figures, and the files for servers; returns the path of `report.md`.
+    """Write report.json, report.md with figures, and predictions for the GLUE server; returns the path of `report.md`.
 
     done: the results of each arm, the baseline first.
     overridden: the sentences that `arms.overridden` returns.
@@ -115,6 +118,7 @@ def _report(
     for name, of_baseline in chosen[baseline].items():
         notes = list(of_baseline.notes)
         for arm, of_arm in chosen.items():
+            # Arms share the notes on a task's splits, so what the baseline has noted is not repeated.
             notes += [f"{arm}: {note}" for note in of_arm[name].notes if note not in of_baseline.notes]
             directory = workdir / "submission" if len(chosen) == 1 else workdir / arm / "submission"
             notes += [
@@ -138,6 +142,7 @@ def _report(
         **({"overridden": list(overridden)} if overridden else {}),
         "tasks": tasks,
     }
+    # Before report.json is written, because `sections` adds the masked shares to `numbers`.
     sections = attacked.sections(done, numbers, workdir)
     flat = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in configs.items()}
     storage.write_whole(workdir / "report.json", json.dumps(numbers, indent=2) + "\n")

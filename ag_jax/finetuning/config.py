@@ -13,7 +13,7 @@ from ag_jax.training.sharding import MeshConfig
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Training on one task; every pair of a batch size and a learning rate is a point of its sweep.
+    """Settings of the training on one task; every pair of a batch size and a learning rate is a point of its sweep.
 
     batch_sizes: batch sizes of the sweep, in examples.
     learning_rates: peak learning rates of the sweep.
@@ -98,8 +98,8 @@ class Recipe:
         if self.folds and self.validation_examples:
             raise ValueError(
                 f"validation_examples must be none with folds, got {self.validation_examples} with "
-                f"folds={self.folds}: what chooses is a whole fold of the train split; train_examples makes all "
-                "folds smaller"
+                f"folds={self.folds}: with folds, the validation split is a whole fold; set train_examples to make "
+                "all folds smaller"
             )
 
     def _check_sweep(self) -> None:
@@ -126,7 +126,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningConfig:
-    """A suite of fine-tuning: one checkpoint, its tasks with a recipe each, and seeds.
+    """Settings of a suite: the checkpoint to fine-tune, its tasks with a recipe each, and the seeds.
 
     title: title of the report.
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
@@ -197,7 +197,10 @@ class FinetuningConfig:
             if first and (first == name or self.tasks[first].initial_task):
                 raise ValueError(f"{path} must be a task that starts from the checkpoint itself, got {first!r}")
             if first and (self.tasks[first].folds or recipe.folds):
-                raise ValueError(f"{path} must not be between tasks with folds, got {first!r}")
+                raise ValueError(
+                    f"{path} must be none if {name} or {first} has folds, got {first!r}: set it to none, or remove "
+                    "the folds"
+                )
 
     @property
     def in_effect(self) -> "FinetuningConfig":

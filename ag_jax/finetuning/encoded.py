@@ -1,4 +1,4 @@
-"""The splits of a task as features, encoded once for all trials."""
+"""Encoding of a task's splits as token ids with labels, once for all trials."""
 
 import dataclasses
 from typing import Any

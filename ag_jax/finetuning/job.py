@@ -39,7 +39,7 @@ LOG_EVERY = 50  # steps
 
 
 def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe) -> EncoderConfig:
-    """Return the checkpoint's encoder with the settings that fine-tuning changes."""
+    """Return the config of the checkpoint's encoder, with the settings that fine-tuning changes."""
     changed = {name: getattr(config, name) for name in ("dtype", "remat", "attention")}
     changed |= {name: getattr(recipe, name) for name in ("dropout", "attention_dropout")}
     given = {name: value for name, value in changed.items() if value is not None}
@@ -57,14 +57,18 @@ def make_head(task: Task, style: str, max_length: int) -> Head:
 
 
 def make_spec(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: TaskData) -> ProgramSpec:
-    """Return the spec of a trial's compiled program, which all seeds and learning rates of its batch size share."""
+    """Return everything that a trial's compiled program depends on.
+
+    It is equal for trials that differ only in seed or learning rate, so that they share one program.
+    """
     recipe = trial.recipe
+    # All planned epochs, because the schedule of the learning rate cannot know whether `patience` ends a trial sooner.
     steps = recipe.total_epochs * buckets.steps(len(data.train.features), trial.batch_size)
     return ProgramSpec(
         config=encoder_config(opened, config, recipe),
         head=make_head(data.task, opened.style, recipe.max_length),
         optimizer=OptimizerConfig(
-            learning_rate=1.0,
+            learning_rate=1.0,  # the peak is in the optimizer's state: trials of any learning rate share the program
             warmup_steps=math.ceil(recipe.warmup_fraction * steps),
             decay=recipe.decay,
             beta1=recipe.beta1,
@@ -109,7 +113,10 @@ def run_trial(
             f"task {trial.task} has nothing to learn from: {data.train.examples.source} gave no usable example"
         )
     if not metrics.are_known(data.validation.examples):
-        raise ValueError(f"the validation split of {trial.task} has no labels to choose an epoch by")
+        raise ValueError(
+            f"the validation split of {trial.task} has no labels to choose an epoch by: expected at least one example, "
+            "and a label for every example"
+        )
     hosts.from_first("the directory of a trial", lambda: directory.mkdir(parents=True, exist_ok=True))
     result = Loop(_Training(trial, config, opened, data, directory, keep, labels).job()).run()
     hosts.exchange("the end of a trial", None)  # host 0 deletes the checkpoints, which all have now closed
@@ -133,7 +140,7 @@ def best_epoch(history: list[Evaluation], metric: str) -> int:
 
 
 def read_progress(stored: dict[str, Any], steps_of_epoch: int, directory: epath.Path) -> Progress:
-    """Read the progress of a trial's checkpoint.
+    """Read a trial's progress (evaluations, sums of metrics, token count) from the values in its checkpoint.
 
     Earlier versions saved a row for each whole epoch, and counted tokens only in `metrics.jsonl`.
     """
@@ -148,7 +155,7 @@ def read_progress(stored: dict[str, Any], steps_of_epoch: int, directory: epath.
 
 
 class _Training:
-    """The state and the functions of a trial's `Job`."""
+    """State of a trial during its training, and the functions that the training loop calls."""
 
     def __init__(
         self,
@@ -260,9 +267,9 @@ class _Training:
         return patience is not None and bool(history) and patience <= len(history) - best_epoch(history, self.metric)
 
     def keep(self, state: TrainState, history: list[Evaluation]) -> bool:
-        """Save the predictions of the best epoch so far, and its weights if they will be needed.
+        """If the last epoch is the best so far, save its predictions and return True; otherwise return False.
 
-        Returns whether the last epoch is the best.
+        The weights are saved, too, if the caller keeps them or if `finish` may need them to predict other splits.
         """
         if best_epoch(history, self.metric) < len(history):
             return False
@@ -278,13 +285,16 @@ class _Training:
         return True
 
     def finish(self, state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
-        """Predict the other splits with the best epoch's weights, and return the content of `result.json`."""
+        """Predict `test` and similar splits with the best epoch's weights; return the content of `result.json`."""
         trial, data, history = self.trial, self.data, progress.history
         best, params, others = best_epoch(history, self.metric), state.params, {}
         if data.others and best < len(history):  # `state` has the last epoch's weights; `keep` saved the best's
             folder = self.directory / finetuned.FOLDER
             if blind := shared_files.wait_for(folder / finetuned.TASK):
-                raise ValueError(f"{folder} is not the same on all hosts: host {blind[0]} does not see it")
+                raise ValueError(
+                    f"{folder} is not the same on all hosts: host {blind[0]} does not see what host 0 wrote there; "
+                    "give a --workdir on a file system that all hosts share"
+                )
             params = with_params(state, finetuned.load(folder).params, self.program.shardings).params
         for name, encoded in data.others.items():
             if len(encoded.examples):

@@ -22,11 +22,11 @@ from ag_jax.objectives.supervised import TaskLoss
 
 @dataclasses.dataclass(frozen=True)
 class TaskKind:
-    """Everything that differs between kinds of tasks.
+    """The functions and the loss that implement one kind of task, such as classification.
 
     encode: (task, examples, tokenizer, shape) -> rows of token ids with labels.
     loss: the loss of the labels, given the logits.
-    scores: (task, examples, features, logits) -> scores of each example's candidates.
+    scores: (task, examples, features, logits) -> scores of each example's candidates, such as classes or answers.
     measure: (task, examples, predictions) -> metrics of the set.
     rate: (task, example, prediction) -> how good the prediction is, larger is better.
     decide: (task, example, scores) -> prediction.
@@ -115,7 +115,7 @@ def encode(
 
 
 def scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return the scores of each example's candidates.
+    """Return for each example the scores of its classes, choices, tags or answers; in a regression, its number.
 
     logits: the logits of each row of the features, in their order: `C` (classification, choice, ranking), a scalar
         (regression), `LC` (tagging), `L2` (span).
@@ -133,7 +133,7 @@ def decide(task: Task, example: Example, found: Scores) -> TaskPrediction:
 
 
 def predict(task: Task, examples: Examples, features: Features, logits: Logits) -> list[TaskPrediction]:
-    """Return the prediction for each example."""
+    """Return the prediction for each example, decided from the logits of its rows."""
     found = scores(task, examples, features, logits)
     return [decide(task, example, of_example) for example, of_example in zip(examples, found, strict=True)]
 
@@ -149,7 +149,7 @@ def from_plain(task: Task, value: Any) -> Scores:
 
 
 def evaluate(task: Task, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
-    """Return the metrics named by `task.metrics` for the predictions `found`, in that order.
+    """Return the metrics of the predictions `found` by name, in the order of `task.metrics`.
 
     Raises ValueError if there are not as many predictions as examples, none at all, or examples whose label is not
     known.

@@ -19,7 +19,7 @@ IN_FLIGHT = 8  # batches that are computed before their logits are copied from t
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """The predictions of a model for a split.
+    """The metrics of a model on a split, and its predictions as the text of a file.
 
     metrics: the metrics of the task; None if labels are not known.
     lines: the content of `predictions_SPLIT.jsonl`.

@@ -38,7 +38,7 @@ from ag_jax.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class ProgramSpec:
-    """Everything that a compiled step depends on, and the key of the cache of compiled programs.
+    """The settings that compiled fine-tuning steps depend on, which are the key of the cache of compiled programs.
 
     config: the encoder.
     head: the task's head.
@@ -87,7 +87,7 @@ def scale_by_peak(apart: tuple[str, ...] = ()) -> optax.GradientTransformation:
 
 
 def make_trial_optimizer(spec: ProgramSpec) -> optax.GradientTransformation:
-    """Return the optimizer of a spec, with the peak learning rate in its state.
+    """Return the optimizer of a trial, whose state holds the peak learning rate.
 
     An adversary with `asa.learning_rate` keeps that learning rate.
     """
@@ -97,7 +97,7 @@ def make_trial_optimizer(spec: ProgramSpec) -> optax.GradientTransformation:
 
 
 class TaskProgram(NamedTuple):
-    """The compiled parts of a spec.
+    """The task model of a `ProgramSpec`, with its compiled training steps and its compiled prediction.
 
     program: the training steps.
     model: the encoder with the task's head.
@@ -117,14 +117,14 @@ def with_learning_rate(state: TrainState, learning_rate: float) -> TrainState:
 
 
 def make_objective(spec: ProgramSpec, model: TaskModel) -> Objective:
-    """Return the objective of a spec: the task's loss, with guidance and an attack if the spec has them."""
+    """Return the training objective: the task's loss, with guidance of attention and an attack if `spec` has them."""
     objective = Supervised(model, KINDS[spec.head.kind].loss)
     return build.guided_and_attacked(objective, spec.guidance, spec.adversarial, spec.config, spec.special, spec.steps)
 
 
 @functools.lru_cache(maxsize=4)
 def compiled(spec: ProgramSpec) -> TaskProgram:
-    """Return the program of a spec, cached; each shape of a batch is compiled when it first occurs.
+    """Return the `TaskProgram` of a spec from a cache, or build it; a batch shape is compiled when it first occurs.
 
     Raises ValueError if microbatches and devices do not divide the batch.
     """

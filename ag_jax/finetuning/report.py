@@ -1,4 +1,4 @@
-"""The Markdown report of a suite: tables of scores, tests, sweeps, counts of examples and times.
+"""The Markdown report of `ag-jax finetune`: tables of scores, significance tests, sweeps, example counts and times.
 
 `numbers` is the content of report.json. Metrics are fractions there, and percentages in the tables.
 """
@@ -15,6 +15,7 @@ ReportFigures = dict[str, Any]
 def markdown(numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any]], sections: Sequence[str] = ()) -> str:
     """Return the report as Markdown.
 
+    numbers: the content of report.json.
     settings: the flat settings of each arm.
     sections: further lines, inserted below the tables of scores.
     """
@@ -56,7 +57,7 @@ def cell(summary: Mapping[str, Any]) -> str:
 
 
 def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str:
-    """Return the marks of significance: `+` for p < .05 over seeds, `*` for p < .05 over examples.
+    """Return the significance marks of an arm's score: `+` for p < .05 over seeds, `*` for p < .05 over examples.
 
     p_values: the p-values over seeds and over examples; None for the baseline.
     difference: the difference of means; there are no marks if it is 0.

@@ -1,4 +1,4 @@
-"""The numbers of a report, from the directories of trials: metrics of every split over seeds, ensembles, paired tests.
+"""The results in a fine-tuning report, read from the directories of trials: metrics over seeds, ensembles, t-tests.
 
 A trial directory holds `result.json` and, for every predicted split, `predictions_SPLIT.jsonl`, with rows of `id`,
 `prediction` and `scores`.
@@ -36,8 +36,11 @@ def read_rows(directory: epath.Path, split: str) -> list[PredictionRow]:
         )
     try:
         rows = [parse_json(line) for line in path.read_bytes().decode().splitlines()]
-        if not all({"id", "prediction", "scores"} <= row.keys() for row in rows):
-            raise ValueError("expected rows with id, prediction and scores")
+        for number, row in enumerate(rows, 1):
+            if missing := {"id", "prediction", "scores"} - row.keys():
+                raise ValueError(
+                    f"every row must have id, prediction and scores, row {number} has no {', '.join(sorted(missing))}"
+                )
     except ValueError as error:
         raise ValueError(f"{path}: {error}. Delete {directory} and run the command again") from error
     return rows
@@ -66,11 +69,11 @@ def read_predictions(directory: epath.Path, split: str, examples: Examples) -> l
 
 @dataclasses.dataclass(frozen=True)
 class SplitPredictions:
-    """The predictions of one point of a sweep for one split.
+    """The predictions for one split by the models of all seeds with one learning rate and batch size.
 
     task: the task.
     examples: the examples of the split.
-    rows: a list of rows for each seed, in the order of the seeds.
+    rows: the predictions of each seed, in the order of the seeds.
     """
 
     task: Task
@@ -108,10 +111,10 @@ def _predictions(rows: Sequence[PredictionRow]) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """The results of an arm on one task.
+    """The results of one arm of a comparison on one task: its sweep, and the predictions of the best point.
 
     task: the task.
-    points: every point of the sweep without failed trials.
+    points: every point (learning rate and batch size) of the sweep without failed trials.
     best: the point with the best development metric.
     predicted: the best point's predictions, by split.
     notes: remarks for the report.
@@ -132,7 +135,7 @@ class Chosen:
 def choose(
     splits: Splits, recipe: Recipe, results: Sequence[tuple[Result, epath.Path]], failed: Sequence[Result] = ()
 ) -> Chosen:
-    """Choose the best point of a sweep by the development metric only, and read its predictions.
+    """Choose the best learning rate and batch size of a sweep by the development metric only, and read the predictions.
 
     results: the results of the trials, each with its directory.
     failed: the results of failed trials, whose points are not chosen.
@@ -181,10 +184,11 @@ def _key(result: Result) -> tuple:
 
 
 def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
-    """Return the numbers of an arm on one task, as report.json holds them.
+    """Return the results of an arm on one task as a dict for report.json: metrics, ensemble, p-values, sweep, counts.
 
     baseline: the results of the baseline, against which the arm is tested; None for the baseline itself.
     """
+    # Test splits without labels have no metrics; their predictions are only written for benchmark servers.
     labelled = {name: predicted for name, predicted in chosen.predicted.items() if predicted.is_labelled()}
     sets, together = {}, {}
     for name, predicted in labelled.items():
@@ -206,6 +210,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
         "sweep": [_swept(chosen, point) for point in chosen.points],
         "counts": {
             **{split: first["examples"][split] for split in ("train", "validation")},
+            # Not summed, because every trial encodes the same examples.
             **{name: max(result[name] for result in trials) for name in ("truncated", "cut_words", "lost", "skipped")},
             "trials": len(trials),
         },
@@ -214,7 +219,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
 
 
 def _mean_of_folds(chosen: Chosen, metric: str) -> list[float]:
-    """Return the mean over folds of a test metric, for each seed."""
+    """Return for each seed the mean of a test metric over the folds."""
     predicted, means = chosen.predicted[POOLED], []
     for rows, of_seed in zip(predicted.rows, chosen.best.results.values(), strict=True):
         of_folds, at = [], 0
@@ -230,7 +235,7 @@ def _mean_of_folds(chosen: Chosen, metric: str) -> list[float]:
 
 
 def numbers_of(summary: Summary) -> dict[str, Any]:
-    """Return a summary over seeds as report.json holds it."""
+    """Convert the summary of a metric over seeds to a dict for report.json."""
     spread = summary.spread
     return {
         "values": list(summary.values),
@@ -252,14 +257,15 @@ def _swept(chosen: Chosen, point: Point) -> dict[str, Any]:
 
 
 def p_values(baseline: Chosen, other: Chosen) -> dict[str, float | None]:
-    """Return the p-values of paired t-tests of two arms, over seeds and over examples.
+    """Return the p-values of paired t-tests between two arms, over seeds and over examples.
 
     Raises ValueError if the arms were not evaluated on the same examples.
     """
     ours, theirs = (chosen.predicted[chosen.headline] for chosen in (other, baseline))
     if [example.id for example in ours.examples] != [example.id for example in theirs.examples]:
         raise ValueError(
-            f"the arms of task {other.task.name} were judged on other examples each: they cannot be paired"
+            f"task {other.task.name}: the arms were evaluated on different examples, so a paired test is impossible: "
+            "train all arms on the same files, with the same settings that select examples"
         )
     metric = other.task.metric
     return {

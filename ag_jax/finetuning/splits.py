@@ -1,4 +1,4 @@
-"""The splits of a task: examples to train on, to choose the best epoch by, and to predict only."""
+"""The splits of a task: examples to train on, to choose the best epoch by, and others that are only predicted."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ class Splits:
 
 
 def find_task(name: str, recipe: Recipe) -> Task:
-    """Return the catalogue's task `name`, with the recipe's metric.
+    """Return the catalogue's task `name`, with the metric that the recipe sets, and as a ranking if `recipe.ranking`.
 
     Raises ValueError if the task is unknown, or if a setting of the recipe does not go with it.
     """
@@ -43,17 +43,19 @@ def find_task(name: str, recipe: Recipe) -> Task:
         with_legacy = [other for other, known in catalogue.TASKS.items() if known.legacy_validation]
         reason = f"; of {name}: {task.legacy}" if task.legacy else ""
         raise ValueError(
-            f"tasks.{name}.legacy_eval is for tasks that released code chose on test data ({', '.join(with_legacy)}): "
-            f"leave it out{reason}"
+            f"tasks.{name}.legacy_eval is only for tasks whose published code chose its epochs by the test set "
+            f"({', '.join(with_legacy)}): leave it out{reason}"
         )
     if recipe.first_question and name != "dream":
         raise ValueError(
             f"tasks.{name}.first_question is for dream, whose dialogues have several questions: leave it out"
         )
+    # Folds serve as validation data, so a validation split of the task would go unused.
     if recipe.folds and "validation" in task.splits:
         raise ValueError(f"tasks.{name}.folds is for tasks without a validation split: leave it out")
     if not recipe.folds and "validation" not in task.splits:
         raise ValueError(f"task {name} has no validation split: set tasks.{name}.folds, such as {task.folds or 10}")
+    # The recipe's metric is set last, because `ranked` sets another one.
     if recipe.ranking:
         task = ranking.ranked(task)
     return dataclasses.replace(task, metric=recipe.metric) if recipe.metric else task
@@ -112,7 +114,7 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
 
 
 def of_fold(splits: Splits, number: int, count: int) -> Splits:
-    """Return the splits of fold `number`, from 0, of `count` folds.
+    """Return the splits of cross-validation for fold `number`, from 0, of `count` folds.
 
     Fold `number` is `test`; the next fold, or fold 0 after the last, is `validation`; the others are `train`. So every
     example is tested once, by a model that was neither trained nor chosen with it.

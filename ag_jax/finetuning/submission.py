@@ -32,7 +32,7 @@ HEADER = "index\tprediction"
 
 
 def table(task: Task, predictions: Sequence[Mapping[str, Any]]) -> str:
-    """Return the content of a test set's file, from rows with `id` and `prediction`, in the order of the ids.
+    """Return the content of a test set's submission file, from rows with `id` and `prediction`, sorted by id.
 
     The ids are the server's indices. Raises ValueError unless they are the numbers from 0 on, because the server
     rejects a file with others, or scores it wrongly.
@@ -41,8 +41,8 @@ def table(task: Task, predictions: Sequence[Mapping[str, Any]]) -> str:
     if not all(id.isdecimal() for id in ids) or sorted(map(int, ids)) != list(range(len(ids))):
         raise ValueError(
             f"task {task.name}: the server wants predictions for the indices 0 to {len(ids) - 1}, each once, but "
-            f"the ids of the test set are others (the first: {', '.join(ids[:3])}): use the benchmark's own test "
-            "file, whole"
+            f"the ids of the test set are others (the first: {', '.join(ids[:3])}): use the benchmark's own, complete "
+            "test file"
         )
     lines = [
         f"{row['id']}\t{_shown(task, row['prediction'])}" for row in sorted(predictions, key=lambda row: int(row["id"]))
@@ -58,9 +58,9 @@ def _shown(task: Task, prediction: Any) -> str:
 
 
 def write(directory: epath.Path, task: Task, split: str, predictions: Sequence[Mapping[str, Any]]) -> str | None:
-    """Write the file of a test set, and return a note for the report.
+    """Write the submission file of a test set, and return a sentence about it for the report.
 
-    If the predictions cannot be written, the note says why; None for a split that the server does not have.
+    If the predictions cannot be written, the sentence says why; None for a split that the server does not have.
     """
     name = FILES.get((task.name, split))
     if name is None:
@@ -75,7 +75,7 @@ def write(directory: epath.Path, task: Task, split: str, predictions: Sequence[M
 
 
 def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
-    """Write the files of a task's test sets, with the predictions of the ensemble of all seeds; returns their notes."""
+    """Write the ensemble's predictions to a task's submission files; return a sentence on each file for the report."""
     notes = []
     for split, predicted in chosen.predicted.items():
         task, rows = catalogue.find(chosen.task.name), predicted.together()
@@ -86,7 +86,7 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
 
 
 def unranked(task: Task, predicted: SplitPredictions, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Convert the predictions of a ranked task to classes: the chosen candidate is right, the others are wrong."""
+    """Convert predictions of a task that is trained as ranking to classes: only the chosen candidate is right."""
     right = task.labels.index(ranking.RIGHT[task.name])
     return [
         {"id": name, "prediction": right if number == row["prediction"] else 1 - right}

@@ -1,5 +1,7 @@
 """Suites of fine-tuning: a trial for every task, point, seed and fold of a config, each in a directory of its own.
 
+A point of a sweep is a learning rate with a batch size.
+
 Finished trials are not trained again. Files of a suite: WORKDIR/config.json, TASK/lr2e-05-bs32-seed0[-fold3]/,
 report.md, report.json, submission/; with arms WORKDIR/ARM/...
 """
@@ -51,7 +53,7 @@ FIRST_EXAMPLES = "none, because the first examples of each file were used"
 
 
 def trials(config: FinetuningConfig, task: str) -> Iterator[Trial]:
-    """Yield every trial of a task, ordered by point of its sweep, then by seed, then by fold."""
+    """Yield every trial of a task, ordered by the points of its sweep, then by seed, then by fold."""
     recipe = config.tasks[task]
     for learning_rate, batch_size in recipe.points:
         for seed in config.seeds:
@@ -60,18 +62,21 @@ def trials(config: FinetuningConfig, task: str) -> Iterator[Trial]:
 
 
 def directory_of(workdir: epath.Path, one: Trial) -> epath.Path:
-    """Return the directory of a trial in the directory `workdir` of its suite."""
+    """Return the directory of a trial below `workdir`, the directory of all trials of the config."""
     return workdir / one.task / one.name
 
 
 def read_settings(path: epath.Path) -> dict[str, Any]:
-    """Read a suite's `config.json` without checking its values.
+    """Read the `config.json` that `ag-jax finetune` wrote, without checking the values of the settings.
 
     Raises ValueError, with the file's name, if it is not the config of a suite.
     """
     found = read_json(path)
     if _is_pretraining(found):
-        raise ValueError(f"{path} is the config of a run of pre-training, expected that of a suite of fine-tuning")
+        raise ValueError(
+            f"{path} is the config of a pre-training run, expected one that `ag-jax finetune` wrote: give the "
+            "--workdir of a fine-tuning"
+        )
     _check_tasks(path, found)
     return config_reader.upgraded(FinetuningConfig, found)
 
@@ -86,7 +91,10 @@ def _check_tasks(path: epath.Path, settings: dict[str, Any]) -> None:
 
 
 def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
-    """Raise ValueError if `workdir` holds trials with other settings, which it lists, or is of another program."""
+    """Raise ValueError if `workdir` holds trials with other settings, a pre-training run, or another program's files.
+
+    The message lists the settings that differ.
+    """
     path = workdir / "config.json"
     theirs = config_reader.upgraded(FinetuningConfig, read_json(path)) if path.exists() else {"tasks": {}}
     if _is_pretraining(theirs):
@@ -96,7 +104,8 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     ours = config_reader.to_dict(config)
     if strange := sorted(theirs.keys() - ours.keys()):
         raise ValueError(
-            f"{path} is of another program, with the keys {', '.join(strange[:3])}: choose another directory"
+            f"{path} was written by another program, because {', '.join(strange[:3])} are no settings of `ag-jax "
+            "finetune`: choose another directory"
         )
     _check_tasks(path, theirs)
     begun = _begun_tasks(theirs, workdir).keys()
@@ -116,7 +125,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
 
 
 def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
-    """Write the suite's `config.json`, and keep the begun tasks of an earlier suite in the directory.
+    """Write `config.json` with the settings of the suite and of other tasks that already have trials in `workdir`.
 
     Raises ValueError as `check_directory` does, or if the directory cannot be written.
     """
@@ -134,7 +143,7 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
 
 
 def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any]:
-    """Return the settings of the tasks with a trial that left something worth keeping: its result, or a checkpoint."""
+    """Return the settings of the tasks that have a trial with something worth keeping: a result, or a checkpoint."""
     return {
         name: recipe
         for name, recipe in settings.get("tasks", {}).items()
@@ -143,9 +152,9 @@ def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any
 
 
 def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
-    """Return the flat settings of a suite, restricted to `tasks`, to compare them with those of another suite.
+    """Return the flat settings of a fine-tuning config, restricted to `tasks`, for a comparison with another config.
 
-    A setting that did not exist when they were written counts as its default.
+    A setting that did not exist when the config was written counts as its default.
     """
     of_tasks = {name: _comparable_recipe(config_reader.flat(values["tasks"][name])) for name in tasks}
     return config_reader.flat(
@@ -153,20 +162,20 @@ def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
     )
 
 
-def _comparable_recipe(written: dict[str, Any]) -> dict[str, Any]:
-    """Return the flat settings of a stored recipe, in the terms of the present version.
+def _comparable_recipe(stored: dict[str, Any]) -> dict[str, Any]:
+    """Convert the stored settings of one task so that they can be compared with those of the present version.
 
-    Missing settings are at their defaults, except `subset_seed`, which stands for how a subset was taken. `epochs` is
+    Missing settings get their defaults, except `subset_seed`, which stands for how a subset was taken. `epochs` is
     multiplied by `epochs_factor`, because only their product matters.
     """
-    settings = config_reader.flat(config_reader.to_dict(Recipe())) | written
-    if "subset_seed" not in written and (settings["train_examples"] or settings["validation_examples"]):
+    settings = config_reader.flat(config_reader.to_dict(Recipe())) | stored
+    if "subset_seed" not in stored and (settings["train_examples"] or settings["validation_examples"]):
         settings["subset_seed"] = FIRST_EXAMPLES
     return settings | {"epochs": settings["epochs"] * settings["epochs_factor"], "epochs_factor": 1}
 
 
 def read(config: FinetuningConfig) -> dict[str, Splits]:
-    """Read the examples of every task.
+    """Read the examples of every task in the config.
 
     This is done before anything is trained, so that missing or malformed files show at once and not hours later.
     """
@@ -177,7 +186,7 @@ def read(config: FinetuningConfig) -> dict[str, Splits]:
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """A checked suite, ready to be trained.
+    """A fine-tuning config with what its trials need: examples, planned trials and the checkpoint, all checked.
 
     config: the settings.
     workdir: the directory of the suite.
@@ -198,9 +207,11 @@ class Suite:
 def prepare(
     config: FinetuningConfig, workdir: epath.Path, earlier: Sequence[Suite] = (), labels: Labels = Labels()
 ) -> Suite:
-    """Read and check everything that a suite needs, before anything is trained. Raises ValueError or FileNotFoundError.
+    """Read the examples, plan the trials and open the checkpoint of a config, with all checks, before any training.
 
-    earlier: suites that are run before this one, whose trials' masks this one may repeat.
+    Raises ValueError or FileNotFoundError.
+
+    earlier: suites that are trained before this one, whose masked shares trials of this one may repeat.
     labels: labels of the trials' runs at Weights & Biases.
     """
     config_reader.check(config)
@@ -231,14 +242,14 @@ def _sizes(splits: Splits) -> dict[str, int]:
 def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
     """Raise ValueError if a finished trial started from other weights, or if a trial to be trained cannot start.
 
-    earlier: suites that are run before this one.
+    earlier: suites that are trained before this one.
     """
     config, workdir, opened = suite.config, suite.workdir, suite.opened
-    promised = {directory for of_arm in earlier for directory in _traced(of_arm)}
+    to_be_recorded = {directory for of_arm in earlier for directory in _recording(of_arm)}
     for name, of_task in suite.planned.items():
         for one in of_task:
             if not is_done(directory_of(workdir, one)):
-                traces.check(one, workdir, opened.config.layers, promised)
+                traces.check(one, workdir, opened.config.layers, to_be_recorded)
         first = config.tasks[name].initial_task
         if first:
             _check_initial(config, workdir, name, suite.material[first].task.metric)
@@ -248,7 +259,9 @@ def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
 
 
 def run(suite: Suite) -> dict[str, Chosen]:
-    """Train the unfinished trials, and return the choice of the best point of each task, in the order of the catalogue.
+    """Train the unfinished trials; return each task's results at its best point, in the order of the task catalogue.
+
+    The best point is the learning rate and batch size with the best median on the development set.
 
     A trial that diverges is noted as failed, and training continues with the next. On several hosts, host 0 chooses;
     the result is empty on the others. Raises ValueError if every point of a task failed.
@@ -276,8 +289,8 @@ def run(suite: Suite) -> dict[str, Chosen]:
         raise ValueError(f"{workdir}: {error}") from error
 
 
-def _traced(suite: Suite) -> Iterator[epath.Path]:
-    """Yield the directories of unfinished trials with an adversary, which will record the share that it masks."""
+def _recording(suite: Suite) -> Iterator[epath.Path]:
+    """Yield the directories of the unfinished trials that will record what share of attention their adversary masks."""
     for one in (one for of_task in suite.planned.values() for one in of_task):
         directory = directory_of(suite.workdir, one)
         if one.recipe.adversarial.method == "asa" and not is_done(directory):
@@ -333,7 +346,7 @@ def _told(result: Result, metric: str) -> str:
 def _ended(
     config: FinetuningConfig, workdir: epath.Path, name: str, metric: str
 ) -> tuple[list[tuple[Result, epath.Path]], list[Result]]:
-    """Return the results of a task's trials with their directories, and those that failed.
+    """Return the results of a task's successful trials, each with its directory, and the results of the failed trials.
 
     Raises ValueError, with the name of the file, if a result lacks the metric of its task.
     """
@@ -380,7 +393,7 @@ def _check_start(directory: epath.Path, start: str) -> None:
 
 
 def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
-    """Raise ValueError if the trials that task `name` starts from are done, but their best weights were not saved."""
+    """Raise ValueError if task `name` starts from finished trials of another task whose best weights were not saved."""
     first = config.tasks[name].initial_task
     for seed in config.seeds:
         of_seed = [directory_of(workdir, one) for one in trials(config, first) if one.seed == seed]
@@ -390,19 +403,19 @@ def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, met
         if done and not any((directory / finetuned.FOLDER).exists() for directory in done):
             raise ValueError(
                 f"tasks.{name} starts from the best weights of {first}, which {workdir / first} does not have for "
-                f"seed {seed}: delete it to train {first} again, or choose another --workdir"
+                f"seed {seed}: delete {workdir / first} to train {first} again, or choose another --workdir"
             )
 
 
 def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int) -> epath.Path:
-    """Return the directory of a seed's best trial."""
+    """Return the directory of the trial of task `name` with the best development `metric` among those of a seed."""
     done, _ = _ended(config, workdir, name, metric)
     best = choosing.best_of_seed(choosing.points([result for result, _ in done]), metric, seed)
     return next(directory for result, directory in done if result is best)
 
 
 def _initial(suite: Suite, one: Trial) -> Pretrained:
-    """Return the encoder that a trial starts from: the checkpoint's, or another task's best with the same seed.
+    """Return the encoder that a trial starts from: the checkpoint's, or that of another task's best trial of the seed.
 
     Raises ValueError if finished trials of the seed started from another encoder.
     """
@@ -415,7 +428,10 @@ def _initial(suite: Suite, one: Trial) -> Pretrained:
 
     best = epath.Path(hosts.from_first(f"the best trial of {first}", find))
     if blind := shared_files.wait_for(best / finetuned.FOLDER / finetuned.TASK):
-        raise ValueError(f"{best} is not the same on all hosts: host {blind[0]} does not see what host 0 wrote there")
+        raise ValueError(
+            f"{best} is not the same on all hosts: host {blind[0]} does not see what host 0 wrote there. Take a "
+            "--workdir on a file system that all hosts share"
+        )
     start = opening.open_encoder(str(best))
     of_seed = [directory_of(suite.workdir, other) for other in suite.planned[one.task] if other.seed == one.seed]
 

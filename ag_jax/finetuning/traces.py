@@ -1,4 +1,4 @@
-"""The traces of trials with `adversarial.method=scheduled`, which mask the same share at random as an earlier trial.
+"""Traces, the masked shares that an earlier trial recorded; `adversarial.method=scheduled` masks as much at random.
 
 `adversarial.masking.trace` may name another trial for each trial: `{arms}` stands for the directory of the comparison,
 `{task}` and `{trial}` for the names of the trial's own task and directory. So `{arms}/asa/{task}/{trial}` is the trial
@@ -15,7 +15,9 @@ from ag_jax.pretraining import mask_trace
 
 
 def resolved(one: Trial, workdir: epath.Path) -> Trial:
-    """Return a trial with the placeholders in the path of its trace replaced; unchanged if it has no trace.
+    """Return a trial with the placeholders replaced in the path of the earlier trial whose masked shares it repeats.
+
+    A trial that repeats none is returned unchanged.
 
     workdir: the directory of the trial's suite.
     """
@@ -30,11 +32,12 @@ def resolved(one: Trial, workdir: epath.Path) -> Trial:
     return dataclasses.replace(one, recipe=recipe)
 
 
-def check(one: Trial, workdir: epath.Path, layers: int, promised: Set[epath.Path]) -> None:
-    """Raise ValueError unless the trace of a trial exists for `layers` layers, or will be recorded before.
+def check(one: Trial, workdir: epath.Path, layers: int, to_be_recorded: Set[epath.Path]) -> None:
+    """Raise ValueError unless the masked shares that a trial repeats exist, or will be recorded before it starts.
 
-    promised: directories of trials that are run before this one and record their masked shares.
+    layers: number of layers of the model, for each of which there must be shares.
+    to_be_recorded: directories of trials that are trained before this one and record their masked shares.
     """
     adversarial = resolved(one, workdir).recipe.adversarial
-    if adversarial.method == "scheduled" and mask_trace.directory_of(adversarial) not in promised:
+    if adversarial.method == "scheduled" and mask_trace.directory_of(adversarial) not in to_be_recorded:
         mask_trace.read(adversarial, layers)

@@ -1,4 +1,4 @@
-"""Trials of a suite, each one point of a task's sweep with one seed, and the results in their directories."""
+"""Trials of a suite (one task, learning rate, batch size and seed each), and the results in their directories."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ CHECKPOINTS, RESULT = "checkpoints", "result.json"
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One training of a suite: a task, a point of its sweep, and a seed.
+    """One fine-tuning of a suite: a task with a learning rate, a batch size, a seed and perhaps a fold.
 
     task: name of the task.
     recipe: the settings of the task.

@@ -1,1 +1,1 @@
-"""Import and export of Hugging Face models: one name table for each family, used in both directions."""
+"""Import and export of Hugging Face models, by one table of tensor and parameter names for each model family."""

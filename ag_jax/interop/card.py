@@ -21,11 +21,11 @@ _BIBTEX = re.compile(r"^```[^\n`]*\n\s*(@\w+\{.*?)^```", re.MULTILINE | re.DOTAL
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """The statements of an imported model's card; a field is empty if the card does not state it.
+    """The statements in the model card of an imported model; a field is empty if the card does not state it.
 
     license: identifier of the licence.
-    base_model: name of the model that it was trained from.
-    citation: its BibTeX entries.
+    base_model: name of the model that the imported model was trained from.
+    citation: the BibTeX entries of the card.
     """
 
     license: str = ""
@@ -34,7 +34,7 @@ class Card:
 
 
 def read_card(file: pathlib.Path) -> Card:
-    """Return the statements of the card `file`, a README.md; an empty `Card` if there is no such file."""
+    """Read the statements of a model card, the README.md `file`; an empty `Card` if there is no such file."""
     text = file.read_text(encoding="utf-8-sig", errors="replace") if file.exists() else ""
     front = _front_matter(text)
     citation = "\n\n".join(entry.strip() for entry in _BIBTEX.findall(text))
@@ -42,7 +42,7 @@ def read_card(file: pathlib.Path) -> Card:
 
 
 def _front_matter(text: str) -> dict[str, str]:
-    """Return the plain values of a card's YAML front matter, between `---` and `---`; the first item of a list."""
+    """Return the plain values in a card's YAML front matter, between `---` lines; of a list only the first item."""
     first, *lines = text.splitlines() or [""]
     if first.strip() != "---" or "---" not in (line.strip() for line in lines):
         return {}
@@ -64,10 +64,10 @@ def text(
     license: str,
     not_carried: Sequence[str],
 ) -> str:
-    """Return the card of an exported run, as Markdown with the front matter that the hub reads.
+    """Return the model card of an exported run, as Markdown with the front matter that the hub reads.
 
     model: config of the exported encoder, which is the run's or its generator's.
-    architecture: the class of transformers that opens it.
+    architecture: the class of transformers that opens the export.
     license: empty if none is stated.
     not_carried: sentences about what the exported model lacks.
     """
@@ -77,7 +77,7 @@ def text(
         f"`{architecture}` with {model.layers} layers, {model.heads} heads, width {model.width} and "
         f"{model.vocabulary_size} words, {dtype}, written by ag_jax from step {opened.step}."
     )
-    lines += _began(opened.origin)
+    lines += _origin_lines(opened.origin)
     lines += ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
     lines += [
         f'model = {architecture}.from_pretrained("PATH")',
@@ -89,19 +89,19 @@ def text(
     lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated}.", ""]
     lines += _citation(opened.origin)
     lines += ["## What does not carry over", "", *(f"- {item}" for item in not_carried or ["Nothing is lost."]), ""]
-    settings = json.dumps(_without_places(config_reader.to_dict(config)), indent=2)
+    settings = json.dumps(_without_paths(config_reader.to_dict(config)), indent=2)
     return "\n".join([*lines, "## Config", "", "```json", settings, "```", ""])
 
 
 def finetuned_text(tuned: FineTuned, architecture: str, dtype: str, license: str) -> str:
-    """Return the card of an exported fine-tuned model, as Markdown with the front matter that the hub reads."""
+    """Return the model card of an exported fine-tuned model, as Markdown with the front matter that the hub reads."""
     head, model = tuned.head, tuned.config
     lines = [*_front(tuned.origin, license), f"# {head.task or 'A task'}: {head.kind}", ""]
     lines.append(
         f"`{architecture}` with {model.layers} layers, {model.heads} heads and width {model.width}, {dtype}, "
         f"written by ag_jax. Its rows have up to {head.max_length} tokens."
     )
-    lines += _began(tuned.origin)
+    lines += _origin_lines(tuned.origin)
     if head.kind == "regression":
         lines += ["", f"Its output is on a scale where 0 stands for {head.low:g} and 1 for {head.high:g}."]
     if head.labels:
@@ -111,14 +111,14 @@ def finetuned_text(tuned: FineTuned, architecture: str, dtype: str, license: str
 
 
 def _front(origin: Origin, license: str) -> list[str]:
-    """Return the lines of the YAML front matter, which the hub reads."""
+    """Return the lines of a model card's YAML front matter, which the Hugging Face hub reads."""
     stated = {"license": license, "base_model": origin.base_model}
     values = [f"{key}: {value}" for key, value in stated.items() if value]
     return ["---", "library_name: transformers", *values, "tags: [ag_jax]", "---", ""]
 
 
-def _began(origin: Origin) -> list[str]:
-    """Return the sentence that names the imported model; empty if the weights came from none."""
+def _origin_lines(origin: Origin) -> list[str]:
+    """Return the lines that name the imported model that training started from; empty if there was none."""
     if not origin.model_type:
         return []
     base = f", of the base model `{origin.base_model}`" if origin.base_model not in ("", origin.name) else ""
@@ -132,7 +132,7 @@ def _citation(origin: Origin) -> list[str]:
     return ["## Citation", "", f"Of `{origin.name}`, as its card has it:", "", "```bibtex", origin.citation, "```", ""]
 
 
-def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
+def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
     """Set the settings that are directories to None, in place: they mean nothing on another machine."""
     settings["data"]["cache_dir"] = settings["data"]["tokenizer"]["path"] = settings["training"]["initial_weights"] = (
         None
@@ -164,7 +164,7 @@ def _training(opened: OpenRun) -> list[str]:
 
 
 def _metrics(opened: OpenRun) -> list[str]:
-    """Return a Markdown table of the last validation that was not after the checkpoint's step."""
+    """Return a Markdown table of the metrics of the last validation up to the checkpoint's step."""
     try:
         rows = read_metrics(opened.workdir)
     except FileNotFoundError:

@@ -78,4 +78,7 @@ def fitting(
         if not why:
             return family
     listed = "\n".join(f"  {family.model_type}: {'; '.join(why)}" for family, why in reasons.items())
-    raise ValueError(f"no family of transformers computes what this model does:\n{listed}")
+    raise ValueError(
+        "no family of transformers computes what this model does, so it cannot be exported. Train one with settings "
+        f"that fit one of these families; reasons against each:\n{listed}"
+    )

@@ -24,7 +24,7 @@ SECTION = "ag_jax"
 
 
 def _names(attention: tuple[Name, ...]) -> tuple[Name, ...]:
-    """Return the name table of a DeBERTa, given the names of its attention projections."""
+    """Return the table of tensor and parameter names of a DeBERTa, given the lines of its attention projections."""
     return (
         *families.embeddings("deberta"),
         *attention,
@@ -61,7 +61,7 @@ _V2 = (
 
 
 def _terms(settings: Settings) -> str:
-    """Return the terms of disentangled attention, such as `c2p,p2c`; empty without relative positions."""
+    """Return the terms of disentangled attention in a config.json, such as `c2p,p2c`; empty if there are none."""
     if not settings.take("relative_attention", False):
         return ""
     given = settings.raw("pos_att_type") or []

@@ -16,12 +16,12 @@ _WANTED = ("config.json", "README.md", "*.safetensors", tensors.INDEX, *tokenize
 def check_free(target: pathlib.Path) -> None:
     """Raise ValueError if `target`, a directory to be created, is a file or a directory that is not empty."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} exists already and is not empty: give a directory that is to be made")
+        raise ValueError(f"{target} exists already and is a file or not empty: give a new or an empty directory")
 
 
 @contextlib.contextmanager
 def whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield a temporary directory beside `target`, and rename it to `target` when the body has filled it.
+    """Yield a temporary directory beside `target`, and rename it to `target` when the body ends without an error.
 
     The body must only write, because a disk error in it is raised as an OSError about `target`. After an error nothing
     is left. Raises ValueError if `target` exists and is not empty, or its parent cannot be written to.
@@ -47,7 +47,7 @@ def whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _why_not_written(error: BaseException | None) -> str | None:
-    """Return the reason of the original disk error in the chain of causes of `error`; None if there is none."""
+    """Return the reason of the original disk error among `error` and its causes; None if there is none."""
     reason = None
     while error is not None:
         if isinstance(error, OSError):
@@ -70,7 +70,7 @@ def find(path: str) -> pathlib.Path:
     if directory.exists():
         raise ValueError(f"--from={path} is a file: give the directory with config.json and {tensors.WHOLE}")
     if path.startswith(("/", ".", "~")) or path.count("/") > 1:  # names on the hub are NAME or OWNER/NAME
-        raise ValueError(f"--from={path} does not exist")
+        raise ValueError(f"--from={path} does not exist: give a directory, or a name on the hub (NAME or OWNER/NAME)")
     try:
         import huggingface_hub
     except ImportError as error:
@@ -90,7 +90,7 @@ def find(path: str) -> pathlib.Path:
         ) from error
     if pickled:
         raise ValueError(
-            f"{path} has its weights as a pickle alone, which can run any program when it is read, so it is not "
+            f"{path} has its weights only as a pickle, which can run any program when it is read, so it is not "
             f"fetched. If you trust it: hf download {path} --local-dir=DIR, and then --from=DIR, which says how to "
             "convert it"
         )

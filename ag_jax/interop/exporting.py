@@ -78,7 +78,7 @@ def convert(
 def _convert_finetuned(
     workdir: epath.Path, step: int | None, path: str, dtype: str, license: str, part: str
 ) -> Exported:
-    """Export a fine-tuned model, which has one checkpoint and no parts."""
+    """Export a fine-tuned model; `step` and `part` must be the defaults, because it has one checkpoint and no parts."""
     if step is not None or part != "model":
         raise ValueError(
             f"{workdir} is a fine-tuned model, which has neither steps nor parts: leave --step and --part out"
@@ -106,7 +106,7 @@ def _convert_finetuned(
 
 @dataclasses.dataclass(frozen=True)
 class ExportedContent:
-    """The content of an exported directory.
+    """The model, tokenizer and texts to be written to an exported directory.
 
     table: name table for `params`, that of a task's head included.
     architecture: the class of transformers that opens the directory.
@@ -125,12 +125,12 @@ class ExportedContent:
 
 
 def _write(model: ExportedContent, path: str, dtype: str) -> int:
-    """Write the directory `path` and return the number of parameters in it."""
+    """Write an exported model to the directory `path`, and return its number of parameters."""
     config, params = model.config, {path: np.asarray(leaf) for path, leaf in names.flat(model.params).items()}
     # The other families have no offset of positions.
     if model.family.root != "roberta":
         config, params = _from_zero(config, params)
-    wanted = names.places(model.table, {path: leaf.shape for path, leaf in params.items()})
+    wanted = names.stored_tensors(model.table, {path: leaf.shape for path, leaf in params.items()})
     stored = names.store(wanted, params, tensors.DTYPES[dtype])
     target = pathlib.Path(path).expanduser().resolve()
     with directories.whole(target) as partial:
@@ -147,7 +147,7 @@ def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any]
     has_generator = "generator" in opened.params
     if part == "generator":
         if not has_generator or "generator" in opened.untrained:
-            raise ValueError("--part=generator: this run has no generator that was trained beside the model")
+            raise ValueError("--part=generator: this run trained no generator beside the model; leave --part out")
         return opened.model.generator_config, generator_parameters(opened.params), []
     if part != "model":
         raise ValueError(f"--part must be model or generator, got {part!r}")
@@ -162,7 +162,7 @@ def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any]
 
 
 def _from_zero(config: EncoderConfig, params: dict[str, np.ndarray]) -> tuple[EncoderConfig, dict[str, np.ndarray]]:
-    """Return the model with positions counted from 0.
+    """Return config and parameters of the model with positions counted from 0 instead of `position_offset`.
 
     The rows of the position table before the first position, which only padding reads, are dropped.
     """
@@ -172,7 +172,7 @@ def _from_zero(config: EncoderConfig, params: dict[str, np.ndarray]) -> tuple[En
 
 
 def _settings(family: Family, config: EncoderConfig, architecture: str, specials: Any, dtype: str) -> dict[str, Any]:
-    """Return the content of config.json, apart from keys for a task's head."""
+    """Return the content of the exported config.json, without the keys for a task head."""
     return {
         "architectures": [architecture],
         "model_type": family.model_type,

@@ -77,7 +77,7 @@ def embeddings(root: str) -> tuple[Name, ...]:
 
 
 def after_attention(root: str) -> tuple[Name, ...]:
-    """Return the names of each layer's output projection, feed-forward network and LayerNorms, as in all families."""
+    """Return the names of each layer's attention output projection, feed-forward network and LayerNorms."""
     layer = f"{root}.encoder.layer.{{layer}}"
     return (
         Name(f"{layer}.attention.output.dense.weight", f"{LAYERS}attention/output/kernel", FROM_HEADS),

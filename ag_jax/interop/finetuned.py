@@ -43,7 +43,7 @@ FINGERPRINT = "fingerprint"  # in task.json: of its other values and of the weig
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """The task, shape and labels of a model's task head.
+    """The task of a fine-tuned model, with the kind, style and labels of its head.
 
     task: name of the task, empty if it is not one of this project's.
     kind, style: see `TaskModel`.
@@ -90,7 +90,7 @@ class FineTuned:
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-    """The content of `task.json`."""
+    """The content of `task.json` without the fingerprint: task head, encoder config and imported origin."""
 
     head: Head
     model: EncoderConfig
@@ -143,7 +143,9 @@ def load(directory: epath.PathLike) -> FineTuned:
             file=sys.stderr,
         )
     elif written != _fingerprint(values, weights):
-        raise ValueError(f"{place} is damaged: {TASK} and {WEIGHTS} are not what was saved, their fingerprint differs")
+        raise ValueError(
+            f"{place} is damaged: {TASK} and {WEIGHTS} are not what was saved, their fingerprint differs; copy it anew"
+        )
     try:
         flat = safetensors.numpy.load(weights)
         params, adversary_params = split_params(traverse_util.unflatten_dict(flat, sep="/"))
@@ -155,7 +157,7 @@ def load(directory: epath.PathLike) -> FineTuned:
 
 
 def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:
-    """Return the SHA-256 of the settings in `task.json` and of the file of weights."""
+    """Return the SHA-256 of the settings in `task.json` together with the weights file."""
     found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     found.update(weights)
     return found.hexdigest()
@@ -181,4 +183,4 @@ def _check(settings: _Settings, params: dict[str, np.ndarray]) -> None:
             f"{expected.get(path, 'none')}, found {found.get(path, 'none')}"
         )
     if bad := [path for path, leaf in params.items() if not np.isfinite(leaf).all()]:
-        raise ValueError(f"{', '.join(bad)} in {WEIGHTS} holds values that are not finite")
+        raise ValueError(f"{', '.join(bad)} in {WEIGHTS} holds values that are not finite (NaN or infinity)")

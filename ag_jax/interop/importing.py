@@ -87,12 +87,14 @@ def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imp
 
 
 def _count(params: dict[str, Any]) -> int:
-    """Return the number of parameters in a tree."""
+    """Return the number of elements of all arrays in a tree of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: pathlib.Path | None = None) -> OpenModel:
-    """Open the model of a directory or hub name, without writing it; the head of a task, if it has one, is left out.
+    """Open the Hugging Face model of a directory or hub name for use as a run, without its task head if it has one.
+
+    Nothing is written.
 
     expected: prefixes of the names of tensors that may be left out.
     tokenizer_place: the tokenizer's path in the returned config, by default the model's directory.
@@ -124,12 +126,13 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
         known = ", ".join(dict.fromkeys(head.ending for head in task_heads.HEADS.values()))
         raise ValueError(
             f"{path} has no head of a task: the architectures in its config.json are "
-            f"{', '.join(source.architectures) or 'not stated'}, known endings {known}"
+            f"{', '.join(source.architectures) or 'not stated'}, expected a class whose name ends in one of {known}. "
+            "Fine-tune the model first with `ag-jax finetune`"
         )
     config = task_encoder(source.config)
     head = task_heads.read(source.family, kind, source.values, config.max_length)
     shapes = finetuned.shapes(head, config)
-    wanted = names.places((*source.family.names, *task_heads.names(source.family, head.kind)), shapes)
+    wanted = names.stored_tensors((*source.family.names, *task_heads.names(source.family, head.kind)), shapes)
     # `task_encoder` changes only a config with a mask decoder, and then drops the positions, which only that reads.
     unread = [POSITIONS] if config != source.config else []
     left_out = names.check(
@@ -145,7 +148,11 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
 
 
 def _kind(source: Source, expected: Sequence[str]) -> str | None:
-    """Return the kind of the directory's task head; None if it has none, or its classifier is `expected` to go."""
+    """Return the kind of task of the directory's task head; None without a head, or if it is to be left out.
+
+    expected: prefixes of the names of tensors that may be left out. If they match all tensors of the classifier, the
+        head is left out.
+    """
     kind = task_heads.kind_of(source.family, source.architectures)
     # The last two names are the classifier's; a dense layer before it may be the encoder's pooler.
     if kind and all(name.theirs.startswith(tuple(expected)) for name in task_heads.names(source.family, kind)[-2:]):
@@ -197,9 +204,11 @@ def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConf
 def parameters(
     source: Source, config: ExperimentConfig, tokenizer: Tokenizer, expected: Sequence[str]
 ) -> tuple[dict, list[str], list[str]]:
-    """Return the nested parameters, the randomly initialised heads among them, and the names of tensors left out.
+    """Return the nested parameters, the names of the randomly initialised heads, and the names of the tensors left out.
 
-    The parameters include `pooler` if the files have a pooler that no head reads.
+    The parameters include those of the randomly initialised heads, and `pooler` if the files have a pooler that no
+    head reads.
+
     expected: prefixes of the names of tensors that may be left out.
     Raises ValueError that lists every missing, extra and misshapen tensor.
     """
@@ -211,7 +220,7 @@ def parameters(
     shapes = {path: leaf.shape for path, leaf in fresh.items()} | _pooler_shapes(source, found, expected)
     new = sorted({path.partition("/")[0] for path in fresh} - {"encoder", *source.heads})
     known = {path: shape for path, shape in shapes.items() if path.partition("/")[0] not in new}
-    wanted = names.places(source.family.names, known)
+    wanted = names.stored_tensors(source.family.names, known)
     left_out = names.check(
         wanted,
         found,
@@ -241,5 +250,5 @@ def _check_padding(source: Source, tokenizer: Tokenizer) -> None:
         raise ValueError(
             f"{source.directory / 'config.json'} counts positions from pad_token_id + 1 = "
             f"{source.config.position_offset}, but the tokenizer's padding is {tokenizer.specials.pad}: one of them is "
-            "of another model"
+            "of another model; copy both from the same one"
         )

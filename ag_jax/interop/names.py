@@ -14,7 +14,7 @@ LAYERS = "encoder/layers/"  # parameters below have a leading axis, one entry fo
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-    """A line of a name table: a tensor of transformers and the parameters that it holds.
+    """An entry of a name table: a tensor of transformers and the parameters that it holds.
 
     theirs: name of the tensor, with `{layer}` in it if each layer has one.
     ours: path of the parameter, or paths of several.
@@ -36,8 +36,8 @@ class StoredTensor:
     """A tensor in a file, and the model parameters that are stored in it.
 
     theirs, shape: name and shape of the tensor.
-    paths: of the parameters.
-    shapes: of the parameters in one layer.
+    paths: paths of the parameters.
+    shapes: shapes of the parameters, without the axis of layers.
     layer: index on the leading axis of the parameters; None for parameters that are not of a layer.
     layout: how the tensor holds the parameters.
     """
@@ -55,10 +55,10 @@ class StoredTensor:
         return f"{self.theirs} {self.shape}, for {ours}{where}"
 
 
-def places(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[StoredTensor]:
-    """Return every tensor that is needed for the parameters `ours`, given by path and shape.
+def stored_tensors(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[StoredTensor]:
+    """Return every tensor of transformers that is needed for the parameters `ours`, which are given as path: shape.
 
-    Lines of the table with a path that is not among them are left out.
+    Entries of the table for other parameters are left out.
     Raises ValueError for parameters that the table has no name for.
     """
     found = []
@@ -73,29 +73,33 @@ def places(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[StoredTenso
         for layer in range(shapes[0][0]):
             theirs = name.theirs.replace(LAYER, str(layer))
             found.append(StoredTensor(theirs, name.layout.shape(*inner), name.paths, inner, layer, name.layout))
-    named = {path for place in found for path in place.paths}
+    named = {path for stored in found for path in stored.paths}
     if nameless := [f"  {path} {shape}" for path, shape in ours.items() if path not in named]:
-        raise ValueError("there is no name for these parameters:\n" + "\n".join(nameless))
+        raise ValueError(
+            "the table of tensor names has none for these parameters, so the model cannot be converted; add them to "
+            "the table of its family:\n" + "\n".join(nameless)
+        )
     return found
 
 
 def check(
     wanted: Iterable[StoredTensor], theirs: Mapping[str, Shape], of: str, expected: Sequence[str] = (), remedy: str = ""
 ) -> list[str]:
-    """Check that a file holds the wanted tensors; return the names of further ones, all of which were `expected`.
+    """Check that a file holds the wanted tensors, and return the names of the other tensors, which `expected` allows.
 
     theirs: shapes of the file's tensors by name.
     of, remedy: beginning and end of the error message.
-    expected: prefixes of the names of tensors that may be left out.
+    expected: prefixes of the names of tensors that may be in the file without being wanted.
     Raises ValueError that lists every missing, extra and misshapen tensor, with both sides.
     """
-    by_name = {place.theirs: place for place in wanted}
-    missing = [f"  missing: {place}" for name, place in by_name.items() if name not in theirs]
+    by_name = {stored.theirs: stored for stored in wanted}
+    missing = [f"  missing: {stored}" for name, stored in by_name.items() if name not in theirs]
     misshapen = [
-        f"  of another shape: {place}: found {theirs[name]}"
-        for name, place in by_name.items()
-        if name in theirs and theirs[name] != place.shape
+        f"  of another shape: {stored}: found {theirs[name]}"
+        for name, stored in by_name.items()
+        if name in theirs and theirs[name] != stored.shape
     ]
+    # A tensor without a place is an error unless the user expects it: weights must not be dropped silently.
     left = [name for name in theirs if name not in by_name]
     extra = [f"  without a place here: {name} {theirs[name]}" for name in left if not name.startswith(tuple(expected))]
     if missing or misshapen or extra:
@@ -107,48 +111,48 @@ def check(
 
 
 def load(wanted: Sequence[StoredTensor], tensors: Tensors, ours: Mapping[str, Shape]) -> dict[str, np.ndarray]:
-    """Return the parameters by path, as float32, reading the tensors one after another.
+    """Read the wanted tensors one after another, and return the parameters in them by path, as float32.
 
     ours: shapes of the parameters by path.
     Raises ValueError, with the names of the tensor and of its file, for values that are not finite.
     """
     arrays: dict[str, np.ndarray] = {}
-    for place in wanted:
+    for stored in wanted:
         # A float64 too large for float32 becomes infinite, which is reported below.
         with np.errstate(over="ignore", invalid="ignore"):
-            theirs = np.asarray(tensors.read(place.theirs), np.float32)
+            theirs = np.asarray(tensors.read(stored.theirs), np.float32)
         if not np.isfinite(theirs).all():
             raise ValueError(
-                f"{place.theirs} in {tensors.file(place.theirs)} holds values that are not finite (NaN or infinity): "
+                f"{stored.theirs} in {tensors.file(stored.theirs)} holds values that are not finite (NaN or infinity): "
                 "copy the model anew"
             )
-        parts = place.layout.load(theirs, *place.shapes)
-        for path, part in zip(place.paths, parts, strict=True):
+        parts = stored.layout.load(theirs, *stored.shapes)
+        for path, part in zip(stored.paths, parts, strict=True):
             if path not in arrays:
                 arrays[path] = np.empty(ours[path], np.float32)
-            arrays[path][... if place.layer is None else place.layer] = part
+            arrays[path][... if stored.layer is None else stored.layer] = part
     return arrays
 
 
 def store(wanted: Iterable[StoredTensor], ours: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Return the tensors by name, made from the parameters `ours` and converted to `dtype`.
+    """Return the tensors by name, made from the parameters `ours` and converted to `dtype`, the inverse of `load`.
 
     Raises ValueError if a value is not finite, or too large for `dtype`.
     """
     tensors = {}
-    for place in wanted:
-        parts = [ours[path] if place.layer is None else ours[path][place.layer] for path in place.paths]
-        whole = np.ascontiguousarray(place.layout.store(*parts))
+    for stored in wanted:
+        parts = [ours[path] if stored.layer is None else ours[path][stored.layer] for path in stored.paths]
+        whole = np.ascontiguousarray(stored.layout.store(*parts))
         if not np.isfinite(whole).all():
             raise ValueError(
-                f"{place.theirs} ({', '.join(place.paths)}) holds values that are not finite (NaN or infinity): "
+                f"{stored.theirs} ({', '.join(stored.paths)}) holds values that are not finite (NaN or infinity): "
                 "training diverged, or the weights are damaged; take an earlier checkpoint with --step"
             )
         with np.errstate(over="ignore"):
-            tensors[place.theirs] = whole.astype(dtype)
-        if not np.isfinite(tensors[place.theirs]).all():
+            tensors[stored.theirs] = whole.astype(dtype)
+        if not np.isfinite(tensors[stored.theirs]).all():
             raise ValueError(
-                f"{place.theirs} reaches {np.abs(whole).max():.3g}, which {dtype} cannot hold: use --dtype=float32 or "
+                f"{stored.theirs} reaches {np.abs(whole).max():.3g}, which {dtype} cannot hold: use --dtype=float32 or "
                 "bfloat16"
             )
     return tensors

@@ -151,7 +151,7 @@ def open_finetuned(directory: str, kinds: Sequence[str]) -> FineTuned:
         tuned = finetuned.load(place)
     elif is_huggingface(place):
         tuned, _ = importing.open_finetuned(str(place))
-    elif (place / "config.json").exists():
+    elif (place / "config.json").exists():  # without model_type, so not of transformers
         raise ValueError(
             f"{directory} is a run of pre-training, which has no head for {wanted}: fine-tune it with "
             "`ag-jax finetune --config.keep=best` and give the directory of a trial"
@@ -162,7 +162,9 @@ def open_finetuned(directory: str, kinds: Sequence[str]) -> FineTuned:
             "model"
         )
     if tuned.head.kind not in kinds:
-        raise ValueError(f"{directory} has a head for {tuned.head.kind}, but {wanted} is asked for")
+        raise ValueError(
+            f"{directory} has a head for {tuned.head.kind}, but {wanted} is expected: give a model fine-tuned for that"
+        )
     return tuned
 
 
@@ -188,7 +190,9 @@ def open_masked_lm(directory: str, step: int | None = None) -> tuple[Pretraining
     # An imported model without this head has a randomly initialised one, of which predictions would be noise.
     if "word_head" in untrained:
         classes = ", ".join(architectures) or "not stated"
-        raise ValueError(f"{directory} has no head for masked words: its classes are {classes}")
+        raise ValueError(
+            f"{directory} has no head for masked words: its classes are {classes}, expected one such as BertForMaskedLM"
+        )
     if "word_head" not in params:
         raise ValueError(
             f"{directory} detects replaced tokens and has no head for masked words; `ag-jax export --part=generator` "
@@ -228,7 +232,9 @@ def _pretrained(
     description: str,
     origin: Origin,
 ) -> Pretrained:
-    """Return the encoder without what only predicts masked words, and with BERT's pooler as the head's first half.
+    """Return the encoder for fine-tuning, without the parts that only serve masked words.
+
+    With the style `bert`, the pooler becomes the first layer of the task head.
 
     params: of the pre-trained model, of which only `encoder` is used.
     """

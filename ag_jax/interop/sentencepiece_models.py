@@ -16,7 +16,7 @@ _FAIRSEQ = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
 
 
 def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingface.Tokenizer:
-    """Return the tokenizer of a sentencepiece model; the model's control pieces become special tokens.
+    """Convert a sentencepiece model to a tokenizer with the same ids and with its control pieces as special tokens.
 
     model: content of the model's file.
     fairseq: whether token ids are CamemBERT's, which fairseq shifted.
@@ -29,7 +29,10 @@ def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingfa
     except DecodeError as error:
         raise ValueError(f"expected a sentencepiece model, got what the library cannot read: {error}") from error
     if proto.trainer_spec.model_type not in (_UNIGRAM, _BPE):
-        raise ValueError("only sentencepiece models of the kinds unigram and BPE can be converted")
+        kind = sentencepiece_model_pb2.TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
+        raise ValueError(
+            f"expected a sentencepiece model of type UNIGRAM or BPE, got {kind}, which cannot be converted"
+        )
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
     if fairseq:
         pieces = [(piece, 0.0) for piece in _FAIRSEQ[:-1]] + [(_FAIRSEQ[-1], -100.0)] + pieces[1:]
@@ -38,9 +41,12 @@ def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingfa
     unknown = next((piece.piece for piece in proto.pieces if piece.type == _UNKNOWN), None)
     # Looked up among the final pieces, because fairseq's replace the model's first piece.
     if unknown not in dict(pieces):
-        raise ValueError("the sentencepiece model has no piece for what is unknown")
+        raise ValueError(
+            "expected a sentencepiece model with a piece for unknown text, such as <unk>, got none: take a model "
+            "that was trained with one"
+        )
     tokenizer = huggingface.Tokenizer(_model(proto, pieces, unknown))
-    _dress(tokenizer, proto)
+    _set_text_processing(tokenizer, proto)
     special = [piece.piece for piece in proto.pieces if piece.type == _CONTROL]
     special += [piece for piece in _FAIRSEQ if fairseq] + ([mask] if mask else [])
     tokenizer.add_special_tokens(list(dict.fromkeys(piece for piece in special if piece in dict(pieces))))
@@ -66,7 +72,7 @@ def _model(proto, pieces: list[tuple[str, float]], unknown: str) -> models.Model
     return models.BPE(vocabulary, ordered, unk_token=unknown, fuse_unk=True, byte_fallback=fallback)
 
 
-def _dress(tokenizer: huggingface.Tokenizer, proto) -> None:
+def _set_text_processing(tokenizer: huggingface.Tokenizer, proto) -> None:
     """Set the tokenizer's normaliser, pre-tokeniser and decoder to follow the sentencepiece model's normaliser."""
     spec = proto.normalizer_spec
     steps = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
@@ -92,4 +98,7 @@ def _check(tokenizer: huggingface.Tokenizer, processor: sentencepiece.SentencePi
         theirs = [id + moved if id else 3 for id in processor.encode(text)] if moved else processor.encode(text)
         ours = tokenizer.encode(text, add_special_tokens=False).ids
         if ours != theirs:
-            raise ValueError(f"the converted tokenizer reads {text!r} as {ours}, sentencepiece as {theirs}")
+            raise ValueError(
+                f"the converted tokenizer encodes {text!r} as {ours}, sentencepiece as {theirs}, so this model cannot "
+                "be converted: use a tokenizer.json that transformers saved for it"
+            )

@@ -24,7 +24,7 @@ _BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")  # of an e
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The content of a Hugging Face directory.
+    """Model of a Hugging Face directory: its family, encoder config and heads, with the tensors still on disk.
 
     heads: the heads for pre-training for which it has tensors, or which the classes in its config.json have.
     tensors: by the names that transformers gives them today.
@@ -44,13 +44,13 @@ class Source:
 
 
 def read(directory: pathlib.Path) -> Source:
-    """Read a directory, leaving tensors on disk. Raises ValueError that names every option that is not supported."""
+    """Read a model's directory, leaving tensors on disk. Raises ValueError that names every unsupported option."""
     file = directory / "config.json"
     values = _json(file)
     try:
         family = catalogue.named(values.get("model_type"))
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+        raise ValueError(f"{file} is not of a supported model family: {error}") from error
     tensors = open_directory(directory)
     rooted = any(name.startswith(f"{family.root}.") for name in tensors.shapes)
     tensors = tensors.renamed(lambda name: _modern(name, family, rooted))
@@ -60,13 +60,19 @@ def read(directory: pathlib.Path) -> Source:
     architectures = tuple(map(str, settings.take("architectures", [])))
     if settings.problems:
         listed = "\n".join(f"  {problem}" for problem in settings.problems)
-        raise ValueError(f"{file} asks for what is not supported here:\n{listed}")
+        raise ValueError(
+            f"{file} has values that are wrong, or that ag-jax does not support:\n{listed}\n"
+            "Choose a model without them, or copy the file anew if it is damaged"
+        )
     _check_sizes(file, values, family, fields, tensors)
     try:
         config = EncoderConfig(**_with_relative(fields))
         config_reader.check(config, "model")
     except ValueError as error:
-        raise ValueError(f"{file}, read as settings of ours: {error}") from error
+        raise ValueError(
+            f"{file} describes an encoder that cannot work, in ag-jax's names of settings: {error}\n"
+            "Copy the file anew, or choose another model"
+        ) from error
     # A declared head without tensors counts, too, so that its tensors are reported as missing.
     heads = {head for name in architectures for head in _declared(family, name)}
     for head, beginnings in family.heads.items():
@@ -91,7 +97,7 @@ def _check_sizes(
     fields: Mapping[str, Any],
     tensors: Tensors,
 ) -> None:
-    """Raise ValueError if config.json declares other sizes than the tensors have, without initialising a model."""
+    """Raise ValueError if sizes in config.json differ from the tensors' shapes. No model is initialised for this."""
     root, layers = family.root, re.compile(rf"{family.root}\.encoder\.layer\.(\d+)\.")
     shapes = tensors.shapes
     stored = {found[1] for name in shapes if (found := layers.match(name))}
@@ -132,8 +138,9 @@ def untie(source: Source) -> dict[str, tuple[int, ...]]:
             source.tensors.read(second), source.tensors.read(first)
         ):
             raise ValueError(
-                f"{second} {shapes[second]} and {first} {shapes[first]} of {source.directory} differ: output and input "
-                "embeddings of a model here are the same, which cannot hold both"
+                f"{second} {shapes[second]} and {first} {shapes[first]} of {source.directory} differ: ag-jax supports "
+                "only models whose output layer shares its values with the input embeddings (tied embeddings). Choose "
+                "a model with tied embeddings"
             )
         del shapes[second]
     return shapes
@@ -163,7 +170,10 @@ def _modern(name: str, family: Family, rooted: bool) -> str:
 
 
 def _first_copy(name: str, family: Family, names: Collection[str]) -> str:
-    """Return the name of a tied tensor's first copy if a file has only the second, else the name itself."""
+    """Return `name`, or the first copy's name for the second copy of a tied tensor that is stored only once.
+
+    names: names of all stored tensors.
+    """
     first = family.tied.get(name, name)
     return name if first in names else first
 
@@ -173,5 +183,5 @@ def _with_relative(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _declared(family: Family, architecture: str) -> Sequence[str]:
-    """Return the names of the pre-training heads of the `transformers` class `architecture`."""
+    """Return the names of the pre-training heads that the `transformers` class `architecture` has."""
     return family.architectures.get(architecture.removeprefix(family.classes), ())

@@ -14,7 +14,7 @@ from ag_jax.models.heads import STYLES
 
 @dataclasses.dataclass(frozen=True)
 class ExportedHead:
-    """A kind of task head in `transformers`.
+    """How `transformers` stores one kind of task head: its class, its layers, and its keys in config.json.
 
     ending: of the class's name.
     layer: the name of its only layer; None for a head with a dense layer and a classifier.
@@ -57,7 +57,7 @@ _ONLY = {
 
 
 def names(family: Family, kind: str) -> tuple[Name, ...]:
-    """Return the name table of a task head."""
+    """Return the name table of a kind of task head: which tensors of `transformers` hold which of its parameters."""
     head = HEADS[kind]
     if head.layer:
         return dense(head.layer, _OURS)
@@ -66,7 +66,9 @@ def names(family: Family, kind: str) -> tuple[Name, ...]:
 
 
 def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> str:
-    """Return the style of a new head for texts: its family's for an imported model, else the most similar family's.
+    """Return the key of `models.heads.STYLES` (activation and dropout) for a new head on texts.
+
+    It is that of the imported model's family, or of the most similar family if the model was not imported.
 
     heads: names of the model's heads for pre-training.
     model_type: family of the imported model, empty if the model was not imported.
@@ -91,7 +93,7 @@ def misfits(family: Family, kind: str, style: str) -> list[str]:
 
 
 def settings(head: Head) -> dict[str, Any]:
-    """Return the keys of config.json for a task head."""
+    """Return the keys and values of config.json that describe a task head; empty for a head without labels."""
     exported = HEADS[head.kind]
     if not exported.has_labels:
         return {}
@@ -101,7 +103,10 @@ def settings(head: Head) -> dict[str, Any]:
 
 
 def kind_of(family: Family, architectures: Collection[str]) -> str | None:
-    """Return the kind of task that a directory's classes are for; None for classes without a task head."""
+    """Return the kind of task for which one of the `transformers` classes `architectures` has a head; None if none has.
+
+    architectures: names of classes, as in config.json.
+    """
     endings = {name.removeprefix(family.classes) for name in architectures}
     return next((kind for kind, head in HEADS.items() if head.ending in endings), None)
 
@@ -124,17 +129,23 @@ def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) 
         kind = "regression"
     if problems:
         raise ValueError(
-            "config.json asks for what is not supported here:\n" + "\n".join(f"  {problem}" for problem in problems)
+            "config.json has options of a task head that ag-jax does not support; choose a model without them:\n"
+            + "\n".join(f"  {problem}" for problem in problems)
         )
     shown = labels if kind in ("classification", "tagging") else ()
     return Head("", kind, shown, family.root, max_length=max_length)
 
 
 def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the classes in order; transformers leaves out the names of two nameless classes."""
+    """Return the names of the labels in order, from `id2label`; LABEL_0 and LABEL_1 if config.json does not have it.
+
+    transformers leaves the key out for two labels without names.
+    """
     named = values.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
     try:
         by_index = {int(index): str(label) for index, label in named.items()}
         return tuple(by_index[index] for index in range(len(by_index)))
     except (ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"id2label in config.json must be names by the numbers 0, 1, ..., got {named!r}") from error
+        raise ValueError(
+            f"id2label in config.json must map the numbers 0, 1, ... to names of labels, got {named!r}"
+        ) from error

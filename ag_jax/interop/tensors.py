@@ -27,7 +27,7 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """The file of a tensor, and its name and shape there."""
+    """Where a tensor is stored: the file, with the tensor's name and shape in it."""
 
     file: pathlib.Path
     name: str
@@ -49,7 +49,7 @@ class Tensors:
 
     @property
     def source(self) -> pathlib.Path:
-        """The file that holds the tensors, or the index of several files, for messages."""
+        """File to name in error messages: the file that holds all tensors, or the index of several such files."""
         file, *others = {entry.file for entry in self._entries.values()}
         return file.parent / INDEX if others else file
 
@@ -101,12 +101,14 @@ def _files(directory: pathlib.Path) -> list[pathlib.Path]:
     if (directory / INDEX).exists():
         shards = sorted(set(_weight_map(directory).values()))
         if absent := [shard for shard in shards if not (directory / shard).exists()]:
-            raise FileNotFoundError(f"{directory / INDEX} names shards that are not there: {', '.join(absent)}")
+            raise FileNotFoundError(
+                f"{directory / INDEX} names shards that are not there: {', '.join(absent)}; copy them, too"
+            )
         return [directory / shard for shard in shards]
     for pickled in PICKLES:
         if (directory / pickled).exists():
             raise ValueError(
-                f"{directory / pickled} is a pickle, which can run any program when it is read, so it is not. "
+                f"{directory / pickled} is a pickle, which is not read, because reading a pickle can run any program. "
                 f"Convert it where torch is installed:\n  {CONVERSION.format(directory=directory)}\n"
                 f"or take a revision of the model that has {WHOLE}"
             )
@@ -114,13 +116,14 @@ def _files(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _weight_map(directory: pathlib.Path) -> Mapping[str, str]:
-    """Return the shard's file name of each tensor, from the index. Raises ValueError if the index is damaged."""
+    """Return from the index, for each tensor, the file name of its shard. Raises ValueError if the index is damaged."""
     found = read_json(directory / INDEX).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
         raise ValueError(f"{directory / INDEX}: expected a `weight_map` of names to files; copy it anew")
     if outside := [file for file in found.values() if pathlib.PurePath(file).name != file]:
         raise ValueError(
-            f"{directory / INDEX} names {outside[0]!r}, which is outside the directory: expected names of files"
+            f"{directory / INDEX} names {outside[0]!r}, which is outside the directory: expected names of files "
+            "beside the index; copy it anew"
         )
     return found
 

@@ -39,7 +39,7 @@ def read(directory: pathlib.Path, family: Family) -> Tokenizer:
 
 
 def check_size(tokenizer: Tokenizer, rows: int, directory: pathlib.Path) -> None:
-    """Raise ValueError if the word embedding of a directory's model, with `rows` rows, has no row for some token."""
+    """Raise ValueError if the tokenizer has more tokens than the model's word embedding has rows, `rows`."""
     if tokenizer.vocabulary_size > rows:
         files = ", ".join(vocabularies.present(directory))
         raise ValueError(

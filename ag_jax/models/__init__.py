@@ -1,1 +1,1 @@
-"""Transformer encoders and their heads, as settings of one Linen `Encoder`."""
+"""BERT, RoBERTa, ELECTRA and DeBERTa as settings of one Linen `Encoder`, and the heads of such an encoder."""

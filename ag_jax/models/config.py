@@ -81,14 +81,14 @@ class EncoderConfig:
         self._check_positions()
 
     def _check_positions(self) -> None:
-        """Raise ValueError if the mask decoder and its absolute positions do not match, or words have no order."""
+        """Raise ValueError if absolute positions do not fit the mask decoder, or there are no positions of any kind."""
         if (self.absolute_positions == "decoder") != (self.mask_decoder_passes > 0):
             raise ValueError(
                 f"model.absolute_positions={self.absolute_positions} and "
                 f"model.mask_decoder_passes={self.mask_decoder_passes} do "
-                "not go together: the enhanced mask decoder takes positions at `decoder`, and needs them; set "
-                "absolute_positions=decoder with mask_decoder_passes of at least 1, "
-                "or mask_decoder_passes=0 with input or none"
+                "not go together: only the enhanced mask decoder adds positions at `decoder`, and it needs them there; "
+                "set absolute_positions=decoder with mask_decoder_passes of at least 1, "
+                "or absolute_positions=input or none with mask_decoder_passes=0"
             )
         if self.absolute_positions == "none" and not self.relative.terms:
             raise ValueError(

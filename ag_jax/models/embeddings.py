@@ -61,26 +61,30 @@ class Embeddings(nn.Module):
         deterministic: bool,
         on_sum: Callable[[Array], Array] | None = None,
     ) -> Array:
-        """Return the embedded tokens `BLE`; `project` maps them to the width of the encoder.
+        """Return the embedded tokens `BLE`, in the width E of the embeddings: they are not projected yet (`project`).
 
         segments_BL: segment ids, one for each text of a row; 0 is padding.
         embedding_delta: `BLE`, added to the word embeddings (FreeLB, SMART); None adds nothing.
         on_sum: maps the sum of the embeddings to what LayerNorm gets instead (SiFT); None changes nothing.
         """
-        words_BLD = self.word(tokens_BL)
+        words_BLE = self.word(tokens_BL)
         if embedding_delta is not None:
-            words_BLD = words_BLD + embedding_delta
-        summed_BLD = words_BLD
+            words_BLE = words_BLE + embedding_delta
+        summed_BLE = words_BLE
+        # With `decoder`, positions are added to hidden states later, in `Encoder.with_mask_decoder`.
         if self.config.absolute_positions == "input":
-            summed_BLD = summed_BLD + self.positions(segments_BL)
+            summed_BLE = summed_BLE + self.positions(segments_BL)
         if self.config.token_types:
-            summed_BLD = summed_BLD + self.segment(token_types_BL)
+            summed_BLE = summed_BLE + self.segment(token_types_BL)
+        # Before LayerNorm, whose result for normalised sums is nearly that for plain ones, so that a model trained with
+        # normalised sums can be used without them.
         if on_sum is not None:
-            summed_BLD = on_sum(summed_BLD)
-        return self.dropout(self.norm(summed_BLD), deterministic=deterministic)
+            summed_BLE = on_sum(summed_BLE)
+        # Not projected, because a generator shares these embeddings and has a projection of its own.
+        return self.dropout(self.norm(summed_BLE), deterministic=deterministic)
 
     def positions(self, segments_BL: Array) -> Array:
-        """Return the embedding of each token's position within its own text, `BLD`."""
+        """Return the position embeddings, `BLD`, with positions counted from the start of each token's own text."""
         # Positions are counted within each text, so left padding would not shift them. Padding reads row 0.
         order_BL = segments.order(segments_BL) + self.config.position_offset
         return self.position(jnp.where(segments_BL > 0, order_BL, 0))

@@ -50,10 +50,10 @@ class Ports:
 
 
 @flax.struct.dataclass
-class Beside:
-    """Output of the convolution beside the first layer, and the parameters of the LayerNorm of the sum.
+class ConvolutionBranch:
+    """Convolution parallel to the first layer: its output, and parameters of the LayerNorm on the sum of both outputs.
 
-    convolved_BLD: added to the first layer's output.
+    convolved_BLD: output of the convolution, to be added to the first layer's output.
     norm: parameters of the LayerNorm.
     """
 
@@ -66,7 +66,9 @@ class Beside:
 
 
 def rows(batch: Batch) -> Batch:
-    """Return the batch fields that an encoder and its patterns read, with candidates `BCL` flattened to rows `(B C)L`.
+    """Return the batch fields that an encoder and guidance patterns read, with each candidate of an example as a row.
+
+    Fields `BCL` with C candidates become `(B C)L`.
 
     `original` is the tokens if the batch has no such field, because nothing was corrupted.
     """
@@ -76,7 +78,7 @@ def rows(batch: Batch) -> Batch:
 
 
 def at_masks(hidden_BLD: Array, batch: Batch) -> Array:
-    """Gather the hidden states at `batch["masked_positions"]`, `BMD`."""
+    """Return the hidden states at the M masked positions of each row, `batch["masked_positions"]`, as `BMD`."""
     return jnp.take_along_axis(hidden_BLD, batch["masked_positions"][:, :, None], axis=1)
 
 
@@ -127,7 +129,7 @@ class Encoder(nn.Module):
     def with_mask_decoder(
         self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array, Array]:
-        """Return the last hidden states `BLD`, and the vectors `BMD` from which the masked words are predicted.
+        """Return the last hidden states `BLD`, and vectors `BMD` to predict the words at the M masked positions from.
 
         Without a mask decoder, `BMD` are the hidden states at the masked positions. With one, they are z_T of
 
@@ -152,7 +154,9 @@ class Encoder(nn.Module):
     def _encode(
         self, batch: Batch, ports: Ports, deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array | None, Array, layers.Context]:
-        """Return the hidden states before the last layer (None without a mask decoder) and after it, and the `Context`.
+        """Return the hidden states before and after the last layer, and the arguments of all layers (`layers.Context`).
+
+        Those before the last layer are None without a mask decoder, which alone reads them.
 
         embedded_BLE: as in `with_mask_decoder`.
         """
@@ -170,16 +174,16 @@ class Encoder(nn.Module):
         context = layers.Context(
             segments_BL, ports.guides, ports.attention_bias, self._distances(), deterministic=deterministic
         )
-        beside = None
+        branch = None
         if config.convolution:
             convolved_BLD = self.convolution(hidden_BLD, segments_BL, deterministic=deterministic)
-            beside = Beside(convolved_BLD, self.convolution_norm())
+            branch = ConvolutionBranch(convolved_BLD, self.convolution_norm())
 
-        def step(layer, carry, context, beside, index, attack):
+        def step(layer, carry, context, branch, index, attack):
             _, hidden_BLD = carry
             next_BLD = layer(hidden_BLD, context, attack=attack)
-            if beside is not None:  # computed in every layer, because the scan runs one program for all of them
-                next_BLD = jnp.where(index == 0, beside.join(config, next_BLD), next_BLD)
+            if branch is not None:  # computed in every layer, because the scan runs one program for all of them
+                next_BLD = jnp.where(index == 0, branch.join(config, next_BLD), next_BLD)
             return (hidden_BLD if config.mask_decoder_passes else None, next_BLD), None
 
         if config.remat != "none":  # inside a scan, XLA cannot undo the recomputation by CSE
@@ -195,11 +199,11 @@ class Encoder(nn.Module):
         # Only the mask decoder reads the last layer's input, so the carry has it only then.
         carry = (hidden_BLD if config.mask_decoder_passes else None, hidden_BLD)
         numbers = jnp.arange(config.layers)
-        (before_BLD, hidden_BLD), _ = scanned(self.layers, carry, context, beside, numbers, ports.attack)
+        (before_BLD, hidden_BLD), _ = scanned(self.layers, carry, context, branch, numbers, ports.attack)
         return before_BLD, hidden_BLD, context
 
     def _distances(self) -> Array | None:
-        """Return the relative-position embeddings `RD`, or None without disentangled attention."""
+        """Return the R rows of relative-position embeddings, `RD`, or None without disentangled attention."""
         if not self.config.relative.terms:
             return None
         relative_RD = self.relative.embedding.astype(self.config.dtype)
@@ -213,7 +217,10 @@ class Encoder(nn.Module):
         context: layers.Context,
         attack: Attack | None,
     ) -> Array:
-        """Apply the layer with parameters `params` to a query subset, with a separate dropout key; returns `BMD`."""
+        """Apply an encoder layer with parameters `params` to a query subset; return its hidden states, `BMD`.
+
+        The layer has a dropout key of its own.
+        """
         config, attend = self.config, self.attend
         # A key is made only if something draws from it, so that models without dropout need no `dropout` stream.
         draws = attack is not None or max(config.dropout, config.attention_dropout) > 0.0

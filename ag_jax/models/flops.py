@@ -1,4 +1,4 @@
-"""Model FLOPs of a training step, counted from the architecture, whatever a program spends on it.
+"""Model FLOPs of a training step, counted from the architecture and not from what a compiled program executes.
 
 Only matrix products are counted, with 2 FLOPs a multiply-add. The backward pass costs twice the forward pass, and what
 `model.remat` recomputes is not counted. A token of a row of T tokens, with N layers of width d, F feed-forward features
@@ -45,7 +45,7 @@ class Flops:
 
     @property
     def total(self) -> float:
-        """Sum over all parts."""
+        """FLOPs of all parts together."""
         return self.body + self.attention + self.head + self.next_sentence + self.decoder
 
 
@@ -59,28 +59,32 @@ def step_flops(
     next_sentence: whether the model has a next-sentence head.
     """
     width, features, layers = config.width, config.feedforward or 4 * config.width, config.layers
-    embedded, tokens, asked = config.embedding_width or width, rows * length, rows * predicted
+    embedded, tokens, predictions = config.embedding_width or width, rows * length, rows * predicted
     body = layers * (4 * width**2 + 2 * width * features) + (config.convolution or 0) * width**2
     if config.is_projected:
         body += embedded * width
     # In the layer that the decoder repeats, queries, output and feed-forward are needed only at the predicted
     # positions; keys and values do not change between passes, so they count once.
-    repeated = asked * config.mask_decoder_passes * (2 * width**2 + 2 * width * features) + tokens * 2 * width**2
-    met, projections = _distances(config, length)
+    repeated = predictions * config.mask_decoder_passes * (2 * width**2 + 2 * width * features) + tokens * 2 * width**2
+    distances, projections = _distances(config, length)
     of_pair = 2 * width  # scores and mixing
-    attention = tokens * layers * (of_pair * length + width * met) + layers * projections
-    decoder = repeated + asked * config.mask_decoder_passes * (of_pair * length + width * met) + projections
+    attention = tokens * layers * (of_pair * length + width * distances) + layers * projections
+    decoder = repeated + predictions * config.mask_decoder_passes * (of_pair * length + width * distances) + projections
     return Flops(
         body=6.0 * tokens * body,
         attention=6.0 * attention,
-        head=6.0 * asked * (width * embedded + embedded * config.vocabulary_size),
+        head=6.0 * predictions * (width * embedded + embedded * config.vocabulary_size),
         next_sentence=6.0 * rows * (width**2 + 2 * width) if next_sentence else 0.0,
         decoder=6.0 * decoder if config.mask_decoder_passes else 0.0,
     )
 
 
 def _distances(config: EncoderConfig, length: int) -> tuple[int, int]:
-    """Return the number of distances per token, summed over terms, and a layer's multiply-adds to project them."""
+    """Return how many distances a token is scored with in disentangled attention, and the cost of projecting them.
+
+    The count is summed over the terms (c2p, p2c). The cost is the multiply-adds of one layer for the whole table of
+    distances, which is projected once a step.
+    """
     terms, table = len(config.relative.names), min(2 * length - 1, 2 * config.relative.half)
     return terms * min(length, table), terms * table * config.width**2
 

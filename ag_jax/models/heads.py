@@ -29,14 +29,14 @@ STYLES = {
 
 
 def task_encoder(config: EncoderConfig) -> EncoderConfig:
-    """Return `config` without DeBERTa's mask decoder and the positions added in it: both are for masked words."""
+    """Return `config` without DeBERTa's mask decoder and the positions added in it, which only masked words need."""
     if not config.mask_decoder_passes:
         return config
     return dataclasses.replace(config, mask_decoder_passes=0, absolute_positions="none")
 
 
 def example(kind: str) -> Batch:
-    """Return a batch with one example of a kind of task, from which parameter shapes are derived."""
+    """Return a dummy batch with one example of a kind of task, to derive parameter shapes from."""
     shape = (1, 2, 4) if head_of(kind).has_candidates else (1, 4)
     tokens, weights = jnp.ones(shape, jnp.int32), jnp.ones(shape)
     fields = {"tokens": tokens, "sequences": tokens, "segments": jnp.zeros_like(tokens)}
@@ -80,7 +80,7 @@ class TokenHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_BLD: Array, *, deterministic: bool) -> Array:
-        """Return the logits `BLT`, float32."""
+        """Return the logits `BLT` of T classes for each token, float32."""
         if self.drops:
             hidden_BLD = Dropout(self.config.dropout, name="dropout")(hidden_BLD, deterministic=deterministic)
         return layers.dense(self.config, self.classes, ("embed", "classes"), "classifier")(hidden_BLD).astype(
@@ -109,7 +109,7 @@ def _ends(logits_BL2: Array, batch: Batch) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class HeadKind:
-    """Head of one kind of task.
+    """Definition of one kind of task head: its module, its input, and the conversion of its output to logits.
 
     build: (config, number of classes, style) -> module.
     logits: (output of the module, batch) -> logits.
@@ -154,7 +154,7 @@ KINDS = tuple(HEADS)
 
 
 def head_of(kind: str) -> HeadKind:
-    """Return the head of a kind of task. Raises ValueError for an unknown kind."""
+    """Return the `HeadKind` for a kind of task. Raises ValueError for an unknown kind."""
     if kind not in HEADS:
         raise ValueError(f"the kind of a task must be one of {', '.join(KINDS)}, got {kind!r}")
     return HEADS[kind]

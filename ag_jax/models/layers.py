@@ -66,7 +66,7 @@ class Context:
 
 @flax.struct.dataclass
 class QuerySubset:
-    """Queries that attend to a layer's input in place of that input itself.
+    """Queries of a layer at some positions only; keys and values still come from the layer's whole input.
 
     hidden_BQD: vectors from which the queries are projected.
     positions_BQ: their positions in the layer's input.
@@ -94,7 +94,7 @@ class EncoderLayer(nn.Module):
         queries: QuerySubset | None = None,
         attack: Attack | None = None,
     ) -> Array:
-        """Return the next hidden states `BLD`, or `BQD` with `queries`.
+        """Return the hidden states after the layer: `BLD`, or `BQD` for the Q vectors of `queries`.
 
         queries: attend to `hidden_BLD` in its place; the output of attention is added to them.
         attack: adversarial attack on this layer's attention.
@@ -172,7 +172,10 @@ class Convolution(nn.Module):
 
 
 class NormParameters(nn.Module):
-    """Parameters of a LayerNorm applied inside the scan over layers, which would stack the parameters of a module."""
+    """Scale and bias of one LayerNorm, for use inside the scan over layers.
+
+    A LayerNorm module inside the scan would get parameters for every layer.
+    """
 
     config: EncoderConfig
 

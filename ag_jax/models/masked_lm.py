@@ -40,7 +40,7 @@ class Predictions:
 
 
 def word_scores(hidden_BMD: Array, embedding_VD: Array, bias_V: Array) -> Array:
-    """Return the word logits h E^T + b, `BMV`, float32, with the output layer tied to the word embeddings E."""
+    """Return the word logits h E^T + b at the masked positions, `BMV`, float32; E is the table of word embeddings."""
     scores_BMV = jnp.einsum("bmd,vd->bmv", hidden_BMD, embedding_VD, preferred_element_type=jnp.float32)
     return scores_BMV + bias_V[None, None, :]
 
@@ -52,7 +52,7 @@ class MaskedLanguageHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_BMD: Array) -> tuple[Array, Array]:
-        """Return vectors in the width of the word embeddings, and the bias `V`, as `word_scores` takes them."""
+        """Return arguments of `word_scores`: vectors in the width of the word embeddings, and the bias of each word."""
         config = self.config
         width = config.embedding_width or config.width
         hidden_BMD = layers.gelu(layers.dense(config, width, ("embed", "embed_out"), "dense")(hidden_BMD))
@@ -69,7 +69,7 @@ class NextSentenceHead(nn.Module):
 
     @nn.compact
     def __call__(self, first_BD: Array) -> Array:
-        """Return the logits `B2`, float32."""
+        """Return the two logits of each row, `B2`, float32."""
         pooled_BD = nn.tanh(layers.dense(self.config, self.config.width, ("embed", "embed_out"), "pooler")(first_BD))
         return layers.dense(self.config, 2, ("embed", "classes"), "classifier")(pooled_BD).astype(jnp.float32)
 

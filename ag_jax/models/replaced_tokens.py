@@ -39,7 +39,7 @@ class ReplacedTokenHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_BLD: Array) -> Array:
-        """Return the logits `BL`."""
+        """Return the logit of `this token was replaced` for each token, `BL`."""
         hidden_BLD = layers.dense(self.config, self.config.width, ("embed", "embed_out"), "dense")(hidden_BLD)
         return layers.dense(self.config, 1, ("embed", "classes"), "classifier")(layers.gelu(hidden_BLD))[..., 0]
 
@@ -55,7 +55,7 @@ class Generator(nn.Module):
         self.word_head = MaskedLanguageHead(self.config)
 
     def __call__(self, batch: Batch, embedded_BLE: Array, *, deterministic: bool) -> tuple[Array, Array]:
-        """Return the word head's vectors `BME` at the masked positions, and the bias `V`, as for `word_scores`."""
+        """Return arguments of `word_scores`: vectors `BME` of the M masked positions, and the bias `V` of each word."""
         _, decoded_BMD = self.encoder.with_mask_decoder(batch, embedded_BLE=embedded_BLE, deterministic=deterministic)
         return self.word_head(decoded_BMD)
 

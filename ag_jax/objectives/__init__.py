@@ -1,1 +1,1 @@
-"""Training objectives: losses as sums with weights, divided once, and wrappers that guide or attack a model."""
+"""Training objectives, and wrappers that guide or attack a model. Each loss term is a sum, divided once a batch."""

@@ -1,4 +1,4 @@
-"""The contract of training objectives, and the base class of objectives that wrap another one.
+"""The interface of training objectives, and the base class of objectives that wrap another one.
 
 Losses are sums; nothing here or in the objectives divides. A mean of microbatch means weighs a row by how few others
 share its microbatch. So every loss term is a total, its weight depends on the batch alone, and a train step divides by
@@ -48,12 +48,12 @@ class Outputs:
 
 @dataclasses.dataclass(frozen=True)
 class PrimaryMetric:
-    """The loss by which a run is summarised: the task's, without terms that are only added for training.
+    """The loss by which a run is summarised: the loss of the task, without terms that are only added for training.
 
-    metric: its name among the metrics.
-    label: its name in reports and progress lines.
+    metric: name of the loss among the metrics.
+    label: name of the loss in reports and progress lines.
     unit: for reports, such as `nats per token`.
-    margin: how far below the loss of guessing without context it is when a run has left that plateau.
+    margin: how far the loss is below that of guessing without context when a run has left this plateau.
     """
 
     metric: str
@@ -75,19 +75,19 @@ class Objective:
     prediction_names: tuple[str, ...]
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """The weight of each term, a function of the batch alone."""
+        """Return the weight by which the total of each loss term is divided; it depends on the batch alone."""
         raise NotImplementedError
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """The coefficient of each term at a step."""
+        """Return the coefficient of each loss term at a step."""
         raise NotImplementedError
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """For each of `prediction_names` the weights of its parts."""
+        """Return, for each of `prediction_names`, the weights of examples or positions in comparisons of two passes."""
         raise NotImplementedError
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Run the model without computing losses.
+        """Run the model and return its outputs, without computing losses.
 
         `rngs` is None for an evaluation, without dropout and attacks. Otherwise it has the key `dropout`, and may have
         a key `samples` for tokens that are drawn before the encoder runs.
@@ -95,11 +95,11 @@ class Objective:
         raise NotImplementedError
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """The total of each loss term, and metrics as (total, weight)."""
+        """Return the total of each loss term, and the metrics as (total, weight)."""
         raise NotImplementedError
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Run the encoder once more on `Outputs.encoder_batch`, for a comparison of predictions.
+        """Run the encoder once more on the batch that it read (`Outputs.encoder_batch`), to compare predictions.
 
         Not the same as `forward` where that draws samples or collects statistics of guided heads: a second pass must
         read the first one's samples, and statistics that no term uses would still cost time in a fused kernel.
@@ -115,14 +115,17 @@ class Objective:
         factors: dict[str, Array],
         ports: Ports = Ports(),
     ) -> tuple[Array, dict[str, LossTerm]]:
-        """The sum over terms of factor * total, and metrics; `factors` are the whole batch's (`loss_factors`)."""
+        """Return the loss, which is the sum over terms of factor * total, and the metrics.
+
+        factors: from `loss_factors`, for the whole batch of a training step, also if `batch` is a microbatch of it.
+        """
         totals, metrics = self.terms(self.forward(params, batch, rngs, step, ports), batch)
         return sum(factors[term] * total for term, total in totals.items()), metrics
 
     def value_and_grad(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
     ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
-        """`loss` with its gradient with regard to the parameters: ((loss, metrics), gradient).
+        """Return `loss` and its gradient with regard to the parameters, as ((loss, metrics), gradient).
 
         A method, so that an objective whose gradient is not that of one forward pass can override it. It must then be
         the outermost one, because objectives that wrap it would only call its `forward` and `terms`.
@@ -132,7 +135,7 @@ class Objective:
 
 @dataclasses.dataclass(frozen=True)
 class Wrapper(Objective):
-    """An objective that changes or extends another one, and leaves to it what a subclass does not override.
+    """Base class of objectives that extend an inner objective; methods that are not overridden call the inner ones.
 
     Raises ValueError around an objective that overrides `value_and_grad`.
     """
@@ -149,32 +152,32 @@ class Wrapper(Objective):
 
     @property
     def primary_metric(self) -> PrimaryMetric:
-        """The inner objective's."""
+        """The primary metric of the inner objective."""
         return self.inner.primary_metric
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """The inner objective's."""
+        """Names of the inner objective's predictions."""
         return self.inner.prediction_names
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the weight of each loss term, as the inner objective does."""
+        """Return the weight of each loss term of the inner objective."""
         return self.inner.normalizers(batch)
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """The inner objective's coefficients."""
+        """Return the coefficient of each loss term of the inner objective."""
         return self.inner.coefficients(step)
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """The inner objective's counts."""
+        """Return the weights of examples or positions in comparisons of the inner objective's predictions."""
         return self.inner.counts(batch)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Run the inner objective's model."""
+        """Run the inner objective's model and return its outputs."""
         return self.inner.forward(params, batch, rngs, step, ports)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """The inner objective's totals and metrics."""
+        """Return the totals and metrics of the inner objective."""
         return self.inner.terms(outputs, batch)
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -183,7 +186,7 @@ class Wrapper(Objective):
 
 
 def loss_factors(objective: Objective, batch: Batch, step: Array) -> dict[str, Array]:
-    """The factor of each total in the loss of a batch: coefficient / weight."""
+    """Return the factor by which the loss multiplies the total of each term: coefficient / weight of the batch."""
     coefficients = objective.coefficients(step)
     return {
         term: coefficients[term] / jnp.maximum(weight, 1.0) for term, weight in objective.normalizers(batch).items()
@@ -193,9 +196,9 @@ def loss_factors(objective: Objective, batch: Batch, step: Array) -> dict[str, A
 def apply_model(
     model: nn.Module, params: Params, batch: Batch, rngs: Rngs, ports: Ports, method: str | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Apply a model, with dropout if there are keys.
+    """Apply a model; return its result and a dict of the fields of `Outputs` that its layers sowed for `ports`.
 
-    Returns its result, and the fields of `Outputs` that its layers sowed for `ports`.
+    Dropout is on if `rngs` is not None.
     """
     collections = {"statistics": ports.guides, "attack": ports.attack}
     result, sown = model.apply(
@@ -211,6 +214,6 @@ def apply_model(
 
 
 def _sown(collections: Params, name: str) -> Any:
-    """The value that the scanned layers sowed into a collection, with a leading axis over them; None if nothing."""
+    """Return the value that the layers sowed into collection `name`, with a leading layer axis; None if nothing."""
     found = jax.tree.leaves(dict(collections).get(name, {}), is_leaf=lambda node: isinstance(node, tuple))
     return found[0][0] if found else None

@@ -44,14 +44,15 @@ class DivergenceConfig:
 
 
 def divergence(clean: Prediction, other: Prediction, counts: Counts, config: DivergenceConfig) -> Array:
-    """Sum of w D[clean, other], to be divided by `weight`; at least 0, and 0 if and only if both are equal.
+    """Return sum w D[clean, other]: the divergence D of two predictions, summed over examples or tokens of weight w.
 
-    Squared error for numbers, averaged over the components of a vector. Words must be of one model: embeddings and bias
-    are taken from `other`, and get the gradient of both passes.
+    To be divided by `weight`. At least 0, and 0 if and only if both predictions are equal. Squared error for numbers,
+    averaged over the components of a vector. Words must be of one model: embeddings and bias are taken from `other`,
+    and get the gradient of both passes.
     """
     if isinstance(clean, WordDistributions):
         arrays = clean.hidden_BMD, other.hidden_BMD, other.embedding_VD, other.bias_V, counts.weights
-        return _words(config, *arrays)
+        return _word_divergence(config, *arrays)
     if isinstance(clean, YesNo):
         return _categorical(config, _two_classes(clean.logits), _two_classes(other.logits), counts.weights)
     if isinstance(clean, Values):
@@ -64,13 +65,16 @@ def divergence(clean: Prediction, other: Prediction, counts: Counts, config: Div
 
 
 def weight(counts: Counts, config: DivergenceConfig) -> Array:
-    """The weight by which the sum of `divergence` is divided."""
+    """Return the number by which the sum of `divergence` is divided to get a mean: the sum of its weights."""
     return (counts.weights if counts.rows_B is None or not config.legacy else counts.rows_B).sum()
 
 
 @dataclasses.dataclass(frozen=True)
 class SecondPass(Wrapper):
-    """L_inner + coefficient(step) * D[clean pass, second pass], for a second pass in which the model is disturbed.
+    """An objective that penalises changed predictions: L_inner + coefficient(step) * D[clean pass, second pass].
+
+    L_inner is the loss of the wrapped objective. D is the divergence of the predictions of a clean pass from those of a
+    second pass in which the model is disturbed.
 
     A subclass runs the second pass in its `forward`, adds it with `with_second_pass`, and defines `distance`. There is
     a term for each prediction of the inner objective: `NAME` for `task`, `NAME_nsp`, `NAME_sentence`, NAME being the
@@ -81,38 +85,45 @@ class SecondPass(Wrapper):
     term: str
 
     def distance(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """The weighted sum of D over the parts of a prediction."""
+        """Return the divergence D of one prediction between both passes, summed with the weights in `counts`.
+
+        clean, other: the prediction in the clean and in the second pass.
+        """
         raise NotImplementedError
 
     def weight(self, counts: Counts) -> Array:
-        """The weight by which `distance` is divided."""
+        """Return the number by which the sum `distance` is divided to get a mean: the sum of its weights."""
         return weight(counts, DivergenceConfig())
 
     def coefficient_at(self, step: Array) -> Array:
-        """The coefficient of D."""
+        """Return the factor of the divergence D in the loss at a step."""
         raise NotImplementedError
 
     def term_of(self, prediction: str) -> str:
-        """The name of the term that compares a prediction."""
+        """Return the name of the loss term that compares the named prediction between both passes."""
         return self.term if prediction == "task" else f"{self.term}_{prediction}"
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """The inner objective's weights, and one for each prediction."""
+        """Return the divisor of each loss term: those of the inner objective, and one for each compared prediction."""
         counts = self.counts(batch)
         own = {self.term_of(name): self.weight(counts[name]) for name in self.prediction_names}
         return self.inner.normalizers(batch) | own
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """The inner objective's coefficients, and one for each prediction."""
+        """Return the factor of each loss term: those of the inner objective, and one for each compared prediction."""
         own = self.coefficient_at(step)
         return self.inner.coefficients(step) | {self.term_of(name): own for name in self.prediction_names}
 
     def with_second_pass(self, outputs: Outputs, other: Outputs) -> Outputs:
-        """The outputs of the clean pass, with those of the second one for `terms`."""
+        """Return the outputs of the clean pass with the second pass's outputs attached, which `terms` compares."""
         return outputs.replace(second_passes=outputs.second_passes | {self.term: other})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """The inner objective's terms, and D of each prediction; metrics of D and of the second pass."""
+        """Return the total of each loss term, and metrics: the inner objective's, and those of the comparison.
+
+        Compared are all predictions of both passes: the total of their terms is the divergence D, and `TERM_loss` is a
+        metric of each; metrics of the second pass are added.
+        """
         totals, metrics = self.inner.terms(outputs, batch)
         other = outputs.second_passes.get(self.term)
         if other is None:
@@ -129,8 +140,11 @@ def _two_classes(logits: Array) -> Array:
     return jnp.stack([logits, jnp.zeros_like(logits)], axis=-1)
 
 
-def _both_ways(config: DivergenceConfig, one_way, clean: Array, other: Array) -> Array:
-    """`one_way(target, judged)` as the config combines it."""
+def _one_or_both_ways(config: DivergenceConfig, one_way, clean: Array, other: Array) -> Array:
+    """Return `one_way(clean, other)`, or with `form=symmetric` its mean with `one_way(other, clean)`.
+
+    one_way: (target, judged) -> divergence of each element; gradients are stopped as `stop_gradient` says.
+    """
     if config.stop_gradient == "clean":
         clean = jax.lax.stop_gradient(clean)
     target = jax.lax.stop_gradient if config.stop_gradient == "targets" else lambda array: array
@@ -143,7 +157,7 @@ def _categorical(config: DivergenceConfig, clean: Array, other: Array, weights: 
         log_target = jax.nn.log_softmax(target)
         return (jnp.exp(log_target) * (log_target - jax.nn.log_softmax(judged))).sum(-1)
 
-    return (weights * _both_ways(config, kl, clean, other)).sum()
+    return (weights * _one_or_both_ways(config, kl, clean, other)).sum()
 
 
 def _squares(config: DivergenceConfig, clean: Array, other: Array, weights: Array) -> Array:
@@ -151,22 +165,26 @@ def _squares(config: DivergenceConfig, clean: Array, other: Array, weights: Arra
         squares = jnp.square(target - judged)
         return squares.mean(-1) if squares.ndim > weights.ndim else squares
 
-    return (weights * _both_ways(config, error, clean, other)).sum()
+    return (weights * _one_or_both_ways(config, error, clean, other)).sum()
 
 
 def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weights_B: Array) -> Array:
-    """The batch as one distribution over its examples."""
+    """Return the divergence of two predictions of numbers, each taken as logits of a softmax over the batch's examples.
+
+    Only with `legacy`, as in the released code. Examples of weight 0 get no probability.
+    """
     clean_1B, other_1B = (jnp.where(weights_B > 0, values, -1e9)[None] for values in (clean_B, other_B))
     return _categorical(config, clean_1B, other_1B, jnp.ones(1))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _words(
+def _word_divergence(
     config: DivergenceConfig, clean_BMD: Array, other_BMD: Array, embedding_VD: Array, bias_V: Array, weights_BM: Array
 ) -> Array:
-    """`_categorical` of the words' scores, a few positions at a time.
+    """Return the weighted divergence of two distributions over the vocabulary, computed a few positions at a time.
 
-    Gradients are computed in the forward pass, as in `word_loss`.
+    The scores of all words at all positions are never in memory at once. Gradients are computed in the forward pass, as
+    in `word_loss`.
     """
 
     def add(total: Array, chunk: tuple) -> tuple:
@@ -177,7 +195,7 @@ def _words(
     return jax.lax.scan(add, jnp.float32(0), tuple(map(in_chunks, (clean_BMD, other_BMD, weights_BM))))[0]
 
 
-def _words_forward(config: DivergenceConfig, clean_BMD, other_BMD, embedding_VD, bias_V, weights_BM):
+def _word_divergence_forward(config: DivergenceConfig, clean_BMD, other_BMD, embedding_VD, bias_V, weights_BM):
     def add(sums: tuple, chunk: tuple):
         (total, d_embedding_VD, d_bias_V), (clean, other, weights) = sums, chunk
         scores = [word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other)]
@@ -200,10 +218,10 @@ def _words_forward(config: DivergenceConfig, clean_BMD, other_BMD, embedding_VD,
     return total, (*d_hiddens, d_embedding_VD, d_bias_V, embedding_VD[:0])
 
 
-def _words_backward(config: DivergenceConfig, residuals: tuple, factor: Array):
+def _word_divergence_backward(config: DivergenceConfig, residuals: tuple, factor: Array):
     *gradients, like = residuals
     d_clean, d_other, d_embedding_VD, d_bias_V = ((factor * gradient).astype(gradient.dtype) for gradient in gradients)
     return d_clean, d_other, d_embedding_VD.astype(like.dtype), d_bias_V, None
 
 
-_words.defvjp(_words_forward, _words_backward)
+_word_divergence.defvjp(_word_divergence_forward, _word_divergence_backward)

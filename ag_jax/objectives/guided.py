@@ -13,7 +13,9 @@ from ag_jax.objectives.base import LossTerm, Outputs, Rngs, Wrapper
 
 @dataclasses.dataclass(frozen=True)
 class Guided(Wrapper):
-    """L = L_inner + alpha(step) * L_AG (Deshpande & Narasimhan 2020, equation 4).
+    """An objective with the attention guidance loss L_AG added: L = L_inner + alpha(step) * L_AG.
+
+    Deshpande & Narasimhan 2020, equation 4; L_inner is the loss of the wrapped objective.
 
     With `mode=bias` there is no extra term: alpha(step) * P is added to the guided heads' scores instead. Either way
     the attention mass on every pattern's target is reported for each layer, as `mass/PATTERN`.
@@ -31,7 +33,7 @@ class Guided(Wrapper):
     alpha: guidance.Schedule
 
     def guides(self, batch: Batch) -> guidance.Guides:
-        """Targets for the rows of the batch, from the tokens as they were before masking."""
+        """Return the attention targets of the guided heads, found in the batch's tokens before masking."""
         rows = encoder.rows(batch)
         targets = tuple(
             patterns.find_target(name, rows["original"], rows["sequences"], self.special) for name, _ in self.assignment
@@ -40,21 +42,27 @@ class Guided(Wrapper):
         return guidance.Guides(targets, counts, self.config.probabilities == "after_dropout")
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """The inner objective's weights, and the number of texts."""
+        """Return the divisor of each loss term: those of the inner objective, and for `ag` the number of texts.
+
+        There is no `ag` with `mode=bias`.
+        """
         weights = self.inner.normalizers(batch)
         if self.config.mode == "loss":
             weights["ag"] = segments.is_first(encoder.rows(batch)["sequences"]).sum().astype(jnp.float32)
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """The inner objective's coefficients, and alpha(step)."""
+        """Return the factor of each loss term: those of the inner objective, and for `ag` alpha(step).
+
+        There is no `ag` with `mode=bias`.
+        """
         coefficients = self.inner.coefficients(step)
         if self.config.mode == "loss":
             coefficients["ag"] = self.alpha(step)
         return coefficients
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """The inner objective's outputs, with the statistics of the guided heads."""
+        """Run the inner objective's model with guidance; the outputs have the attention statistics of guided heads."""
         ports = self._biased(ports.replace(guides=self.guides(batch)), batch, step)
         return self.inner.forward(params, batch, rngs, step, ports)
 
@@ -72,11 +80,18 @@ class Guided(Wrapper):
         return totals, metrics
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Run the inner objective's encoder once more, without statistics; with the bias of `mode=bias`."""
+        """Run the inner objective's encoder on a batch that an earlier pass read, for a comparison of predictions.
+
+        No statistics of the guided heads are collected. With `mode=bias`, the attention scores are biased as in
+        `forward`.
+        """
         return self.inner.predict(params, encoder_batch, rngs, step, self._biased(ports, encoder_batch, step))
 
     def _biased(self, ports: Ports, batch: Batch, step: Array) -> Ports:
-        """With `mode=bias`, the ports with alpha(step) * P."""
+        """Return `ports`; with `mode=bias`, with alpha(step) * P added to their attention bias.
+
+        P is the target attention of the guided heads.
+        """
         if self.config.mode != "bias":
             return ports
         sequences_BL = encoder.rows(batch)["sequences"]

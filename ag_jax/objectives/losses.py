@@ -1,4 +1,4 @@
-"""Losses as sums with weights; nothing here divides (`objectives.base` says why).
+"""Losses as sums with weights, which a train step divides once, by the weights of the whole batch.
 
 Shape letters: C classes.
 """

@@ -33,34 +33,43 @@ class Pretraining(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """The masked words, the first positions if they are predicted, and the next sentence if there is one."""
+        """Names of the predictions that can be compared between passes: `task`, and `sentence` and `nsp` as enabled.
+
+        `task` is for the masked words, `sentence` for the first position of each text, `nsp` for the next sentence.
+        """
         return ("task", *self.sentences.prediction_names, *(("nsp",) if self.model.next_sentence else ()))
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Masked positions, and examples that are not padding."""
+        """Return the divisor of each loss term: `mlm` the number of masked positions, `nsp` the number of examples."""
         weights = {"mlm": batch["masked_weights"].sum()}
         if self.model.next_sentence:
             weights["nsp"] = _examples(batch).sum()
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """1 for both terms."""
+        """Return the factor of each loss term: 1 for `mlm`, and for `nsp` if there is next-sentence prediction."""
         terms = ("mlm", "nsp") if self.model.next_sentence else ("mlm",)
         return {term: jnp.ones_like(step, jnp.float32) for term in terms}
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Masked positions, examples and texts, with the weight 1 each."""
+        """Return weights for comparing each prediction: 1 for a masked position, a text and an example, 0 for padding.
+
+        These are the elements of `task`, `sentence` and `nsp`.
+        """
         counts = {"task": Counts(batch["masked_weights"])} | self.sentences.counts(batch)
         if self.model.next_sentence:
             counts["nsp"] = Counts(_examples(batch))
         return counts
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Predict masked words, next sentence and first positions, as enabled."""
+        """Run the model without losses: predict the masked words, and the next sentence if the data has pairs.
+
+        A prediction at the first position of each text, `sentence`, is added if `sentences` asks for one.
+        """
         del step
         of_head, texts, read = self.sentences.of == "head", self.sentences.texts, batch
         if of_head:  # the word head is applied at the first positions, too, before the masked ones
-            first_BT, _ = self.sentences.places(batch)
+            first_BT, _ = self.sentences.first_positions(batch)
             positions = jnp.concatenate([first_BT.astype(jnp.int32), batch["masked_positions"]], axis=1)
             read = batch | {"masked_positions": positions}
         heads, sown = apply_model(self.model, params, read, rngs, ports)
@@ -75,7 +84,7 @@ class Pretraining(Objective):
         return Outputs(predictions, batch, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Totals of the terms; loss and accuracy of both predictions."""
+        """Return the total of each loss term, and metrics: loss and accuracy of masked words and of next sentences."""
         weights, words = self.normalizers(batch), outputs.predictions["task"]
         loss, correct = word_loss(
             words.hidden_BMD, words.embedding_VD, words.bias_V, batch["masked_labels"], batch["masked_weights"]
@@ -90,5 +99,5 @@ class Pretraining(Objective):
 
 
 def _examples(batch: Batch) -> Array:
-    """1 for rows that have tokens, else 0."""
+    """Return the weight of each row, `B`: 1 for an example, 0 for a row without tokens, which fills the batch up."""
     return (batch["sequences"] > 0).any(-1).astype(jnp.float32)

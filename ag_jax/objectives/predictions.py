@@ -1,4 +1,4 @@
-"""Predictions in the few forms in which two passes of a model can be compared, and the weights of their parts.
+"""Predictions in the few forms in which two passes of a model can be compared, and the weights of their elements.
 
 Shape letters: B batch, C classes, M positions of a row, D width, V vocabulary.
 """
@@ -23,14 +23,17 @@ class YesNo:
 
 @flax.struct.dataclass
 class Values:
-    """Numbers `(...)`, or vectors of them `(..., D)`."""
+    """Real-valued predictions: numbers `(...)`, as in regression, or vectors `(..., D)`, as hidden states.
+
+    They are compared by squared error.
+    """
 
     values: Array
 
 
 @flax.struct.dataclass
 class WordDistributions:
-    """Distributions over the vocabulary, softmax(h E^T + b), stored as h, E and b.
+    """Distributions over the vocabulary, softmax(h E^T + b), stored as hidden states h, embeddings E and bias b.
 
     Two passes of a model differ only in h.
 
@@ -47,9 +50,11 @@ Prediction = Categorical | YesNo | Values | WordDistributions
 
 @flax.struct.dataclass
 class Counts:
-    """The weight of each part of a prediction, a function of the batch alone.
+    """The weight of each element of a prediction: of an example, a token or a position.
 
-    weights: those of the task's loss, without the axis of classes, words or width.
+    Losses and comparisons of passes are sums with these weights, which depend on the batch alone.
+
+    weights: as in the task's loss, without the axis of classes, words or width.
     rows_B: 1 for an example, 0 for a row that only fills the batch up; given where released code counts all positions
         of a row.
     """

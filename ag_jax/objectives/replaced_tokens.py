@@ -43,12 +43,12 @@ class ReplacedTokensConfig:
 
     @property
     def coefficient(self) -> float:
-        """The coefficient of the detection's loss."""
+        """The factor of the detection loss in the total loss: `weight`, or its default for the generator."""
         return self.weight or (50.0 if self.generator == "mlm" else 1.0)
 
 
 def detection_loss(logits_BL: Array, replaced_BL: Array, judged_BL: Array) -> tuple[Array, dict[str, LossTerm]]:
-    """Sum over the judged tokens of -log sigmoid(+-logit), and metrics of the predictions.
+    """Return the sum over the judged tokens of -log sigmoid(+-logit), and metrics of the detection.
 
     L = -[y log p + (1 - y) log(1 - p)] (Clark et al. 2020, section 2). Zero if and only if every judged token has the
     probability 1 of what it is. `replaced_BL` and `judged_BL` are booleans.
@@ -97,35 +97,47 @@ class ReplacedTokens(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """The replaced tokens, and the first positions if they are predicted."""
+        """Names of the predictions that can be compared between passes: `task`, and `sentence` if enabled.
+
+        `task` is for the replaced tokens, `sentence` for the first position of each text.
+        """
         return ("task", *self.sentences.prediction_names)
 
     def judged(self, batch: Batch) -> Array:
-        """True for tokens that are judged, `BL`."""
+        """Return booleans `BL`: whether a token is judged, that is, counts in the detection loss.
+
+        Judged are all tokens but padding and those whose original id is `ignored`.
+        """
         original_BL = batch["original"]
         ignored = jnp.asarray(self.ignored, original_BL.dtype)
         return (batch["sequences"] > 0) & ~jnp.isin(original_BL, ignored)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Judged tokens, and masked positions if a generator predicts them."""
+        """Return the divisor of each loss term: `rtd` the number of judged tokens, `mlm` that of masked positions.
+
+        There is no `mlm` without a generator.
+        """
         weights = {"rtd": self.judged(batch).sum().astype(jnp.float32)}
         if self.model.generator_config is not None:
             weights["mlm"] = batch["masked_weights"].sum()
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """The weight of the detection, and 1 for the generator's loss."""
+        """Return the factor of each loss term: `weight` for `rtd`, and 1 for `mlm` if there is a generator."""
         coefficients = {"rtd": jnp.full_like(step, self.weight, jnp.float32)}
         if self.model.generator_config is not None:
             coefficients["mlm"] = jnp.ones_like(step, jnp.float32)
         return coefficients
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Judged tokens and texts, with the weight 1 each."""
+        """Return weights for comparing each prediction: 1 for a judged token and for a text, 0 for all else.
+
+        These are the elements of `task` and `sentence`.
+        """
         return {"task": Counts(self.judged(batch).astype(jnp.float32))} | self.sentences.counts(batch)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Predict replaced tokens; with a generator, after replacing masks by its samples.
+        """Predict which tokens are replaced; a generator, if there is one, first fills the masks with its samples.
 
         The generator's own prediction, `generator`, is for its loss. It is made before the encoder runs and is not
         attacked, so it is not among the `prediction_names`.
@@ -137,7 +149,11 @@ class ReplacedTokens(Objective):
         return outputs.replace(predictions=outputs.predictions | {"generator": words})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Totals of the terms; accuracy, and the shares of replaced tokens, of those found and of right alarms."""
+        """Return the total of each loss term, and metrics: loss, accuracy, recall and precision of the detection.
+
+        Recall is `replaced_found`, precision `alarms_right`; `replaced_share` is the share of replaced tokens. With a
+        generator there are its loss and accuracy, too.
+        """
         replaced_BL = outputs.encoder_batch["tokens"] != batch["original"]
         detection, metrics = detection_loss(outputs.predictions["task"].logits, replaced_BL, self.judged(batch))
         if self.model.generator_config is None:
@@ -150,19 +166,19 @@ class ReplacedTokens(Objective):
         return {"mlm": loss, "rtd": detection}, metrics
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Predict replaced tokens in a batch that has its replacements already."""
+        """Predict which tokens are replaced, in a batch whose tokens hold the replacements already."""
         del step
         detection, sown = apply_model(self.model, params, encoder_batch, rngs, ports, method="detect")
         predictions = {"task": YesNo(detection.replaced_BL)}
         if self.sentences.of == "head":
-            places_BT, _ = self.sentences.places(encoder_batch)
-            predictions["sentence"] = YesNo(jnp.take_along_axis(detection.replaced_BL, places_BT, axis=1))
+            positions_BT, _ = self.sentences.first_positions(encoder_batch)
+            predictions["sentence"] = YesNo(jnp.take_along_axis(detection.replaced_BL, positions_BT, axis=1))
         elif self.sentences.of != "none":
             predictions["sentence"] = self.sentences.hidden(detection.encoded_BLD, encoder_batch)
         return Outputs(predictions, encoder_batch, **sown)
 
     def generate(self, params: Params, batch: Batch, rngs: Rngs) -> tuple[WordDistributions, Batch]:
-        """The generator's prediction of the masked words, and the batch with samples of it in place of the masks."""
+        """Return the generator's prediction of the masked words, and the batch with words sampled from it as tokens."""
         key = jax.random.key(0) if rngs is None else rngs.get("samples", rngs["dropout"])
         own = None if rngs is None else {"dropout": jax.random.fold_in(key, 1)}
         heads = self.model.apply({"params": params}, batch, deterministic=rngs is None, rngs=own, method="generate")
@@ -172,11 +188,14 @@ class ReplacedTokens(Objective):
 
 
 def with_samples(batch: Batch, samples_BM: Array) -> Array:
-    """The original tokens `BL` with samples at the masked positions; slots of weight 0 change nothing."""
+    """Return the original tokens, `BL`, with the samples at the masked positions.
+
+    Slots for masked positions that have weight 0 change nothing.
+    """
     length = batch["original"].shape[1]
-    place_BM = jnp.where(batch["masked_weights"] > 0, batch["masked_positions"], length)
+    position_BM = jnp.where(batch["masked_weights"] > 0, batch["masked_positions"], length)
 
-    def of_row(tokens_L: Array, place_M: Array, samples_M: Array) -> Array:
-        return tokens_L.at[place_M].set(samples_M, mode="drop")
+    def of_row(tokens_L: Array, position_M: Array, samples_M: Array) -> Array:
+        return tokens_L.at[position_M].set(samples_M, mode="drop")
 
-    return jax.vmap(of_row)(batch["original"], place_BM, samples_BM.astype(batch["original"].dtype))
+    return jax.vmap(of_row)(batch["original"], position_BM, samples_BM.astype(batch["original"].dtype))

@@ -18,7 +18,9 @@ SentenceTerm = Literal["head", "softmax", "squares", "none"]
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """A prediction at the first position of each text, for the sentence-level term of Wu et al. 2022, equation 10.
+    """Settings of a prediction at the first position of each text, for comparing two passes of a model.
+
+    For the sentence-level term of Wu et al. 2022, equation 10.
 
     of: `head`: the output of the pre-training head; `softmax`: the hidden state as the logits of a distribution;
         `squares`: the hidden state itself, compared by squared error; `none`: no prediction. The paper does not say
@@ -31,21 +33,24 @@ class Sentences:
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """The name of the prediction, if there is one."""
+        """The name of the prediction, `sentence`, in a tuple; an empty tuple with `of=none`."""
         return () if self.of == "none" else ("sentence",)
 
-    def places(self, batch: Batch) -> tuple[Array, Array]:
-        """First positions `BT` in the order of the row, and 1.0 for each that a text begins at, else 0.0."""
+    def first_positions(self, batch: Batch) -> tuple[Array, Array]:
+        """Return the positions at which the texts of each row begin, and weights, both `BT` (batch, texts of a row).
+
+        A row with fewer texts is filled up with other positions, whose weight is 0; all others have weight 1.
+        """
         firsts_BL = segments.is_first(batch["sequences"])
-        places_BT = jnp.argsort(jnp.logical_not(firsts_BL), axis=1, stable=True)[:, : self.texts]
-        return places_BT, jnp.take_along_axis(firsts_BL, places_BT, axis=1).astype(jnp.float32)
+        positions_BT = jnp.argsort(jnp.logical_not(firsts_BL), axis=1, stable=True)[:, : self.texts]
+        return positions_BT, jnp.take_along_axis(firsts_BL, positions_BT, axis=1).astype(jnp.float32)
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """The weight 1 for every text."""
-        return {} if self.of == "none" else {"sentence": Counts(self.places(batch)[1])}
+        """Return weights for comparing the prediction: 1 for every text; an empty dict with `of=none`."""
+        return {} if self.of == "none" else {"sentence": Counts(self.first_positions(batch)[1])}
 
     def hidden(self, encoded_BLD: Array, batch: Batch) -> Prediction:
-        """The hidden states at the first positions, `BTD`, as a prediction."""
-        places_BT, _ = self.places(batch)
-        first_BTD = jnp.take_along_axis(encoded_BLD, places_BT[:, :, None], axis=1).astype(jnp.float32)
+        """Return the hidden states at the first position of each text, `BTD`, as logits or as numbers to compare."""
+        positions_BT, _ = self.first_positions(batch)
+        first_BTD = jnp.take_along_axis(encoded_BLD, positions_BT[:, :, None], axis=1).astype(jnp.float32)
         return Categorical(first_BTD) if self.of == "softmax" else Values(first_BTD)

@@ -21,9 +21,10 @@ TASK = PrimaryMetric("task_loss", "task loss", "of an example or a tag", margin=
 
 
 def choice_loss(logits_BC: Array, labels_BC: Array, weights_B: Array) -> tuple[Array, Array]:
-    """Sum of -w sum_c y_c log softmax(logits)_c, and sum of w where the best candidate is a right one.
+    """Return sum -w sum_c y_c log softmax(logits)_c, and the sum of w where the best candidate is a right one.
 
-    With two candidates it is the pairwise ranking loss log(1 + exp(s_wrong - s_right)).
+    y_c is the label of candidate c. With two candidates the loss is that of pairwise ranking,
+    log(1 + exp(s_wrong - s_right)).
     """
     losses_B = -(labels_BC * jax.nn.log_softmax(logits_BC, axis=-1)).sum(-1)
     best_B1 = jnp.argmax(logits_BC, axis=-1)[:, None]
@@ -42,13 +43,13 @@ def span_loss(logits_B2L: Array, starts_B: Array, ends_B: Array, weights_B: Arra
 
 @dataclasses.dataclass(frozen=True)
 class TaskLoss:
-    """The loss of one kind of task.
+    """The loss of one kind of task, as functions.
 
     prediction: logits of the model -> prediction.
     total: (prediction, batch, weights) -> sum of weights * loss, and sum of weights where the prediction is right (None
         for numbers).
     weights: batch -> weight of each label, `B`, for tags `BL`.
-    counts: (batch, weights) -> weights of the parts of the prediction, for comparisons of two passes.
+    counts: (batch, weights) -> weights of the elements of the prediction, for comparisons of two passes.
     """
 
     prediction: Callable[[Array], Prediction]
@@ -66,7 +67,7 @@ def _tag_weights(batch: Batch) -> Array:
 
 
 def _span_weights(batch: Batch) -> Array:
-    """Weights `B`, 0 for a window in which an end of the answer may not be chosen."""
+    """Return the weight of each window, `B`: 0 if `span_weights` rules out its labelled start or end."""
     weights_B = batch["weights"]
     for name in ("starts", "ends"):
         allowed_B1 = jnp.take_along_axis(batch["span_weights"], batch[name][:, None], axis=1) > 0
@@ -134,25 +135,25 @@ class Supervised(Objective):
     prediction_names: ClassVar[tuple[str, ...]] = ("task",)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """The number of examples or tags."""
+        """Return the divisor of the loss term: the number of examples, or of tags, with a label."""
         return {"task": self.task_loss.weights(batch).sum()}
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """1 for the term."""
+        """Return the factor of the loss term, 1 at every step."""
         return {"task": jnp.ones_like(step, jnp.float32)}
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """The weights of the prediction's parts, as in the loss."""
+        """Return weights for comparing the prediction between passes: of each example, tag or end, as in the loss."""
         return {"task": self.task_loss.counts(batch, self.task_loss.weights(batch))}
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Predict the labels."""
+        """Run the model without losses: predict the labels of the batch."""
         del step
         logits, sown = apply_model(self.model, params, batch, rngs, ports)
         return Outputs({"task": self.task_loss.prediction(logits)}, batch, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Total of the term; the loss, and the accuracy but for numbers."""
+        """Return the total of the loss term, and metrics: loss, and accuracy except in regression."""
         weights = self.task_loss.weights(batch)
         total, correct = self.task_loss.total(outputs.predictions["task"], batch, weights)
         metrics = {"task_loss": (total, weights.sum())}

@@ -14,7 +14,7 @@ POSITIONS = 32  # of every row, at most, whose scores are in memory together
 
 
 def in_chunks(array_BMx: Array) -> Array:
-    """`(B, M, ...)` as `(chunks, B, positions, ...)`, filled up with zeros; rows stay on their devices."""
+    """Split `(B, M, ...)` into `(chunks, B, positions, ...)`, filled up with zeros; rows stay on their devices."""
     batch, positions = array_BMx.shape[:2]
     chunks = -(-positions // POSITIONS)
     widths = [(0, 0), (0, -positions % chunks)] + [(0, 0)] * (array_BMx.ndim - 2)
@@ -25,11 +25,12 @@ def in_chunks(array_BMx: Array) -> Array:
 def word_loss(
     hidden_BMD: Array, embedding_VD: Array, bias_V: Array, labels_BM: Array, weights_BM: Array
 ) -> tuple[Array, Array]:
-    """`losses.cross_entropy` of the scores h E^T + b, and its number of correct predictions, a few positions at a time.
+    """Return cross entropy of the scores h E^T + b and number of right words, computed a few positions at a time.
 
-    The gradient with regard to a score s_v is w (softmax(s)_v - [v = label]), known as soon as the scores are. So h, E
-    and b get theirs, up to the factor that comes from outside, while the loss is computed, and no score is computed
-    twice. Not differentiable in labels and weights, nor in the second result.
+    Both are sums with weights, as of `losses.cross_entropy`. The gradient with regard to a score s_v is
+    w (softmax(s)_v - [v = label]), known as soon as the scores are. So the gradients of h, E and b are computed with
+    the loss, up to the factor that comes from outside, and no score is computed twice. Not differentiable in labels and
+    weights, nor in the second result.
     """
 
     def add(sums: tuple, chunk: tuple) -> tuple:

@@ -14,10 +14,11 @@ from ag_jax.objectives.word_loss import in_chunks
 
 
 def gumbel(key: Array, shape: tuple[int, ...]) -> Array:
-    """-log(-log(1 - u)) for u uniform in (0, 1), float32: a hash of each element's index, as the masks of dropout are.
+    """Return Gumbel noise -log(-log(1 - u)), float32, for u uniform in (0, 1).
 
-    Computed from 1 - u, because samples are decided by the largest noises: these come from small u, which float32
-    resolves, whereas numbers just below 1 are sparse and round to 1, whose noise is infinite.
+    As for the masks of dropout, u is a hash of each element's index. Computed from 1 - u, because samples are decided
+    by the largest noises: these come from small u, which float32 resolves, whereas numbers just below 1 are sparse and
+    round to 1, whose noise is infinite.
     """
     return -jnp.log(-jnp.log1p(-dropout.uniform(key, shape)))
 

@@ -26,7 +26,7 @@ _TOO_LARGE = (
 
 
 def vocabulary(config: ExperimentConfig) -> workloads.Vocabulary:
-    """Return the tokenizer at `data.tokenizer.path`, or size and special ids of one that a run would train.
+    """Return the tokenizer at `data.tokenizer.path`, or size and special ids of the tokenizer that a run would train.
 
     No text is read.
     """
@@ -49,7 +49,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """The sum of all four, bytes."""
+        """The sum of arguments, output, temporary memory and code, in bytes."""
         return self.arguments + self.output + self.temporary + self.code
 
 
@@ -81,7 +81,7 @@ class TooLarge:
 
 
 def compile_step(config: ExperimentConfig, topology: Topology, devices: list[jax.Device]) -> Compiled | TooLarge:
-    """Compile the training step that a run of `config` on these devices would use.
+    """Compile the training step of `config` for these devices; return its memory and costs, or that it is too large.
 
     Raises ValueError if mesh or batch do not go with the number of devices.
     """
@@ -104,7 +104,7 @@ def compile_step(config: ExperimentConfig, topology: Topology, devices: list[jax
 
 
 def _account(executable: Any, topology: Topology, seconds: float) -> Compiled:
-    """Return the memory and costs of a compiled step."""
+    """Return the memory and costs of a compiled step, read from its executable."""
     sizes = executable.memory_analysis()
     memory = Memory(
         sizes.argument_size_in_bytes,
@@ -119,7 +119,7 @@ def _account(executable: Any, topology: Topology, seconds: float) -> Compiled:
 
 
 def too_large(message: str) -> TooLarge | None:
-    """Parse a compiler's error about insufficient memory; None if the message is about something else."""
+    """Parse the memory needed and available from a compiler's error; None if the error is about something else."""
     for pattern in _TOO_LARGE:
         found = pattern.search(message)
         if found:

@@ -133,7 +133,7 @@ class _Counter:
                 self.arithmetic(instruction, computation, times)
 
     def arithmetic(self, one: Instruction, computation: Computation, times: int) -> None:
-        """Add the products and messages of an instruction, and of those inside it if it is a fusion."""
+        """Add the matrix products and messages of an instruction; for a fusion, of the instructions inside it."""
         kind = one.opcode.removesuffix("-start")
         if one.opcode == "fusion":
             called = self.program.called(one)
@@ -146,7 +146,7 @@ class _Counter:
         self.once_flops += flops
 
     def message(self, kind: str, one: Instruction, computation: Computation, times: int) -> None:
-        """Add a collective that runs `times` times."""
+        """Add the messages of a collective instruction that runs `times` times."""
         group = _group_size(one, self.devices)
         size = sum(array.bytes for name in one.operands for array in computation.arrays(name))
         others = (group - 1) / group
@@ -211,7 +211,7 @@ def moved_bytes(one: Instruction, inside: Computation, program: HloModule, count
 
 
 def _written(root: Instruction, inside: Computation, program: HloModule, whole: HloArray) -> float:
-    """Return the bytes of a fusion's result that it writes: all, or the part of an array that it updates in place."""
+    """Return how many bytes of a result a fusion writes: all, or only the part that it updates in place."""
     if root.opcode == "bitcast" and root.operands[0] in inside.of:
         return _written(inside.of[root.operands[0]], inside, program, whole)
     if root.opcode == "fusion":
@@ -223,7 +223,7 @@ def _written(root: Instruction, inside: Computation, program: HloModule, whole: 
 
 
 def _touched(name: str, inside: Computation, program: HloModule, whole: HloArray) -> float:
-    """Return the bytes of a fusion's operand that it reads: all, or only the slices that it takes."""
+    """Return how many bytes of an operand a fusion reads: all, or only the slices that it takes."""
     if inside.of[name].is_root:
         return whole.physical_bytes  # the caller gets all of it
     total = 0.0

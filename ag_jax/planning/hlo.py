@@ -77,7 +77,7 @@ class Instruction:
 
 
 class Computation:
-    """A named list of instructions.
+    """A named list of the instructions of an HLO module.
 
     of: instructions by name.
     root: the instruction whose result is that of the computation.
@@ -101,7 +101,7 @@ class Computation:
 
 
 class HloModule:
-    """All computations of a compiled module. Raises ValueError if its text is no HLO module.
+    """All computations of a compiled HLO module, parsed from its text. Raises ValueError if it has no entry.
 
     computations: by name.
     entry: name of the computation that a run starts with.
@@ -173,10 +173,13 @@ def _end_of_array(text: str) -> int:
 
 
 def _closing(text: str, open_at: int) -> int:
-    """Return the index of the parenthesis that closes the one at `open_at`."""
+    """Return the index of the parenthesis that closes the parenthesis at `open_at`."""
     depth = 0
     for at in range(open_at, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)
         if not depth:
             return at
-    raise ValueError(f"unbalanced parentheses in the HLO text: {text[:80]}")
+    raise ValueError(
+        f"expected balanced parentheses in an instruction of the HLO text, got {text[:80]!r}: pass the whole text of "
+        "`Compiled.as_text()`"
+    )

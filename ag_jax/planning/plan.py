@@ -29,7 +29,7 @@ REMIND_EVERY = 15.0  # seconds between two lines about a compilation that is sti
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """The outcome of one compilation.
+    """A config that was compiled for a slice, and whether its step fits into memory.
 
     settings: what differs from the planned config, by the names that flags have.
     config: the config that was compiled, `settings` included.
@@ -68,7 +68,7 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The outcomes of planning a config on a slice.
+    """Whether a config fits on a TPU slice, with a suggested change if it does not, and the largest batch that fits.
 
     mesh: axis sizes by name.
     own: the config as it is.
@@ -88,14 +88,17 @@ class Plan:
 
     @property
     def chosen(self) -> Attempt | None:
-        """The trial that bounds are reported for: the first of config, suggestion and largest batch that fits."""
+        """The compiled config that bounds of time and speed are reported for; None if nothing fits.
+
+        It is the config as it is if that fits, or else the suggestion, or else the largest batch.
+        """
         return next(
             (attempt for attempt in (self.own, self.suggestion, self.largest) if attempt and attempt.fits), None
         )
 
 
 def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool = True) -> Plan:
-    """Compile the training step of a config for a slice, and search for what fits.
+    """Compile the training step of a config for a slice; search for settings that fit, and for the largest batch.
 
     search_batch: whether to search for the largest batch.
     Raises ValueError if mesh, batch or topology are impossible.
@@ -168,7 +171,7 @@ def _reported(what: str) -> Iterator[None]:
 
 
 class _Planner:
-    """Compilations of a config, and of changes to it, for a slice.
+    """A config to be planned for a TPU slice: compiles it with changed settings, and searches for changes that fit.
 
     parts: number of devices among which the rows of a batch are divided.
     rows: number of rows that a device has in a microbatch.
@@ -182,7 +185,7 @@ class _Planner:
         self.rows = config.training.batch_size // config.training.microbatches // self.parts
 
     def attempt(self, settings: dict[str, Any]) -> Attempt:
-        """Compile the config with some settings changed."""
+        """Compile the config with `settings`, named `section.key`, changed, and report the time to stderr."""
         config = with_settings(self.config, settings)
         named = ", ".join(f"{name}={value}" for name, value in settings.items()) or "the config as it is"
         with _reported(f"compiling for {self.topology.name}: {named}"):
@@ -193,7 +196,7 @@ class _Planner:
         return _state_bytes(self.config, self.mesh)
 
     def largest(self, own: Attempt) -> Attempt | None:
-        """Return the trial of the largest batch that fits with all other settings as they are; None if none fits."""
+        """Return the compiled config with the largest batch that fits, other settings unchanged; None if none does."""
         unit = self.parts * self.config.training.microbatches
         attempts = {self.rows: own}
 
@@ -206,7 +209,7 @@ class _Planner:
         return attempts.get(rows)
 
     def suggestion(self, own: Attempt) -> Attempt | None:
-        """Return the first change of settings that makes the step fit into memory; None if there is none."""
+        """Compile changes of settings until one fits into memory, and return it; None if none fits."""
         for settings in self.candidates(own):
             found = self.attempt(settings)
             if found.fits:
@@ -214,9 +217,10 @@ class _Planner:
         return None
 
     def candidates(self, own: Attempt) -> Iterator[dict[str, Any]]:
-        """Yield changes of settings that need less memory, the cheapest first.
+        """Yield changes of settings that save memory, ordered by how much they should slow a step down.
 
-        They are microbatches (the gradient is exactly the same), rematerialisation, and parameters split over devices.
+        From the least to the most: microbatches (the gradient is exactly the same), rematerialisation, and parameters
+        split over devices.
         """
         fixed, microbatches = self.state_bytes(), self.config.training.microbatches
         fitting = search.predicted({self.rows: own.outcome}, fixed, own.outcome.available)

@@ -20,7 +20,7 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """The lower bound of the step's time, in which all three overlap completely."""
+        """The lower bound of the step's time: the largest bound, as if products, memory and messages overlapped."""
         return max(self.products, self.memory, self.messages)
 
     @property

@@ -22,7 +22,10 @@ Outcome = Compiled | TooLarge
 def largest(
     probe: Callable[[int], Outcome], known: dict[int, Outcome], fixed_bytes: float, available: float
 ) -> tuple[int, Outcome | None]:
-    """Return the largest number of rows that fits, up to `NEAR`, and its outcome; 0 and None if not even one row fits.
+    """Return the largest number of rows that was found to fit, and its compiled step; 0 and None if no row fits.
+
+    The search ends when a number of rows larger by a share of at most `NEAR` does not fit.
+
 
     probe: compiles for a number of rows.
     known: outcomes that need no probe, by number of rows.
@@ -51,7 +54,10 @@ def largest(
 
 
 def predicted(outcomes: dict[int, Outcome], fixed_bytes: float, available: float) -> int:
-    """Return the number of rows that needs `available` bytes, on a line through the two known points nearest to it."""
+    """Return the number of rows that is predicted to need `available` bytes.
+
+    The prediction is on a straight line through the two compiled steps whose memory is nearest to `available`.
+    """
     points = [(0, fixed_bytes)] + [(rows, needed(outcome)) for rows, outcome in outcomes.items()]
     (rows, size), (other, other_size) = sorted(points, key=lambda point: abs(point[1] - available))[:2]
     slope = (other_size - size) / (other - rows)

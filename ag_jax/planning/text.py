@@ -170,7 +170,7 @@ def _limits(attempt: Attempt, topology: Topology, price: float | None) -> str:
 
 
 def _largest(plan: Plan) -> str:
-    """Return the line on the largest batch; empty if it was not searched for."""
+    """Return the line on the largest batch that fits; an empty text if that was not searched for."""
     if not plan.searched:
         return ""
     if plan.largest is None:

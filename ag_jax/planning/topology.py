@@ -127,7 +127,7 @@ def _chips(shape: str) -> int:
 
 
 def _size(chip: Chip, shape: str) -> int:
-    """Return the number in an accelerator's name on Cloud TPU: cores for some generations, chips for others."""
+    """Return the number in a slice's Cloud TPU name: its cores for v2 to v4 and v5p, else its chips (v5litepod-16)."""
     return _chips(shape) * (chip.cores if chip.name in _COUNTED_IN_CORES else 1)
 
 
@@ -150,6 +150,7 @@ def parse(text: str) -> Topology:
         found = [shape for shape in shapes if shape == asked]
         size = _chips(asked)
     if not found:
+        # By ratio, because slices double in size; 0.5 is for a size of 0, which has no logarithm.
         near = sorted(shapes, key=lambda shape: abs(math.log(_chips(shape) / max(size, 0.5))))[:4]
         listed = ", ".join(
             f"{chip.name}:{shape} ({Topology(chip, shape).accelerator})" for shape in sorted(near, key=_chips)

@@ -78,7 +78,7 @@ def guided_and_attacked(
     special: PatternTokens,
     steps: int,
 ) -> Objective:
-    """Wrap an objective with guidance and then with an attack, as far as the settings have them.
+    """Return the objective with guidance, and with an attack on the guided model, as far as the settings have them.
 
     encoder: the config of the encoder.
     special: the token ids that patterns look for.
@@ -93,6 +93,8 @@ def guided_and_attacked(
             special=special,
             alpha=guidance.coefficient_schedule(guidance_config, steps),
         )
+    # The attack is outermost: FreeLB must be, because it computes its gradient itself, and the second pass of the other
+    # attacks then has the guidance of `mode=bias`, too.
     trace = mask_trace.read(adversarial_config, encoder.layers)
     return adversarial.wrap(objective, adversarial_config, adversarial.AttackContext(encoder, special, steps, trace))
 
@@ -115,13 +117,13 @@ def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> Ad
 
 
 def optimizer_of(config: ExperimentConfig) -> optax.GradientTransformation:
-    """Return the optimizer of a run, with that of its adversary if there is one."""
+    """Return the optimizer of a run's model, and of its adversary if there is one, as one optax transformation."""
     adversary = adversary_optimizer(config.adversarial, config.optimizer)
     return make_optimizer(config.optimizer, config.training.steps, adversary)
 
 
 def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -> Program:
-    """Return the program of a run on the devices of `mesh`.
+    """Return the jitted training and evaluation steps of a run, and its initialisation, for the devices of `mesh`.
 
     Raises ValueError if the devices do not divide the rows of a microbatch.
     """
@@ -152,9 +154,9 @@ def random_keys(seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def shared_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -> Program:
-    """Return the program of a run on the devices of `mesh`, cached for configs that differ only in seed and title.
+    """Return the jitted steps of a run (`make_program`), cached for configs that differ only in seed and title.
 
-    So the program is compiled once for all seeds of a comparison.
+    So they are compiled once for all seeds of a comparison.
     """
     alike = dataclasses.replace(config, seed=0, title="")
     ids = (tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))

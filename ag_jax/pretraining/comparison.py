@@ -181,7 +181,10 @@ def _figures(
 
 
 def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list[tuple[str, maps.AttentionMaps]]:
-    """Return (label, attention maps of the config's sentence) for every milestone of a run."""
+    """Return (label, attention maps of the config's sentence) at every milestone of a run.
+
+    A milestone is a fraction of training whose checkpoint is saved for good, from which the model is opened here.
+    """
     labelled = []
     for fraction in sorted(config.training.milestones):
         opened = run.open_run(workdir, round(fraction * config.training.steps))

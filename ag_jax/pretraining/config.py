@@ -71,7 +71,8 @@ class ExperimentConfig:
         if self.data.sequence_length > self.model.max_length:
             raise ValueError(
                 f"data.sequence_length={self.data.sequence_length} is longer than the model's "
-                f"model.max_length={self.model.max_length} positions: raise the one or lower the other"
+                f"model.max_length={self.model.max_length} positions: lower "
+                "data.sequence_length or raise model.max_length"
             )
         if self.next_sentence and self.model.token_types < 2:
             raise ValueError(
@@ -139,8 +140,8 @@ class ExperimentConfig:
         if width < 1 or width % heads:
             raise ValueError(
                 f"replaced_tokens.generator_fraction={fraction} of model.width={model.width} and "
-                f"model.heads={model.heads} is {width} and {heads}: choose one with which the second divides the "
-                "first, such as 0.25 or 0.5"
+                f"model.heads={model.heads} gives a generator of width {width} with {heads} heads, which must divide "
+                "the width: choose another fraction, such as 0.25 or 0.5"
             )
         features = max(1, round((model.feedforward or 4 * model.width) * fraction))
         shared = model.embedding_width or model.width
@@ -181,4 +182,7 @@ def read(path: epath.PathLike) -> ExperimentConfig:
     try:
         return parse(values)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged, or of another version: {error}") from error
+        raise ValueError(
+            f"{path} is damaged, or was written by another version of ag_jax: {error}. Put back a copy, or use the "
+            "version that wrote it"
+        ) from error

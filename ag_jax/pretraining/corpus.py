@@ -81,8 +81,8 @@ def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
         return None
     try:
         summary = read_json(path)
-        if not {"files", "train rows", "validation rows"} <= summary.keys():
-            raise ValueError("some of its entries are missing")
+        if missing := {"files", "train rows", "validation rows"} - summary.keys():
+            raise ValueError(f"it lacks {', '.join(map(repr, sorted(missing)))}")
         _named(summary["files"])
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(
@@ -108,7 +108,10 @@ def with_own_tokenizer(config: DataConfig, workdir: epath.Path) -> DataConfig:
 
 
 def _has_begun(workdir: epath.Path) -> bool:
-    """Whether a run has begun, so that the tokenizer in its directory is final: these files are written after it."""
+    """Whether a run has begun: its directory has a text summary, metrics or checkpoints.
+
+    These are written after the tokenizer, which is therefore complete.
+    """
     return any((workdir / name).exists() for name in (SUMMARY, "metrics.jsonl", "checkpoints"))
 
 

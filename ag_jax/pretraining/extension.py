@@ -27,7 +27,7 @@ def is_finished(steps: int, workdir: epath.Path) -> bool:
 
 
 def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Mark a finished run of `steps` steps as unfinished by renaming its summary, and print what changes."""
+    """Mark a finished run of `steps` steps as unfinished by renaming its summary, and print its new length."""
     if (workdir / SUMMARY).exists():
         (workdir / SUMMARY).rename(workdir / f"summary-{steps}.json")
     print(
@@ -39,6 +39,9 @@ def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def kept_steps(config: ExperimentConfig, workdir: epath.Path) -> tuple[int, ...]:
-    """Return the steps of checkpoints that were milestones of a run before it was extended."""
+    """Return the steps whose checkpoints stay because they were at fixed fractions of the run before an extension.
+
+    These are the `training.milestones` of all earlier lengths of the run.
+    """
     shorter = [dataclasses.replace(config.training, steps=steps) for steps in earlier_lengths(workdir)]
     return tuple(sorted({step for training in shorter for step in training.milestone_steps()}))

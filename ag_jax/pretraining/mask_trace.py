@@ -1,4 +1,7 @@
-"""Masked shares of an earlier run with an adversary, as a schedule for non-learned masks (`method=scheduled`)."""
+"""The share of attention that an earlier run's adversary masked, as a schedule for non-learned masks.
+
+This is `adversarial.method=scheduled`. The share is that of the pairs of a query and a key that are masked in a layer.
+"""
 
 from etils import epath
 
@@ -9,7 +12,9 @@ from ag_jax.training.metrics import read_metrics
 
 
 def read(config: AdversarialConfig, layers: int) -> Trace | None:
-    """Read the shares of masked units of the run named by `adversarial.masking.trace`; None if the method needs none.
+    """Read the share of masked attention, by layer, from the run at `adversarial.masking.trace`.
+
+    None if `adversarial.method` is not `scheduled`. A share is that of the pairs of a query and a key that are masked.
 
     layers: the number of layers of the model to be trained.
 
@@ -24,11 +29,12 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
         rows = read_metrics(directory)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{wanted}: there is none; train that first, in a comparison by an arm that comes before"
+            f"{wanted}: {directory / 'metrics.jsonl'} does not exist; train that run first, in a "
+            "comparison by an earlier arm"
         ) from error
     rows = [row for row in rows if row["split"] == "train" and row.get("masked/layers") is not None]
     if not rows:
-        raise ValueError(f"{wanted}: nothing was masked there")
+        raise ValueError(f"{wanted}: that run masked no attention; choose one with method=asa")
     planned = _planned_steps(directory, rows[-1]["step"])
     if planned is None:
         raise ValueError(
@@ -44,9 +50,12 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
 
 
 def _planned_steps(directory: epath.Path, last: int) -> int | None:
-    """Return the planned steps of a run or trial, which `patience` may have cut short; None if it did not end.
+    """Return how many steps a run or trial was planned to have; None if it was not trained to its end.
 
-    last: the last logged step.
+    A trial that `patience` stopped early has ended, too: its result.json has the planned number.
+
+    directory: directory of the run or trial.
+    last: the last logged step, which is the planned number unless a result.json has another one.
     """
     if (directory / "result.json").exists():
         found = {"planned_steps": last} | read_json(directory / "result.json")
@@ -56,6 +65,6 @@ def _planned_steps(directory: epath.Path, last: int) -> int | None:
 
 
 def directory_of(config: AdversarialConfig) -> epath.Path:
-    """Return the directory that `adversarial.masking.trace` names, either itself or by its `metrics.jsonl`."""
+    """Return the directory of the run that `adversarial.masking.trace` names, directly or by its `metrics.jsonl`."""
     path = epath.Path(config.masking.trace)
     return path.parent if path.name == "metrics.jsonl" else path

@@ -43,17 +43,18 @@ def first_step_below(rows: list[dict[str, Any]], loss: float, metric: str = MLM.
 
 
 def numbers(
-    arms: Sequence[ArmResults], seeds: Sequence[int], headline: PrimaryMetric, plateau_loss: float
+    arms: Sequence[ArmResults], seeds: Sequence[int], primary: PrimaryMetric, plateau_loss: float
 ) -> dict[str, Any]:
     """Return every number of the report, for JSON. Arms are tested against the first one, paired by seed.
 
-    headline: the loss by which runs are summarised.
+    primary: the loss by which runs are summarised and compared.
     plateau_loss: the loss of the best guess without context.
     """
-    baseline, left = arms[0], plateau_loss - headline.margin
+    # Below the plateau by a margin, because the logged losses of a run that stalls scatter around the plateau.
+    baseline, left = arms[0], plateau_loss - primary.margin
     result = {
         "seeds": list(seeds),
-        "headline": headline.metric,
+        "headline": primary.metric,
         "plateau_loss": plateau_loss,
         "baseline": baseline.name,
         "arms": {},
@@ -70,7 +71,7 @@ def numbers(
                 else paired_t_test([summary[key] for summary in baseline.summaries], of_seeds)
                 for key, of_seeds in values.items()
             },
-            "left_plateau_at_step": [first_step_below(rows, left, headline.metric) for rows in arm.metrics],
+            "left_plateau_at_step": [first_step_below(rows, left, primary.metric) for rows in arm.metrics],
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
         }
         if (share := masked_share(arm.metrics)) is not None:
@@ -79,14 +80,14 @@ def numbers(
 
 
 def _speed(rows: list[dict[str, Any]]) -> float | None:
-    """Return the median tokens per second of the logged intervals after the first, in which the step is compiled."""
+    """Return the median tokens per second of the logged intervals, without the first, which includes compilation."""
     speeds = sorted([row["tokens_per_second"] for row in rows if row["split"] == "train"][1:])
     return speeds[len(speeds) // 2] if speeds else None
 
 
 def markdown(
     title: str,
-    headline: PrimaryMetric,
+    primary: PrimaryMetric,
     arms: Sequence[ArmResults],
     results: dict[str, Any],
     figures: Sequence[tuple[str, str]],
@@ -100,8 +101,8 @@ def markdown(
     overridden: the sentences that `arms.overridden` returns.
     """
     lines = [f"# {title}", "", f"`{command}`", "", *overridden_flags(overridden)]
-    lines += _loss_table(headline, arms, results)
-    lines += _reading(headline, arms, results)
+    lines += _loss_table(primary, arms, results)
+    lines += _reading(primary, arms, results)
     shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
     lines += masked_table(["Arm"], shares) if shares else []
     lines += ["## What differs between the arms", "", *settings_table({arm.name: arm.settings for arm in arms}), ""]
@@ -110,27 +111,29 @@ def markdown(
     return "\n".join(lines)
 
 
-def _loss_table(headline: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
     seeds = results["seeds"]
     lines = [
-        f"## {headline.label[0].upper()}{headline.label[1:]}",
+        f"## {primary.label[0].upper()}{primary.label[1:]}",
         "",
         f"Mean over {len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
         + (" ± standard deviation;" if len(seeds) > 1 else ";")
         + f" p: paired t-test against {results['baseline']}"
         + ("." if len(seeds) > 1 else ', which needs two seeds or more: `--config.comparison.seeds="(0, 1, 2)"`.'),
         "",
-        f"| Loss ({headline.unit}) | " + " | ".join(arm.name for arm in arms) + " |",
+        f"| Loss ({primary.unit}) | " + " | ".join(arm.name for arm in arms) + " |",
         "|---" * (len(arms) + 1) + "|",
     ]
     for key, label in MEASURES.items():
         cells = []
         for arm in arms:
             of_arm = results["arms"][arm.name]
+            # None for the baseline, with a single seed, and if the differences of all seeds are equal.
             p_value = of_arm["p_value"][key]
             cell = str(spread(of_arm["values"][key]))
             cells.append(cell + (f" (p = {p_value:.2g})" if p_value is not None else ""))
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    # One entry for each seed instead of a mean, because a run may never leave the plateau.
     steps = [results["arms"][arm.name]["left_plateau_at_step"] for arm in arms]
     shown = [", ".join("never" if step is None else str(step) for step in of_arm) for of_arm in steps]
     lines.append("| Left the plateau at step | " + " | ".join(shown) + " |")
@@ -140,25 +143,25 @@ def _loss_table(headline: PrimaryMetric, arms: Sequence[ArmResults], results: di
     return [*lines, ""]
 
 
-def _reading(headline: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+def _reading(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
     best = min(arms, key=lambda arm: results["arms"][arm.name]["mean"]["validation_loss"])
     return [
         "*Train* is the mean over the last twentieth of training, *validation* is on held-out documents after the last "
         "step, *average train* is the mean over all of training, which is lower the sooner a model learns.",
         f"Guessing by frequency, without context, gives {results['plateau_loss']:.3f}; a run has left the plateau "
-        f"when its train loss is {headline.margin:g} below that.",
+        f"when its train loss is {primary.margin:g} below that.",
         f"The lowest validation loss is that of **{best.name}**.",
         "",
     ]
 
 
 def overridden_flags(sentences: Sequence[str]) -> list[str]:
-    """Return the lines that warn of flags which override settings of the arms; none if there are no such flags."""
+    """Return the lines that warn of flags that override settings of the arms; empty without such flags."""
     return [*(f"**{sentence}.**" for sentence in sentences), ""] if sentences else []
 
 
 def settings_table(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the lines of a table of the settings in which arms differ.
+    """Return the lines of a Markdown table of the settings in which arms differ.
 
     arms: the flat settings of each arm, by name.
     """

@@ -73,14 +73,16 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
     """Return the job that trains `config` in `workdir`.
 
     corpus: the tokenizer and the rows.
-    labels: labels of its run at Weights & Biases.
+    labels: labels of the run at Weights & Biases.
     """
     program = build.shared_program(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
+    # Every host makes only the rows of a batch that its own devices hold.
     rows = sharding.process_rows(program.mesh, config.training.batch_size)
     batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, config.training.batch_size, config.seed)
     init_key, dropout_key = build.random_keys(config.seed)
     primary = program.objective.primary_metric
 
+    # Called only if there is no checkpoint, so a resumed run does not need the run that its weights came from.
     def create() -> TrainState:
         initial = _initial_params(config, workdir, corpus.tokenizer, program)
         return with_params(program.create(init_key), initial, program.shardings)
@@ -109,6 +111,7 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
         finish=finish,
         remedy=_remedy,
         wandb=lambda: _wandb_run(config, workdir, labels),
+        # From host 0, so that all hosts keep the same checkpoints.
         kept_steps=tuple(hosts.from_first("the milestones", lambda: extension.kept_steps(config, workdir))),
     )
 
@@ -166,7 +169,7 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
         if path.exists():
             theirs = pretraining_config.read_settings(path)
             if is_begun(workdir) or not theirs.keys() <= ours.keys():  # the latter: the file of another program
-                steps = _check_same(theirs, config, workdir)
+                steps = _check_resumable(theirs, config, workdir)
                 if steps == config.training.steps:
                     return
                 extension.begin(steps, config, workdir)
@@ -179,10 +182,12 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
         ) from error
 
 
-def _check_same(theirs: dict[str, Any], config: ExperimentConfig, workdir: epath.Path) -> int:
-    """Return `training.steps` of the stored settings `theirs`, whose run `config` resumes or extends.
+def _check_resumable(theirs: dict[str, Any], config: ExperimentConfig, workdir: epath.Path) -> int:
+    """Check that `config` may resume or extend the run in `workdir`; return the `training.steps` of that run.
 
-    Raises ValueError, with the settings that differ, if it does neither.
+    theirs: the stored settings of the run.
+
+    Raises ValueError, with the settings that differ, if `config` is for another run.
     """
     # A setting that did not exist yet when that run began counts as its default.
     there = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(theirs)
@@ -212,7 +217,7 @@ def is_begun(workdir: epath.Path) -> bool:
 
 
 def _remove_attempt(workdir: epath.Path) -> None:
-    """Delete the files of an attempt that left nothing worth keeping, which the next attempt would take for its own."""
+    """Delete the files of an attempt that left nothing worth keeping, before the next one takes them for its own."""
     for name in (pretraining_corpus.SUMMARY, "metrics.jsonl"):
         (workdir / name).unlink(missing_ok=True)
     if (workdir / "checkpoints").exists():
@@ -220,9 +225,9 @@ def _remove_attempt(workdir: epath.Path) -> None:
 
 
 def train(config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = Labels()) -> dict[str, Any]:
-    """Train `config` in `workdir`, or resume its training; returns and writes the summary.
+    """Train `config` in the run directory `workdir`, or resume the run there; return and write its summary.
 
-    labels: labels of its run at Weights & Biases.
+    labels: labels of the run at Weights & Biases.
 
     Raises ValueError if a setting is not allowed, or if another process trains there.
     """
@@ -275,7 +280,7 @@ def check_initial_weights(config: ExperimentConfig) -> None:
 def _initial_params(
     config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, program: Program
 ) -> dict[str, Any]:
-    """Return the parameters that a run takes from `training.initial_weights`; prints which heads are new or dropped.
+    """Return the parameters that a run takes from `training.initial_weights`; print which heads are new or dropped.
 
     The origin of the weights is copied to this run. A new head for sentence pairs takes over the pooler of a BERT.
 
@@ -293,7 +298,10 @@ def _initial_params(
     kept = [name for name in opened.params if name in expected]  # heads of only one of the runs are no error
     theirs, ours = (_shapes({name: tree[name] for name in kept}) for tree in (opened.params, expected))
     if different := _differences(theirs, ours):
-        raise ValueError(f"the weights of {opened.workdir} do not fit this run:\n" + "\n".join(different))
+        raise ValueError(
+            f"the weights of {opened.workdir} do not fit this run:\n" + "\n".join(different) + "\n"
+            f"Set these parts of the model as in {opened.workdir / 'config.json'}, or choose other weights"
+        )
     given = {name: jax.device_get(opened.params[name]) for name in kept}
     new = sorted(expected.keys() - set(kept))
     if opened.pooler and "next_head" in new:
@@ -347,7 +355,7 @@ def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
 
 
 def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]:
-    """Return the metrics of a run's checkpoint on its held-out text, with a description of that text.
+    """Return the metrics of a run's checkpoint on held-out text, with a description of the text (`evaluated_on`).
 
     step: step of the checkpoint, the newest by default.
     """
@@ -403,7 +411,7 @@ class OpenRun:
 
     @property
     def assignment(self) -> tuple[tuple[str, int], ...]:
-        """The patterns with their number of heads, from head 0 on; empty for a run without guidance."""
+        """Guidance patterns, each with its number of heads, from head 0 on; empty for a run without guidance."""
         return build.assignment(self.config)
 
     @property
@@ -449,12 +457,16 @@ def _check_fits(
     if different := _differences(found, expected):
         raise ValueError(
             f"{workdir / 'config.json'} describes another model than the checkpoints beside it hold, so one of them "
-            "was changed:\n" + "\n".join(different)
+            "was changed:\n" + "\n".join(different) + "\nRestore the original config.json, or the original checkpoints"
         )
 
 
 def _differences(there: dict[str, tuple[int, ...]], here: dict[str, tuple[int, ...]]) -> list[str]:
-    """Return a line for each parameter that only one side has, or that has another shape."""
+    """Return a message line for each parameter that only one of two models has, or whose shapes differ.
+
+    there: {path: shape} of a checkpoint.
+    here: {path: shape} as the config describes them.
+    """
     return [
         f"  {path}: in the checkpoint {there.get(path, 'none')}, in the config {here.get(path, 'none')}"
         for path in sorted(there | here)

@@ -139,7 +139,7 @@ def _replaced_tokens_model(
 
 
 def _ignored_ids(config: ExperimentConfig, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the ids of tokens for which no prediction is asked: the delimiters, if only words are judged."""
+    """Return the ids of the tokens that replaced-token detection does not judge: delimiters, or none."""
     return tuple(vocabulary.delimiter_ids) if config.replaced_tokens.tokens == "words" else ()
 
 

@@ -51,9 +51,10 @@ FROM_MNLI = ("rte", "stsb", "mrpc")
 
 
 def suite(title: str, chosen: Any) -> Config:
-    """Return the config of a suite without tasks.
+    """Return a config for `ag-jax finetune` that has no tasks yet; `add` and the recipes below add some.
 
-    chosen: the config file's arguments, with `seeds` (a number), `data` and optionally `checkpoint`.
+    title: title of the report.
+    chosen: the config file's arguments as attributes: `seeds` (a number), `data` and optionally `checkpoint`.
     """
     config = config_reader.default(FinetuningConfig)
     config.title = title
@@ -72,7 +73,9 @@ def names(text: str, known: Sequence[str]) -> tuple[str, ...]:
     chosen = tuple(known) if text == "all" else config_reader.listed(text)
     for name in chosen:
         if name not in known:
-            raise ValueError(f"in the argument of the config file: {config_reader.unknown_key(name, list(known))}")
+            raise ValueError(
+                f"in the argument of the config file: expected names among {', '.join(known)}, or all, got {name!r}"
+            )
     return chosen
 
 
@@ -97,7 +100,7 @@ def roberta_glue(config: Config, tasks: Sequence[str]) -> None:
 
 
 def start_from_mnli(config: Config) -> None:
-    """Initialise RTE, STS-B and MRPC from the weights fine-tuned on MNLI, as for RoBERTa's test submissions.
+    """Set RTE, STS-B and MRPC to start from the weights fine-tuned on MNLI, as for RoBERTa's test submissions.
 
     RoBERTa's development scores are without this.
     Raises ValueError if MNLI is not among the tasks.
@@ -174,7 +177,7 @@ PROTOCOLS = {"roberta": roberta_glue, "asa": asa, "ag": attention_guidance}
 
 
 def small(config: Config, examples: int = 6400) -> None:
-    """Shrink a suite for a narrow model on a CPU, to about a minute a trial: one point, few examples, short rows.
+    """Shrink a suite to about a minute a trial on a CPU (narrow model): few examples, short rows, one learning rate.
 
     With cross-validation the `examples` are divided into the folds, and no others are used for validation.
     """
@@ -203,14 +206,17 @@ def asa_suite(title: str, chosen: Any, tasks: Sequence[str]) -> Config:
 
 
 def attack(config: Config, method: str, **settings: Any) -> None:
-    """Train all tasks of a suite against an attack, with `settings` changed in the attack's section of the recipe."""
+    """Set all tasks of a suite to train against an attack; `settings` go to the attack's section of each recipe.
+
+    method: the value of `adversarial.method`, the name of the attack.
+    """
     for recipe in config.tasks.values():
         recipe.adversarial.method = method
         recipe.adversarial[method if method in recipe.adversarial else "masking"].update(settings)
 
 
 def freelb(config: Config) -> None:
-    """Train all tasks of a suite with FreeLB and each task's settings in `FREELB`.
+    """Set all tasks of a suite to train with FreeLB, with the settings of each task in `FREELB`.
 
     Steps are counted as in fairseq, because the settings were released for it.
     """
@@ -222,7 +228,7 @@ def freelb(config: Config) -> None:
 
 
 def longer(config: Config, times: int = 2) -> None:
-    """Train all tasks for `times` as many epochs: a baseline that spends the cost of an attack on plain training.
+    """Set all tasks to train for `times` as many epochs: a baseline that gives plain training the cost of an attack.
 
     This sets a factor, so that a flag for `epochs` lengthens or shortens this arm in proportion.
     """

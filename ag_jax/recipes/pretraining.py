@@ -162,7 +162,7 @@ def small(config: Config, steps: int = 600) -> None:
 
 
 def continue_from(config: Config, directory: str) -> None:
-    """Continue pre-training from the run at `directory`: its weights, encoder, tokenizer and row format.
+    """Set a config to continue pre-training from the run at `directory`: its weights, encoder, tokenizer, row format.
 
     Replaced-token detection and mask replacement also have the run's settings. Rows are as long as the encoder allows,
     512 tokens at most.

@@ -30,7 +30,11 @@ PROGRESS = "progress"  # key in the fingerprint: the checksum of the rest of the
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """Restored training state, and the `progress` that was saved with it."""
+    """Restored training state, with the JSON values saved next to it.
+
+    state: the training state.
+    progress: what else the loop needs to resume, such as metric sums and evaluations, as `Progress.to_json` returns it.
+    """
 
     state: TrainState
     progress: dict[str, Any]
@@ -124,7 +128,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, progress: dict[str, Any]) -> None:
-        """Save a state and its progress (JSON values) in the background; `wait` or the next `save` raise its errors.
+        """Save a state and its progress (JSON values) in the background; `wait` or the next `save` raises errors.
 
         Raises OSError with advice if a checkpoint cannot be written.
         """
@@ -145,7 +149,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of writing a checkpoint into OSError with the complete checkpoints and advice."""
+        """Turn errors of writing a checkpoint into an OSError that lists the complete checkpoints and gives advice."""
         try:
             yield
         except Exception as error:
@@ -283,14 +287,17 @@ class Checkpoints:
 
 
 def steps_in(directory: epath.Path) -> list[int]:
-    """Return the steps whose folders a directory of checkpoints has, including damaged ones, without opening any."""
+    """Return the steps that have a folder in a directory of checkpoints; damaged checkpoints are included."""
     if not directory.exists():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
 
 
 def _silence_orbax() -> None:
-    """Silence the log messages of Orbax's failures, which it also raises: one for every read or write it abandons."""
+    """Silence what Orbax logs when a read or write fails, because the failure is raised as an exception as well.
+
+    Otherwise there would be a message for every read or write that Orbax then abandons.
+    """
     # asyncio logs "exception was never retrieved" for reads and writes in the background.
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -34,22 +34,23 @@ def fingerprint(tree: Tree) -> dict[str, int]:
     does not depend on how the array is split over devices and hosts, because the order of a sum modulo 2^32 does not
     matter.
     """
-    return _numbers(paths(tree), _scattered)
+    return _numbers(paths(tree), _hashed_sum)
 
 
 def changed(arrays: dict[str, jax.Array], written: StoredFingerprint) -> list[str]:
-    """Return the sorted paths at which arrays differ from a stored fingerprint, or that only one of the two has.
+    """Return the sorted paths of the arrays that differ from a stored fingerprint, or that only one of the two has.
 
-    arrays: {path: array}, as `paths` returns it. written: what `fingerprint` returned for the arrays that were saved.
+    arrays: {path: array}, as `paths` returns it.
+    written: what `fingerprint` returned for the arrays that were saved.
 
     Older versions wrote a list: sum_i bits_i (2 i + 1) mod 2^32 of each array, in the order of `arrays`; numbers after
     the last array are ignored. It also detects any change of one element, but changes of the high bits of several
     elements may cancel each other.
     """
     if isinstance(written, list):
-        found, written = _numbers(arrays, _weighted), dict(zip(arrays, written, strict=False))
+        found, written = _numbers(arrays, _weighted_sum), dict(zip(arrays, written, strict=False))
     else:
-        found = _numbers(arrays, _scattered)
+        found = _numbers(arrays, _hashed_sum)
     return sorted(path for path in found.keys() | written.keys() if found.get(path) != written.get(path))
 
 
@@ -73,12 +74,12 @@ def _bits(array: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
 
 
-def _scattered(array: jax.Array) -> jax.Array:
-    """Return the checksum of an array that `fingerprint` describes."""
+def _hashed_sum(array: jax.Array) -> jax.Array:
+    """Return the checksum of an array: the sum of hashes of its elements' bits and positions (see `fingerprint`)."""
     seed = jnp.uint32(zlib.crc32(f"{array.dtype}{array.shape}".encode()))
     return random_bits((seed, _bits(array)), element_index(array.shape)).sum(dtype=jnp.uint32)
 
 
-def _weighted(array: jax.Array) -> jax.Array:
-    """Return the checksum of an array that older versions stored: sum_i bits_i (2 i + 1) mod 2^32."""
+def _weighted_sum(array: jax.Array) -> jax.Array:
+    """Return the checksum that older versions stored for an array: sum_i bits_i (2 i + 1) mod 2^32."""
     return (_bits(array) * (2 * element_index(array.shape) + 1)).sum(dtype=jnp.uint32)

@@ -28,7 +28,7 @@ class NonFiniteError(Exception):
 
 
 class Loop:
-    """Training loop that runs `job` from its newest checkpoint, or from the start if it has none."""
+    """Training loop that runs `job` from its newest checkpoint, or from the start if there is none."""
 
     def __init__(self, job: Job):
         self.job, config = job, job.config
@@ -69,7 +69,7 @@ class Loop:
         return result
 
     def _start(self) -> tuple[TrainState, int]:
-        """Return the state of the newest checkpoint, or a new state if there is none, and its step."""
+        """Return the state of the newest checkpoint, or a new state if there is none, and the step of this state."""
         job, config = self.job, self.job.config
         with self.watchdog.patience("the newest checkpoint, or new parameters"):
             found = self.checkpoints.restore_latest(job.program.abstract)

@@ -50,7 +50,7 @@ def not_finite(metrics: Sums) -> list[str]:
 
 
 def losses(names: Iterable[str], first: str = "") -> list[str]:
-    """Return the metrics that are the loss of a term (`..._loss`), sorted, but with `first` before the others."""
+    """Return the `names` that end in `_loss`, in the given order, but with `first` before the others."""
     found = [name for name in names if name.endswith("_loss")]
     return sorted(found, key=lambda name: name != first)
 

@@ -86,7 +86,7 @@ def make_optimizer(
 
 
 def _groups(params: Any) -> Any:
-    """Return the label of each top-level entry of the parameters, for `optax.partition`."""
+    """Return the optimizer of each top-level entry of the parameters for `optax.partition`: "model" or `ADVERSARY`."""
     if not isinstance(params, dict):  # `tree_map_params` passes one placeholder for all parameters
         return "model"
     return {name: ADVERSARY if name == ADVERSARY else "model" for name in params}

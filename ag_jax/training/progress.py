@@ -34,11 +34,11 @@ class ProgressLine:
     name: name of the run, shown first.
     start: step at which the run starts or resumes.
     total: number of steps of the run.
-    headline: the primary metric, shown before the other losses.
+    primary: name of the primary metric, shown before the other losses.
     """
 
-    def __init__(self, name: str, start: int, total: int, headline: str):
-        self._name, self._total, self._headline = name, total, headline
+    def __init__(self, name: str, start: int, total: int, primary: str):
+        self._name, self._total, self._primary = name, total, primary
         self._bar = None
         console = rich.console.Console(stderr=True)
         if console.is_terminal:
@@ -56,7 +56,7 @@ class ProgressLine:
 
     def update(self, row: dict[str, Any], seconds_left: float) -> None:
         """Show a row of training metrics, and the estimated number of seconds left."""
-        losses = "  ".join(f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._headline))
+        losses = "  ".join(f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._primary))
         minutes, seconds = divmod(round(seconds_left), 60)
         status = f"{losses}  {row['tokens_per_second']:,.0f} tokens/s  {minutes}:{seconds:02d} left"
         if self._bar:

@@ -41,7 +41,10 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """Return a mesh over `devices` (default: all). Raises ValueError if the product of the axes is not their number."""
+    """Return a mesh over `devices` (default: all).
+
+    Raises ValueError if the product of its axes is not the number of devices.
+    """
     devices = jax.devices() if devices is None else devices
     data = config.data or max(len(devices) // (config.fsdp * config.tensor), 1)
     shape = (data, config.fsdp, config.tensor)

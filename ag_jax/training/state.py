@@ -60,7 +60,7 @@ def create_state(params: Params, optimizer: optax.GradientTransformation) -> Tra
 
 
 def with_params(state: TrainState, given: Params, shardings: TrainState) -> TrainState:
-    """Return `state` with the parameters of `given` in place of its own.
+    """Return `state` with some or all of its parameters replaced by those in `given`.
 
     given: nested dict with some or all of the parameters; every host has its complete arrays.
     shardings: shardings of `state`.

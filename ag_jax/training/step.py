@@ -77,10 +77,13 @@ def train_step(
     )
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
+    # With weight 1, a row of metrics has the mean over its steps; `Loop` takes the sum of `tokens` from the totals.
     one = jnp.float32(1)
     metrics |= {
         "loss": (loss, one),
+        # Norms before clipping, which is part of the optimizer.
         **{name: (norm, one) for name, norm in gradient_norms(gradient).items()},
+        # Segment ids are 0 on padding.
         "tokens": ((batch["sequences"] > 0).sum().astype(jnp.float32), one),
     }
     return TrainState(state.step + 1, params, opt_state), metrics
@@ -99,7 +102,7 @@ def compile_train_step(
     mesh: Mesh,
     shardings: TrainState,
 ) -> Callable[[TrainState, Batch, Array], tuple[TrainState, dict[str, LossTerm]]]:
-    """Return `train_step` jitted for a mesh; it donates the old state, whose memory is reused for the new one."""
+    """Return `train_step` jitted for a mesh; the old state is donated, so its memory is reused for the new state."""
 
     def step(state: TrainState, batch: Batch, key: Array):
         return train_step(state, batch, key, objective=objective, optimizer=optimizer, microbatches=microbatches)

@@ -98,7 +98,7 @@ def test_a_schedule_is_that_of_the_same_trial_of_another_arm(source, tmp_path, t
 @pytest.mark.parametrize("arms", ["plain-scheduled-asa", "scheduled"])
 def test_a_schedule_that_nobody_makes_in_time_is_refused_before_anything_is_trained(source, tmp_path, trained, arms):
     with pytest.raises(
-        ValueError, match=r"masking.trace=.*/w/asa/sst2/lr0.0001-bs32-seed0 must be .*: there is none; train that"
+        ValueError, match=r"masking.trace=.*/w/asa/sst2/lr0.0001-bs32-seed0 must be .* does not exist; train that"
     ):
         comparison.compare(f"{source},arms={arms}", {}, epath.Path(tmp_path / "w"))
     assert not trained

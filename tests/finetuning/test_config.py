@@ -109,7 +109,7 @@ def test_points_of_a_sweep():
         (
             "adversarial.method",
             "scheduled",
-            "^tasks.rte.adversarial.method=scheduled masks as much .* adversarial.masking.trace",
+            "^tasks.rte.adversarial.method=scheduled masks the same shares .* adversarial.masking.trace",
         ),
         ("adversarial.asa.tau", 0.0, "^tasks.rte.adversarial.asa.tau must be above 0, got 0.0"),
         (

@@ -238,8 +238,8 @@ def test_json_that_is_nested_too_deeply(name, directory, tmp_path):
         ("tokenizer_config.json", {"strip_accents": "no"}, "strip_accents must be of type bool, got 'no'"),
         ("tokenizer_config.json", {"tokenizer_class": ["BertTokenizer"]}, "tokenizer_class must be of type str"),
         ("tokenizer_config.json", [], "expected a JSON object, got list"),
-        ("added_tokens.json", {"x": 39, "y": "z"}, "expected whole numbers by tokens, got 'z' for 'y'"),
-        ("added_tokens.json", {"x": [39]}, "expected whole numbers by tokens, got [39] for 'x'"),
+        ("added_tokens.json", {"x": 39, "y": "z"}, "expected an integer id for each token, got 'z' for 'y'"),
+        ("added_tokens.json", {"x": [39]}, "expected an integer id for each token, got [39] for 'x'"),
         ("added_tokens.json", {"\u200b": 39}, "removes every character of"),
         ("added_tokens.json", {"\ud800": 39}, "could not be read as a tokenizer"),
     ],
@@ -355,7 +355,7 @@ def test_a_hub_that_does(directory, tmp_path, monkeypatch):
     assert directories.find("someone/model") == directory
     (directory / "model.safetensors").unlink()
     monkeypatch.setattr(huggingface_hub, "file_exists", lambda name, file: file == "pytorch_model.bin")
-    refused("someone/model", tmp_path, "someone/model has its weights as a pickle", "hf download someone/model")
+    refused("someone/model", tmp_path, "someone/model has its weights only as a pickle", "hf download someone/model")
     monkeypatch.setattr(huggingface_hub, "file_exists", lambda name, file: False)
     refused("someone/model", tmp_path, "no weights", error=FileNotFoundError)
 

@@ -38,9 +38,9 @@ def test_there_and_back(tmp_path, capsys):
         (
             "convert",
             {"path": "x", "workdir": "y"},
-            "ag-jax convert: this verb, which needs one of --from=hf and --to=hf",
+            "ag-jax convert: this verb needs either --from=hf or --to=hf",
         ),
-        ("convert", {"path": "x", "workdir": "y", "source": "hf", "target": "hf"}, "one of --from=hf and --to=hf"),
+        ("convert", {"path": "x", "workdir": "y", "source": "hf", "target": "hf"}, "either --from=hf or --to=hf"),
         ("convert", {"path": "x", "workdir": "y", "source": "x"}, "use `ag-jax import --from=MODEL --workdir=RUN`"),
         ("convert", {"workdir": "y", "source": "hf"}, "needs --path"),
         ("convert", {"path": str(GOLDENS / "bert"), "source": "hf"}, "ag-jax import: this verb needs --workdir"),

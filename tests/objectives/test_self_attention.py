@@ -299,7 +299,7 @@ def test_a_model_without_the_port_is_refused():
     batch = tiny.mixed_batch()
     objective = attacked(Deaf(tiny.model(), HEAD))
     with pytest.raises(
-        ValueError, match="the model of Deaf has no port for that: its encoder must hand `ports.attack` on"
+        ValueError, match="the model of Deaf does not support this: its encoder must pass `ports.attack` to every layer"
     ):
         jax.eval_shape(lambda params: tiny.evaluate(objective, params, batch, RNGS, STEP), params_of(objective, batch))
 

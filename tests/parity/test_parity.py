@@ -148,7 +148,7 @@ def test_losses_and_gradients(case):
 
     family = sources.read(case.directory / "theirs").family
     flat = {path: np.asarray(leaf) for path, leaf in names.flat(gradient).items()}
-    wanted = names.places(family.names, {path: leaf.shape for path, leaf in flat.items()})
+    wanted = names.stored_tensors(family.names, {path: leaf.shape for path, leaf in flat.items()})
     stored = names.store(wanted, flat, np.dtype(np.float32))
     parameters = dict(case.theirs.named_parameters(remove_duplicate=False))
     assert set(parameters) - set(stored) <= set(family.tied) | {

@@ -149,8 +149,11 @@ def request(**flags) -> cli.Request:
         ({}, "this verb needs --topology=SLICE"),
         ({"topology": "v5e:5x5"}, "there is no v5e slice '5x5'; the nearest in size are"),
         ({"topology": "v5e:2x2", "config": None}, "this verb needs --config=CONFIG"),
-        ({"topology": "v5e:2x2", "price": -1.2}, "--price is dollars per chip-hour, such as --price=1.20; got -1.2"),
-        ({"topology": "v5e:2x2", "price": float("nan")}, "--price is dollars per chip-hour"),
+        (
+            {"topology": "v5e:2x2", "price": -1.2},
+            "--price must be dollars per chip-hour, such as --price=1.20; got -1.2",
+        ),
+        ({"topology": "v5e:2x2", "price": float("nan")}, "--price must be dollars per chip-hour"),
         ({"topology": "v5e:2x2", "overrides": {"mesh.fsdp": 8}}, "needs 8 devices, but there are 4"),
         ({"topology": "v5e:16x16"}, "32 rows of a microbatch cannot be split over mesh.data * mesh.fsdp = 256 devices"),
     ],

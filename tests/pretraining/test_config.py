@@ -84,7 +84,7 @@ def test_the_generator_is_a_quarter_of_the_encoder():
 
 
 def test_generators_that_cannot_be():
-    with pytest.raises(ValueError, match="generator_fraction=0.3 of .* is 230 and 4: choose one"):
+    with pytest.raises(ValueError, match="generator_fraction=0.3 of .* gives a generator of width 230 with 4 heads"):
         electra(**{"replaced_tokens.generator_fraction": 0.3})
     with pytest.raises(ValueError, match="mesh.tensor=2 must divide the generator's 3 heads"):
         electra(**{"mesh.tensor": 2, "training.batch_size": 64})

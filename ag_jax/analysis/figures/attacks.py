@@ -1,4 +1,4 @@
-"""Figures of attacks: masked share of attention, scores against the temperature, and step times."""
+"""Figures of attacks: masked share of attention, task scores against the attack's temperature, and step times."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def masked_figure(groups: Mapping[str, Mapping[str, MaskedShare]], path: str | o
 
 
 def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
-    """Draw the masked share during training, and by layer at its end (Wu et al. 2022, figure 5).
+    """Draw the share of attention that is masked, during training and by layer at its end (Wu et al. 2022, figure 5).
 
     Each group has a row of two panels with a line for each name, in the same colour in all groups. The first panel is
     over steps if all lines of the group have equally many, otherwise over per cent of training. Raises ValueError if
@@ -39,6 +39,7 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
             share_N = share.at_end[1]
             shown = label(name, 24)
             style = {"color": chosen[name], "markersize": 3.5, "label": shown}
+            # A line through a single logged row would be invisible.
             left.plot(x_S, share.share_S, "-" if len(x_S) > 1 else "o", linewidth=1.6, **style)
             right.plot(np.arange(1, len(share_N) + 1), share_N, "o-", linewidth=1.2, **style)
         left.set_xlabel("step" if same else "part of training", fontsize=MEDIUM)
@@ -49,11 +50,13 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
         )
         left.set_title(label(group, 40), fontsize=LARGE, loc="left", parse_math=False)
         left.set_ylabel("masked share", fontsize=MEDIUM)
+        # Lines may be averaged over different parts of training; the label names the longest.
         measured = max(1 - (share.late_steps[0] - 1) / share.late_steps[1] for share in shares.values())
         right.set_xlabel(f"layer (last {measured:.0%} of training)", fontsize=MEDIUM)
         most = max(share.share_SN.shape[1] for share in shares.values())
         right.set_xticks(range(1, most + 1, 1 if most <= 12 else 3))
         highest = max(max(share.share_S.max(), share.at_end[1].max()) for share in shares.values())
+        # One scale for both panels. The lower bound keeps the axis from collapsing where nothing was masked.
         for panel in (left, right):
             tidy(panel)
             panel.set_ylim(0, min(1.02, max(1.08 * highest, 0.01)))
@@ -68,7 +71,7 @@ def temperature_figure(by_task: Mapping[str, Temperatures], path: str | os.PathL
 
 
 def draw_temperatures(by_task: Mapping[str, Temperatures]) -> Figure:
-    """Draw scores against the temperature tau, with a panel for each task (Wu et al. 2022, figure 4 b).
+    """Draw task scores against the attack's temperature tau, with a panel for each task (Wu et al. 2022, figure 4 b).
 
     A dashed line is the score without an attack. Raises ValueError without tasks.
     """
@@ -99,11 +102,11 @@ def step_time_figure(ratios: Mapping[str, Mapping[int, float]], path: str | os.P
 
 
 def draw_step_times(ratios: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Draw relative step times against the tokens of a row, with a line for each method (Wu et al. 2022, figure 4 a).
+    """Draw each method's step time, relative to the first method, against sequence length (Wu et al. 2022, figure 4 a).
 
     Raises ValueError if there are no ratios.
 
-    ratios: {method: {tokens in a row: time of a step / time of a step of plain training}}.
+    ratios: {method: {sequence length in tokens: time of a step / time of a step of the first method}}.
     """
     if not any(ratios.values()):
         raise ValueError("there are no times to draw: give at least one method and length")
@@ -119,7 +122,7 @@ def draw_step_times(ratios: Mapping[str, Mapping[int, float]]) -> Figure:
     panel.set_xticks(lengths, [f"{length}" for length in lengths])
     panel.set_xlabel("tokens of a row", fontsize=MEDIUM)
     panel.set_ylabel("step time over the first method's", fontsize=MEDIUM)
-    panel.set_ylim(bottom=0)
+    panel.set_ylim(bottom=0)  # heights are ratios, which a cut axis would distort
     tidy(panel)
     _legend(panel)
     return figure

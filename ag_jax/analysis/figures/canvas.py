@@ -44,7 +44,7 @@ def _glyphs(families: tuple[str, ...]) -> frozenset[int]:
 
 
 def label(text: str, longest: int = LONGEST_LABEL) -> str:
-    """Return `text` shortened to `longest` characters, with `NO_GLYPH` for those that cannot be drawn.
+    """Return `text` shortened to `longest` characters, with `NO_GLYPH` for characters that cannot be drawn.
 
     These are control characters, separators other than a space, and characters that the font lacks. For scripts that
     matplotlib's default font lacks, add an installed font to `matplotlib.rcParams["font.family"]`.
@@ -58,7 +58,10 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
 
 
 def token_ticks(axes: Axes, tokens: Sequence[str], inches: float, *, rows: bool, columns: bool) -> None:
-    """Label the rows (left) and columns (below) of a map `inches` wide with its tokens, as many as are legible.
+    """Label the rows and columns of an attention map `inches` wide with its tokens, as many as are legible.
+
+    rows: whether to label the rows, on the left.
+    columns: whether to label the columns, below.
 
     If some tokens are left out, each label also has the token's position in the sentence, counted from 1.
     """
@@ -73,7 +76,7 @@ def token_ticks(axes: Axes, tokens: Sequence[str], inches: float, *, rows: bool,
 
 
 def weight_scale() -> PowerNorm:
-    """Return the colour scale of weights from 0 to 1, by their square root, so that weak attention is visible, too."""
+    """Return a colour scale for weights from 0 to 1, by their square root, so that weak attention is visible, too."""
     return PowerNorm(0.5, 0.0, 1.0)
 
 
@@ -83,7 +86,7 @@ def block_size(length: int, inches: float, pixels: int = 3) -> int:
 
 
 def largest(weights_QK: np.ndarray, block: int) -> np.ndarray:
-    """Return the maximum over squares of `block` by `block` tokens (the last may be smaller), for maps `...QK`.
+    """Reduce attention maps `...QK` to the maxima of squares of `block` by `block` tokens (the last may be smaller).
 
     Unlike a mean or a subsample, the maximum preserves thin lines.
     """

@@ -36,7 +36,7 @@ def mass_curves(rows_by_arm: Mapping[str, MetricRows], path: str | os.PathLike) 
 
 
 def draw_losses(series: Mapping[str, Sequence[MetricRows]], x: str = "step", headline: PrimaryMetric = MLM) -> Figure:
-    """Draw the primary loss of each arm over `x`, and below it the guidance loss if there is one.
+    """Draw the primary loss of each arm over steps or tokens seen, and below it the guidance loss if there is one.
 
     A thick line is the mean over an arm's seeds, thin lines are the seeds, and dots are the mean validation loss
     (Deshpande & Narasimhan 2020, figures 3, 5 and 6). Raises ValueError if no row holds a loss.
@@ -57,6 +57,7 @@ def draw_losses(series: Mapping[str, Sequence[MetricRows]], x: str = "step", hea
     ]
     chosen = colours(series)
     for arm, seeds in series.items():
+        # Without guidance there is one panel, and `zip` leaves out its loss.
         for panel, key in zip(panels, (loss, "ag_loss"), strict=False):
             _draw_seeds(panel, [_points(rows, "train", x, key) for rows in seeds], chosen[arm])
         for at, value in _mean([_points(rows, "validation", x, loss) for rows in seeds]):
@@ -66,6 +67,7 @@ def draw_losses(series: Mapping[str, Sequence[MetricRows]], x: str = "step", hea
     for panel, name in zip(panels, (f"{headline.label} ({headline.unit})", "guidance loss"), strict=False):
         panel.set_ylabel(name, fontsize=MEDIUM)
         tidy(panel)
+    # The guidance loss can fall to 0: all guided heads then equal their targets.
     panels[-1].set_ylim(bottom=0) if has_guidance else None
     panels[-1].set_xlabel(AXES[x], fontsize=MEDIUM)
     panels[-1].xaxis.set_major_formatter(
@@ -77,13 +79,13 @@ def draw_losses(series: Mapping[str, Sequence[MetricRows]], x: str = "step", hea
 
 
 def _points(rows: MetricRows, split: str, x: str, key: str) -> dict[int, tuple[float, float]]:
-    """Return {step: (x, value)} for the rows of a split that hold a value of `key`."""
+    """Return {step: (x, metric)} for the rows of metrics of a split that hold a value of the metric `key`."""
     own = (row for row in rows if row.get("split", "train") == split)
     return {row["step"]: (row[x], row[key]) for row in own if row.get(key) is not None}
 
 
 def _mean(seeds: Sequence[dict[int, tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Return the mean over seeds of the points at each step that all seeds have."""
+    """Return the mean point (x, metric) over the seeds, at each step that all seeds logged."""
     steps = sorted(set.intersection(*(set(points) for points in seeds))) if seeds else []
     return [tuple(np.mean([points[step] for points in seeds], axis=0).tolist()) for step in steps]
 
@@ -111,7 +113,7 @@ def _legend(axes: Axes, series: Mapping[str, Sequence[MetricRows]], chosen: Mapp
 
 
 def draw_masses(rows_by_arm: Mapping[str, MetricRows]) -> Figure:
-    """Draw the attention mass of guided heads on their pattern by layer and step, a panel for each arm and pattern.
+    """Draw the attention mass of guided heads on their pattern by layer and step, in a panel for each arm and pattern.
 
     A cell covers the steps over which its row of metrics is averaged. The axis of steps is logarithmic, because
     guidance works early. Arms without guidance are left out. Raises ValueError if no row holds a `mass/PATTERN`.
@@ -155,7 +157,10 @@ def _guided_patterns(rows: MetricRows) -> list[str]:
 
 
 def _mass_over_steps(rows: MetricRows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges of the cells in steps (S + 1), and the mass `NS`, NaN where the pattern had no target."""
+    """Return the S + 1 steps between which the logged rows lie, and a pattern's mass `NS` by layer and row.
+
+    The mass is NaN where the pattern had no target.
+    """
     kept = [row for row in rows if row.get("split", "train") == "train" and row.get(f"mass/{name}") is not None]
     steps_S = np.array([row["step"] for row in kept], float)
     mass_NS = np.array([row[f"mass/{name}"] for row in kept], float).T

@@ -203,7 +203,9 @@ def draw_maps(
                 panel.set_title(f"{label(arm, 24)}\n{where}", fontsize=MEDIUM, parse_math=False)
             canvas.token_ticks(panel, maps.tokens, inches, rows=at == 0, columns=row == len(columns[arm]) - 1)
     if drawn is None:
-        raise ValueError(f"no arm has the heads {chosen} (layer, head, counted from 0)")
+        shapes = sorted({maps.weights_NHQK.shape[:2] for series in columns.values() for _, maps in series})
+        sizes = " or ".join(f"{layers} layers of {heads} heads" for layers, heads in shapes)
+        raise ValueError(f"no arm has the heads {chosen} (layer, head, counted from 0): the models have {sizes}")
     longest = max(len(maps.tokens) for series in columns.values() for _, maps in series)
     canvas.weight_bar(figure, drawn, axes, canvas.block_size(longest, inches))
     return figure

@@ -1,1 +1,1 @@
-"""Guided attention by implementation: the plain one, and kernels for TPUs and GPUs that never write a matrix."""
+"""Implementations of guided attention: a plain reference, and TPU and GPU kernels that store no attention matrix."""

@@ -1,4 +1,4 @@
-"""Which implementation of attention a run uses, and how it is spread over devices.
+"""Choose the implementation of attention that a run uses, and split its work over devices.
 
 Shape letters: B batch, Q query position, K key position, H head, W width of a head, A = H * W width of all heads.
 """
@@ -26,10 +26,10 @@ from ag_jax.attention.kernels.interface import (
 
 @dataclasses.dataclass(frozen=True)
 class Fused(Attend):
-    """Attention by a kernel: each device of `mesh` runs it on its own rows and heads.
+    """Attention by a kernel that each device of a mesh runs on its own examples and heads.
 
-    kernel: for one device.
-    mesh: None for a single device.
+    kernel: attention for one device.
+    mesh: the devices; None for a single one.
     rows, heads: the axes of the mesh that the batch and the heads are split over.
     """
 
@@ -39,7 +39,7 @@ class Fused(Attend):
     heads: str | None = None
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return output and statistics. Raises ValueError for guides after dropout, which kernels do not compute."""
+        """Return output and statistics. Raises ValueError for guidance after dropout, which kernels do not compute."""
         guides, rate = inputs.guides, inputs.rate
         if guides is not None and guides.after_dropout:
             raise ValueError("guidance.probabilities=after_dropout needs model.attention=reference")
@@ -68,7 +68,7 @@ class Fused(Attend):
         return mixed_BQHW, None if guides is None else guided_statistics(squares_BHQ, overlap_BHQ, inputs)
 
     def _position(self, axes: tuple[str | None, ...]) -> Array:
-        """Number of this device along axes of the mesh."""
+        """Return this device's index along axes of the mesh, of which the last varies fastest; 0 for one device."""
         position = jnp.int32(0)
         for axis in axes if self.mesh is not None and self.mesh.size > 1 else ():
             if axis is not None:
@@ -76,7 +76,7 @@ class Fused(Attend):
         return position
 
     def _specs(self, given: KernelInputs) -> dict:
-        """How inputs and results of `on_device` are split over the mesh."""
+        """Return the arguments of `jax.shard_map` for splitting a kernel's inputs and results over the mesh."""
         rows, heads, bias = self.rows or None, self.heads, given.bias
         side, ids, by_head = PartitionSpec(rows, None, heads), PartitionSpec(rows), PartitionSpec(rows, heads)
         is_guided = given.shifts_H is not None
@@ -95,7 +95,8 @@ class Fused(Attend):
 class Choice:
     """The chosen implementation of attention.
 
-    name: of the implementation.
+    attend: the implementation.
+    name: its name: `reference`, `tpu` or `gpu`.
     reason: why it was chosen, for the log.
     """
 
@@ -109,7 +110,7 @@ class Choice:
 
 
 def _tpu(device: jax.Device, head_width: int, length: int) -> tuple[Kernel, str | None]:
-    """The kernel for TPUs, and why it cannot run on `device`, or None if it can."""
+    """Return the kernel for TPUs, and the reason why it cannot run on `device`, or None if it can."""
     from ag_jax.attention.kernels.tpu import attention as tpu
     from ag_jax.attention.kernels.tpu import grid
 
@@ -117,7 +118,7 @@ def _tpu(device: jax.Device, head_width: int, length: int) -> tuple[Kernel, str 
 
 
 def _gpu(device: jax.Device, head_width: int) -> tuple[Kernel, str | None]:
-    """The kernel for GPUs, and why it cannot run on `device`, or None if it can."""
+    """Return the kernel for GPUs, and the reason why it cannot run on `device`, or None if it can."""
     from ag_jax.attention.kernels.gpu import attention as gpu
     from ag_jax.attention.kernels.gpu import grid as gpu_grid
 
@@ -134,14 +135,14 @@ def choose(
     rows: tuple[str, ...],
     heads: str,
 ) -> Choice:
-    """Choose the implementation for a config's `model.attention`, which is `wanted`, on the devices of `mesh`.
+    """Choose the implementation of attention for the devices of `mesh`; `wanted` is the config's `model.attention`.
 
     `auto` takes the kernel for the devices, and the reference where there is no kernel or it does not support these
     settings. Raises ValueError if `wanted` names a kernel that does not support them.
     """
     if wanted == "reference":
         return Choice(reference.attend, "reference", "model.attention=reference")
-    device = mesh.devices.flat[0]
+    device = mesh.devices.flat[0]  # all devices of a mesh are of one kind
     name = device.platform if wanted == "auto" else wanted
     if name not in ("tpu", "gpu"):
         return Choice(reference.attend, "reference", f"there is no kernel for the platform {name}")

@@ -1,4 +1,4 @@
-"""The interface of attention, and what its kernels share.
+"""The interface of attention implementations, and what their kernels share.
 
     H = softmax(Q K^T / sqrt(W) + bias) over the keys that a query sees, 0 elsewhere and where it sees none
     O = (H * M) V, with M = 1 / (1 - rate) for elements that dropout keeps, 0 for the others
@@ -41,7 +41,7 @@ NO_SHIFT = 1 << 30
 
 
 class AttentionInputs(NamedTuple):
-    """The arguments of one call of attention, as `Attend` documents them; `band` is `causal` and `window` together."""
+    """Checked arguments of one call of attention, as in `Attend.__call__`; `band` stands for `causal` and `window`."""
 
     query_BQHW: Array
     key_BKHW: Array
@@ -56,7 +56,7 @@ class AttentionInputs(NamedTuple):
 
 
 class Attend(abc.ABC):
-    """An implementation of attention: `compute`, which is called with checked arguments."""
+    """An implementation of attention: calling it checks the arguments and then runs the subclass's `compute`."""
 
     def __call__(
         self,
@@ -133,7 +133,7 @@ def _check_guides(guides: Guides, queries: int, keys: int, band: Band) -> None:
 
 
 class KernelInputs(NamedTuple):
-    """The arrays that a kernel reads, with the heads side by side.
+    """The arrays that a kernel reads, with the widths of all heads on one axis.
 
     bias: `(B or 1, H or 1, Q, K)`, or None.
     shifts_H, weights_BHK: the targets P of all heads; None unless `KernelConfig.guided`.
@@ -153,13 +153,14 @@ class KernelInputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class KernelConfig:
-    """What a kernel is compiled for, besides the shapes of its arrays.
+    """Static settings that a kernel is compiled for, besides the shapes of its arrays.
 
-    heads: of this device, of `all_heads` of the layer.
-    width: of a head, before a kernel pads it.
+    heads: number of heads on this device.
+    all_heads: number of heads of the layer, over all devices.
+    width: width of a head, before a kernel pads it.
     queries, keys: lengths of the two sides, before a kernel pads them.
-    rate: of dropout.
-    guided: whether statistics are wanted.
+    rate: dropout rate.
+    guided: whether statistics for guidance are computed.
     band: of visible keys; a kernel skips blocks outside of it.
     interpret: run the kernel as plain JAX, for tests on a CPU.
     """
@@ -176,14 +177,15 @@ class KernelConfig:
 
     @property
     def dropout_scale(self) -> float:
-        """Factor of elements that dropout keeps: 1 / (1 - rate)."""
+        """Factor by which elements that dropout keeps are multiplied: 1 / (1 - rate)."""
         return 1.0 / (1.0 - self.rate)
 
     def keep(self, scalars: Array, example: Array, head: Array, query: Array, key: Array) -> Array:
-        """Booleans: whether dropout keeps the elements of rows `query` and columns `key`, which broadcast.
+        """Return whether dropout keeps the elements at query and key positions, which broadcast.
 
         scalars: int32; the two seeds' bits, the number of this device's first example, and of its first head.
-        example, head, query, key: numbers within this device.
+        example, head: indices within this device.
+        query, key: positions.
         """
         # Signed and unsigned integers multiply and add to the same bits.
         row = ((example + scalars[2]) * self.all_heads + head + scalars[3]) * self.queries
@@ -193,7 +195,7 @@ class KernelConfig:
 
 
 class Kernel(Protocol):
-    """Attention for one device; `dispatch.Fused` makes an `Attend` of it.
+    """A function that computes attention on one device; `dispatch.Fused` runs it on all devices.
 
     Returns the output `BQA` and, if guided, the sums `sum_of_squares_BHQ` and `overlap_BHQ` of all heads in float32.
     Differentiable in query, key, value and bias only.
@@ -203,15 +205,15 @@ class Kernel(Protocol):
 
 
 def target(shift: Array, weights: Array, query: Array, key: Array) -> Array:
-    """P of one head at rows `query` and columns `key`; `weights` are those of the columns, shaped as `key`."""
+    """Return the target P of one head at query and key positions; `weights` are its column weights at the keys."""
     return jnp.where(key - query == shift, 1.0, weights)
 
 
 def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
-    """`shifts_H` int32 and `weights_BHK` float32 of all heads of a layer; P = 0 for heads without guidance.
+    """Return the targets of all heads in the form that kernels read: `shifts_H` int32 and `weights_BHK` float32.
 
-    Inside a band, columns have weights 0 and 1: how many of them a row sees is known outside the kernel
-    (`guided_statistics`).
+    P = 0 for heads without guidance. Inside a band, columns have weights 0 and 1: how many of them a row sees is known
+    outside the kernel (`guided_statistics`).
     """
     guides, (batch, keys, heads, _) = inputs.guides, inputs.key_BKHW.shape
     shifts, weights = [], []
@@ -231,7 +233,7 @@ def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
 
 
 def guided_statistics(sum_of_squares_BHQ: Array, overlap_BHQ: Array, inputs: AttentionInputs) -> AttentionStatistics:
-    """Statistics of the guided heads from a kernel's sums over all heads."""
+    """Return the statistics of the guided heads, completed from the sums that a kernel computed for all heads."""
     overlaps, head = [], 0
     segments = (inputs.query_segments_BQ, inputs.key_segments_BK)
     for of_heads, count in zip(inputs.guides.targets, inputs.guides.counts, strict=True):

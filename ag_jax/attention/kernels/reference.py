@@ -1,4 +1,4 @@
-"""Attention with its probabilities written out: every kernel has to equal it, and CPUs run it.
+"""Reference attention, which stores all probabilities: every kernel has to equal it, and CPUs run it.
 
 Shape letters: B batch, Q query position, K key position, H head, W width of a head.
 """
@@ -24,7 +24,7 @@ def probabilities(
     bias: Array | None = None,
     band: Band = EVERYTHING,
 ) -> Array:
-    """H = softmax(Q K^T / sqrt(W) + bias) over the keys that a query sees, 0 elsewhere: `BHQK`, float32."""
+    """Return H = softmax(Q K^T / sqrt(W) + bias) over the keys that a query sees, 0 elsewhere: `BHQK`, float32."""
     scores_BHQK = scores.dot_product_scores(query_BQHW, key_BKHW)
     if bias is not None:
         scores_BHQK = scores_BHQK + bias
@@ -36,12 +36,12 @@ def probabilities(
 
 
 def dropout_of(rate: float, key: Array | None) -> Callable[[Array], Array]:
-    """Dropout with this rate and key as a function: it drops the same elements each time it is applied."""
+    """Return a function that applies dropout with this rate and key: it drops the same elements in every call."""
     return (lambda weights_BHQK: dropout(weights_BHQK, key, rate)) if rate else (lambda weights_BHQK: weights_BHQK)
 
 
 def mix(weights_BHQK: Array, inputs: AttentionInputs) -> Mixed:
-    """O = (H * M) V and the statistics, from probabilities H that are computed already."""
+    """Return the output (H * M) V and the guidance statistics, from probabilities H; M is the multiplier of dropout."""
     drop, statistics, guides = dropout_of(inputs.rate, inputs.key), None, inputs.guides
     if guides is not None:
         guided_BHQK = drop(weights_BHQK) if guides.after_dropout else weights_BHQK
@@ -58,9 +58,9 @@ def mix(weights_BHQK: Array, inputs: AttentionInputs) -> Mixed:
 
 
 class Reference(Attend):
-    """Attention in plain XLA; memory grows with the product of the two lengths.
+    """Attention in plain JAX, compiled by XLA; memory grows with the product of the two lengths.
 
-    save: called with the probabilities `BHQK`, float32, before dropout.
+    save: function to call with the probabilities `BHQK`, float32, before dropout; None to save nothing.
     """
 
     def __init__(self, save: Callable[[Array], None] | None = None):

@@ -1,4 +1,4 @@
-"""Batches of features in a few shapes: rows of similar length share a batch, so that little of it is padding.
+"""Batches of features in a few shapes: rows of similar length share a batch, so that batches have little padding.
 
     tokens, sequences, segments   int32 [B, L]      token ids, segment ids, token types; choice, ranking: [B, C, L]
     weights                       float32 [B]       1; 0 for a filler row or a row whose label is not known
@@ -33,7 +33,7 @@ _SHUFFLE, _ORDER = 1, 2  # tags that keep the two random permutations independen
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """The composition and shape of a batch that is not built yet.
+    """Rows and shape of a batch whose arrays are not made yet.
 
     rows: indices into `Features.rows`.
     candidates: size of the axis C; 0: the batch has no such axis.
@@ -56,7 +56,7 @@ def batches(
     drop: bool = False,
     lengths: Sequence[int] = (),
 ) -> Iterator[HostBatch]:
-    """Yield the batches of one epoch.
+    """Yield the batches of one epoch; the module docstring lists the fields of a batch.
 
     shuffle: draw the order of rows and batches from (seed, epoch); otherwise rows go from the shortest to the longest,
         and the field "rows" gives the index of each in the features.
@@ -69,7 +69,10 @@ def batches(
 
 
 def steps(rows: int, batch_size: int, drop: bool = False) -> int:
-    """Return the number of batches in an epoch of `rows` rows."""
+    """Return the number of batches in an epoch of `rows` rows.
+
+    drop: leave out the last batch if it is not full.
+    """
     return rows // batch_size if drop else -(-rows // batch_size)
 
 
@@ -92,25 +95,28 @@ def plan(
         raise ValueError(f"a batch needs at least one row, got batch_size={batch_size}")
     count = len(features)
     sizes = np.asarray([row["tokens"].shape[-1] for row in features.rows], np.int64)
-    choices = np.asarray([row["tokens"].shape[0] if row["tokens"].ndim == 2 else 0 for row in features.rows], np.int64)
+    candidates = np.asarray(
+        [row["tokens"].shape[0] if row["tokens"].ndim == 2 else 0 for row in features.rows], np.int64
+    )
     allowed = np.asarray(lengths or bucket_lengths(sizes, max_length), np.int64)
     if count and sizes.max() > allowed[-1]:
         raise ValueError(
-            f"a row has {sizes.max()} tokens, the longest batch {allowed[-1]}; encode with a lower max_length"
+            f"expected rows of at most {allowed[-1]} tokens, the longest batch length, got {sizes.max()}; encode with "
+            "a lower max_length"
         )
     length_N = allowed[np.searchsorted(allowed, sizes)]
-    choice_N = _candidates(choices)
+    candidates_N = _padded_candidates(candidates)
     if shuffle:
         order = randomness.permutation(count, _SHUFFLE, seed, epoch).astype(np.int64)
     else:
         order = np.argsort(sizes, kind="stable")
     # Sort by bucket and, because lexsort is stable, within a bucket by the order above. Cutting the result every B rows
     # moves the rows left over in a bucket to the next bucket.
-    order = order[np.lexsort((length_N[order], choice_N[order]))]
+    order = order[np.lexsort((length_N[order], candidates_N[order]))]
     parts = [order[at : at + batch_size] for at in range(0, count, batch_size)]
     if drop and parts and len(parts[-1]) < batch_size:
         parts.pop()
-    planned = [Planned(rows, int(choice_N[rows].max()), int(length_N[rows].max())) for rows in parts]
+    planned = [Planned(rows, int(candidates_N[rows].max()), int(length_N[rows].max())) for rows in parts]
     if shuffle:
         planned = [planned[place] for place in randomness.permutation(len(planned), _ORDER, seed, epoch)]
     return planned
@@ -168,13 +174,13 @@ def _axes(rank: int, has_candidates: bool) -> str:
     return ("", "L", "CL")[rank]
 
 
-def _candidates(choices: np.ndarray) -> np.ndarray:
-    """Return the size of the candidate axis for each row.
+def _padded_candidates(candidates: np.ndarray) -> np.ndarray:
+    """Return for each row the number of candidates, padding included, from its number of `candidates`.
 
-    If all rows have the same number of candidates it is that number; otherwise the next power of two, at most the
-    largest number, so that there are few shapes.
+    If the numbers differ, each is rounded up to a power of two, at most the largest number, so that batches have few
+    shapes.
     """
-    if not len(choices) or choices.min() == choices.max():
-        return choices
-    powers = 2 ** np.ceil(np.log2(choices)).astype(np.int64)
-    return np.minimum(powers, choices.max())
+    if not len(candidates) or candidates.min() == candidates.max():
+        return candidates
+    powers = 2 ** np.ceil(np.log2(candidates)).astype(np.int64)
+    return np.minimum(powers, candidates.max())

@@ -14,7 +14,7 @@ _OPTION = 128  # the most tokens of a question with its answer (RoBERTa, section
 
 
 def bio(*types: str) -> tuple[str, ...]:
-    """Return the BIO tags of entity types: O, then B- and I- of each type."""
+    """Return the BIO tags for entity types: O, then B-TYPE and I-TYPE for each type."""
     return ("O", *(f"{mark}-{type}" for type in types for mark in "BI"))
 
 
@@ -23,7 +23,9 @@ def _lines(folders: tuple[str, ...], columns: Mapping[str, Any]) -> FileLayout:
 
 
 def _anli(name: str, *rounds: int) -> Task:
-    """Return a task that joins the given rounds of ANLI, in the given order."""
+    """Return a task whose splits join those of the given rounds of ANLI, in the given order."""
+    # The official release and TFDS call the premise `context` and write labels as e, n and c; files exported from the
+    # Hugging Face hub call it `premise`.
     fields = {"first": "context", "second": "hypothesis", "id": "uid"}
 
     def files(folder: str, **names: str) -> dict[str, str]:
@@ -261,7 +263,7 @@ TASKS: dict[str, Task] = {task.name: task for task in (*GLUE, *_OTHERS)}
 
 
 def find(name: str) -> Task:
-    """Return the task with this name. Raises ValueError, which lists all names, for an unknown name."""
+    """Return the task called `name`. Raises ValueError, which lists all names, for an unknown name."""
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}: expected one of {', '.join(TASKS)}")
     return TASKS[name]

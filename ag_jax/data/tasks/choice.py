@@ -37,8 +37,13 @@ def race(record: Record, task: Task, labelled: bool) -> list[Choices]:
     """
     article, questions, options = text_of(record, "article"), _texts(record, "questions"), record.get("options")
     answers = record.get("answers") or [None] * len(questions)
-    if not isinstance(options, list) or not len(questions) == len(options) == len(answers):
-        raise ValueError("expected as many lists of options, and answers, as questions")
+    if not isinstance(options, list):
+        raise ValueError(f"the field 'options' must hold a list of options for each question, got {options!r}")
+    if not len(questions) == len(options) == len(answers):
+        raise ValueError(
+            f"expected one list of options and one answer for each question, got {len(questions)} questions, "
+            f"{len(options)} lists of options and {len(answers)} answers"
+        )
     examples = []
     for number, (question, texts, answer) in enumerate(zip(questions, options, answers, strict=True)):
         candidates = _filled(question, _texts({"options": texts}, "options"))
@@ -53,14 +58,16 @@ def dream(record: Record, task: Task, labelled: bool) -> list[Choices]:
     dialogue = " ".join(_texts(record, "turns"))
     questions = record["questions"]
     if not isinstance(questions, list) or not questions:
-        raise ValueError("expected a list of questions")
+        raise ValueError(f"the field 'questions' must be a list of at least one question, got {questions!r}")
     examples = []
     for number, question in enumerate(questions):
         if not isinstance(question, dict):
-            raise ValueError("expected an object for every question")
+            raise ValueError(f"question {number + 1} must be a JSON object, got {question!r}")
         answers, answer = _texts(question, "choice"), question.get("answer")
         if answer is not None and answers.count(answer) != 1:
-            raise ValueError(f"question {number + 1}: the answer {answer!r} is not one of the choices")
+            raise ValueError(
+                f"question {number + 1}: the answer must be exactly one of the choices {answers!r}, got {answer!r}"
+            )
         right = None if answer is None else answers.index(answer)
         candidates = _filled(text_of(question, "question"), answers)
         examples.append(_choices(f"{record['id']}-{number}", dialogue, candidates, right, labelled))
@@ -83,7 +90,7 @@ def record(record: Record, task: Task, labelled: bool) -> list[Choices]:
         raise ValueError(f"expected {PLACEHOLDER} in the query, got {query!r}")
     names = tuple(dict.fromkeys(name for name in entities if name.strip()))
     if not names:
-        raise ValueError("the passage has no entity: expected at least one")
+        raise ValueError("expected a passage with at least one entity, got none")
     answers = [answer["text"] if isinstance(answer, dict) else answer for answer in record.get("answers") or ()]
     missing = [answer for answer in answers if answer not in names]
     if missing or (labelled and not answers):

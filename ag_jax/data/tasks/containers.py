@@ -33,7 +33,7 @@ def read_text(file: pathlib.Path) -> str:
 
 
 def jsonl(file: pathlib.Path) -> Iterator[Placed]:
-    """Yield the records of a JSON-lines file: one object a line, blank lines left out."""
+    """Yield the records of a JSON-lines file, which has one object per line; blank lines are left out."""
     for number, line in enumerate(read_text(file).split("\n"), 1):
         if line.strip():
             yield f"line {number}", _object(line)
@@ -57,12 +57,16 @@ def tsv(file: pathlib.Path, header: bool = True) -> Iterator[Placed]:
 
 
 def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
-    """Yield the records of a quoted table with a header, as spreadsheets write it; a field may contain line breaks.
+    """Yield the records of a table with a header and quoted fields, as spreadsheets write it.
+
+    A field in quotes may contain line breaks.
 
     Raises ValueError for a row whose quotes are not closed properly, even if malformed rows are to be skipped: a line
     break behind it may or may not be inside a field, so neither the beginning of the next row nor the number of rows
     is known.
     """
+    # Strict, because otherwise a quote that is never closed would silently take the rest of the file into one field.
+    # Without translated line ends, so that those inside of fields stay as they are.
     rows = csv.reader(io.StringIO(read_text(file), newline=""), delimiter=delimiter, strict=True)
     names: list[str] = []
     begins = 1
@@ -85,7 +89,7 @@ def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
 
 
 def columns(file: pathlib.Path) -> Iterator[Placed]:
-    """Yield the sentences of a CoNLL file: a word a line, blank lines between sentences.
+    """Yield the sentences of a CoNLL file, which has one word per line and blank lines between sentences.
 
     The word is in the first column and its tag in the last one. -DOCSTART- lines are left out.
     """
@@ -109,13 +113,13 @@ def columns(file: pathlib.Path) -> Iterator[Placed]:
 
 
 def dialogues(file: pathlib.Path) -> Iterator[Placed]:
-    """Yield the dialogues of a DREAM file, a JSON list of [turns, questions, id]."""
+    """Yield the dialogues of a DREAM file, which is a JSON list of [turns, questions, id]."""
     for number, entry in enumerate(_json(file, list), 1):
         if isinstance(entry, list) and len(entry) == 3:
             turns, questions, id = entry
             yield f"dialogue {number} ({id})", {"turns": turns, "questions": questions, "id": str(id)}
         else:
-            yield f"dialogue {number}", ValueError("expected [turns, questions, id]")
+            yield f"dialogue {number}", ValueError(f"expected [turns, questions, id], got {entry!r}")
 
 
 def articles(file: pathlib.Path) -> Iterator[Placed]:
@@ -180,7 +184,7 @@ def _json(file: pathlib.Path, kind: type) -> Any:
 def _data(file: pathlib.Path) -> list[Any]:
     data = _json(file, dict).get("data")
     if not isinstance(data, list):
-        raise ValueError(f'{file}: expected {{"data": [...]}} as in SQuAD, got no such list')
+        raise ValueError(f'{file}: expected {{"data": [...]}} as in SQuAD, got {type(data).__name__} under "data"')
     return data
 
 
@@ -198,4 +202,4 @@ def _questions(place: str, entry: Any, common: Record) -> Iterator[Placed]:
         if isinstance(question, dict):
             yield f"{place}, question {number}", {**question, **common}
         else:
-            yield f"{place}, question {number}", ValueError('expected an object in the list "qas"')
+            yield f"{place}, question {number}", ValueError(f'expected an object in the list "qas", got {question!r}')

@@ -1,4 +1,4 @@
-"""Encoders from examples to features; `windows` has the encoder of questions about a context.
+"""Encoders of a task's examples as rows of token ids; `windows` has the encoder of questions about a context.
 
 A row that is too long is truncated as its task specifies (`Task.pair_limit`), and truncated examples are counted.
 Examples whose label is not known have weight 0, and zeros as labels.
@@ -14,23 +14,23 @@ from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.data.tokenizers import Tokenizer
 
 
-def encode_classes(task: Task, examples: Examples, tokenizer: Tokenizer, shape: RowSettings) -> Features:
+def encode_classes(task: Task, examples: Examples, tokenizer: Tokenizer, settings: RowSettings) -> Features:
     """Encode texts or pairs, each labelled with the index of its class."""
-    return _texts(task, examples, tokenizer, shape, lambda label: np.int32(0 if label is None else label))
+    return _texts(task, examples, tokenizer, settings, lambda label: np.int32(0 if label is None else label))
 
 
-def encode_numbers(task: Task, examples: Examples, tokenizer: Tokenizer, shape: RowSettings) -> Features:
-    """Encode texts or pairs, each labelled with a number, scaled from `task.span` to 0 to 1."""
+def encode_numbers(task: Task, examples: Examples, tokenizer: Tokenizer, settings: RowSettings) -> Features:
+    """Encode texts or pairs for regression; labels are mapped linearly from the range `task.span` to [0, 1]."""
     low, high = task.span
 
     def scaled(label: float | None) -> np.float32:
         return np.float32(0 if label is None else (label - low) / (high - low))
 
-    return _texts(task, examples, tokenizer, shape, scaled)
+    return _texts(task, examples, tokenizer, settings, scaled)
 
 
 def _texts(
-    task: Task, examples: Examples, tokenizer: Tokenizer, shape: RowSettings, to_label: Callable[[Any], np.generic]
+    task: Task, examples: Examples, tokenizer: Tokenizer, settings: RowSettings, to_label: Callable[[Any], np.generic]
 ) -> Features:
     ids = ids_of(
         tokenizer, [text for example in examples for text in (example.first, example.second) if text is not None]
@@ -39,28 +39,32 @@ def _texts(
     for example in examples:
         if example.second is None:
             whole = ids[example.first]
-            first = whole[: shape.room(pair=False)]
-            row, cut = shape.row(first), len(first) < len(whole)
+            first = whole[: settings.room(pair=False)]
+            row, cut = settings.row(first), len(first) < len(whole)
         else:
-            row, cut = _pair(task, ids[example.first], ids[example.second], shape)
+            row, cut = _pair(task, ids[example.first], ids[example.second], settings)
         row["labels"] = to_label(example.label)
         row["weights"] = np.float32(example.label is not None)
         truncated += cut
         rows.append(row)
-    return _features(rows, truncated, shape)
+    return _features(rows, truncated, settings)
 
 
-def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, shape: RowSettings) -> Features:
-    """Encode examples with several candidates, each candidate a pair of texts; the fields get a leading axis C."""
+def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, settings: RowSettings) -> Features:
+    """Encode multiple-choice examples: the row of an example holds all its candidates, each a pair of texts.
+
+    In the row of an example with C candidates, of which the longest has L tokens, `tokens`, `sequences` and `segments`
+    have the shape [C, L], and `labels` and `choice_weights` the shape [C].
+    """
     ids = ids_of(tokenizer, [text for example in examples for pair in example.pairs for text in pair])
     rows, truncated = [], 0
     for example in examples:
         candidates, cuts = zip(
-            *(_pair(task, ids[first], ids[second], shape) for first, second in example.pairs), strict=True
+            *(_pair(task, ids[first], ids[second], settings) for first, second in example.pairs), strict=True
         )
         longest = max(len(candidate["tokens"]) for candidate in candidates)
         row = {
-            "tokens": np.full((len(candidates), longest), shape.specials.pad, np.int32),
+            "tokens": np.full((len(candidates), longest), settings.specials.pad, np.int32),
             "sequences": np.zeros((len(candidates), longest), np.int8),
             "segments": np.zeros((len(candidates), longest), np.int8),
         }
@@ -77,19 +81,19 @@ def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, shape: 
         }
         truncated += any(cuts)
         rows.append(row)
-    return _features(rows, truncated, shape)
+    return _features(rows, truncated, settings)
 
 
-def encode_words(task: Task, examples: Examples, tokenizer: Tokenizer, shape: RowSettings) -> Features:
+def encode_words(task: Task, examples: Examples, tokenizer: Tokenizer, settings: RowSettings) -> Features:
     """Encode tagged sentences; the label of a word is at its first token."""
     located = tokenizer.locate_batch([" ".join(example.words) for example in examples])
     rows, truncated, cut_words = [], 0, 0
-    room = shape.room(pair=False)
+    room = settings.room(pair=False)
     for example, (ids, places) in zip(examples, located, strict=True):
         pieces = pieces_of_words(example.words, ids, places, tokenizer.specials.unknown)
         first_pieces = np.cumsum([0, *map(len, pieces)])[:-1]
         fitting = first_pieces[first_pieces < room]
-        row = shape.row([id for piece in pieces for id in piece][:room])
+        row = settings.row([id for piece in pieces for id in piece][:room])
         labels, weights = np.zeros(len(row["tokens"]), np.int32), np.zeros(len(row["tokens"]), np.float32)
         weights[1 + fitting] = 1  # + 1 because <s> comes first
         if example.tags is not None:
@@ -98,7 +102,7 @@ def encode_words(task: Task, examples: Examples, tokenizer: Tokenizer, shape: Ro
         cut_words += len(pieces) - len(fitting)
         truncated += sum(map(len, pieces)) > room
         rows.append(row)
-    return _features(rows, truncated, shape, cut_words=cut_words)
+    return _features(rows, truncated, settings, cut_words=cut_words)
 
 
 def pieces_of_words(
@@ -124,14 +128,14 @@ def pieces_of_words(
     return [word or [unknown] for word in pieces]
 
 
-def _pair(task: Task, first: list[int], second: list[int], shape: RowSettings) -> tuple[FeatureRow, bool]:
-    room = shape.room(pair=True)
+def _pair(task: Task, first: list[int], second: list[int], settings: RowSettings) -> tuple[FeatureRow, bool]:
+    room = settings.room(pair=True)
     if task.pair_limit:
         parts = first_gives_way(first, second, room, task.pair_limit)
     else:
         parts = longest_first(first, second, room)
-    return shape.row(*parts), len(parts[0]) + len(parts[1]) < len(first) + len(second)
+    return settings.row(*parts), len(parts[0]) + len(parts[1]) < len(first) + len(second)
 
 
-def _features(rows: list[FeatureRow], truncated: int, shape: RowSettings, **counts: int) -> Features:
-    return Features(rows, np.arange(len(rows), dtype=np.int32), truncated, shape.specials.pad, **counts)
+def _features(rows: list[FeatureRow], truncated: int, settings: RowSettings, **counts: int) -> Features:
+    return Features(rows, np.arange(len(rows), dtype=np.int32), truncated, settings.specials.pad, **counts)

@@ -56,7 +56,8 @@ def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
     left_out = sum(example.id not in used for example in examples)
     if not made:
         raise ValueError(
-            f"{examples.source}: no text of task {task.name} has both a right and a wrong candidate to rank"
+            f"{examples.source}: expected texts of task {task.name} with both a right and a wrong candidate to rank, "
+            f"got none; give more examples, or set tasks.{task.name}.ranking=False"
         )
     return dataclasses.replace(examples, items=tuple(made)), left_out
 

@@ -34,10 +34,10 @@ SHOWN = 5  # the most malformed rows that an error lists
 def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, legacy: bool = False) -> Examples:
     """Read the examples of a split, in the order of their file.
 
-    root: a directory with the folders of the tasks, in any of the layouts of the catalogue; empty: TFDS.
+    root: a directory with the folders of the tasks, in any of the layouts of the catalogue; "" reads TFDS.
     skip_malformed: leave malformed rows out and count them in `Examples.skipped`; otherwise they are an error.
         Malformed rows of a file that is both train and validation are counted in train.
-    legacy: do as released code did (`Task.legacy`): of DREAM, read only the first question about each dialogue.
+    legacy: follow the released code (`Task.legacy`): of DREAM, read only the first question about each dialogue.
     Raises FileNotFoundError if no file of the split is found, and ValueError if the task has no such split, for
     malformed rows, or if there is no example.
     """
@@ -62,7 +62,7 @@ def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, leg
                 found = found[:1]
             items.extend(found)
     if problems and not skip_malformed:
-        raise ValueError(_refusal(task, split, problems))
+        raise ValueError(_malformed_message(task, split, problems))
     if shared:  # train and validation are parts of one file, divided by a hash
         items = [item for item in items if is_held_out(item) == (split != "train")]
     if not items:
@@ -71,7 +71,7 @@ def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, leg
     return Examples(tuple(items), source, 0 if shared and split != "train" else len(problems))
 
 
-def _refusal(task: Task, split: str, problems: list[str]) -> str:
+def _malformed_message(task: Task, split: str, problems: list[str]) -> str:
     shown = "\n".join(f"  {problem}" for problem in problems[:SHOWN])
     rest = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
     return (
@@ -105,7 +105,8 @@ def _local(task: Task, root: str, split: str) -> tuple[FileLayout, list[pathlib.
                 tried.append(f"{folder}/{name}")
     raise FileNotFoundError(
         f"task {task.name}: no split {split!r} below {base}: expected one of "
-        f"{', '.join(dict.fromkeys(tried)) or 'no file'}; put it there, or choose another directory (empty: TFDS)"
+        f"{', '.join(dict.fromkeys(tried)) or 'no file'}; put it there, or set data to another directory, or to none "
+        "for TFDS"
     )
 
 
@@ -113,14 +114,18 @@ def _prepared(task: Task, split: str) -> tuple[FileLayout, list[pathlib.Path]]:
     layout = next((layout for layout in task.prepared if split in layout.files), None)
     if layout is None:
         raise FileNotFoundError(
-            f"task {task.name}: TFDS has no split {split!r} of it; give the directory of its files, which may lie in "
+            f"task {task.name}: TFDS has no split {split!r} of it; set data to a directory that has the task's files "
+            "in one of the folders "
             f"{', '.join(dict.fromkeys(folder for form in task.layouts for folder in form.folders))}"
         )
     return layout, [prepared.directory(name) for name in layout.folders]
 
 
 def _records(layout: FileLayout, file: pathlib.Path, split: str) -> Iterator[Placed]:
-    """Yield the records of a file, each with its location, our names of fields, and an id."""
+    """Yield (location, record) for each record of a file, with the field names that parsers read, and an id.
+
+    In place of a malformed record, the ValueError that describes the fault is yielded.
+    """
     if layout.container == "tfds":
         cut = _tfds(file, layout.files[split])
     else:

@@ -20,7 +20,7 @@ SHORTEST = 12  # the least max_length: a pair with RoBERTa's separators and four
 class Features:
     """The encoded rows of one split of a task.
 
-    rows: the fields of a batch for each row, without the axis B and with L the row's own length.
+    rows: the fields of a batch for each row, without the batch axis, and as long as the row is before padding.
     owner: index of each row's example; only windows of the same long context share an example.
     truncated: number of examples that were truncated.
     pad: token id of padding.
@@ -44,7 +44,7 @@ class Features:
 
 @dataclasses.dataclass(frozen=True)
 class RowSettings:
-    """Settings for building rows.
+    """Settings by which texts become rows of token ids: maximum length, token types and windows.
 
     specials: the tokenizer's special tokens.
     max_length: the most tokens of a row.
@@ -69,11 +69,14 @@ class RowSettings:
             )
 
     def room(self, pair: bool) -> int:
-        """Return the number of tokens that fit into a row besides the special tokens."""
+        """Return the number of tokens that fit into a row besides the special tokens of one text or of a pair."""
         return self.max_length - 2 - (self.specials.pair_separators if pair else 0)
 
     def row(self, first: Sequence[int], second: Sequence[int] | None = None) -> FeatureRow:
-        """Build the fields tokens, sequences and segments from one text or a pair, which must fit into the row."""
+        """Return the token ids, segment ids and token type ids of one text or a pair, which must fit into the row.
+
+        They are the fields `tokens`, `sequences` (1 everywhere) and `segments` (1 on the second text) of a batch.
+        """
         special = self.specials
         ids = [special.begin, *first]
         if second is not None:
@@ -105,10 +108,9 @@ def longest_first(first: Sequence[int], second: Sequence[int], room: int) -> tup
 def first_gives_way(
     first: Sequence[int], second: Sequence[int], room: int, limit: int
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Truncate a pair to `room` tokens, with priority for the second text (RACE).
+    """Truncate a pair to `room` tokens: the second text keeps its last `limit` tokens, the first gives way (RACE).
 
-    The second text, a question with its answer at the end, keeps its last `limit` tokens; the first text keeps the
-    beginning that still fits.
+    The second text is a question with its answer at the end. Of the first text, the beginning that still fits is kept.
     """
     second = second[max(len(second) - min(limit, room), 0) :]
     return first[: room - len(second)], second

@@ -24,7 +24,10 @@ def squad(record: Record, task: Task, labelled: bool) -> list[Question]:
     if answers is None and not labelled:
         return [Question(record["id"], question, context, None)]
     if not isinstance(answers, list) or not (answers or not task.answerable):
-        raise ValueError(f"expected answers, got {answers!r}")
+        least = ", at least one" if task.answerable else ""
+        raise ValueError(
+            f"expected `answers` to be a list of objects with `text` and `answer_start`{least}, got {answers!r}"
+        )
     found = tuple(dict.fromkeys(_answer(context, answer) for answer in answers))
     return [Question(record["id"], question, context, found)]
 

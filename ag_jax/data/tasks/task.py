@@ -1,9 +1,9 @@
 """The definition of a task, and the kinds of examples, independent of file formats and tokenizers.
 
-classification, regression   `Texts`      a text or a pair with a class or a number
-choice, ranking              `Choices`    candidate pairs of texts, some of them right; ranking: always two
-tagging                      `TaggedSentence`      words with BIO tags
-span                         `Question`   a question, and a context that may contain its answer
+classification, regression   `Texts`           a text or a pair with a class or a number
+choice, ranking              `Choices`         candidate pairs of texts, some of them right; ranking: always two
+tagging                      `TaggedSentence`  words with BIO tags
+span                         `Question`        a question, and a context that may contain its answer
 """
 
 import dataclasses
@@ -81,8 +81,8 @@ class FileLayout:
         `is_held_out`. With "tfds": the name of each split in TFDS.
     folders: folders below the root, of which the first that has the file is read; with "tfds": names of data sets, all
         of which are read.
-    columns: from our name of a field to the name in the file, or to the column number in a file without a header. A
-        tuple of names joins the fields with a space.
+    columns: from the field name that the parser reads to the name in the file, or to the column number in a file
+        without a header. A tuple of names joins the fields with a space.
     options: further arguments of the container.
     sign: a file that must exist for a folder to have this layout, where the names of its files are ambiguous.
     """
@@ -113,8 +113,9 @@ class Task:
     pair_limit: the most tokens of the second text of a pair, while the first text is truncated to the rest of the row
         (RACE); 0: the longer text is truncated first.
     folds: number of cross-validation folds for a task without a validation split; 0: the task has such a split.
-    legacy: what released code did on this task and its paper does not say; empty: nothing.
-    legacy_validation: the test split by which that code chose its epochs; empty if this cannot be reproduced here.
+    legacy: what the released code does on this task without its paper saying so; empty if there is no such thing.
+    legacy_validation: the test split by which the released code chose its epochs; empty if this cannot be reproduced
+        here.
     Raises ValueError for an unknown kind, or if `metric` is not one of `metrics`.
     """
 
@@ -144,7 +145,7 @@ class Task:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits of all layouts; whether the files of a split exist is known only when it is read."""
+        """Names of the splits that some layout of the task has; their files need not exist."""
         return tuple(dict.fromkeys(split for form in (*self.layouts, *self.prepared) for split in form.files))
 
     def label_index(self, value: Any) -> int:
@@ -188,12 +189,15 @@ class Examples(Sequence):
 
 
 def is_labelled(split: str) -> bool:
-    """Whether the examples of a split must have labels, which those of benchmarks' test sets need not."""
+    """Whether every example of a split must have a label; False for test and diagnostic splits.
+
+    Benchmarks withhold the labels of their test sets.
+    """
     return not split.startswith(("test", "diagnostic"))
 
 
 def is_held_out(example: Example) -> bool:
-    """Whether an example belongs to validation, where one file is both train and validation: one in ten, by a hash.
+    """Whether an example is for validation, if train and validation share a file: one in ten, chosen by a hash.
 
     Questions are hashed by their context, so that no context is in both parts, and all other examples by their id.
     """

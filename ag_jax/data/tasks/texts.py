@@ -81,7 +81,10 @@ def _unwrapped(text: str) -> str:
     try:
         return ast.literal_eval(text).decode()
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"expected a sentence, got what looks like Python's bytes and is none: {text!r}") from error
+        raise ValueError(
+            f"expected a sentence, got a broken Python bytes literal: {text!r}; make the file anew with PAWS's script, "
+            "or mend the sentence"
+        ) from error
 
 
 def _number(task: Task, value: Any) -> float:

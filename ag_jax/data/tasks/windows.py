@@ -20,7 +20,7 @@ QUESTION = 64  # the most tokens of a question, which is also truncated to half 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedContext:
-    """A tokenised context.
+    """The tokens of a question's context, with the characters that each token covers.
 
     ids: token ids.
     places: int32 [N, 2], first and last + 1 character of each token, without surrounding white space.
@@ -31,18 +31,19 @@ class TokenizedContext:
 
     @classmethod
     def of(cls, text: str, ids: list[int], places: list[tuple[int, int]]) -> "TokenizedContext":
-        """Build a context from a text and the result of `Tokenizer.locate_batch` for it."""
+        """Build a context from a text and what `Tokenizer.locate_batch` returns for this text."""
         return cls(ids, np.asarray([_bare(text, *place) for place in places], np.int32).reshape(-1, 2))
 
     def tokens_of(self, begin: int, end: int) -> tuple[int, int] | None:
-        """Return the first and last token that overlap characters begin to end - 1; None if no token does."""
+        """Return the indices of the first and last token that overlap characters `begin` to `end` - 1, or None."""
         touching = np.flatnonzero((self.places[:, 1] > begin) & (self.places[:, 0] < end))
         return (int(touching[0]), int(touching[-1])) if len(touching) else None
 
 
-def encode_questions(task: Task, examples: Examples, tokenizer: Tokenizer, shape: RowSettings) -> Features:
-    """Encode questions about a context; a context that is too long for a row becomes one row for each window."""
+def encode_questions(task: Task, examples: Examples, tokenizer: Tokenizer, settings: RowSettings) -> Features:
+    """Encode questions about a context; a context that is too long for a row is split into windows, one row each."""
     questions = ids_of(tokenizer, [example.question for example in examples])
+    # Many questions share a context, which is tokenised only once.
     texts = list(dict.fromkeys(example.context for example in examples))
     located = tokenizer.locate_batch(texts)
     contexts = {text: TokenizedContext.of(text, *found) for text, found in zip(texts, located, strict=True)}
@@ -51,38 +52,40 @@ def encode_questions(task: Task, examples: Examples, tokenizer: Tokenizer, shape
     truncated = lost = 0
     for number, example in enumerate(examples):
         question = questions[example.question]
-        kept = question[: min(QUESTION, shape.max_length // 2)]
+        kept = question[: min(QUESTION, settings.max_length // 2)]
         context = contexts[example.context]
-        found = _windows(task, example, context, kept, shape)
+        found = _windows(task, example, context, kept, settings)
+        # Only questions are truncated: a long context gives more windows instead.
         truncated += len(kept) < len(question)
         answered = [row for row, _ in found if row["starts"]]
         lost += bool(example.answers) and not answered
         for row, places in found:
-            if shape.training and task.answerable and not row["starts"]:
+            # A window without the answer has no target in training; evaluations search all windows.
+            if settings.training and task.answerable and not row["starts"]:
                 continue
             rows.append(row)
             characters.append(places)
             owner.append(number)
     return Features(
-        rows, np.asarray(owner, np.int32), truncated, shape.specials.pad, lost=lost, characters=tuple(characters)
+        rows, np.asarray(owner, np.int32), truncated, settings.specials.pad, lost=lost, characters=tuple(characters)
     )
 
 
 def _windows(
-    task: Task, example: Question, context: TokenizedContext, question: list[int], shape: RowSettings
+    task: Task, example: Question, context: TokenizedContext, question: list[int], settings: RowSettings
 ) -> list[tuple[FeatureRow, np.ndarray]]:
-    room = shape.room(pair=True) - len(question)
-    begins = _begins(len(context.ids), room, min(shape.stride, max(room // 2, 1)))
+    room = settings.room(pair=True) - len(question)
+    begins = _begins(len(context.ids), room, min(settings.stride, max(room // 2, 1)))
     widest = _widest(len(context.ids), begins, room)
     answer = None
     if example.answers:
         text, start = example.answers[0]
         answer = context.tokens_of(start, start + len(text))
-    offset = 1 + len(question) + shape.specials.pair_separators
+    offset = 1 + len(question) + settings.specials.pair_separators
     found = []
     for window, begin in enumerate(begins):
         ids = context.ids[begin : begin + room]
-        row = shape.row(question, ids)
+        row = settings.row(question, ids)
         inside = slice(offset, offset + len(ids))
         weights = np.zeros(len(row["tokens"]), np.float32)
         weights[inside] = 1
@@ -106,7 +109,7 @@ def _windows(
 
 
 def _begins(length: int, room: int, stride: int) -> list[int]:
-    """Return the first token of each window; there are as many windows as it takes to reach the end of the context."""
+    """Return the index in the context at which each window begins; the last window reaches the end of the context."""
     begins = [0]
     while begins[-1] + room < length:
         begins.append(begins[-1] + stride)
@@ -114,9 +117,10 @@ def _begins(length: int, room: int, stride: int) -> list[int]:
 
 
 def _widest(length: int, begins: list[int], room: int) -> np.ndarray:
-    """Return for each token the window in which its shorter side of context is longest.
+    """Return for each token of a context the number of the window that has the most context on both sides of it.
 
-    As in run_squad.py (`max_context`), 0.01 of the window's length is added to the score; the first of equals is taken.
+    As in run_squad.py (`max_context`), the score of a window is the smaller of the numbers of its tokens to the left
+    and to the right of the token, plus 0.01 of the window's length; of windows with equal scores the first is taken.
     """
     best, chosen = np.full(length, -1.0), np.zeros(length, np.int64)
     for window, begin in enumerate(begins):

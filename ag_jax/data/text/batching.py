@@ -1,4 +1,4 @@
-"""Make batches of rows: numpy arrays with the fields
+"""Make masked batches for pre-training from stored rows: numpy arrays, by the names of these fields:
 
     tokens            int32 [B, L]    the encoder's input: corrupted token ids, padded on the right
     original          int32 [B, L]    the token ids before corruption
@@ -51,13 +51,13 @@ def make_batch(
     seed: int,
     unigram: Unigram | None = None,
 ) -> HostBatch:
-    """Return the masked batch of the given rows.
+    """Return the batch of the rows with the indices `example_B`, with their masks of the epochs `epoch_B`.
 
     config: format, length and masking.
     rows: the rows of a split.
     tokenizer: the tokenizer of the rows.
     example_B: index of each row in `rows`; -1 makes an empty row (all padding, weights 0).
-    epoch_B: epoch of each row, on which its mask depends.
+    epoch_B: epoch of each row; the mask of a row changes from epoch to epoch.
     seed: seed of the masks.
     unigram: token frequencies of the training text, for `data.masking.replacement="unigram"`.
     """
@@ -67,7 +67,7 @@ def make_batch(
     tokens_BL, lengths_B = rows.gather(row_B, config.sequence_length, pad=tokenizer.specials.pad)
     tokens_BL[~present_B] = tokenizer.specials.pad
     lengths_B = np.where(present_B, lengths_B, 0)
-    sequences_BL = np.where(present_B[:, None], rows.sequences(row_B, config.sequence_length), 0)
+    sequences_BL = np.where(present_B[:, None], rows.segment_ids(row_B, config.sequence_length), 0)
 
     masked = corruption.mask(config.masking, tokens_BL, lengths_B, row_B, epoch_B, seed, tokenizer, unigram)
     batch = {

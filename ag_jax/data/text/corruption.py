@@ -1,4 +1,4 @@
-"""Masking of a whole batch as a pure function of (seed, epoch or copy, example): BERT's 80/10/10, or unigram draws.
+"""Masking of a whole batch as a pure function of (seed, epoch, example): BERT's 80/10/10, or unigram draws.
 
 Every maskable token of a row gets a random key, and the tokens with the smallest keys are chosen. Their number is
 floor(rate * n + u) for fairseq's fixed count without replacement, or the number of keys below `rate` for independent
@@ -39,7 +39,7 @@ class Corrupted(NamedTuple):
 
 
 def max_masked(config: MaskingConfig, sequence_length: int) -> int:
-    """Return the number M of slots for masked positions: a static bound for rows of `sequence_length` tokens.
+    """Return M, the number of slots for masked positions in a row: a static bound for rows of `sequence_length` tokens.
 
     For Bernoulli choices it is the mean plus four standard deviations; in a row with more chosen tokens (3 rows in
     100,000), some of them, picked at random, stay unmasked.
@@ -60,9 +60,9 @@ def mask(
     tokenizer: Tokenizer,
     unigram: Unigram | None = None,
 ) -> Corrupted:
-    """Choose and corrupt tokens (Devlin et al. 2019, section 3.1; reference counts in `MaskingConfig`).
+    """Choose the tokens to predict and replace them, by default as BERT does (Devlin et al. 2019, section 3.1).
 
-    config: choice and replacement of tokens.
+    config: choice and replacement of tokens; `MaskingConfig` names the implementations that each option follows.
     tokens_BL: token ids, padded on the right.
     lengths_B: number of tokens of each row, padding not counted.
     example_B: index of each row in the corpus; with the epoch and the seed it determines the mask.
@@ -90,7 +90,7 @@ def mask(
             )
         inputs_BM = unigram.draw(row_B1, _UNIGRAM_STREAM, positions_BM)
     else:
-        inputs_BM = _masks(config, labels_BM, row_B1, positions_BM, tokenizer)
+        inputs_BM = _replacements(config, labels_BM, row_B1, positions_BM, tokenizer)
 
     corrupted_BL = tokens_BL.copy()
     # Only used slots are written, because unused ones have a position, too: the last one.
@@ -105,7 +105,10 @@ def mask(
 
 
 def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Return the chosen positions, `BM` ascending, and whether each slot is used, `BM`."""
+    """Return the positions of the tokens to mask, and which entries are in use: arrays `BM` (batch, masked positions).
+
+    Positions ascend. A row with fewer chosen tokens than M has entries at its end that are not in use.
+    """
     length = tokens_BL.shape[1]
     slots = max_masked(config, length)
     position_L = np.arange(length)
@@ -118,7 +121,7 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
     low = np.uint64(LARGEST_LENGTH - 1)
     keys_BL = randomness.words(row_B1, _CHOICE_STREAM, position_L) >> np.uint64(1)
     if config.longest_span > 1:
-        keys_BL = _spread(config.longest_span, keys_BL, maskable_BL, row_B1)
+        keys_BL = _span_keys(config.longest_span, keys_BL, maskable_BL, row_B1)
     keys_BL = np.where(maskable_BL, keys_BL & ~low, ~low) | position_L.astype(np.uint64)
     if config.count == "fixed":
         expected_B = config.rate * maskable_BL.sum(axis=1)
@@ -133,12 +136,15 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
     return np.minimum(positions_BM, length - 1), positions_BM < length
 
 
-def _spread(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
-    """Return for every token, `BL`, the smallest key of the spans that cover it.
+def _span_keys(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
+    """Return the tokens' random keys, changed so that the smallest keys belong to whole spans of tokens: `BL`.
+
+    longest: the largest number of tokens of a span.
+    keys_BL: a random key of each token; the tokens with the smallest keys are chosen for masking.
 
     A span begins at every token, with the key of that token. It has n tokens with p(n) ~ 1 / n, up to `longest`, and
-    ends before the first token that must not be masked. The tokens of a span have the same key, so they are chosen
-    together, from the left, until enough tokens are chosen.
+    ends before the first token that must not be masked. A token gets the smallest key of the spans that cover it. So
+    the tokens of a span are chosen together, from the left, until enough tokens are chosen.
     """
     shares = 1.0 / np.arange(1, longest + 1)
     borders = np.cumsum(shares / shares.sum())[:-1]
@@ -153,8 +159,11 @@ def _spread(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
     return spread_BL
 
 
-def _masks(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndarray:
-    """Return the input at the chosen positions, `BM`: mask token, random token or label, in the configured shares."""
+def _replacements(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndarray:
+    """Return the token ids that take the place of the chosen tokens, `BM` (batch, masked positions).
+
+    The mask token, a random token or the original token `labels_BM`, in the configured shares.
+    """
     action_BM = randomness.units(row_B1, _ACTION_STREAM, positions_BM)
     random_BM = _random_tokens(config, row_B1, positions_BM, tokenizer)
     is_mask_BM = action_BM < config.mask_fraction
@@ -163,7 +172,10 @@ def _masks(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndarray:
 
 
 def _random_tokens(config, row_B1, positions_BM, tokenizer) -> np.ndarray:
-    """Return uniformly drawn token ids, `BM`; special tokens are drawn only with Bernoulli choices."""
+    """Return uniformly drawn token ids, `BM` (batch, masked positions).
+
+    Special tokens are drawn, too, but only with `count="bernoulli"`.
+    """
     if config.count == "bernoulli":
         return randomness.below(tokenizer.vocabulary_size, row_B1, _TOKEN_STREAM, positions_BM)
     ordinary_ids = np.flatnonzero(_ordinary_V(tokenizer))
@@ -171,7 +183,7 @@ def _random_tokens(config, row_B1, positions_BM, tokenizer) -> np.ndarray:
 
 
 def _ordinary_V(tokenizer) -> np.ndarray:
-    """Return booleans `V`: whether a token id is not that of a special token."""
+    """Return for every token id of the vocabulary whether it is ordinary, not a special token: booleans `V`."""
     return _ordinary(tokenizer.vocabulary_size, tokenizer.special_ids)
 
 

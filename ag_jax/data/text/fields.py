@@ -86,7 +86,7 @@ def _is_object(line: bytes) -> bool:
 
 
 def _entries(value: Any, field: str, place: str) -> list[Any]:
-    """Return the objects of a JSON file: a list, a single object, or an object with one key that holds a list."""
+    """Return the objects in a parsed JSON file: a list, one object, or the only list of objects in an object."""
     if isinstance(value, list):
         return value
     if isinstance(value, dict):
@@ -138,7 +138,7 @@ def table(opened: IO[bytes], place: str, field: str, *, delimiter: str) -> Itera
     csv.field_size_limit(max(csv.field_size_limit(), LARGEST_PARSED))  # the csv module has one limit for the process
     lines = (line.decode("utf-8-sig" if number == 1 else "utf-8") for number, line in _lines(opened, place))
     # strict, because otherwise an unclosed quote would swallow the rows after it.
-    rows = _numbered(csv.reader(lines, delimiter=delimiter, strict=True), place)
+    rows = _located_rows(csv.reader(lines, delimiter=delimiter, strict=True), place)
     where, header = next(rows, ("", []))
     if header:
         _check_field(field, header, f"{where}, the header")
@@ -150,8 +150,8 @@ def table(opened: IO[bytes], place: str, field: str, *, delimiter: str) -> Itera
         yield row[header.index(field)]
 
 
-def _numbered(rows: Any, place: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the rows of a `csv.reader` that are not blank, each after the place where it begins, for errors."""
+def _located_rows(rows: Any, place: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield (location, row) for each row of a `csv.reader` that is not blank; the location is for error messages."""
     while True:
         where = f"{place}, line {rows.line_num + 1}"
         try:
@@ -189,7 +189,7 @@ def is_plain(opened: IO[bytes]) -> bool:
 
 @contextlib.contextmanager
 def _with_random_access(opened: IO[bytes], place: str) -> Iterator[IO[bytes]]:
-    """Give the file itself if it is seekable, else a temporary copy of it."""
+    """Give `opened` itself if it is a file on disk, else a temporary copy, for a `with` statement."""
     if is_plain(opened):
         yield opened
         return

@@ -57,7 +57,7 @@ def is_known(name: str) -> bool:
 
 
 def known_endings() -> str:
-    """Return the list of formats and compressions, for messages."""
+    """Return the endings of all formats and compressions as one text, for messages."""
     return f"{', '.join(_READERS)}, each also with {', '.join(_DECOMPRESSORS)}"
 
 
@@ -133,7 +133,7 @@ def _archive(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
     if fields.is_plain(opened):
         opened.seek(-tarfile.BLOCKSIZE, os.SEEK_END)
         if any(opened.read()):  # tarfile accepts an archive that was cut off between two members
-            raise tarfile.ReadError("the end is missing")
+            raise tarfile.ReadError("expected a block of zeros at its end, got data: it was cut off")
     if left_out:
         warn_once(f"{place}: left out {left_out} members that are links, hidden, or have other endings")
 

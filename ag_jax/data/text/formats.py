@@ -94,7 +94,7 @@ def packed_sentences(store: TextStore, special: SpecialTokens, length: int, *, a
 
 
 def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
-    """Yield pairs of runs of sentences from document `number` (Devlin et al. 2019, appendix A.2).
+    """Yield rows with two runs of sentences, A and B, from document `number` (Devlin et al. 2019, appendix A.2).
 
     Sentences are gathered up to a target length. A is a random number of them; B is the rest or, half the time, a run
     from a random document, and then the rest is used again for the next pair. While the pair is too long, its longer
@@ -139,14 +139,14 @@ def sentence_pairs(store: TextStore, special: SpecialTokens, length: int, number
 
 
 def _pieces(sentences: list[np.ndarray], room: int) -> Iterator[np.ndarray]:
-    """Yield the sentences, those of more than `room` tokens in pieces."""
+    """Yield the sentences; a sentence of more than `room` tokens is yielded in pieces."""
     for sentence in sentences:
         for start in range(0, len(sentence), room):
             yield sentence[start : start + room]
 
 
 def _random_run(store: TextStore, other_than: int, target: int, room: int, draws: Draws) -> np.ndarray:
-    """Return consecutive sentences from a random place of another document, up to `target` tokens or a little more.
+    """Return consecutive sentences from a random place of another document, until they have `target` tokens or more.
 
     other_than: number of the document that is avoided, unless it is the only one.
     """

@@ -76,11 +76,14 @@ def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
 
 
 def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float) -> Iterator[Piece]:
-    """Hold out the end of every document, as many whole sentences as come closest to `fraction` of the text so far.
+    """Hold out the last sentences of every document, in total the share `fraction` of the characters.
 
-    A document with too few or too long sentences may thus give more or less than its share; the documents after it make
-    up for the difference. At most half of a document is held out (or `fraction` of it, if that is more), unless it is a
-    single sentence.
+    count: number of documents.
+
+    After each document, the characters held out so far are as close to `fraction` of the characters so far as whole
+    sentences allow. A document with too few or too long sentences may thus give more or less than its share; the
+    documents after it make up for the difference. At most half of a document is held out (or `fraction` of it, if that
+    is more), unless it is a single sentence.
     """
     owed = 0.0  # characters still to be held out
     trained = held_out = 0  # sentences
@@ -99,7 +102,7 @@ def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float)
 
 
 def _cut(number: int, text: str, sentences: list[str], border: int) -> Iterator[Piece]:
-    """Yield the sentences before `border` for training, and those from `border` on as held out."""
+    """Yield the sentences before index `border` for training, and the others for validation."""
     if border in (0, len(sentences)):
         yield Piece(number, text, border == 0)
         return

@@ -139,7 +139,7 @@ def _tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
 
 
 def _identities(config: DataConfig) -> list[Any]:
-    """Return what identifies the text of a config and its split, without reading the text."""
+    """Return what identifies the text of a config, and its division for validation, without reading the text."""
     validation = sources.identity(config.validation_source) if config.validation_source else config.validation_fraction
     return [sources.identity(config.source), config.text_field, validation]
 
@@ -284,17 +284,8 @@ class Batches:
         """Token frequencies of the training text with `data.masking.replacement="unigram"`, else None."""
         return Unigram.of(self.rows, self.tokenizer) if self.config.masking.replacement == "unigram" else None
 
-    @property
-    def steps_per_epoch(self) -> float:
-        """Number of steps of one pass over the rows."""
-        return len(self.rows) / self.batch_size
-
-    def epoch_of(self, step: int) -> int:
-        """Return the epoch of the first row of a step."""
-        return step * self.batch_size // len(self.rows)
-
     def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
-        """Return the batch of a step, or only the `rows` of it (a slice or indices) that this host needs."""
+        """Return the batch of a step; with `rows`, a slice or indices, only the rows that this host needs."""
         number_B = (step * self.batch_size + np.arange(self.batch_size))[rows]
         epoch_B, place_B = np.divmod(number_B, len(self.rows))
         example_B = np.empty(len(number_B), np.int64)

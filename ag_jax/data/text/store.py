@@ -41,7 +41,7 @@ class ArrayWriter:
 
 
 class ArrayFile:
-    """A file of numbers of one type, of which slices are read.
+    """A file of numbers of one type, read in slices.
 
     It is not memory-mapped, because a process that reads all of a mapped file larger than the memory appears to use all
     of the memory.
@@ -63,7 +63,7 @@ class ArrayFile:
 
 
 def _map(path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None) -> np.ndarray | CheckedArray:
-    """Return a file as a memory-mapped array, which checks the parts that are read if there is a `check`."""
+    """Return a file as a memory-mapped array; `check` compares the parts that are read with their checksums."""
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     # A plain array over the mapping, because every slice of a np.memmap is a np.memmap, which is slow to create.
@@ -182,7 +182,7 @@ class Rows:
         index_BL = np.minimum(start_B[:, None] + position_L, len(self.tokens) - 1)
         return np.where(inside_BL, self.tokens[index_BL], pad).astype(np.int32), lengths_B
 
-    def sequences(self, row_B: np.ndarray, length: int) -> np.ndarray:
+    def segment_ids(self, row_B: np.ndarray, length: int) -> np.ndarray:
         """Return the segment ids of rows: the text number 1, 2, ... at each position, 0 on padding; int32 `BL`."""
         start_B, end_B = self._bounds(row_B)
         inside_BL = np.arange(length) < (end_B - start_B)[:, None]
@@ -195,16 +195,16 @@ class Rows:
         return np.where(inside_BL, np.cumsum(begins_BL, axis=1, dtype=np.int32), 0)
 
     def _bounds(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the start and end of rows in `tokens`."""
+        """Return the index in `tokens` at which each row begins, and the index at which it ends (exclusive)."""
         return np.where(row_B > 0, self.ends[np.maximum(row_B - 1, 0)], 0), self.ends[row_B]
 
     @property
     def texts(self) -> int:
-        """The number of texts, between which there is no attention."""
+        """The number of texts; in packed rows several texts share a row, without attention between them."""
         return len(self.text_starts) if self.is_packed else len(self)
 
     def counts(self, vocabulary_size: int) -> np.ndarray:
-        """Return the number of occurrences of each token id, special tokens included: int64 `V`, counted only once."""
+        """Return how often each token id occurs, special tokens included: int64 `V` (vocabulary); cached."""
         if vocabulary_size not in self._counts:
             counts_V = np.zeros(vocabulary_size, np.int64)
             for start in range(0, len(self._file), COUNTED_TOGETHER):
@@ -215,7 +215,7 @@ class Rows:
         return self._counts[vocabulary_size]
 
     def fill_rate(self, length: int) -> float:
-        """Return the average share of `length` positions of a row that hold a token, not padding."""
+        """Return the share of positions that hold a token, not padding, if rows are padded to `length`."""
         return len(self.tokens) / max(len(self) * length, 1)
 
 

@@ -40,9 +40,11 @@ class Unigram:
         return np.cumsum(self.counts_V)
 
     def draw(self, *key) -> np.ndarray:
-        """Sample a token id for each element of the broadcast `key` components, by inverse transform sampling.
+        """Sample token ids by inverse transform sampling, one for each element of the integer arrays `key`, broadcast.
 
-        It is the token id at a uniformly drawn position of the sorted tokens; the cumulative counts are exact integers.
+        key: integers or integer arrays, which `randomness.units` hashes: equal keys give equal token ids.
+
+        A token id is that of a uniformly drawn position of the sorted tokens; the cumulative counts are exact integers.
         """
         place = (randomness.units(*key) * self._cumulative_V[-1]).astype(np.int64)
         return np.searchsorted(self._cumulative_V, place, side="right")

@@ -1,1 +1,1 @@
-"""Objectives that attack the model of another one during training, in its attention or its embeddings."""
+"""Wrappers of an objective that attack its model during training, in its attention or its embeddings."""

@@ -1,4 +1,4 @@
-"""Whether a model is attacked while it trains, and how."""
+"""Settings of adversarial training: which attack a model is trained against, and how the attack works."""
 
 import dataclasses
 from typing import Annotated, ClassVar, Literal
@@ -65,13 +65,13 @@ class AsaConfig:
 
     @property
     def penalty(self) -> float:
-        """The coefficient of the penalty."""
+        """Coefficient of the penalty for attention that the adversary does not mask, tau ** tau_power."""
         return self.tau**self.tau_power
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedMaskConfig:
-    """Fixed masks, to compare an adversary's with (Wu et al. 2022, table 3).
+    """Attention masks without an adversary, as baselines for adversarial self-attention (Wu et al. 2022, table 3).
 
     share: share of the units that is masked, by `bernoulli` at random, by `magnitude` those of each query that are
         attended to most.
@@ -128,7 +128,7 @@ class FreeLBConfig:
 
     @property
     def passes(self) -> int:
-        """Forward and backward passes of a training step."""
+        """Number of forward and backward passes in a training step."""
         return self.steps + (self.count == "fairseq")
 
 
@@ -160,7 +160,7 @@ class SmartConfig:
 
     @property
     def length_of_step(self) -> float:
-        """The step size of the ascent: `step_size` if it is set, else the usual one."""
+        """Step size of the ascent: `step_size` if it is set, else 1e-3, or 1e-5 with `mtdnn_compat`."""
         return self.step_size or (1e-5 if self.mtdnn_compat else 1e-3)
 
 
@@ -201,23 +201,26 @@ class AdversarialConfig:
     def __post_init__(self):
         if self.method == "scheduled" and not self.masking.trace:
             raise ValueError(
-                "adversarial.method=scheduled masks as much as was masked in a run with method=asa: name its directory "
-                "in adversarial.masking.trace"
+                "adversarial.method=scheduled masks the same shares of attention as an earlier run with method=asa: "
+                "set adversarial.masking.trace to the directory of that run"
             )
 
     @property
     def in_effect(self) -> "AdversarialConfig":
-        """The same attack, with the settings that its method does not read at their defaults."""
+        """This config with every section that `method` does not read reset to its defaults."""
         section = "masking" if self.method in NAIVE else self.method
         read = {section: getattr(self, section)} if self.method != "none" else {}
         return AdversarialConfig(self.method, **read)
 
     @property
     def compares(self) -> AsaConfig | FixedMaskConfig | None:
-        """The settings of the attack on attention that is used, if one is."""
+        """Settings of the attack if it masks attention (section `asa` or `masking`); None for other methods."""
         return self.asa if self.method == "asa" else self.masking if self.method in NAIVE else None
 
     @property
     def sentence(self) -> str:
-        """What pre-training predicts of first positions for the attack's sake."""
+        """Kind of prediction that a masking attack compares at the first position of each text in pre-training.
+
+        `none` unless the attack masks attention.
+        """
         return self.compares.sentence if self.compares else "none"

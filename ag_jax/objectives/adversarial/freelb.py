@@ -44,7 +44,10 @@ class FreeLB(Wrapper):
     def value_and_grad(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
     ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
-        """Means over the passes; the metric `delta_norm` is the mean length of a text's last perturbation."""
+        """Return ((loss, metrics), gradient of the parameters), each averaged over the passes.
+
+        The metric `delta_norm` is the mean length of a text's perturbation in the last pass.
+        """
 
         def loss(params: Params, delta_BLE: Array, rngs: Rngs) -> tuple[Array, dict[str, LossTerm]]:
             return self.inner.loss(params, batch, rngs, step, factors, Ports(embedding_delta=delta_BLE))
@@ -70,14 +73,14 @@ class FreeLB(Wrapper):
         return (loss, metrics), gradient
 
     def init(self, key: Array, sequences_BL: Array) -> Array:
-        """delta_0, `BLE`: never longer than `init_magnitude`."""
+        """Return the initial perturbation delta_0, `BLE`; its norm on each text is at most `init_magnitude`."""
         drawn_BLE = 2 * dropout.uniform(key, (*sequences_BL.shape, self.width)) - 1
         components_BL = jnp.maximum(segments.sizes(sequences_BL) * self.width, 1).astype(jnp.float32)
         scale_BL = self.config.init_magnitude / jnp.sqrt(components_BL)
         return perturbation.on_texts(drawn_BLE * scale_BL[:, :, None], sequences_BL)
 
     def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """A step along the gradient of each text, then a projection onto the ball of radius `max_norm`, if any."""
+        """Return the perturbation after one step along each text's gradient, cut to the norm `max_norm`, if set."""
         slope_BLE = perturbation.on_texts(slope_BLE, sequences_BL)
         length_BL1 = jnp.maximum(perturbation.norms(slope_BLE, sequences_BL), _SMALLEST)
         moved_BLE = delta_BLE + self.config.step_size * slope_BLE / length_BL1

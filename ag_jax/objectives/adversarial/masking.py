@@ -1,4 +1,4 @@
-"""Non-learned attention masks in place of an adversary's: random, scheduled, or of the largest attention weights.
+"""Non-learned attention masks as baselines for an adversary: random, scheduled, or on the largest attention weights.
 
 Wu et al. 2022, section 5.1, with the first two terms of equation 9. Every layer has masks of its own, shared by its
 heads.
@@ -24,17 +24,20 @@ from ag_jax.objectives.base import Objective
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """The shares that a run with an adversary masked, over training.
+    """Share of units (query-key pairs) that the adversary of an earlier run masked, over training.
 
     progress: parts of the run, ascending and at most 1.
-    shares: the share of every layer after each of these parts.
+    shares: the masked share of every layer after each of these parts.
     """
 
     progress: tuple[float, ...]
     shares: tuple[tuple[float, ...], ...]
 
     def at(self, progress: Array) -> Array:
-        """The shares `N` after a part of the run: interpolated, or the nearest recorded ones beyond the range."""
+        """Return the masked share of each layer, `N`, after the part `progress` of a run.
+
+        It is interpolated, or the nearest recorded share outside of the recorded range.
+        """
         shares_TN = jnp.asarray(self.shares, jnp.float32)
         known_T = jnp.asarray(self.progress, jnp.float32)
         return jax.vmap(lambda share_T: jnp.interp(progress, known_T, share_T), in_axes=1)(shares_TN)
@@ -42,7 +45,7 @@ class Trace:
 
 @flax.struct.dataclass
 class RandomMasks:
-    """Masks every unit of layer n with probability `share_N[n]`."""
+    """Attack that masks each unit (query-key pair) of layer n with probability `share_N[n]`."""
 
     share_N: Array
     policy: MaskPolicy = flax.struct.field(pytree_node=False)
@@ -50,9 +53,11 @@ class RandomMasks:
     def __call__(
         self, hidden_BLD: Array, sequences_BL: Array, scores: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
-        """The masks of one layer. Raises ValueError without a key."""
+        """Return random masks for one layer. Raises ValueError without a key."""
         if key is None:
-            raise ValueError("random masks need a random key: give the pass rngs, as a training step does")
+            raise ValueError(
+                "random masks need a random key: pass `rngs` with a key `dropout` to the model, as a training step does"
+            )
         batch, length = sequences_BL.shape
         uniform_B1QK = dropout.uniform(key, (batch, 1, length, length))
         return self.policy.mask((uniform_B1QK >= self.share_N).astype(jnp.float32), sequences_BL)
@@ -60,9 +65,9 @@ class RandomMasks:
 
 @flax.struct.dataclass
 class LargestMasks:
-    """Masks the units of every row in which attention, averaged over the heads, is largest.
+    """Attack that masks, for each query, the keys with the largest attention weights, averaged over the heads.
 
-    share_N: the masked share of a row, rounded to whole units, of each layer.
+    share_N: the share of a query's keys that each layer masks, rounded to whole keys.
     """
 
     share_N: Array
@@ -71,7 +76,7 @@ class LargestMasks:
     def __call__(
         self, hidden_BLD: Array, sequences_BL: Array, scores: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
-        """The masks of one layer."""
+        """Return the masks of one layer, computed from its attention weights `scores()`."""
         weights_BQK = jax.lax.stop_gradient(scores())
         ranked_BQK = jnp.where(segments.same_segment_mask(sequences_BL), -weights_BQK, 1.0)
         rank_BQK = jnp.argsort(jnp.argsort(ranked_BQK, axis=-1), axis=-1)
@@ -82,7 +87,7 @@ class LargestMasks:
 
 @dataclasses.dataclass(frozen=True)
 class NaiveMasks:
-    """Non-learned masks of a `method` (`bernoulli`, `scheduled` or `magnitude`) in a run of `steps` steps."""
+    """Attacker with non-learned masks: `bernoulli`, `scheduled` or `magnitude`, in a run of `steps` steps."""
 
     method: str
     config: FixedMaskConfig
@@ -91,7 +96,10 @@ class NaiveMasks:
     trace: Trace | None
 
     def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Attack:
-        """The attack at a step: one share for all layers, or with `scheduled` the trace's shares at this progress."""
+        """Return the attack of a step.
+
+        All layers mask the same share, or with `scheduled` the shares of `trace` at this part of the run.
+        """
         del params, encoder_batch
         policy = MaskPolicy(self.config.strength, self.config.empty_rows)
         share_N = jnp.full(self.layers, self.config.share, jnp.float32)
@@ -105,7 +113,7 @@ class NaiveMasks:
 def naive_masking(
     inner: Objective, method: str, config: FixedMaskConfig, layers: int, steps: int, trace: Trace | None
 ) -> AttackedAttention:
-    """The objective under non-learned masks."""
+    """Return the objective `inner` under an attack with non-learned masks."""
     return AttackedAttention(
         inner=inner,
         attacker=NaiveMasks(method, config, layers, steps, trace),

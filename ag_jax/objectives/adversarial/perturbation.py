@@ -1,4 +1,4 @@
-"""Perturbations of embeddings: of valid tokens only, and measured text by text.
+"""Perturbations of embeddings: their interface, and functions to draw and measure them separately for each text.
 
 The texts of a packed row are perturbed as if each had a row of its own, and so is each candidate of an example.
 
@@ -19,60 +19,62 @@ from ag_jax.objectives.predictions import Counts, Prediction
 
 
 class Perturbation(Protocol):
-    """A kind of perturbation, and the steps of the search for its worst value."""
+    """Interface of a perturbation of embeddings, and of the gradient ascent that searches for the worst one."""
 
     def clean(self, ports: Ports) -> Ports:
-        """The ports of the clean pass."""
+        """Return `ports`, the optional inputs of the encoder, as changed for the clean pass."""
 
     def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
-        """The ports of a pass with a perturbation."""
+        """Return `ports`, the optional inputs of the encoder, with the perturbation `delta_BLE` added."""
 
     def init(self, key: Array, sequences_BL: Array) -> Array:
-        """The initial perturbation, `BLE`, 0 on padding."""
+        """Return the initial perturbation, `BLE` with embedding width E, 0 on padding."""
 
     def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """The function that the perturbation maximises, with `clean` fixed.
+        """Return the value that the perturbation maximises: how far the prediction `other` is from `clean`.
+
+        `other` is the perturbed prediction; `clean` is fixed.
 
         A sum over examples, so that the gradient of one does not depend on others.
         """
 
     def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """The perturbation after one step along a gradient, which is 0 on padding."""
+        """Return the perturbation after one step along its gradient `slope_BLE`; the gradient is 0 on padding."""
 
 
 def rows(batch: Batch) -> Array:
-    """The number of the text of each token, `BL`, in the rows that the encoder reads."""
+    """Return the segment ids of a batch, `BL`, with each candidate of an example as a row, as the encoder reads it."""
     return encoder.rows(batch)["sequences"]
 
 
 def on_texts(delta_BLE: Array, sequences_BL: Array) -> Array:
-    """The perturbation on valid tokens, and 0 on padding."""
+    """Return the perturbation with padding set to 0."""
     return jnp.where(sequences_BL[:, :, None] > 0, delta_BLE, 0.0)
 
 
 def norms(values_BLE: Array, sequences_BL: Array) -> Array:
-    """For every position the Euclidean norm over its whole text; `BL1`, 0 on padding."""
+    """Return, for every position, the Euclidean norm of the values in its whole text, `BL1`; 0 on padding."""
     return jnp.sqrt(segments.totals(jnp.square(values_BLE).sum(-1), sequences_BL))[:, :, None]
 
 
 def largest(values_BLE: Array, sequences_BL: Array) -> Array:
-    """For every position the largest absolute component in its text; `BL1`, 0 on padding."""
+    """Return, for every position, the largest absolute value in its whole text, `BL1`; 0 on padding."""
     of_tokens_B1L = jnp.abs(values_BLE).max(-1)[:, None, :]
     return jnp.where(segments.same_segment_mask(sequences_BL), of_tokens_B1L, 0.0).max(-1)[:, :, None]
 
 
 def normal(key: Array, sequences_BL: Array, width: int, deviation: float) -> Array:
-    """N(0, deviation^2) for each component of valid tokens."""
+    """Sample N(0, deviation^2) for each embedding component of valid tokens, `BLE`; 0 on padding."""
     return on_texts(deviation * jax.random.normal(key, (*sequences_BL.shape, width)), sequences_BL)
 
 
 def plus(before_BLE: Array | None, delta_BLE: Array) -> Array:
-    """The sum of a perturbation and an earlier one, if there is one."""
+    """Return `delta_BLE` plus an earlier perturbation `before_BLE`, if there is one."""
     return delta_BLE if before_BLE is None else before_BLE + delta_BLE
 
 
 def length_metric(delta_BLE: Array, sequences_BL: Array) -> LossTerm:
-    """Mean length of the perturbation of a text."""
+    """Return the mean Euclidean norm of a text's perturbation, as a metric (total, weight)."""
     firsts_BL = segments.is_first(sequences_BL)
     lengths_BL = norms(delta_BLE, sequences_BL)[:, :, 0]
     return jnp.where(firsts_BL, lengths_BL, 0.0).sum(), firsts_BL.sum().astype(jnp.float32)

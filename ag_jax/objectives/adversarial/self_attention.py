@@ -28,21 +28,21 @@ _ATTACKED = 0x5A  # purpose of random keys: the attacked pass
 
 
 class Attacker(Protocol):
-    """A function from all parameters, the batch as the encoder reads it, and the step, to the attack of that step."""
+    """Interface of a function: (all parameters, the batch as the encoder reads it, step) -> the attack of that step."""
 
     def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Attack: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class LearntMasks:
-    """The attack by the parameters `params["adversary"]`."""
+    """Attacker that masks attention by an adversary, whose parameters are `params["adversary"]`."""
 
     config: AsaConfig
     encoder: EncoderConfig
     special: PatternTokens
 
     def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Adversary:
-        """The adversary with these parameters, the same at every step."""
+        """Return the adversary with the parameters `params["adversary"]`; the step changes nothing."""
         del step
         config, shape, special_NBL = self.config, self.encoder, None
         if config.protect_specials:
@@ -60,7 +60,10 @@ class LearntMasks:
         )
 
     def init(self, key: Array) -> dict[str, Any]:
-        """Initial parameters, boxed: two linear layers for each layer of the encoder, initialised as its own are."""
+        """Return the adversary's initial parameters, boxed with the names of their axes.
+
+        They are two linear layers for each layer of the encoder, initialised as the encoder's linear layers are.
+        """
         layers, width = self.encoder.layers, self.encoder.width
         kernel_init = nn.with_logical_partitioning(
             nn.initializers.normal(self.encoder.initializer_range), ("layers", "embed", "heads")
@@ -76,28 +79,31 @@ class LearntMasks:
 
 
 def _texts(sequences_BL: Array) -> Array:
-    """The number of texts."""
+    """Return the number of texts in a batch, given its segment ids."""
     return segments.is_first(sequences_BL).sum().astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Penalty:
-    """The penalty of kept units, tau^power * L_c.
+    """Penalty on the units (query-key pairs) that the adversary keeps unmasked: tau^power * L_c, where L_c counts them.
 
     coefficient: tau^power.
-    count: `units`, the kept units of all layers, a mean over texts; or `fraction`, their share of all units, a mean
-        over rows.
+    count: L_c is the number of kept units, summed over layers, a mean over texts (`units`); or their share of all
+        units, summed over layers, a mean over rows (`fraction`).
     """
 
     coefficient: float
     count: str
 
     def weight(self, sequences_BL: Array) -> Array:
-        """The number of texts, or of rows."""
+        """Return the weight by which `total` is divided: the number of texts for `units`, of rows for `fraction`."""
         return _texts(sequences_BL) if self.count == "units" else (sequences_BL > 0).any(-1).sum().astype(jnp.float32)
 
     def total(self, counts_NB: MaskCounts) -> Array:
-        """L_c; its gradient is reversed, and reaches only the adversary."""
+        """Return L_c, the sum of kept units (query-key pairs), or of their shares, over a batch.
+
+        Its gradient is reversed, and reaches only the adversary.
+        """
         if self.count == "units":
             return counts_NB.kept_B.sum()
         return (counts_NB.kept_B / jnp.maximum(counts_NB.all_B, 1.0)).sum()
@@ -126,33 +132,36 @@ class AttackedAttention(SecondPass):
     delay_steps: int = 0
 
     def distance(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """D, summed."""
+        """Return the divergence D of the clean and the attacked prediction, summed with the weights of `counts`."""
         return consistency.divergence(clean, other, counts, self.divergence)
 
     def weight(self, counts: Counts) -> Array:
-        """The weight of D."""
+        """Return the weight by which the summed divergence D is divided."""
         return consistency.weight(counts, self.divergence)
 
     def coefficient_at(self, step: Array) -> Array:
-        """1 from `delay_steps` on."""
+        """Return the coefficient of the attack's terms: 0 before the step `delay_steps`, 1 from it on."""
         return jnp.asarray(step >= self.delay_steps, jnp.float32)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Weights of the inner objective, of D and of the penalty."""
+        """Return the weight of each loss term: of the inner objective, of the divergence D and of the penalty."""
         weights = super().normalizers(batch)
         if self.penalty is not None:
             weights["penalty"] = self.penalty.weight(encoder.rows(batch)["sequences"])
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Coefficients of the inner objective, of D and of the penalty."""
+        """Return the coefficient of each loss term: of the inner objective, of the divergence D and of the penalty."""
         coefficients = super().coefficients(step)
         if self.penalty is not None:
             coefficients["penalty"] = self.coefficient_at(step) * self.penalty.coefficient
         return coefficients
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """A clean and an attacked pass; the share of units that is masked, overall and by layer."""
+        """Run a clean pass and, in training, an attacked one; measure the share of attention that is masked.
+
+        The outputs of the attacked pass have this share as metrics, overall and by layer.
+        """
         outputs = self.inner.forward(params, batch, rngs, step, ports)
         if rngs is None:
             return outputs
@@ -165,15 +174,18 @@ class AttackedAttention(SecondPass):
         attacked = self.predict(params, outputs.encoder_batch, rngs, step, ports.replace(attack=attack))
         if attacked.mask_counts is None:
             raise ValueError(
-                f"adversarial.method attacks attention, and the model of {type(self.inner).__name__} has no port for "
-                "that: its encoder must hand `ports.attack` on to every layer, and its outputs must have the "
-                "`mask_counts` that these sow"
+                f"adversarial.method attacks attention, but the model of {type(self.inner).__name__} does not support "
+                "this: its encoder must pass `ports.attack` to every layer, and its `Outputs` must have the "
+                "`mask_counts` that the layers sow"
             )
         metrics = masked(attacked.mask_counts, step >= self.delay_steps)
         return self.with_second_pass(outputs, attacked.replace(metrics=metrics))
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Terms of the inner objective, D, and the penalty with the number of kept units of a text."""
+        """Return loss terms and metrics: of the inner objective, of the divergence D and of the penalty.
+
+        The metric `kept_units` is the number of unmasked units (query-key pairs) of a text.
+        """
         totals, metrics = super().terms(outputs, batch)
         attacked = outputs.second_passes.get(self.term)
         if attacked is not None and self.penalty is not None:
@@ -184,14 +196,17 @@ class AttackedAttention(SecondPass):
 
 
 def masked(counts_NB: MaskCounts, begun: Array) -> dict[str, LossTerm]:
-    """The masked share 1 - kept / all, of all layers and of each; 0 until the attack has begun."""
+    """Return metrics of the masked share of attention, 1 - kept / all: of all layers, and of each.
+
+    The share is 0 until the attack has begun.
+    """
     all_N = counts_NB.all_B.sum(1)
     masked_N = jnp.where(begun, all_N - counts_NB.kept_B.sum(1), 0.0)
     return {"masked": (masked_N.sum(), all_N.sum()), "masked/layers": (masked_N, all_N)}
 
 
 def adversarial_self_attention(inner: Objective, attacker: LearntMasks) -> AttackedAttention:
-    """The objective under the attack of a learning adversary."""
+    """Return the objective `inner` under the attack of an adversary that is trained with the model."""
     config = attacker.config
     return AttackedAttention(
         inner=inner,

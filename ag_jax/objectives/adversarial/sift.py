@@ -24,7 +24,7 @@ _EPSILON = 1e-6  # added to the largest component of a gradient, as in the relea
 
 @flax.struct.dataclass
 class Normalized:
-    """On the sum e of a token's embeddings: x = (e - mean) / sqrt(variance + 1e-7), or with `unit` x = e / ||e||.
+    """Normalisation of a token's summed embeddings e: x = (e - mean) / sqrt(variance + 1e-7); with `unit` e / ||e||.
 
     With a perturbation it is stop_gradient(x) + delta, so that embeddings learn from the clean pass alone.
     """
@@ -33,7 +33,7 @@ class Normalized:
     unit: bool = flax.struct.field(pytree_node=False)
 
     def __call__(self, summed_BLE: Array) -> Array:
-        """x, float32."""
+        """Return the normalised embeddings x, plus `delta_BLE` if there is one, float32."""
         x_BLE = summed_BLE.astype(jnp.float32)
         if self.unit:
             x_BLE = x_BLE * jax.lax.rsqrt(jnp.square(x_BLE).sum(-1, keepdims=True) + _VARIANCE)
@@ -45,7 +45,7 @@ class Normalized:
 
 @dataclasses.dataclass(frozen=True)
 class SiftPerturbation:
-    """Normalised embeddings + delta (He et al. 2021, section 5).
+    """Perturbation delta of normalised embeddings (He et al. 2021, section 5).
 
     delta_0   = cut(N(0, noise^2), to twice the deviation)
     delta_1   = delta_0 + step_size * g / (max |g| + 1e-6), of each token; g as it is while it is finite, else no step
@@ -58,27 +58,30 @@ class SiftPerturbation:
     width: int
 
     def clean(self, ports: Ports) -> Ports:
-        """The ports, with normalised embeddings."""
+        """Return `ports`, the optional inputs of the encoder, set to normalise the embeddings."""
         return ports.replace(on_embeddings=self._normalized(None))
 
     def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
-        """The ports, with normalised and then perturbed embeddings."""
+        """Return `ports`, the optional inputs of the encoder, set to normalise the embeddings and add `delta_BLE`."""
         return ports.replace(on_embeddings=self._normalized(delta_BLE))
 
     def _normalized(self, delta_BLE: Array | None) -> Normalized:
         return Normalized(delta_BLE, unit=self.config.normalize == "unit")
 
     def init(self, key: Array, sequences_BL: Array) -> Array:
-        """delta_0, `BLE`."""
+        """Return the initial perturbation delta_0, `BLE`: normal noise, clipped at twice its standard deviation."""
         most = 2 * self.config.noise
         return jnp.clip(perturbation.normal(key, sequences_BL, self.width, self.config.noise), -most, most)
 
     def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """KL(p || q), the part of the regularizer that depends on the perturbation when targets are fixed."""
+        """Return KL(p || q) for the clean prediction p and the perturbed one q.
+
+        This is the part of the regularizer that depends on the perturbation when targets are fixed.
+        """
         return divergence(clean, other, counts, DivergenceConfig(form="one_way", stop_gradient="clean"))
 
     def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """delta_1, or delta_0 if the gradient is not finite."""
+        """Return delta_1, the perturbation after the step of ascent; delta_0 if the gradient is not finite."""
         del sequences_BL
         largest_BL1 = jnp.abs(slope_BLE).max(-1, keepdims=True)
         moved_BLE = delta_BLE + self.config.step_size * slope_BLE / (largest_BL1 + _EPSILON)
@@ -86,7 +89,7 @@ class SiftPerturbation:
 
 
 def sift(inner: Objective, config: SiftConfig, width: int) -> Smooth:
-    """The objective with SiFT's regularizer, whose targets are fixed.
+    """Return the objective `inner` with SiFT's regularizer, in which no gradient flows through the targets of KL.
 
     KL stands for the cross entropies of the released code: those are larger by the entropies of fixed targets, with the
     same gradient. Training sees normalised embeddings, everything else the model as it is: LayerNorm of what is

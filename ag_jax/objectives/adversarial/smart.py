@@ -22,7 +22,7 @@ _TINY = 1e-30  # the least denominator, for gradients of 0
 
 @dataclasses.dataclass(frozen=True)
 class SmartPerturbation:
-    """Word embeddings + noise (Jiang et al. 2020, algorithm 1, lines 4 to 7).
+    """Noise on word embeddings, found by gradient ascent (Jiang et al. 2020, algorithm 1, lines 4 to 7).
 
     noise_0     from N(0, noise^2)
     noise_t+1 = cut(noise_t + step_size * g / max |g|, to [-epsilon, epsilon]);  max of the text, or of each token
@@ -35,23 +35,23 @@ class SmartPerturbation:
     width: int
 
     def clean(self, ports: Ports) -> Ports:
-        """The ports, unchanged."""
+        """Return `ports`, the optional inputs of the encoder, unchanged."""
         return ports
 
     def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
-        """The ports, with the noise added to the word embeddings."""
+        """Return `ports`, the optional inputs of the encoder, with the noise for the word embeddings added."""
         return ports.replace(embedding_delta=perturbation.plus(ports.embedding_delta, delta_BLE))
 
     def init(self, key: Array, sequences_BL: Array) -> Array:
-        """noise_0, which may exceed epsilon."""
+        """Return the initial noise, `BLE`, from N(0, noise^2); it may exceed `epsilon`, the bound of later steps."""
         return perturbation.normal(key, sequences_BL, self.width, self.config.noise)
 
     def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """The regularizer, `symmetric_kl`."""
+        """Return the value that the noise maximises: the regularizer `symmetric_kl`, with `clean` fixed."""
         return symmetric_kl(clean, other, counts, "clean")
 
     def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """One step, cut to [-epsilon, epsilon]."""
+        """Return the noise after one step of ascent, with each component clipped to [-epsilon, epsilon]."""
         if self.config.normalize == "text":
             largest_BL1 = perturbation.largest(slope_BLE, sequences_BL)
         else:
@@ -62,14 +62,18 @@ class SmartPerturbation:
 
 @dataclasses.dataclass(frozen=True)
 class MtDnnPerturbation(SmartPerturbation):
-    """The perturbation of the authors' program, mt-dnn.
+    """Noise on word embeddings as in mt-dnn, the program of SMART's authors.
 
     noise_t+1 = n / (max |n| + 1e-6) of each token, with n = noise_t + step_size * g: there is no bound epsilon, and the
     largest component of any token's noise is about 1.
     """
 
     def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """`stable_kl`; squares, and words of a vocabulary, which that program does not compare, are as in the paper."""
+        """Return the value that the noise maximises: `stable_kl` for classes and for yes-or-no questions.
+
+        Numbers are compared by squares and words of a vocabulary by `symmetric_kl`, as in the paper; mt-dnn does not
+        compare words.
+        """
         if isinstance(other, YesNo):
             clean, other = (
                 Categorical(jnp.stack([of.logits, jnp.zeros_like(of.logits)], axis=-1)) for of in (clean, other)
@@ -79,14 +83,16 @@ class MtDnnPerturbation(SmartPerturbation):
         return stable_kl(clean.logits, other.logits, counts.weights)
 
     def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """One step, then a division by the largest component of each token."""
+        """Return the noise after one step of ascent, with each token's noise divided by its largest component."""
         del sequences_BL
         moved_BLE = delta_BLE + self.config.length_of_step * slope_BLE
         return moved_BLE / (jnp.abs(moved_BLE).max(-1, keepdims=True) + _EPSILON)
 
 
 def stable_kl(clean: Array, other: Array, weights: Array) -> Array:
-    """Sum of w 2 q (logit(q) - logit(p)), with q = softmax(other), p = softmax(clean), and logits that get no gradient.
+    """Return the sum of w 2 q (logit(q) - logit(p)), where q = softmax(other), p = softmax(clean), w are `weights`.
+
+    No gradient flows through logit(q) and logit(p).
 
     logit(p) = -log(1 / (p + e) - 1 + e), e = 1e-6, stands where KL has log(p): for two classes they differ by what is
     fixed. At least about 0.
@@ -100,7 +106,7 @@ def stable_kl(clean: Array, other: Array, weights: Array) -> Array:
 
 
 def smart(inner: Objective, config: SmartConfig, width: int) -> Smooth:
-    """The objective with SMART's regularizer; its proximal term, towards a momentum teacher, is not implemented.
+    """Return the objective `inner` with SMART's regularizer; the proximal term (momentum teacher) is not implemented.
 
     The targets of both KLs are fixed in the authors' program; in the paper gradients flow everywhere.
     """

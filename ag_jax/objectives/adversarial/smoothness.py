@@ -38,7 +38,7 @@ class Smooth(SecondPass):
     The inner objective sees the clean pass. The maximum is approximated by `steps` steps of gradient ascent from a
     random perturbation; then one more pass is compared with the clean one. An evaluation is the inner objective's.
 
-    perturbation: the kind of perturbation, and its steps.
+    perturbation: how embeddings are perturbed, and a step of ascent.
     coefficient: the coefficient of R.
     steps: number of steps of ascent.
     stop_gradient: in R (`DivergenceConfig`).
@@ -52,15 +52,18 @@ class Smooth(SecondPass):
     shared_dropout: bool
 
     def distance(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """R, summed."""
+        """Return the regularizer R: `symmetric_kl` of the clean and the perturbed prediction, a weighted sum."""
         return symmetric_kl(clean, other, counts, self.stop_gradient)
 
     def coefficient_at(self, step: Array) -> Array:
-        """The coefficient, constant over steps."""
+        """Return the coefficient of the regularizer R, which is the same at every step."""
         return jnp.full_like(step, self.coefficient, jnp.float32)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """A clean and a perturbed pass; `delta_norm`, the mean length of a text's perturbation."""
+        """Run a clean pass and, in training, one with the worst perturbation that gradient ascent finds.
+
+        The outputs of the perturbed pass have the metric `delta_norm`, the mean length of a text's perturbation.
+        """
         if rngs is None:
             return self.inner.forward(params, batch, None, step, ports)
         outputs = self.inner.forward(params, batch, rngs, step, self.perturbation.clean(ports))
@@ -79,7 +82,7 @@ class Smooth(SecondPass):
         step: Array,
         ports: Ports,
     ) -> Array:
-        """The perturbation `BLE` after all its steps, without gradient."""
+        """Return the perturbation `BLE` after all steps of gradient ascent; no gradient flows through it."""
         # Parameters and clean predictions are fixed, so a step costs a forward pass and half a backward one: the
         # gradient with regard to the perturbation alone.
         params, clean = jax.lax.stop_gradient((params, outputs.predictions))

@@ -39,19 +39,22 @@ class AttackContext:
     trace: Trace | None = None
 
 
-def wrap(objective: Objective, config: AdversarialConfig, setting: AttackContext) -> Objective:
-    """The objective under attack; itself with `method=none`. `init` makes the parameters of an attack that learns."""
-    attacker = learnt(config, setting.encoder, setting.special)
+def wrap(objective: Objective, config: AdversarialConfig, context: AttackContext) -> Objective:
+    """Return the objective wrapped in the configured attack, or the objective itself with `method=none`.
+
+    `init` makes the parameters of an attack that learns.
+    """
+    attacker = learnt(config, context.encoder, context.special)
     if attacker is not None:
         return adversarial_self_attention(objective, attacker)
     if config.method in NAIVE:
-        layers, steps = setting.encoder.layers, setting.steps
-        return naive_masking(objective, config.method, config.masking, layers, steps, setting.trace)
-    width = setting.encoder.embedding_width or setting.encoder.width
+        layers, steps = context.encoder.layers, context.steps
+        return naive_masking(objective, config.method, config.masking, layers, steps, context.trace)
+    width = context.encoder.embedding_width or context.encoder.width
     if config.method == "freelb":
         return FreeLB(objective, config.freelb, width)
     if config.method == "smart":
-        _check_precision(config.smart, setting.encoder)
+        _check_precision(config.smart, context.encoder)
         return smart(objective, config.smart, width)
     if config.method == "sift":
         return sift(objective, config.sift, width)
@@ -59,7 +62,7 @@ def wrap(objective: Objective, config: AdversarialConfig, setting: AttackContext
 
 
 def _check_precision(config: SmartConfig, encoder: EncoderConfig) -> None:
-    """Raise ValueError if epsilon is so small that it is lost when it is added to embeddings."""
+    """Raise ValueError if SMART's `epsilon` is so small that rounding loses it when it is added to embeddings."""
     least = float(jnp.finfo(encoder.dtype).eps) / 8
     if not config.mtdnn_compat and config.epsilon < least:
         raise ValueError(
@@ -69,11 +72,11 @@ def _check_precision(config: SmartConfig, encoder: EncoderConfig) -> None:
 
 
 def learnt(config: AdversarialConfig, encoder: EncoderConfig, special: PatternTokens) -> LearntMasks | None:
-    """The adversary that the settings describe, without parameters; None if the attack does not learn."""
+    """Return the attacker with a learning adversary, without its parameters; None if the attack does not learn."""
     return LearntMasks(config.asa, encoder, special) if config.method == "asa" else None
 
 
 def init(config: AdversarialConfig, encoder: EncoderConfig, key: jax.Array) -> dict[str, Any]:
-    """Initial parameters of the attack, boxed with the names of their axes; an empty dict if it does not learn."""
+    """Return the attack's initial parameters, boxed with axis names; an empty dict if the attack does not learn."""
     attacker = learnt(config, encoder, PatternTokens((), ()))
     return {} if attacker is None else {ADVERSARY: attacker.init(key)}

@@ -56,7 +56,7 @@ BAD = {
     "bytes that are none": ("paws_qqp", "train", "paws_qqp/train.tsv",
         rows(("id", "sentence1", "sentence2", "label"), (1, "a", "b", 0), (2, "b'\\xff'", "b", 1),
         (3, "b'it's'", "b", 1)),
-        r"line 3: expected a sentence, got what looks like Python's bytes and is none", 2),
+        r"line 3: expected a sentence, got a broken Python bytes literal", 2),
     "no field": ("mnli", "train", "glue/mnli/train.jsonl",
         "\n".join(json.dumps(line) for line in (LINE, {"premise": "P", "label": 1})),
         r"line 2: expected the field 'hypothesis', got premise, label", 1),
@@ -83,17 +83,18 @@ BAD = {
     "no place": ("squad2", "train", "squad2/train-v2.0.json", squad(answer_start="0"),
         r"expected an answer with a text and the character where it begins", 1),
     "choice": ("dream", "train", "dream/train.json", dream(answer="d"),
-        r"dream/train.json, dialogue 2 \(d\): question 1: the answer 'd' is not one of the choices", 1),
+        r"dream/train.json, dialogue 2 \(d\): question 1: the answer must be exactly one of the choices .*'d'", 1),
     "no choices": ("dream", "train", "dream/train.json", dream(choice=[]),
         r"the field 'choice' must be a list of texts", 1),
     "no question": ("dream", "train", "dream/train.json",
         json.dumps([[["M: Hi."], [{"question": "Q", "choice": ["a"], "answer": "a"}], "g"], [["x"], ["y"], "d"],
             ["x"]]),
-        r"dialogue 2 \(d\): expected an object for every question\n.*dialogue 3: expected \[turns, questions, id\]", 2),
+        r"dialogue 2 \(d\): question 1 must be a JSON object, got 'y'\n.*dialogue 3: expected \[turns, questions, id\],"
+        r" got \['x'\]", 2),
     "option": ("race_high", "train", "RACE/train/high/1.txt", json.dumps(RACE | {"answers": ["C"]}),
         r"1.txt: unknown label 2: expected the number of a candidate, 0 to 1", 1),
     "options": ("race_high", "train", "RACE/train/high/1.txt", json.dumps(RACE | {"options": [["a"], ["b"]]}),
-        r"as many lists of options, and answers, as questions", 1),
+        r"one list of options and one answer for each question, got 1 questions, 2 lists of options and 1 answers", 1),
     "entity": ("record", "train", "record/train.jsonl",
         json.dumps(RECORD | {"qas": [*RECORD["qas"], RECORD["qas"][0] | {"answers": [{"text": "Bo"}]}]}),
         r"line 1, question 2: expected an answer that is an entity of the passage, got \['Bo'\]", 1),
@@ -204,8 +205,8 @@ def test_a_missing_split_says_what_was_looked_for(tmp_path, monkeypatch):
         load(TASKS["rte"], "", "train")
     with pytest.raises(
         FileNotFoundError,
-        match=r"task dream: TFDS has no split 'train' of it; give the directory of its files, "
-        r"which may lie in dream, dream/data",
+        match=r"task dream: TFDS has no split 'train' of it; set data to a directory that has the task's files "
+        r"in one of the folders dream, dream/data",
     ):
         load(TASKS["dream"], "", "train")
 

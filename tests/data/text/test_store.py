@@ -39,7 +39,7 @@ def test_rows_come_back_padded(tmp_path):
     tokens_BL, lengths_B = read.gather(np.array([2, 0, 2]), 6, pad=1)
     assert tokens_BL.tolist() == [[0, 7, 2, 1, 1, 1], [0, 7, 8, 9, 2, 1], [0, 7, 2, 1, 1, 1]]
     assert tokens_BL.dtype == np.int32 and lengths_B.tolist() == [3, 5, 3]
-    sequences_BL = read.sequences(np.array([2, 0, 2]), 6)
+    sequences_BL = read.segment_ids(np.array([2, 0, 2]), 6)
     assert sequences_BL.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]]
     assert sequences_BL.dtype == np.int32
     assert read.fill_rate(5) == 10 / 15 and read.texts == 3
@@ -55,7 +55,7 @@ def test_rows_of_several_texts_know_where_each_begins(tmp_path):
     read = Rows(tmp_path)
     assert (len(read), read.texts, read.is_packed, read.has_pairs) == (3, 6, True, False)
     assert read.text_starts.tolist() == [0, 3, 7, 11, 14, 17]
-    sequences_BL = read.sequences(np.array([2, 1, 0, 2]), 11)
+    sequences_BL = read.segment_ids(np.array([2, 1, 0, 2]), 11)
     assert sequences_BL.dtype == np.int32
     third = [1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 0]
     assert sequences_BL.tolist() == [third, [1] * 4 + [0] * 7, [1, 1, 1, 2, 2, 2, 2] + [0] * 4, third]
@@ -78,7 +78,7 @@ def test_rows_of_large_files_are_checked_as_they_are_read(tmp_path, monkeypatch)
 
     def read(opened):
         tokens_BL, lengths_B = opened.gather(row_B, 8, pad=1)
-        return [tokens_BL, lengths_B, opened.sequences(row_B, 8), opened.lengths, opened.counts(300), opened.row(5)]
+        return [tokens_BL, lengths_B, opened.segment_ids(row_B, 8), opened.lengths, opened.counts(300), opened.row(5)]
 
     for one, other in zip(read(Rows(tmp_path / "rows", entry)), read(plain), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -90,7 +90,7 @@ def test_rows_of_large_files_are_checked_as_they_are_read(tmp_path, monkeypatch)
         opened = Rows(tmp_path / "rows", entry)
         with pytest.raises(ValueError, match=f"{name}.bin is damaged"):
             opened.gather(row_B, 8, pad=1)
-            opened.sequences(row_B, 8)
+            opened.segment_ids(row_B, 8)
         if name == "tokens":
             opened.gather(np.array([3, 7]), 8, pad=1)
             with pytest.raises(ValueError, match="tokens.bin is damaged"):

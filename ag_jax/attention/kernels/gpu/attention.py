@@ -32,16 +32,19 @@ from ag_jax.attention.kernels.gpu.tile import HeadRefs, Ref, ScoreTile, exponent
 from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, KernelConfig, KernelInputs
 
 
-def _of_block(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[HeadRefs, Array, Array, Array]:
-    """The program's head, the first row that it holds, and the first and last + 1 block that it streams."""
+def _program_rows(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[HeadRefs, Array, Array, Array]:
+    """Return this GPU program's head, its first query (or key), and the first and last + 1 block of keys (or queries).
+
+    The program holds one block of the one side, and loops over the blocks of the other.
+    """
     block, head, example = (pl.program_id(axis) for axis in range(3))
     streamed = refs["visits"][example, block, 0], refs["visits"][example, block, 1]
     return HeadRefs(call.config, refs, example, head), block * blocks.held, *streamed
 
 
 def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
-    """Output, log-sum-exps and statistics of a block of queries."""
-    head, held, first, last = _of_block(call, refs, blocks)
+    """Compute output, log-sum-exps and statistics of a block of queries."""
+    head, held, first, last = _program_rows(call, refs, blocks)
     queries, config, scale = head.queries(held, blocks.held), call.config, score_scale(call.config)
 
     def step(block: Array, carry: tuple) -> tuple:
@@ -77,8 +80,8 @@ def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: d
 
 
 def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
-    """dQ of a block of queries."""
-    head, held, first, last = _of_block(call, refs, blocks)
+    """Compute dQ, the gradient of a block of queries."""
+    head, held, first, last = _program_rows(call, refs, blocks)
     queries = head.queries(held, blocks.held)
 
     def step(block: Array, g_query: Array) -> Array:
@@ -92,8 +95,8 @@ def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dic
 
 
 def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
-    """dK and dV of a block of keys."""
-    head, held, first, last = _of_block(call, refs, blocks)
+    """Compute dK and dV, the gradients of a block of keys and of their values."""
+    head, held, first, last = _program_rows(call, refs, blocks)
     keys = head.keys(held, blocks.held)
 
     def step(block: Array, carry: tuple) -> tuple:
@@ -110,7 +113,7 @@ def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[
 
 
 def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
-    """dbias where a block of queries and one of keys meet, summed over the examples and heads that share it."""
+    """Compute dbias for a block of queries and a block of keys, summed over examples and heads that share the bias."""
     keys_block, queries_block, place = (pl.program_id(axis) for axis in range(3))
     first_query, first_key = queries_block * blocks.held, keys_block * blocks.streamed
     examples, heads = results["g_bias"].shape[:2]
@@ -136,7 +139,7 @@ def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict
 
 
 def _given(call: Call, operands: dict[str, Array | None]) -> dict[str, Array]:
-    """The operands that are not None, with the heads of rows on an axis of their own."""
+    """Drop operands that are None, and split the last axis of query-like and key-like ones into heads and width."""
     by_head = (call.config.heads, call.config.width)
     given = {name: array for name, array in operands.items() if array is not None}
     has_heads = ("BQHW", "BKHW")
@@ -149,7 +152,7 @@ def _given(call: Call, operands: dict[str, Array | None]) -> dict[str, Array]:
 def _over_rows(
     call: Call, name: str, kernel: Callable, blocks: Blocks, holds_keys: bool, operands: dict, results: dict
 ) -> list[Array]:
-    """Run a kernel of which each program holds one block of rows of one head: of queries, or of keys."""
+    """Run a kernel with a program for each head and block of queries (of keys if `holds_keys`); return its results."""
     config, segments = call.config, (operands["query_segments"], operands["key_segments"])
     lengths, band = (config.queries, config.keys), config.band
     if holds_keys:
@@ -161,7 +164,7 @@ def _over_rows(
 
 
 def _backward_bias(call: Call, operands: dict[str, Array]) -> Array:
-    """dbias, by a kernel of its own: unless the bias is learnt, it is absent from the compiled program."""
+    """Return dbias, from a kernel of its own: unless the bias is learnt, it is absent from the compiled program."""
     bias, queries, keys = operands["bias"], call.config.queries, call.config.keys
     blocks = call.kernel_blocks.bias.fit(queries, keys)
     grid = (pl.cdiv(keys, blocks.streamed), pl.cdiv(queries, blocks.held), bias.shape[0] * bias.shape[1])
@@ -172,7 +175,7 @@ def _backward_bias(call: Call, operands: dict[str, Array]) -> Array:
 
 
 def _operands(call: Call, inputs: KernelInputs) -> dict[str, Array]:
-    """The inputs by the names in `grid.LETTERS`, with the heads of rows on an axis of their own."""
+    """Return the inputs by name, as in `grid.LETTERS`, with queries, keys and values `BLA` reshaped to `BLHW`."""
     names = ("query", "key", "value", "query_segments", "key_segments", "bias", "shifts", "weights", "scalars")
     operands = dict(zip(names, inputs, strict=True))
     return _given(call, operands if call.config.rate else operands | {"scalars": None})
@@ -180,7 +183,7 @@ def _operands(call: Call, inputs: KernelInputs) -> dict[str, Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call: Call, inputs: KernelInputs) -> tuple[Array, list[Array]]:
-    """Output `BQA` and the statistics."""
+    """Return the output `BQA` (batch, query, all heads' widths) and the statistics of all heads, each `BHQ`."""
     return _attention_forward(call, inputs)[0]
 
 
@@ -229,7 +232,9 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def attend(
     config: KernelConfig, inputs: KernelInputs, *, kernel_blocks: KernelBlocks | None = None, interpret: bool = False
 ) -> tuple[Array, Array | None, Array | None]:
-    """Attention of one GPU (`interface.Kernel`).
+    """Compute attention on one GPU: return output `BQA`, sums of squares `BHQ` and overlaps `BHQ` (None if not guided).
+
+    Implements `interface.Kernel`.
 
     kernel_blocks: blocks to use instead of those of `choose_blocks`.
     interpret: as in `KernelConfig`.

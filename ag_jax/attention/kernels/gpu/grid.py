@@ -1,4 +1,4 @@
-"""How a call of attention is cut into the programs of GPU kernels.
+"""Grids of the GPU kernels: how a call of attention is cut into programs and blocks.
 
 Shape letters: B batch, Q query position, K key position, H head, W width of a head, T blocks that are held, S blocks
 that are streamed, C a pair, N scalars.
@@ -39,12 +39,12 @@ CAPABILITY, WIDEST = 8.0, 256  # the oldest GPU and the widest head that the ker
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How one kernel cuts its work.
+    """Block sizes and Triton settings of one GPU kernel.
 
-    held: rows that a program holds.
-    streamed: rows that it streams at a time.
-    warps: of a program.
-    stages: loads in flight.
+    held: queries (or keys) that each program holds.
+    streamed: keys (or queries) that a program loads at a time.
+    warps: number of warps of a program.
+    stages: number of loads in flight.
     """
 
     held: int
@@ -53,7 +53,7 @@ class Blocks:
     stages: int
 
     def fit(self, held_length: int, streamed_length: int) -> "Blocks":
-        """The same blocks, but no larger than sides of these lengths need."""
+        """Return these settings with blocks no larger than the lengths need, and warps in proportion to `held`."""
         held = min(self.held, power_of_two(held_length))
         streamed = min(self.streamed, power_of_two(streamed_length))
         return dataclasses.replace(self, held=held, streamed=streamed, warps=max(1, self.warps * held // self.held))
@@ -61,7 +61,13 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class KernelBlocks:
-    """The blocks of all four kernels; `bias` holds queries."""
+    """Block sizes of the four GPU kernels.
+
+    forward: of the kernel for output and statistics, which holds queries.
+    query: of the kernel for dQ, which holds queries.
+    key: of the kernel for dK and dV, which holds keys.
+    bias: of the kernel for dbias, with a block of queries as `held` and a block of keys as `streamed`.
+    """
 
     forward: Blocks
     query: Blocks
@@ -70,7 +76,7 @@ class KernelBlocks:
 
 
 def choose_blocks(config: KernelConfig, itemsize: int) -> KernelBlocks:
-    """Choose blocks that leave room for two programs on a multiprocessor; for rows wider than 256 bytes, room for one.
+    """Choose blocks that let two programs fit on a multiprocessor, or one if a head's row is wider than 256 bytes.
 
     itemsize: bytes of an element of `query`.
     """
@@ -90,7 +96,7 @@ def choose_blocks(config: KernelConfig, itemsize: int) -> KernelBlocks:
 
 
 def unsupported_reason(device: jax.Device, head_width: int) -> str | None:
-    """Why the kernels cannot run on a GPU, or None if they can."""
+    """Return the reason why the kernels cannot run on this GPU with such heads, or None if they can."""
     capability = str(getattr(device, "compute_capability", ""))
     if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < CAPABILITY:
         return (
@@ -101,7 +107,12 @@ def unsupported_reason(device: jax.Device, head_width: int) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """The static parameters that the forward and backward kernels of one call of attention share."""
+    """Static parameters that the forward and backward kernels of one call of attention share.
+
+    config: what the kernels are compiled for.
+    examples: size of the batch on this device.
+    kernel_blocks: block sizes of each kernel.
+    """
 
     config: KernelConfig
     examples: int
@@ -145,21 +156,21 @@ class Call:
         )(*operands.values())
 
     def rows(self, length: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
-        """A result with a row for each of `length` positions of each head."""
+        """Return the shape and dtype of a result with a row for each of `length` positions of each head, `BLHW`."""
         return jax.ShapeDtypeStruct((self.examples, length, self.config.heads, self.config.width), dtype)
 
     def vectors(self) -> jax.ShapeDtypeStruct:
-        """A result with a number for each query of each head."""
+        """Return the shape and dtype of a float32 result with a number for each query of each head, `BHQ`."""
         return jax.ShapeDtypeStruct((self.examples, self.config.heads, self.config.queries), jnp.float32)
 
 
 def visits(held_segments: Array, streamed_segments: Array, blocks: Blocks, band: Band) -> Array:
-    """`BTC` int32: first and last + 1 of the streamed blocks that held block t may see a position of.
+    """Return the range of streamed blocks that each held block may see: first and last + 1, `BTC` int32 with C = 2.
 
     band: of streamed positions around a held one.
 
-    A block is taken for all ids from its smallest to its largest, with padding after all others. So nothing is visited
-    in vain where documents lie in order with padding behind them, and rows in another order are only slower.
+    A block counts as if it had all segment ids from its smallest to its largest, with padding after all others. So no
+    block is visited in vain where documents are in order with padding behind them; other orders are only slower.
     """
 
     def ends(segments: Array, size: int) -> tuple[Array, Array]:

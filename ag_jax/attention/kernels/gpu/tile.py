@@ -1,4 +1,4 @@
-"""Tiles of attention as the GPU kernels (Triton) work on them.
+"""Tiles of query-key scores, on which the GPU kernels (Triton) work.
 
 A program holds some rows of one side, queries or keys, and streams the other side past them. The rows that it holds are
 the first axis of its tiles, so that a tile can go into the next product from the registers that it was made in: `QK`
@@ -27,23 +27,23 @@ _SMALLEST = 16  # rows and columns that a matrix product needs at least
 
 
 def power_of_two(size: int) -> int:
-    """The smallest power of two that holds `size` and suits a matrix product: Triton supports no other sizes."""
+    """Return the smallest power of two that holds `size` and suits a matrix product: Triton supports no other sizes."""
     return max(_SMALLEST, pl.next_power_of_2(size))
 
 
 def product(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
-    """A matrix product in float32 that sums over one axis of each tile; of float32, in JAX's own matmul precision."""
+    """Return a matrix product in float32, summed over one axis of each tile, at JAX's default matmul precision."""
     dimensions = (((left_axis,), (right_axis,)), ((), ()))
     return jax.lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
 
 
 def _inside(first: Array, size: int, length: int) -> Array | None:
-    """Booleans: which of `size` positions from `first` on exist; None if all such blocks end inside `length`."""
+    """Return which of `size` positions from `first` on are below `length`; None if `length` is a multiple of `size`."""
     return first + jnp.arange(size) < length if length % size else None
 
 
 def _crossed(rows: Array | None, columns: Array | None) -> Array | None:
-    """The mask of a matrix from those of its rows and its columns."""
+    """Return the mask of a matrix from the masks of its rows and columns, of which None masks nothing."""
     if rows is None:
         return None if columns is None else columns[None, :]
     return rows[:, None] if columns is None else rows[:, None] & columns[None, :]
@@ -56,7 +56,7 @@ def _load(place: Ref, mask: Array | None, other: float) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-    """Queries of a head from `first` on; the fields after `query` are for gradients only."""
+    """A block of a head's queries from position `first` on; the fields after `query` are for gradients only."""
 
     first: Array
     segments: Array
@@ -75,7 +75,7 @@ class Queries:
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """Keys of a head from `first` on, their values, and the target's weights of their columns, if there is a target."""
+    """A block of a head's keys from position `first` on, with their values and, if guided, their target weights."""
 
     first: Array
     segments: Array
@@ -90,12 +90,12 @@ class Keys:
 
 
 def score_scale(config: KernelConfig) -> float:
-    """Factor from Q K^T to powers of 2: log2(e) / sqrt(W)."""
+    """Return log2(e) / sqrt(W), by which Q K^T is multiplied so that 2^x gives the exponential of the scores."""
     return math.log2(math.e) / math.sqrt(config.width)
 
 
 def exponential(config: KernelConfig, scores: Array, powers: Array) -> Array:
-    """2^(scale scores - powers) = exp(Q K^T / sqrt(W)) 2^-powers; exactly zero below about 2^-126."""
+    """Return 2^(scale scores - powers) = exp(Q K^T / sqrt(W)) 2^-powers; exactly zero below about 2^-126."""
     scale = score_scale(config)
     if config.interpret:
         return jnp.exp2(scale * scores - powers)
@@ -112,10 +112,11 @@ def exponential(config: KernelConfig, scores: Array, powers: Array) -> Array:
 
 
 class HeadRefs:
-    """One head of one example, which loads and stores its rows within the bounds of their lengths and its width.
+    """One head of one example: loads and stores blocks of its arrays, within the bounds of their lengths and its width.
 
-    Rows of a head are loaded as wide as the next power of two, filled up with 0. refs: references to whole arrays,
-    named as in `grid.LETTERS`.
+    Rows of a head are loaded as wide as the next power of two, filled up with 0.
+
+    refs: references to whole arrays, named as in `grid.LETTERS`.
     """
 
     def __init__(self, config: KernelConfig, refs: dict[str, Ref], example: Array, head: Array):
@@ -124,7 +125,7 @@ class HeadRefs:
         self.scalars = [refs["scalars"][index] for index in range(4)] if config.rate else None
 
     def queries(self, first: Array, size: int) -> Queries:
-        """Load the queries from `first` on."""
+        """Load a block of `size` queries from position `first` on."""
         length = self.config.queries
         rows = [name for name in ("query", "g_output") if name in self.refs]
         vectors = [name for name in ("log_sums", "delta", "g_squares", "g_overlap") if name in self.refs]
@@ -133,7 +134,7 @@ class HeadRefs:
         return Queries(first, self._segments("query_segments", first, size, length), **loaded)
 
     def keys(self, first: Array, size: int) -> Keys:
-        """Load the keys from `first` on."""
+        """Load a block of `size` keys, with their values, from position `first` on."""
         length, weights = self.config.keys, None
         rows = (_load(*self._rows(self.refs[name], first, size, length), 0.0) for name in ("key", "value"))
         if self.config.guided:
@@ -141,25 +142,25 @@ class HeadRefs:
         return Keys(first, self._segments("key_segments", first, size, length), *rows, weights)
 
     def bias(self, queries: Queries, keys: Keys) -> Array:
-        """Load the bias where queries and keys meet, `QK`."""
+        """Load the bias of a block of queries and a block of keys, `QK`."""
         sides = ((side.first, side.segments.shape[0]) for side in (queries, keys))
         return _load(*self._matrix(self.refs["bias"], *sides), 0.0).astype(jnp.float32)
 
     def store_query_rows(self, ref: Ref, first: Array, rows: Array) -> None:
-        """Write `rows` into `ref`, which has the axes of `query`, from query `first` of this head on."""
+        """Store this head's rows from query `first` on in a result with the axes of `query`."""
         self._store_rows(ref, first, rows, self.config.queries)
 
     def store_key_rows(self, ref: Ref, first: Array, rows: Array) -> None:
-        """Store rows `first` onwards of this head in a result with the axes of `key`."""
+        """Store this head's rows from key `first` on in a result with the axes of `key`."""
         self._store_rows(ref, first, rows, self.config.keys)
 
     def store_vector(self, ref: Ref, first: Array, vector: Array) -> None:
-        """Store numbers of queries `first` onwards of this head in a `BHQ` result."""
+        """Store a number for each query of this head, from query `first` on, in a `BHQ` result."""
         place, mask = self._vector(ref, first, vector.shape[0], self.config.queries)
         triton.store(place, vector, mask=mask)
 
     def store_matrix(self, ref: Ref, first_query: Array, first_key: Array, matrix_QK: Array) -> None:
-        """Store a block of a result with the axes of `bias`."""
+        """Store a block of this head, from these positions on, in a result with the axes of `bias`."""
         place, mask = self._matrix(ref, *zip((first_query, first_key), matrix_QK.shape, strict=False))
         triton.store(place, matrix_QK, mask=mask)
 
@@ -176,7 +177,7 @@ class HeadRefs:
         return ref.at[self.example, self.head, pl.ds(first, size)], _inside(first, size, length)
 
     def _segments(self, name: str, first: Array, size: int, length: int) -> Array:
-        """Load segment ids of one side; -1, which no token has, beyond its end."""
+        """Load `size` segment ids of queries or keys from position `first` on; -1, which no token has, past the end."""
         place = self.refs[name].at[self.example, pl.ds(first, size)]
         return _load(place, _inside(first, size, length), -1)
 
@@ -191,26 +192,26 @@ class HeadRefs:
 
 
 class ScoreTile:
-    """Where some queries and some keys of a head meet, with the queries on axis 0 (`QK`) or on axis 1 (`KQ`)."""
+    """The scores of a block of queries with a block of keys of a head: `QK` if `queries_first`, otherwise `KQ`."""
 
     def __init__(self, head: HeadRefs, queries: Queries, keys: Keys, queries_first: bool):
         self.head, self.queries, self.keys, self.queries_first = head, queries, keys, queries_first
 
     def of_queries(self, vector: Array) -> Array:
-        """Lay a number for each query along the tile's axis of queries."""
+        """Reshape a vector with a number for each query to broadcast along the tile's axis of queries."""
         return vector[:, None] if self.queries_first else vector[None, :]
 
     def of_keys(self, vector: Array) -> Array:
-        """Lay a number for each key along the tile's axis of keys."""
+        """Reshape a vector with a number for each key to broadcast along the tile's axis of keys."""
         return vector[None, :] if self.queries_first else vector[:, None]
 
     @property
     def positions(self) -> tuple[Array, Array]:
-        """Positions of the queries and of the keys, each along its axis."""
+        """Positions of the queries and of the keys, each along its axis of the tile."""
         return self.of_queries(self.queries.position), self.of_keys(self.keys.position)
 
     def scores(self) -> Array:
-        """Q K^T + sqrt(W) bias where the query sees the key, else `MASKED_SCORE`: float32, not scaled yet."""
+        """Return Q K^T + sqrt(W) bias where the query sees the key, else `MASKED_SCORE`: float32, not scaled yet."""
         scores = self._products(self.queries.query, self.keys.key)
         if "bias" in self.head.refs:
             bias_QK = math.sqrt(self.head.config.width) * self.head.bias(self.queries, self.keys)
@@ -222,18 +223,18 @@ class ScoreTile:
         return jnp.where(visible, scores, MASKED_SCORE)
 
     def target(self) -> Array:
-        """The guidance target P."""
+        """Return the tile of the guidance target P."""
         # To move the queries by the shift, a row at a time, saves a subtraction for every element.
         moved = self.of_queries(self.queries.position + self.head.shift)
         return interface.target(0, self.of_keys(self.keys.weights), moved, self.of_keys(self.keys.position))
 
     def keep(self) -> Array:
-        """Booleans: whether dropout keeps an element."""
+        """Return booleans in the shape of the tile: whether dropout keeps an element."""
         head = self.head
         return head.config.keep(head.scalars, head.example, head.head, *self.positions)
 
     def gradient(self) -> tuple[Array, Array]:
-        """(1 - rate) dS, and the elements of H that dropout keeps.
+        """Return (1 - rate) dS, the gradient of the scores, and the probabilities H, 0 where dropout drops them.
 
         The rows of delta and of the statistics' gradients come multiplied by 1 - rate.
         """
@@ -248,5 +249,5 @@ class ScoreTile:
         return H * (dH - self.of_queries(self.queries.delta)), dropped
 
     def _products(self, of_queries: Array, of_keys: Array) -> Array:
-        """Products of each query's row with each key's row."""
+        """Return the dot product of each query's row with each key's row, in the layout of the tile."""
         return product(of_queries, of_keys, 1, 1) if self.queries_first else product(of_keys, of_queries, 1, 1)

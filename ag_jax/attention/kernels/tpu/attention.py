@@ -27,7 +27,7 @@ from ag_jax.attention.kernels.tpu.tile import Tile, has_keys, product
 
 
 def _forward_whole(tile: Tile, results: tuple, _) -> None:
-    """Output and statistics of heads whose scores are one tile each."""
+    """Compute output and statistics of heads whose scores are one tile each."""
     output, *rows = results
     for head in range(output.shape[2] // tile.width):
         H_KQ = tile.probabilities(head)
@@ -41,7 +41,7 @@ def _forward_whole(tile: Tile, results: tuple, _) -> None:
 
 
 def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> None:
-    """Output and statistics of a block of queries, one block of keys after the other.
+    """Compute output and statistics of a block of queries, one block of keys after the other.
 
     The sums so far are kept in `scratch`, relative to the largest score so far.
     """
@@ -89,19 +89,22 @@ def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> N
 
 
 def _if_visible(tile: Tile):
-    """Decorator that runs a function without arguments where the grid step is visible; at once, if that is known."""
+    """Return a decorator that runs a function in those grid steps whose tile is not hidden entirely by the band.
+
+    Where no band hides anything, the function is called without a check at run time.
+    """
     return (lambda function: function()) if tile.is_visible is True else pl.when(tile.is_visible)
 
 
 def _backward_whole(tile: Tile, results: tuple, _) -> None:
-    """dQ, dK and dV of heads whose scores are one tile each."""
+    """Compute dQ, dK and dV of heads whose scores are one tile each."""
     for head in range(results[0].shape[2] // tile.width):
         for result, gradient in zip(results, _products(tile, head), strict=True):
             result[0, :, tile.lanes(head)] = gradient.astype(result.dtype)
 
 
 def _products(tile: Tile, head: int) -> tuple[Array, Array, Array]:
-    """dQ, dK and dV of one tile of a head."""
+    """Return the parts of dQ, dK and dV that come from one tile of a head."""
     dS_KQ, dropped_KQ = tile.gradient(head)
     query, key, g_output = (
         tile.of(ref, head) for ref in (tile.operands.query, tile.operands.key, tile.operands.g_output)
@@ -112,7 +115,7 @@ def _products(tile: Tile, head: int) -> tuple[Array, Array, Array]:
 
 
 def _backward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> None:
-    """dQ, dK and dV: for each block of keys, all blocks of queries that see it."""
+    """Compute dQ, dK and dV: for each block of keys, loop over the blocks of queries that see it."""
     key_block, step = pl.program_id(2), pl.program_id(3)
     g_query, g_key, g_value = results
     all_queries, this_key, this_value = scratch
@@ -151,7 +154,7 @@ def _backward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> 
 
 
 def _bias_gradient(shared: int, tile: Tile, results: tuple, _) -> None:
-    """dbias, summed over the `shared` innermost axes of the grid (examples, heads), whose steps follow one another."""
+    """Compute dbias, summed over the `shared` innermost grid axes (examples, heads), whose steps follow one another."""
     (g_bias,) = results
     first = jnp.bool_(True)
     for axis in range(4 - shared, 4):
@@ -169,7 +172,7 @@ def _bias_gradient(shared: int, tile: Tile, results: tuple, _) -> None:
 
 
 def _operands(inputs: KernelInputs) -> dict[str, Array | None]:
-    """The arrays that all kernels read, with an axis of size 1 where the grid's blocks need one."""
+    """Return the arrays that all kernels read, by name, with an axis of size 1 where the grid's blocks need one."""
     weights_BHK = inputs.weights_BHK
     return {
         "query": inputs.query_BQA,
@@ -183,12 +186,15 @@ def _operands(inputs: KernelInputs) -> dict[str, Array | None]:
 
 
 def _prefetched(inputs: KernelInputs) -> tuple[Array | None, Array]:
-    """The arrays that kernels read number by number: the heads' shifts, and the scalars of dropout."""
+    """Return the arrays that kernels read one number at a time: the shifts of all heads, and the scalars of dropout."""
     return inputs.shifts_H, inputs.scalars
 
 
 def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, list[Array]]:
-    """Output, log-sum-exps of the rows if there are several blocks, and the statistics; rows are `(B, H, 1, Q)`."""
+    """Return the output, the log-sum-exp of each query's scores (None for a single block), and the statistics.
+
+    Arrays with one number for each query have the shape `(B, H, 1, Q)`.
+    """
     specs = grid.specs(grid.by_query)
     row = (
         jax.ShapeDtypeStruct((grid.examples, grid.config.heads, 1, grid.queries.padded), jnp.float32),
@@ -211,7 +217,7 @@ def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, lis
 
 
 def _backward(grid: Grid, operands: dict, prefetched: tuple) -> list[Array]:
-    """dQ, dK, dV."""
+    """Run the backward kernel and return dQ, dK and dV."""
     specs = grid.specs(grid.by_key)
     like_query, like_key = (
         jax.ShapeDtypeStruct(operands[name].shape, operands[name].dtype) for name in ("query", "key")
@@ -231,7 +237,7 @@ def _backward(grid: Grid, operands: dict, prefetched: tuple) -> list[Array]:
 
 
 def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
-    """dbias, by a kernel of its own: unless the bias is learnt, it is absent from the compiled program."""
+    """Return dbias, from a kernel of its own: unless the bias is learnt, it is absent from the compiled program."""
     bias = operands["bias"]
     is_shared = {0: bias.shape[0] == 1, 1: bias.shape[1] == 1}
     # Axes of a place along the grid. The shared ones are innermost, so that the sum over them stays in one block on the
@@ -255,7 +261,7 @@ def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(grid: Grid, inputs: KernelInputs) -> tuple[Array, list[Array]]:
-    """Output and statistics of inputs that are padded to whole blocks, with the bias transposed."""
+    """Return output and statistics for inputs that are padded to whole blocks, with the bias transposed to `BHKQ`."""
     mixed, _, rows = _forward(grid, inputs)
     return mixed, rows
 
@@ -293,7 +299,12 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def attend(
     config: KernelConfig, inputs: KernelInputs, *, interpret: bool = False
 ) -> tuple[Array, Array | None, Array | None]:
-    """Attention of one TPU (`interface.Kernel`); `interpret` as in `KernelConfig`."""
+    """Compute attention on one TPU: return output `BQA`, sums of squares `BHQ` and overlaps `BHQ` (None if not guided).
+
+    Implements `interface.Kernel`.
+
+    interpret: as in `KernelConfig`.
+    """
     config = dataclasses.replace(config, interpret=config.interpret or interpret)
     width = lane_width(config.heads, config.width, max(config.queries, config.keys))
     grid = Grid(config, inputs.query_BQA.shape[0], width)

@@ -1,4 +1,4 @@
-"""How a call of attention is cut into the grid steps of a TPU kernel.
+"""Grids of the TPU kernels: how a call of attention is cut into grid steps and blocks.
 
 Shape letters: B batch, K keys of a block, Q queries of a block, H head, W width of a head, A = H * W width of all
 heads.
@@ -26,13 +26,13 @@ _VMEM = 64 * 2**20
 
 
 def head_group(heads: int, head_width: int) -> int:
-    """Number of heads of a grid step: the smallest that divides `heads` and fills whole lanes, or else all heads."""
+    """Return the number of heads in a grid step: the smallest divisor of `heads` that fills whole lanes, or `heads`."""
     fitting = (group for group in range(1, heads) if heads % group == 0 and group * head_width % _LANES == 0)
     return next(fitting, heads)
 
 
 def lane_width(heads: int, head_width: int, length: int) -> int:
-    """Number of lanes of a head: its width, padded in long rows so that a few heads fill whole lanes."""
+    """Return the number of lanes for a head: its width, padded in long rows so that a few heads fill whole lanes."""
     # A row of several blocks has the dQ of its whole group of heads in on-chip memory, of which a TPU v4 has 16 MiB.
     if length <= BLOCK or head_group(heads, head_width) * head_width <= _LANES:
         return head_width
@@ -40,7 +40,7 @@ def lane_width(heads: int, head_width: int, length: int) -> int:
 
 
 def block_length(length: int) -> int:
-    """Number of rows of a block: all up to `BLOCK`, beyond that the multiple of 128 that needs the least padding."""
+    """Return the number of rows in a block: all up to `BLOCK`, above it the multiple of 128 with the least padding."""
     if length <= BLOCK:
         return length
     blocks = -(-length // BLOCK)
@@ -48,7 +48,7 @@ def block_length(length: int) -> int:
 
 
 def unsupported_reason(device_kind: str, head_width: int, length: int) -> str | None:
-    """Why the kernels cannot run on a chip, or None if they can."""
+    """Return the reason why the kernels cannot run on this chip with such heads and sequences, or None if they can."""
     if device_kind.startswith(("TPU v2", "TPU v3")):
         return f"the kernels are for TPU v4 and later, not {device_kind}: it multiplies no bfloat16 tiles"
     memory = 16 * 2**20 if device_kind.startswith("TPU v4") else _VMEM
@@ -60,7 +60,10 @@ def unsupported_reason(device_kind: str, head_width: int, length: int) -> str | 
 
 
 class GridStep(NamedTuple):
-    """Where a grid step is; `is_visible` is false for steps that have no block of their own and compute nothing."""
+    """Indices of the example, group of heads, block of queries and block of keys that a grid step works on.
+
+    is_visible: False for a step that computes nothing: the band hides its tile, or it has no block of its own.
+    """
 
     example: Array
     group: Array
@@ -71,13 +74,13 @@ class GridStep(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """The blocks of queries or of keys: `length` rows, padded to whole blocks of `block` rows."""
+    """The queries or the keys, cut into blocks: `length` rows, padded to a whole number of blocks of `block` rows."""
 
     length: int
 
     @property
     def block(self) -> int:
-        """Number of rows of a block."""
+        """Number of rows in a block."""
         return max(_SUBLANES, block_length(self.length))  # Mosaic does not multiply with a single row of bfloat16
 
     @property
@@ -87,12 +90,17 @@ class Side:
 
     @property
     def padded(self) -> int:
-        """Number of rows of all blocks."""
+        """Number of rows in all blocks, with padding."""
         return self.block * self.blocks
 
 
 def _streamed(band: Band, held_block: Array, held: Side, streamed: Side, step: Array) -> tuple[Array, Array | bool]:
-    """The block that a step streams past the block that it holds, and whether the band lets them meet."""
+    """Return the streamed block that a step pairs with its held block, and whether the band of visible keys pairs them.
+
+    held_block: index of the block of queries (or keys) that stays in place while `step` counts up.
+    held, streamed: the two sides, queries and keys or keys and queries.
+    band: of streamed positions around a held one.
+    """
     if band.is_everything:
         return step, True
     first, last = band.block_range(held_block, held.block, streamed.block, streamed.blocks)
@@ -105,7 +113,12 @@ def _streamed(band: Band, held_block: Array, held: Side, streamed: Side, step: A
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The grid of a call whose arrays are `(examples, padded length of their side, heads * width)`."""
+    """The grid of one call of attention, on arrays of the shape `(examples, padded queries or keys, heads * width)`.
+
+    config: what the kernels are compiled for.
+    examples: size of the batch on this device.
+    width: number of lanes for a head.
+    """
 
     config: KernelConfig
     examples: int
@@ -113,7 +126,7 @@ class Grid:
 
     @property
     def group(self) -> int:
-        """Number of heads of a grid step."""
+        """Number of heads in a grid step."""
         return head_group(self.config.heads, self.width)
 
     @property
@@ -123,12 +136,12 @@ class Grid:
 
     @property
     def queries(self) -> Side:
-        """The queries."""
+        """The blocks into which the queries are cut."""
         return Side(self.config.queries)
 
     @property
     def keys(self) -> Side:
-        """The keys."""
+        """The blocks into which the keys are cut."""
         return Side(self.config.keys)
 
     @property
@@ -138,17 +151,17 @@ class Grid:
 
     @property
     def key_steps(self) -> int:
-        """Number of grid steps for a block of queries: of the blocks of keys that it may see."""
+        """Number of grid steps for each block of queries: an upper bound of the blocks of keys that it may see."""
         return self.config.band.most_blocks(self.queries.block, self.keys.block, self.keys.blocks)
 
     @property
     def query_steps(self) -> int:
-        """Number of grid steps for a block of keys: of the blocks of queries that may see it."""
+        """Number of grid steps for each block of keys: an upper bound of the blocks of queries that may see it."""
         return self.config.band.reversed.most_blocks(self.keys.block, self.queries.block, self.queries.blocks)
 
     @property
     def pairs(self) -> int:
-        """Return the number of query-key pairs in the blocks that the grid visits, for the cost estimate."""
+        """Number of query-key pairs of one example and head in the tiles that are computed, for the cost estimate."""
         queries, keys, band = self.queries, self.keys, self.config.band
         if band.is_everything:
             return queries.padded * keys.padded
@@ -157,17 +170,21 @@ class Grid:
         return visible * queries.block * keys.block
 
     def by_query(self, example: Array, group: Array, query_block: Array, step: Array) -> GridStep:
-        """Place of a step that holds queries and streams the keys that they see."""
+        """Return the indices of a step that holds a block of queries and streams the keys that the queries see."""
         key_block, is_visible = _streamed(self.config.band, query_block, self.queries, self.keys, step)
         return GridStep(example, group, query_block, key_block, is_visible)
 
     def by_key(self, example: Array, group: Array, key_block: Array, step: Array) -> GridStep:
-        """Place of a step that holds keys and streams the queries that see them."""
+        """Return the indices of a step that holds a block of keys and streams the queries that see the keys."""
         query_block, is_visible = _streamed(self.config.band.reversed, key_block, self.keys, self.queries, step)
         return GridStep(example, group, query_block, key_block, is_visible)
 
     def spec(self, shape: tuple[int, ...], axes: tuple[int | None, ...], at: Callable[..., GridStep]) -> pl.BlockSpec:
-        """Blocks of a `shape`; `axes` has for each of its axes an axis of `GridStep`, or None for block 0."""
+        """Return the `BlockSpec` that gives each grid step its block of `shape` of an array.
+
+        axes: for each axis of the array, which entry of `GridStep` is its block index; None for block 0.
+        at: maps the indices of a grid step to its `GridStep`.
+        """
 
         def index(*grid) -> tuple:
             place = at(*grid[:4])
@@ -176,7 +193,10 @@ class Grid:
         return pl.BlockSpec(shape, index)
 
     def specs(self, at: Callable[..., GridStep], bias: Array | None = None) -> dict[str, pl.BlockSpec]:
-        """The block of every operand that a grid step reads."""
+        """Return {operand: `BlockSpec`} for all operands that grid steps may read.
+
+        at: maps the indices of a grid step to its `GridStep`.
+        """
         queries = self.spec((1, self.queries.block, self.group * self.width), (0, 2, 1), at)
         keys = self.spec((1, self.keys.block, self.group * self.width), (0, 3, 1), at)
         query_row = self.spec((1, self.group, 1, self.queries.block), (0, 1, None, 2), at)
@@ -208,8 +228,9 @@ class Grid:
         scratch: list,
         products: int,
     ) -> list[Array]:
-        """Run `kernel(tile, results, scratch)` on the tile of every grid step; `at(*step)` is the step's place.
+        """Run `kernel(tile, results, scratch)` on the tile of every grid step, and return the results.
 
+        at: maps the indices of a grid step to its `GridStep`.
         prefetched: the shifts of the heads, and the scalars of `KernelConfig.keep`.
         products: matrix products of Q x K x A, for the estimated cost.
         """
@@ -233,6 +254,7 @@ class Grid:
                 scratch_shapes=scratch,
             ),
             out_shape=shapes,
+            # Steps along the last two axes share results or scratch memory, so they must run in order.
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=_VMEM
             ),

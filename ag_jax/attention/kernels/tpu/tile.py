@@ -1,4 +1,4 @@
-"""Tiles of attention as the TPU kernels work on them.
+"""Tiles of query-key scores, on which the TPU kernels work.
 
 A tile holds the scores of one head, some keys and some queries, and is transposed, `KQ`: sums over the keys then come
 out as rows, which is how a statistic lies in memory.
@@ -23,19 +23,19 @@ Ref = Any
 
 
 def product(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
-    """A matrix product in float32 that sums over one axis of each tile."""
+    """Return a matrix product in float32, summed over one axis of each tile."""
     dimensions = (((left_axis,), (right_axis,)), ((), ()))
     return jax.lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
 
 
 def column(row: Array) -> Array:
-    """A row `(1, K)` as a column `(K, 1)`."""
+    """Transpose a row `(1, K)` to a column `(K, 1)`."""
     return jnp.transpose(row, (1, 0))
 
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """References to the blocks of one grid step; those that a kernel does not read are None.
+    """References to the blocks that one grid step reads; None for arrays that its kernel does not read.
 
     query, query_segments, g_output, g_squares, g_overlap, log_sums, delta: of the step's queries.
     key, value, key_segments, weights: of the step's keys.
@@ -62,7 +62,7 @@ def has_keys(largest: Array) -> Array:
 
 
 class Tile:
-    """The tile of a grid step: which elements it holds, and scores, probabilities and gradients of each of its heads.
+    """The query-key tile of a grid step: its positions, and scores, probabilities and gradients of each of its heads.
 
     corner: example, first head, first query and first key, in numbers of this device.
     query_block: number of the block of queries.
@@ -88,31 +88,31 @@ class Tile:
 
     @functools.cached_property
     def query_KQ(self) -> Array:
-        """Positions of the queries."""
+        """Positions of the queries, int32 in the shape of the tile."""
         return jax.lax.broadcasted_iota(jnp.int32, self.shape, 1) + self.first_query
 
     @functools.cached_property
     def key_KQ(self) -> Array:
-        """Positions of the keys."""
+        """Positions of the keys, int32 in the shape of the tile."""
         return jax.lax.broadcasted_iota(jnp.int32, self.shape, 0) + self.first_key
 
     @functools.cached_property
     def visible_KQ(self) -> Array:
-        """Booleans: whether a query sees a key."""
+        """Whether a query sees a key, in the shape of the tile."""
         visible_KQ = column(self.operands.key_segments[0]) == self.operands.query_segments[0]
         band = self.config.band
         return visible_KQ if band.is_everything else visible_KQ & band.contains(self.query_KQ, self.key_KQ)
 
     def lanes(self, head: int) -> slice:
-        """Lanes of a head of the group in a row of all heads' widths."""
+        """Return the slice of a block's last axis that belongs to a head, counted within the step's group of heads."""
         return slice(head * self.width, (head + 1) * self.width)
 
     def of(self, ref: Ref, head: int) -> Array:
-        """A head's part of an operand such as query."""
+        """Return a head's part of a block of queries, keys, values or output gradients, `(rows, width)`."""
         return ref[0, :, self.lanes(head)]
 
     def scores(self, head: int) -> Array:
-        """Q K^T / sqrt(W) + bias where the query sees the key, else `MASKED_SCORE`; float32."""
+        """Return Q K^T / sqrt(W) + bias where the query sees the key, else `MASKED_SCORE`; float32."""
         scores_KQ = product(self.of(self.operands.key, head), self.of(self.operands.query, head), 1, 1)
         scores_KQ = scores_KQ * self.config.width**-0.5
         if self.operands.bias is not None:
@@ -121,7 +121,7 @@ class Tile:
         return jnp.where(self.visible_KQ, scores_KQ, MASKED_SCORE)
 
     def probabilities(self, head: int) -> Array:
-        """H, from saved log-sum-exps of the rows, or by a softmax over all keys if none were saved."""
+        """Return attention probabilities H, from saved log-sum-exps, or by a softmax over all keys without them."""
         scores_KQ = self.scores(head)
         if self.operands.log_sums is not None:
             return jnp.exp(scores_KQ - self.operands.log_sums[0, head])
@@ -131,17 +131,17 @@ class Tile:
         return exponentials_KQ * jnp.where(has_keys(largest_1Q), inverse_1Q, 0.0)
 
     def target(self, head: int) -> Array:
-        """The guidance target P."""
+        """Return the tile of the guidance target P of a head."""
         shift = self.shifts[self.first_head + head]
         return interface.target(shift, column(self.operands.weights[0, head]), self.query_KQ, self.key_KQ)
 
     def multiplier(self, head: int) -> Array:
-        """M: 1 / (1 - rate) for elements that dropout keeps, else 0."""
+        """Return the multiplier of dropout, M: 1 / (1 - rate) for elements that are kept, else 0."""
         keep_KQ = self.config.keep(self.scalars, self.example, self.first_head + head, self.query_KQ, self.key_KQ)
         return jnp.where(keep_KQ, self.config.dropout_scale, 0.0)
 
     def gradient(self, head: int) -> tuple[Array, Array]:
-        """The gradient of the scores dS, and H * M; both 0 in rows without visible keys."""
+        """Return the scores' gradient dS, and the probabilities after dropout H * M; both 0 in rows without keys."""
         H_KQ = dropped_KQ = self.probabilities(head)
         dH_KQ = product(self.of(self.operands.value, head), self.of(self.operands.g_output, head), 1, 1)
         if self.config.rate:
@@ -158,10 +158,10 @@ class Tile:
 
 
 def cost(config: KernelConfig, pairs: int, operands: list, results: list, products: int) -> pl.CostEstimate:
-    """Cost of a kernel, for the compiler.
+    """Return the estimated cost of a kernel, for the compiler.
 
-    pairs: of queries and keys that are computed, of one example and head.
-    products: matrix products over them.
+    pairs: number of query-key pairs that are computed for one example and head.
+    products: number of matrix products over these pairs.
     """
     examples, _, all_widths = operands[0].shape
     moved = [*operands, *results]
