@@ -152,7 +152,7 @@ def _comparison(config: ExperimentConfig | FinetuningConfig) -> Any:
     if isinstance(config, FinetuningConfig):
         from ag_jax.finetuning import comparison  # with scipy and scikit-learn, for which training need not wait
     else:
-        from ag_jax.pretraining import comparison  # with matplotlib and scipy
+        from ag_jax.pretraining import comparison  # type: ignore[no-redef]  # with matplotlib and scipy
     return comparison
 
 

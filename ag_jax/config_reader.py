@@ -51,7 +51,7 @@ def default(kind: type) -> ConfigDict:
 
 
 def _default(field: dataclasses.Field) -> Any:
-    return field.default_factory() if field.default is dataclasses.MISSING else field.default
+    return field.default_factory() if field.default is dataclasses.MISSING else field.default  # type: ignore[operator]
 
 
 def _defaults(kind: type, values: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def upgraded(kind: type, values: Any) -> Any:
     for name, value in values.items():
         name = names.get(name, name)
         hint = hints.get(name)
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             value = upgraded(hint, value)
         elif get_origin(hint) is dict and isinstance(value, dict):
             value = {key: upgraded(get_args(hint)[1], item) for key, item in value.items()}
@@ -157,7 +157,7 @@ def _to_type(hint: Any, value: Any, path: str, or_none: str = "") -> Any:
         return _within(_to_type(kind, value, path, or_none), bounds, path, or_none)
     if get_origin(hint) is Literal:
         return _chosen(value, get_args(hint), path, or_none)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         section = _shallow(value) if isinstance(value, hint) else _section(value, path)
         return hint(**_fields(hint, section, path + "."))
     if get_origin(hint) is dict:
@@ -231,7 +231,7 @@ def _renamed(kind: type, path: str = "") -> dict[str, str]:
     """Return {earlier path: path} for the renamed settings of a dataclass and of its sections."""
     found = {path + old: path + new for old, new in getattr(kind, "EARLIER_NAMES", {}).items()}
     for name, hint in get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             found |= _renamed(hint, f"{path}{name}.")
     return found
 
@@ -247,7 +247,7 @@ def unknown_key(key: str, known: Sequence[str], renamed: Mapping[str, str] = typ
 
 def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
     """Return nested settings as one dict, {"section.key": value}."""
-    leaves = {}
+    leaves: dict[str, Any] = {}
     for key, value in config.items():
         leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
     return leaves
@@ -343,7 +343,7 @@ def _items(text: str) -> list[tuple[str, str]]:
 
     An item without `=` is added to the value before it: `tasks=rte,sst2` gives one pair.
     """
-    found = []
+    found: list[tuple[str, str]] = []
     for item in filter(None, text.split(",")):
         name, equals, value = item.partition("=")
         if found and not equals:
@@ -380,7 +380,7 @@ def _argument(name: str, value: str, options: Any) -> Any:
     return matches[0]
 
 
-def load(path_and_argument: str, overrides: dict[str, Any] | None = None) -> ConfigDict:
+def load(path_and_argument: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
     """Return the config of `path.py:argument` with its settings replaced by `overrides`, {"section.key": value}."""
     config = _get_config(path_and_argument)
     try:

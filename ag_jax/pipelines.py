@@ -63,7 +63,7 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
     model, params, tokenizer = opening.open_masked_lm(directory, step)
     mask = tokenizer.specials.mask
     shape = RowSettings(tokenizer.specials, model.config.max_length, model.config.token_types)
-    apply = jax.jit(lambda batch: model.apply({"params": params}, batch, deterministic=True).words_BMV)
+    apply = jax.jit(lambda batch: model.apply({"params": params}, batch, deterministic=True).words_BMV)  # type: ignore[union-attr]
 
     def of_one(text: str, top: int) -> Any:
         parts = _split_at_masks(text, tokenizer)
@@ -108,7 +108,7 @@ def classify(directory: str) -> Callable[..., Any]:
     def classify_texts(texts: str | Pair | Sequence[str | Pair]) -> Any:
         single = _is_single(texts)
         pairs = [(text, None) if isinstance(text, str) else tuple(text) for text in ([texts] if single else texts)]
-        examples = [Texts(str(number), *pair, None) for number, pair in enumerate(pairs)]
+        examples = [Texts(str(number), *pair, None) for number, pair in enumerate(pairs)]  # type: ignore[call-arg]
         found, logits = predict(examples)
         if predict.task.kind == "classification":
             labels = predict.task.labels
@@ -154,7 +154,10 @@ def tag(directory: str) -> Callable[..., Any]:
 
     def tag_texts(texts: str | Sequence[str | Sequence[str]]) -> Any:
         single = isinstance(texts, str)
-        sentences = [tuple(text.split() if isinstance(text, str) else text) for text in ([texts] if single else texts)]
+        sentences = [
+            tuple(text.split() if isinstance(text, str) else text)
+            for text in ([texts] if isinstance(texts, str) else texts)
+        ]
         for number, words in enumerate(sentences, 1):
             if not words:
                 raise ValueError(f"there is no word to tag in text {number} of {len(sentences)}")
@@ -185,7 +188,7 @@ def answer(directory: str, refuses: bool | None = None) -> Callable[..., Any]:
 
     def answer_questions(questions: str | Sequence[str], contexts: str | Sequence[str]) -> Any:
         single = isinstance(questions, str)
-        asked = [questions] if single else list(questions)
+        asked = [questions] if isinstance(questions, str) else list(questions)
         read = [contexts] * len(asked) if isinstance(contexts, str) else list(contexts)
         if (single and not isinstance(contexts, str)) or len(read) != len(asked):
             raise ValueError(
@@ -219,7 +222,8 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
     @jax.jit
     def apply(batch: dict[str, Any]) -> jax.Array:
         # In float32, because a mean over many tokens loses digits in a narrower type.
-        hidden_BLD = model.apply({"params": params}, batch, deterministic=True).astype(jnp.float32)
+        encoded: Any = model.apply({"params": params}, batch, deterministic=True)
+        hidden_BLD = encoded.astype(jnp.float32)
         if pooling == "first":
             return hidden_BLD[:, 0]
         weights_BL1 = (batch["sequences"] > 0).astype(jnp.float32)[:, :, None]
@@ -228,7 +232,7 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
 
     def embed_texts(texts: str | Sequence[str]) -> np.ndarray:
         single = isinstance(texts, str)
-        ids = opened.tokenizer.encode_batch([texts] if single else list(texts))
+        ids = opened.tokenizer.encode_batch([texts] if isinstance(texts, str) else list(texts))
         rows = [shape.row(of_text[: shape.room(pair=False)]) for of_text in ids]
         features = _features(rows, opened.tokenizer)
         if not rows:
@@ -247,12 +251,12 @@ class _Predict:
         self.tuned, self.length = tuned, min(head.max_length, tuned.config.max_length)
         span = (head.low, head.high)
         known = catalogue.TASKS.get(head.task)
-        settings = {"labels": head.labels, "span": span, "answerable": head.answerable}
+        settings: dict[str, Any] = {"labels": head.labels, "span": span, "answerable": head.answerable}
         settings["pair_limit"] = known.pair_limit if known else 0  # so that texts are cut as in training
         self.task = Task(head.task, head.kind, "", "none", ("none",), (), **settings)
         self._apply = jax.jit(lambda batch: tuned.model.apply({"params": tuned.params}, batch, deterministic=True))
 
-    def __call__(self, given: list[Example]) -> tuple[list[Any], list[np.ndarray]]:
+    def __call__(self, given: Sequence[Example]) -> tuple[list[Any], list[np.ndarray]]:
         examples, tokenizer = Examples(tuple(given), "a pipeline"), self.tuned.tokenizer
         features = kinds.encode(self.task, examples, tokenizer, self.length, self.tuned.config.token_types)
         logits = predicting.logits_of(self._apply, features, min(BATCH, max(len(features), 1)), self.length)

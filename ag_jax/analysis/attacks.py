@@ -73,13 +73,15 @@ def masked_share(seeds: Sequence[MetricRows]) -> MaskedShare | None:
     if not steps:
         return None
     share_S, share_SN = (
-        np.mean([[row_by_step[step][name] for step in steps] for row_by_step in per_seed], axis=0, dtype=np.float64)
+        np.array([[row_by_step[step][name] for step in steps] for row_by_step in per_seed]).mean(
+            axis=0, dtype=np.float64
+        )
         for name in ("masked", "masked/layers")
     )
     return MaskedShare(np.array([begins[step] for step in steps]), np.array(steps), share_S, share_SN)
 
 
-def masked_table(header: Sequence[str], shares: Mapping[tuple[str, ...], MaskedShare]) -> list[str]:
+def masked_table(header: Sequence[str], shares: Mapping[Any, MaskedShare]) -> list[str]:
     """Return the lines of a Markdown section with a table of masked shares at the end of training, in per cent.
 
     header: names of the first columns.

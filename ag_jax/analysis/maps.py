@@ -197,11 +197,12 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
         table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
     table.add_row("by chance", *(_number(chance[name]) for name, _, _ in columns))
     # Wide enough that rich wraps no row: the text may go to a file or a narrow terminal.
-    console = Console(file=io.StringIO(), width=1000, color_system=None, force_jupyter=False)
+    text = io.StringIO()
+    console = Console(file=text, width=1000, color_system=None, force_jupyter=False)
     console.print(table)
     cut = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
     lines = [f"Attention mass on the patterns' targets, for {len(maps.tokens)} tokens{cut}"]
-    lines += [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()]
+    lines += [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
     if np.isnan(list(chance.values())).any():
         lines += ["", "– : the pattern points at nothing in this text"]
     return "\n".join(lines)

@@ -54,7 +54,7 @@ class Attack(Protocol):
     """
 
     def __call__(
-        self, hidden_BLD: Array, segments_BL: Array, scores: Callable[[], Array], key: Array | None
+        self, hidden_BLD: Array, segments_BL: Array, scores: Callable[[], Array], key: Array | None, /
     ) -> AttentionMask: ...
 
 
@@ -88,7 +88,7 @@ class MaskPolicy:
         if self.protect_diagonal:
             keep_BHQK = jnp.where(diagonal_BHQK, 1.0, keep_BHQK)
         empty_BHQ = ~((keep_BHQK > 0) & inside_BHQK).any(-1) & (segments_BL > 0)[:, None]
-        zeroed_BHQ = empty_BHQ
+        zeroed_BHQ: Array | None = empty_BHQ
         if self.empty_rows == "keep_diagonal":
             keep_BHQK, zeroed_BHQ = jnp.where(empty_BHQ[..., None] & diagonal_BHQK, 1.0, keep_BHQK), None
         kept_B = jnp.where(inside_BHQK, keep_BHQK, 0.0).sum((2, 3)).mean(1)

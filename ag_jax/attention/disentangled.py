@@ -20,7 +20,7 @@ R rows of the table of relative embeddings, S distances.
 
 import dataclasses
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -161,7 +161,7 @@ def relative_scores(
     projected: for each term the projected rows of the table, `RHW`, and their layout: keys for c2p, queries for p2c.
     positions_BQ: of the queries among the keys; None for all positions, in order.
     """
-    total_BHQK = 0.0
+    total_BHQK: Any = 0.0
     for term in config.names:
         table_RHW, layout_S = projected[term]
         content = query_BQHW if term == "c2p" else key_BKHW

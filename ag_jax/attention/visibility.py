@@ -9,7 +9,7 @@ past it. Where they hold keys and stream queries, they use `Band.reversed`.
 Shape letters: B batch, Q query position, K key position.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,21 +37,21 @@ class Band(NamedTuple):
         """Band with queries and keys exchanged: query q sees key k if k - right <= q <= k + left."""
         return Band(self.right, self.left)
 
-    def contains(self, query: Array, key: Array) -> Array | bool:
+    def contains(self, query: Array | int, key: Array | int) -> Any:
         """Whether the positions `key` lie in the band around the positions `query`; the two arrays broadcast."""
-        inside = True
+        inside: Any = True
         if self.left is not None:
             inside = key >= query - self.left
         if self.right is not None:
             inside &= key <= query + self.right
         return inside
 
-    def meets(self, first_query: Array, queries: int, first_key: Array, keys: int) -> Array | bool:
+    def meets(self, first_query: Array | int, queries: int, first_key: Array | int, keys: int) -> Any:
         """Whether any query of a block may see any key of another block, given the first position and the size of each.
 
         Arrays of first positions broadcast.
         """
-        meet = True
+        meet: Any = True
         if self.left is not None:
             meet = first_key + (keys - 1) >= first_query - self.left
         if self.right is not None:
@@ -70,7 +70,8 @@ class Band(NamedTuple):
         streamed_size: keys in a block.
         streamed_blocks: number of blocks of keys.
         """
-        first, last = 0, streamed_blocks - 1
+        first: Array | int = 0
+        last: Array | int = streamed_blocks - 1
         if self.right is not None:
             last = jnp.minimum(jax.lax.div(held * held_size + (held_size - 1 + self.right), streamed_size), last)
         if self.left is not None:

@@ -10,6 +10,7 @@ import importlib.metadata
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ag_jax import config_reader
 from ag_jax.command_line import settings
@@ -139,11 +140,12 @@ def _options(options: object) -> str:
 def _docstring(path: Path, function: str | None = None) -> str:
     """Return the docstring of a Python file, or of one of its functions, without executing it."""
     try:
-        node = ast.parse(path.read_bytes(), str(path))
+        module = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as a Python file: {error}") from error
+    node: ast.Module | ast.FunctionDef | None = module
     if function:
-        node = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == function), None)
+        node = next((item for item in module.body if isinstance(item, ast.FunctionDef) and item.name == function), None)
     return (ast.get_docstring(node) if node else None) or ""
 
 
@@ -151,7 +153,7 @@ def _first_line(path: Path) -> str:
     return _docstring(path).partition("\n")[0]
 
 
-def _purpose(kind: type) -> str:
+def _purpose(kind: Any) -> str:
     return "fine-tuning" if "tasks" in kind.__dataclass_fields__ else "pre-training"
 
 

@@ -44,7 +44,7 @@ def of(kind: type, path: str = "") -> Iterator[Setting]:
     meanings = entries(inspect.getdoc(kind) or "", fields)
     for name, field in fields.items():
         inner = get_args(hints[name])[1] if get_origin(hints[name]) is dict else hints[name]
-        if dataclasses.is_dataclass(inner):
+        if isinstance(inner, type) and dataclasses.is_dataclass(inner):
             meaning = meanings.get(name) or (inspect.getdoc(inner) or "").partition("\n")[0]
             yield Setting(path + name, meaning, is_section=True)
             yield from of(inner, f"{path}{name}." if inner is hints[name] else f"{path}{name}.TASK.")
@@ -97,4 +97,4 @@ def _not_none(hint: Any) -> Any:
 
 
 def _default(field: dataclasses.Field) -> Any:
-    return field.default_factory() if field.default is dataclasses.MISSING else field.default
+    return field.default_factory() if field.default is dataclasses.MISSING else field.default  # type: ignore[operator]

@@ -209,7 +209,7 @@ def _define(name: str, flag: Flag, values: flags.FlagValues) -> None:
     if isinstance(flag.kind, tuple):
         flags.DEFINE_enum(name, flag.default, flag.kind, flag.meaning, flag_values=values)
         return
-    define = flags.DEFINE_string if name == "hosts" else _DEFINED_BY.get(flag.kind, flags.DEFINE_string)
+    define: Any = flags.DEFINE_string if name == "hosts" else _DEFINED_BY.get(flag.kind, flags.DEFINE_string)
     define(name, list(flag.default) if flag.kind == "names" else flag.default, flag.meaning, flag_values=values)
 
 

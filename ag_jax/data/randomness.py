@@ -6,6 +6,7 @@ masks of a cache or a resumed run stay the same.
 """
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ def words(*components) -> np.ndarray:
 
     Each component has its own mixing round. Scalars count as arrays of one element.
     """
-    state = np.uint64(0)
+    state: Any = np.uint64(0)
     for component in components:
         # Arrays of at least one dimension: numpy warns of overflow (wanted here) for scalars only.
         component = np.atleast_1d(np.asarray(component).astype(np.uint64))

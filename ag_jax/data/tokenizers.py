@@ -129,13 +129,13 @@ class Tokenizer:
         The tokenizer's file is written whole or not at all, even in a crash. `load` compares it with its SHA-256 in
         `checksum.json`, which is written beside it.
         """
-        directory = epath.Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
+        folder = epath.Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
         name, content = self.file()
         checksum = json.dumps({"file": name, "sha256": hashlib.sha256(content).hexdigest()}) + "\n"
-        (directory / CHECKSUM).unlink(missing_ok=True)  # a crash must not leave it beside another tokenizer's file
-        _write_whole(directory / name, content)
-        _write_whole(directory / CHECKSUM, checksum.encode())
+        (folder / CHECKSUM).unlink(missing_ok=True)  # a crash must not leave it beside another tokenizer's file
+        _write_whole(folder / name, content)
+        _write_whole(folder / CHECKSUM, checksum.encode())
 
     def file(self) -> tuple[str, bytes]:
         """Return name and content of the tokenizer's file: `tokenizer.json`, or `spiece.model` for sentencepiece."""
@@ -161,7 +161,7 @@ def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     smallest size that it can train.
     """
     if config.kind == "byte_bpe":
-        backend = _train_byte_bpe(config, texts)
+        backend: HuggingFace | SentencePiece = _train_byte_bpe(config, texts)
     elif config.kind == "wordpiece":
         backend = _train_wordpiece(config, texts)
     else:

@@ -129,7 +129,7 @@ def _normalized(tokenizer: huggingface.Tokenizer, token: str) -> str:
     return tokenizer.normalizer.normalize_str(token) if tokenizer.normalizer else token
 
 
-def read(file: pathlib.Path, reader: Callable[[str], Any], beside: pathlib.Path | None = None) -> Any:
+def read(file: pathlib.Path, reader: Callable[..., Any], beside: pathlib.Path | None = None) -> Any:
     """Return `reader(file)`; an error of the tokenizer library is raised as a ValueError that names the file.
 
     file: the file that is read.

@@ -85,7 +85,7 @@ def find_position(coordinator: str | None, hosts: str | None, host: int | None, 
 
 
 def _on_cloud_tpu() -> bool:
-    platforms = jax.config.jax_platforms or "tpu"
+    platforms = jax.config.jax_platforms or "tpu"  # type: ignore[attr-defined]
     return cloud_tpu_init.running_in_cloud_tpu_vm and "tpu" in platforms
 
 

@@ -82,7 +82,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._done.wait(min(1.0, self._seconds / 10)):
             with self._lock:
-                while self._underway and self._underway[0][1].is_ready():
+                while self._underway and self._underway[0][1].is_ready():  # type: ignore[attr-defined]
                     self._step, _ = self._underway.popleft()
                     self._last = time.monotonic()
                 silent, doing, limit = time.monotonic() - self._last, self._what, self._seconds + self._extra

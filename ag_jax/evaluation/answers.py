@@ -9,6 +9,7 @@ import dataclasses
 import re
 import string
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def average(of_models: Sequence[Candidates]) -> Candidates:
     shares = [candidates.probabilities() for candidates in of_models]
     texts = dict.fromkeys(text for candidates in of_models for text, _ in candidates.answers)
     means = {text: np.mean([share.get(text, 0.0) for share in shares]) for text in (None, *texts)}
-    logs = {text: float(np.log(max(mean, np.finfo(np.float64).tiny))) for text, mean in means.items()}
+    logs: dict[Any, float] = {text: float(np.log(max(mean, np.finfo(np.float64).tiny))) for text, mean in means.items()}
     none = logs.pop(None)
     return Candidates(tuple(sorted(logs.items(), key=lambda pair: -pair[1])[:BEST]), none)
 

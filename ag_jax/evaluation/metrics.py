@@ -142,7 +142,7 @@ def rate_answer(task: Task, example: Question, prediction: str) -> float:
 
 def _answer_scores(answered: Sequence[tuple[str, Sequence[str]]]) -> dict[str, float]:
     exact, overlap = (np.asarray([score(*pair) for pair in answered]) for score in (answers.exact_match, answers.f1))
-    has_answer = np.asarray([bool(wanted) for _, wanted in answered])
+    has_answer: np.ndarray = np.asarray([bool(wanted) for _, wanted in answered])
     return {
         "f1": float(overlap.mean()),
         "exact_match": float(exact.mean()),

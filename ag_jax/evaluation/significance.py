@@ -32,7 +32,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
-def paired_t_test(baseline: Sequence[float], other: Sequence[float]) -> float | None:
+def paired_t_test(baseline: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float | None:
     """Return the two-sided p-value of "the mean difference of the pairs is 0" (Student's paired t-test).
 
     The values of a pair share a seed (or, in `paired_t_test_over_examples`, an example).
@@ -47,7 +47,9 @@ def paired_t_test(baseline: Sequence[float], other: Sequence[float]) -> float | 
     return float(scipy.stats.ttest_rel(other, baseline).pvalue)
 
 
-def paired_t_test_over_examples(baseline: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float | None:
+def paired_t_test_over_examples(
+    baseline: Sequence[Sequence[float] | np.ndarray], other: Sequence[Sequence[float] | np.ndarray]
+) -> float | None:
     """Return the p-value of a paired t-test in which the pairs are the examples of an evaluation set.
 
     Each argument has a row for each seed with the scores of all examples; an example's score is its mean over seeds.

@@ -5,7 +5,7 @@ self-attention: a lower one masks more.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -87,7 +87,7 @@ def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[st
         attackers = {arm: of_arm.attack(name) for arm, of_arm in arms.items()}
         scores = {arm: of_arm["splits"][of_arm["headline"]][task["metric"]] for arm, of_arm in task["arms"].items()}
         # Reversed, so that of several arms with the same temperature the first is taken.
-        by_tau = {attackers[arm].asa.tau: arm for arm in reversed(arms) if attackers[arm].method == "asa"}
+        by_tau = {attackers[arm].asa.tau: arm for arm in reversed(list(arms)) if attackers[arm].method == "asa"}
         if len(by_tau) > 1:
             ordered = [scores[by_tau[tau]] for tau in sorted(by_tau)]
             plain = next((scores[arm]["mean"] for arm in arms if attackers[arm].method == "none"), None)
@@ -177,7 +177,7 @@ def attention(tuned: FineTuned, text: str, attacker: Attacker | None = None) -> 
     return maps.attention_maps(tuned.model, params, tuned.tokenizer, text, tuned.head.max_length, attacker)
 
 
-def sentence(examples: tuple[Example, ...]) -> str:
+def sentence(examples: Sequence[Example]) -> str:
     """Return the first text with 6 to 20 words (`WORDS`), or else the first text that is not empty.
 
     Each example counts with one text: the first of a pair, the question, or the first candidate.

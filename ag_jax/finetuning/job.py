@@ -287,7 +287,8 @@ class _Training:
     def finish(self, state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
         """Predict `test` and similar splits with the best epoch's weights; return the content of `result.json`."""
         trial, data, history = self.trial, self.data, progress.history
-        best, params, others = best_epoch(history, self.metric), state.params, {}
+        best, params = best_epoch(history, self.metric), state.params
+        others: dict[str, dict[str, float]] = {}
         if data.others and best < len(history):  # `state` has the last epoch's weights; `keep` saved the best's
             folder = self.directory / finetuned.FOLDER
             if blind := shared_files.wait_for(folder / finetuned.TASK):

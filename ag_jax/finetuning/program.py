@@ -29,7 +29,6 @@ from ag_jax.objectives.base import Objective
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.pretraining import build
 from ag_jax.training import sharding
-from ag_jax.training.job import HostBatch
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.program import Program, make_program
 from ag_jax.training.sharding import MeshConfig
@@ -106,14 +105,14 @@ class TaskProgram(NamedTuple):
 
     program: Program
     model: TaskModel
-    predict: Callable[[Any, HostBatch], jax.Array]
+    predict: Callable[[Any, dict[str, jax.Array]], jax.Array]
 
 
 def with_learning_rate(state: TrainState, learning_rate: float) -> TrainState:
     """Return a training state whose optimizer has the peak learning rate `learning_rate`."""
     before, peak = state.opt_state
     value = jax.device_put(np.float32(learning_rate), peak.learning_rate.sharding)
-    return state.replace(opt_state=(before, Peak(value)))
+    return dataclasses.replace(state, opt_state=(before, Peak(value)))
 
 
 def make_objective(spec: ProgramSpec, model: TaskModel) -> Objective:
@@ -153,8 +152,9 @@ def compiled(spec: ProgramSpec) -> TaskProgram:
         adversary = adversarial.init(spec.adversarial, spec.config, jax.random.fold_in(key, 1))
         return reference_model.init(key, row, deterministic=True)["params"] | adversary
 
-    def predict(params: Any, batch: HostBatch) -> jax.Array:
-        return model.apply({"params": params}, batch, deterministic=True)
+    def predict(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        logits: Any = model.apply({"params": params}, batch, deterministic=True)
+        return logits
 
     program = make_program(make_objective(spec, model), make_trial_optimizer(spec), init, mesh, spec.microbatches)
     everywhere = NamedSharding(mesh, PartitionSpec())  # because every host reads all logits

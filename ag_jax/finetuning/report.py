@@ -65,7 +65,7 @@ def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str
     return "".join(
         mark
         for mark, pairs in (("+", "seeds"), ("*", "examples"))
-        if p_values and difference and p_values[pairs] is not None and p_values[pairs] < SIGNIFICANT
+        if p_values and difference and (p_value := p_values[pairs]) is not None and p_value < SIGNIFICANT
     )
 
 

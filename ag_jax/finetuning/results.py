@@ -93,7 +93,7 @@ class SplitPredictions:
         """Return the predictions of the ensemble of all seeds, which averages their models' scores."""
         if len(self.rows) == 1:
             return self.rows[0]
-        found = []
+        found: list[PredictionRow] = []
         for example, *same in zip(self.examples, *self.rows, strict=True):
             of_models = [kinds.from_plain(self.task, row["scores"]) for row in same]
             decided = kinds.decide(self.task, example, kinds.average(self.task, of_models))

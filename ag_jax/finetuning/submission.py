@@ -85,7 +85,7 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
     return [note for note in notes if note]
 
 
-def unranked(task: Task, predicted: SplitPredictions, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def unranked(task: Task, predicted: SplitPredictions, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Convert predictions of a task that is trained as ranking to classes: only the chosen candidate is right."""
     right = task.labels.index(ranking.RIGHT[task.name])
     return [

@@ -7,6 +7,7 @@ report.md, report.json, submission/; with arms WORKDIR/ARM/...
 """
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Iterator, Sequence, Set
@@ -303,7 +304,7 @@ def _run_task(suite: Suite, name: str) -> None:
     data: dict[int | None, TaskData] = {}  # by fold
     for one in suite.planned[name]:
         directory = directory_of(workdir, one)
-        if hosts.from_first("a trial", lambda at=directory: _is_done_and_tidy(at, config.keeps_weights(name))):
+        if hosts.from_first("a trial", functools.partial(_is_done_and_tidy, directory, config.keeps_weights(name))):
             continue
         if one.fold not in data:
             examples = splits if one.fold is None else task_splits.of_fold(splits, one.fold, recipe.folds)

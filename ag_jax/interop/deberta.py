@@ -170,7 +170,7 @@ def _write_v2(config: EncoderConfig, pad: int) -> dict[str, Any]:
     }
 
 
-_COMMON = {
+_COMMON: dict[str, Any] = {
     "root": "deberta",
     "heads": {"word_head": ("cls.predictions.",)},
     "architectures": {"ForMaskedLM": ("word_head",), "Model": ()},

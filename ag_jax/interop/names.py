@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -160,7 +161,7 @@ def store(wanted: Iterable[StoredTensor], ours: Mapping[str, np.ndarray], dtype:
 
 def flat(tree: Mapping, path: str = "") -> dict:
     """Flatten a nested dict to `{"a/b/c": leaf}`, with `path` before each key."""
-    leaves = {}
+    leaves: dict[str, Any] = {}
     for key, value in tree.items():
         leaves |= flat(value, f"{path}{key}/") if isinstance(value, Mapping) else {path + key: value}
     return leaves

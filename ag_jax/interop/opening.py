@@ -22,7 +22,7 @@ from ag_jax.pretraining.build import special_tokens
 from ag_jax.pretraining.config import InspectionConfig
 from ag_jax.pretraining.origin import Origin, Pooler
 from ag_jax.pretraining.run import OpenRun
-from ag_jax.pretraining.workloads import reference_model
+from ag_jax.pretraining.workloads import Model, reference_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +168,7 @@ def open_finetuned(directory: str, kinds: Sequence[str]) -> FineTuned:
     return tuned
 
 
-def open_masked_lm(directory: str, step: int | None = None) -> tuple[PretrainingModel, Any, Tokenizer]:
+def open_masked_lm(directory: str, step: int | None = None) -> tuple[Model, Any, Tokenizer]:
     """Return model, parameters and tokenizer of a run or a Hugging Face directory with a head for masked words.
 
     step: of a run's checkpoint, the newest by default.
@@ -184,9 +184,9 @@ def open_masked_lm(directory: str, step: int | None = None) -> tuple[Pretraining
         untrained, architectures = opened.new, opened.source.architectures
         model, params, tokenizer = reference_model(opened.config, opened.tokenizer), opened.params, opened.tokenizer
     else:
-        opened = run.open_run(place, step)
-        untrained, architectures = opened.untrained, opened.origin.architectures
-        model, params, tokenizer = opened.model, opened.params, opened.tokenizer
+        trained = run.open_run(place, step)
+        untrained, architectures = trained.untrained, trained.origin.architectures
+        model, params, tokenizer = trained.model, trained.params, trained.tokenizer
     # An imported model without this head has a randomly initialised one, of which predictions would be noise.
     if "word_head" in untrained:
         classes = ", ".join(architectures) or "not stated"

@@ -75,7 +75,9 @@ def _model(proto, pieces: list[tuple[str, float]], unknown: str) -> models.Model
 def _set_text_processing(tokenizer: huggingface.Tokenizer, proto) -> None:
     """Set the tokenizer's normaliser, pre-tokeniser and decoder to follow the sentencepiece model's normaliser."""
     spec = proto.normalizer_spec
-    steps = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    steps: list[normalizers.Normalizer] = (
+        [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    )
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Replace(huggingface.Regex(" {2,}"), " "), normalizers.Strip()]
     tokenizer.normalizer = normalizers.Sequence(steps)

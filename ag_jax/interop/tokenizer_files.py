@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from typing import Any
 
 import tokenizers as huggingface
 from tokenizers import AddedToken, processors
@@ -32,7 +33,7 @@ def read(directory: pathlib.Path, family: Family) -> Tokenizer:
         return tokenizers.load(directory)
     kind = family.model_type
     vocabularies.settings_beside(model, _CLASSES.get(kind, ()), {"do_lower_case": False, "split_by_punct": False})
-    options = {"fairseq": kind in _FAIRSEQ, "mask": _MASKS.get(kind, "")}
+    options: dict[str, Any] = {"fairseq": kind in _FAIRSEQ, "mask": _MASKS.get(kind, "")}
     converted = vocabularies.read(model, lambda _: sentencepiece_models.convert(model.read_bytes(), **options))
     vocabularies.add_tokens(converted, directory)
     return vocabularies.read(model, lambda _: tokenizers.of_library(converted, str(model)))

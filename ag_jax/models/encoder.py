@@ -62,7 +62,8 @@ class ConvolutionBranch:
 
     def join(self, config: EncoderConfig, hidden_BLD: Array) -> Array:
         """Return LayerNorm(hidden_BLD + convolved_BLD), where `hidden_BLD` is the first layer's output."""
-        return layers.layer_norm(config, parent=None).apply({"params": self.norm}, hidden_BLD + self.convolved_BLD)
+        norm: Any = layers.layer_norm(config, parent=None)
+        return norm.apply({"params": self.norm}, hidden_BLD + self.convolved_BLD)
 
 
 def rows(batch: Batch) -> Batch:

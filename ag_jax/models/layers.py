@@ -4,6 +4,8 @@ Shape letters: B batch, L length, Q queries, D width, F width of the feed-forwar
 embeddings, T taps of a convolution.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
@@ -152,11 +154,11 @@ class Convolution(nn.Module):
         """Return the convolved vectors `BLD`."""
         config = self.config
         taps, length = config.convolution, hidden_BLD.shape[1]
-        kernel_init = nn.with_logical_partitioning(
+        kernel_init: Any = nn.with_logical_partitioning(
             nn.initializers.normal(config.initializer_range), ("tap", "embed", "embed_out")
         )
         kernel_TDD = self.param("kernel", kernel_init, (taps, config.width, config.width)).astype(hidden_BLD.dtype)
-        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("embed",))
+        bias_init: Any = nn.with_logical_partitioning(nn.initializers.zeros, ("embed",))
         bias_D = self.param("bias", bias_init, (config.width,)).astype(hidden_BLD.dtype)
         sides = taps // 2, taps // 2
         padded_BLD = jnp.pad(hidden_BLD, [(0, 0), sides, (0, 0)])
@@ -187,6 +189,6 @@ class NormParameters(nn.Module):
             "bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), (self.config.width,)
         )
 
-    def __call__(self) -> dict[str, Array]:
+    def __call__(self) -> dict[str, Any]:
         """Return the parameters in the form that `layer_norm(config).apply` takes."""
         return {"scale": self.scale, "bias": self.bias}

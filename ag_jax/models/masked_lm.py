@@ -3,6 +3,8 @@
 Shape letters: B batch, L length, M masked positions of a row, D width, V vocabulary.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
@@ -57,7 +59,7 @@ class MaskedLanguageHead(nn.Module):
         width = config.embedding_width or config.width
         hidden_BMD = layers.gelu(layers.dense(config, width, ("embed", "embed_out"), "dense")(hidden_BMD))
         hidden_BMD = layers.layer_norm(config, "norm")(hidden_BMD)
-        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocabulary",))
+        bias_init: Any = nn.with_logical_partitioning(nn.initializers.zeros, ("vocabulary",))
         bias_V = self.param("bias", bias_init, (config.vocabulary_size,))
         return hidden_BMD, bias_V
 

@@ -3,6 +3,7 @@
 Shape letters: B batch, L length, M masked positions of a row, D width, E width of the embeddings, V vocabulary.
 """
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -88,7 +89,7 @@ class ReplacedTokensModel(nn.Module):
         In a training step, the encoder gets the generator's samples instead.
         """
         words = None if self.generator_config is None else self.generate(batch, deterministic=deterministic)
-        return self.detect(batch, ports=ports, deterministic=deterministic).replace(words=words)
+        return dataclasses.replace(self.detect(batch, ports=ports, deterministic=deterministic), words=words)
 
     def detect(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Detection:
         """Return the encoder's detection logits for the tokens of a batch, without running the generator."""

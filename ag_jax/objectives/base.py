@@ -6,6 +6,7 @@ the weight of the whole batch: by the factors of `loss_factors`, which it comput
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +18,7 @@ from jax import Array
 from ag_jax.attention.attack import MaskCounts
 from ag_jax.attention.guidance import AttentionStatistics
 from ag_jax.models.encoder import Batch, Params, Ports
-from ag_jax.objectives.predictions import Counts, Prediction
+from ag_jax.objectives.predictions import Counts
 
 LossTerm = tuple[Array, Array]  # (total, weight)
 Rngs = dict[str, Array] | None
@@ -38,7 +39,7 @@ class Outputs:
         one.
     """
 
-    predictions: dict[str, Prediction]
+    predictions: dict[str, Any]
     encoder_batch: Batch
     statistics: AttentionStatistics | None = None
     mask_counts: MaskCounts | None = None
@@ -71,8 +72,13 @@ class Objective:
     prediction_names: the predictions that another pass of the model can be compared in, with `task` first.
     """
 
-    primary_metric: PrimaryMetric
-    prediction_names: tuple[str, ...]
+    @property
+    def primary_metric(self) -> PrimaryMetric:
+        raise NotImplementedError
+
+    @property
+    def prediction_names(self) -> tuple[str, ...]:
+        raise NotImplementedError
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
         """Return the weight by which the total of each loss term is divided; it depends on the batch alone."""
@@ -120,7 +126,8 @@ class Objective:
         factors: from `loss_factors`, for the whole batch of a training step, also if `batch` is a microbatch of it.
         """
         totals, metrics = self.terms(self.forward(params, batch, rngs, step, ports), batch)
-        return sum(factors[term] * total for term, total in totals.items()), metrics
+        loss: Any = sum(factors[term] * total for term, total in totals.items())
+        return loss, metrics
 
     def value_and_grad(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
@@ -213,7 +220,7 @@ def apply_model(
     return result, {"statistics": _sown(sown, "statistics"), "mask_counts": _sown(sown, "attack")}
 
 
-def _sown(collections: Params, name: str) -> Any:
+def _sown(collections: Mapping[str, Any], name: str) -> Any:
     """Return the value that the layers sowed into collection `name`, with a leading layer axis; None if nothing."""
     found = jax.tree.leaves(dict(collections).get(name, {}), is_leaf=lambda node: isinstance(node, tuple))
     return found[0][0] if found else None

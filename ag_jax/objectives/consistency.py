@@ -10,7 +10,7 @@ Shape letters: B batch, C classes, L length, M positions of a row, D width, V vo
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ class DivergenceConfig:
     legacy: bool = False
 
 
-def divergence(clean: Prediction, other: Prediction, counts: Counts, config: DivergenceConfig) -> Array:
+def divergence(clean: Prediction, other: Any, counts: Counts, config: DivergenceConfig) -> Array:
     """Return sum w D[clean, other]: the divergence D of two predictions, summed over examples or tokens of weight w.
 
     To be divided by `weight`. At least 0, and 0 if and only if both predictions are equal. Squared error for numbers,
@@ -116,7 +116,7 @@ class SecondPass(Wrapper):
 
     def with_second_pass(self, outputs: Outputs, other: Outputs) -> Outputs:
         """Return the outputs of the clean pass with the second pass's outputs attached, which `terms` compares."""
-        return outputs.replace(second_passes=outputs.second_passes | {self.term: other})
+        return dataclasses.replace(outputs, second_passes=outputs.second_passes | {self.term: other})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
         """Return the total of each loss term, and metrics: the inner objective's, and those of the comparison.
@@ -189,8 +189,8 @@ def _word_divergence(
 
     def add(total: Array, chunk: tuple) -> tuple:
         clean, other, weights = chunk
-        scores = (word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other))
-        return total + _categorical(config, *scores, weights), None
+        clean_BMV, other_BMV = (word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other))
+        return total + _categorical(config, clean_BMV, other_BMV, weights), None
 
     return jax.lax.scan(add, jnp.float32(0), tuple(map(in_chunks, (clean_BMD, other_BMD, weights_BM))))[0]
 
@@ -199,7 +199,7 @@ def _word_divergence_forward(config: DivergenceConfig, clean_BMD, other_BMD, emb
     def add(sums: tuple, chunk: tuple):
         (total, d_embedding_VD, d_bias_V), (clean, other, weights) = sums, chunk
         scores = [word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other)]
-        one, pull_back = jax.vjp(lambda *both: _categorical(config, *both, weights), *scores)
+        one, pull_back = jax.vjp(lambda p, q: _categorical(config, p, q, weights), *scores)
         d_hiddens = []
         for d_scores, hidden in zip(pull_back(jnp.float32(1)), (clean, other), strict=True):
             narrow = d_scores.astype(hidden.dtype)

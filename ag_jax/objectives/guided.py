@@ -63,7 +63,7 @@ class Guided(Wrapper):
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Run the inner objective's model with guidance; the outputs have the attention statistics of guided heads."""
-        ports = self._biased(ports.replace(guides=self.guides(batch)), batch, step)
+        ports = self._biased(dataclasses.replace(ports, guides=self.guides(batch)), batch, step)
         return self.inner.forward(params, batch, rngs, step, ports)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
@@ -98,4 +98,4 @@ class Guided(Wrapper):
         bias_BHQK = guidance.bias(self.guides(batch), sequences_BL, self.heads, self.alpha(step))
         if ports.attention_bias is not None:
             bias_BHQK = bias_BHQK + ports.attention_bias
-        return ports.replace(attention_bias=bias_BHQK)
+        return dataclasses.replace(ports, attention_bias=bias_BHQK)

@@ -1,7 +1,7 @@
 """Masked language modelling, with next-sentence prediction where the data has sentence pairs."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -74,7 +74,7 @@ class Pretraining(Objective):
             read = batch | {"masked_positions": positions}
         heads, sown = apply_model(self.model, params, read, rngs, ports)
         masked_BMD = heads.hidden_BMD[:, texts:] if of_head else heads.hidden_BMD
-        predictions = {"task": WordDistributions(masked_BMD, heads.embedding_VD, heads.bias_V)}
+        predictions: dict[str, Any] = {"task": WordDistributions(masked_BMD, heads.embedding_VD, heads.bias_V)}
         if of_head:
             predictions["sentence"] = WordDistributions(heads.hidden_BMD[:, :texts], heads.embedding_VD, heads.bias_V)
         elif self.sentences.of != "none":

@@ -4,7 +4,7 @@ Shape letters: B batch, L length, M masked positions of a row.
 """
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -146,7 +146,7 @@ class ReplacedTokens(Objective):
             return self.predict(params, batch, rngs, step, ports)
         words, encoder_batch = self.generate(params, batch, rngs)
         outputs = self.predict(params, encoder_batch, rngs, step, ports)
-        return outputs.replace(predictions=outputs.predictions | {"generator": words})
+        return dataclasses.replace(outputs, predictions=outputs.predictions | {"generator": words})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
         """Return the total of each loss term, and metrics: loss, accuracy, recall and precision of the detection.
@@ -169,7 +169,7 @@ class ReplacedTokens(Objective):
         """Predict which tokens are replaced, in a batch whose tokens hold the replacements already."""
         del step
         detection, sown = apply_model(self.model, params, encoder_batch, rngs, ports, method="detect")
-        predictions = {"task": YesNo(detection.replaced_BL)}
+        predictions: dict[str, Any] = {"task": YesNo(detection.replaced_BL)}
         if self.sentences.of == "head":
             positions_BT, _ = self.sentences.first_positions(encoder_batch)
             predictions["sentence"] = YesNo(jnp.take_along_axis(detection.replaced_BL, positions_BT, axis=1))
@@ -181,7 +181,9 @@ class ReplacedTokens(Objective):
         """Return the generator's prediction of the masked words, and the batch with words sampled from it as tokens."""
         key = jax.random.key(0) if rngs is None else rngs.get("samples", rngs["dropout"])
         own = None if rngs is None else {"dropout": jax.random.fold_in(key, 1)}
-        heads = self.model.apply({"params": params}, batch, deterministic=rngs is None, rngs=own, method="generate")
+        heads: Any = self.model.apply(
+            {"params": params}, batch, deterministic=rngs is None, rngs=own, method="generate"
+        )
         words = WordDistributions(heads.hidden_BMD, heads.embedding_VD, heads.bias_V)
         samples_BM = sample_words(words, jax.random.fold_in(key, 2))
         return words, batch | {"tokens": with_samples(batch, samples_BM)}

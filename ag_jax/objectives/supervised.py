@@ -5,7 +5,7 @@ Shape letters: B batch, C candidates of an example, L length, T classes.
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ class TaskLoss:
     """
 
     prediction: Callable[[Array], Prediction]
-    total: Callable[[Prediction, Batch, Array], tuple[Array, Array | None]]
+    total: Callable[[Any, Batch, Array], tuple[Array, Array | None]]
     weights: Callable[[Batch], Array]
     counts: Callable[[Batch, Array], Counts]
 

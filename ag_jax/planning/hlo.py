@@ -110,7 +110,7 @@ class HloModule:
     def __init__(self, text: str):
         self.computations: dict[str, Computation] = {}
         self.entry = ""
-        name, lines = "", []
+        name, lines = "", list[Instruction]()
         for line in text.splitlines():
             header = _HEADER.match(line)
             if header:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.sharding import Mesh
@@ -43,6 +43,11 @@ class Attempt:
     def fits(self) -> bool:
         """Whether the step fits into a device's memory."""
         return isinstance(self.outcome, Compiled)
+
+    @property
+    def compiled(self) -> Compiled:
+        """The outcome of a step that fits."""
+        return cast(Compiled, self.outcome)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +115,15 @@ def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool =
     with concurrent.futures.ThreadPoolExecutor() as threads:
         suggestion = None if own.fits else threads.submit(planner.suggestion, own)
         largest = threads.submit(planner.largest, own) if search_batch else None
-        found = [future and future.result() for future in (suggestion, largest)]
-    return Plan(topology, dict(planner.mesh.shape), own, *found, searched=search_batch, versions=versions())
+    return Plan(
+        topology,
+        dict(planner.mesh.shape),
+        own,
+        suggestion.result() if suggestion else None,
+        largest.result() if largest else None,
+        searched=search_batch,
+        versions=versions(),
+    )
 
 
 def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Bounds:
@@ -204,7 +216,9 @@ class _Planner:
             attempts[rows] = self.attempt({"training.batch_size": rows * unit})
             return attempts[rows].outcome
 
-        available = own.outcome.available if not own.fits else self.topology.chip.per_device().usable_bytes
+        available = (
+            own.outcome.available if isinstance(own.outcome, TooLarge) else self.topology.chip.per_device().usable_bytes
+        )
         rows, _ = search.largest(probe, {self.rows: own.outcome}, self.state_bytes(), available)
         return attempts.get(rows)
 
@@ -223,7 +237,7 @@ class _Planner:
         split over devices.
         """
         fixed, microbatches = self.state_bytes(), self.config.training.microbatches
-        fitting = search.predicted({self.rows: own.outcome}, fixed, own.outcome.available)
+        fitting = search.predicted({self.rows: own.outcome}, fixed, cast(TooLarge, own.outcome).available)
         splits = [
             split for split in range(2, _LARGEST_SPLIT + 1) if self.rows % split == 0 and self.rows // split <= fitting
         ]

@@ -52,7 +52,7 @@ def as_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
 
 
 def _bounds(attempt: Attempt, topology: Topology) -> Bounds:
-    return bounds(attempt.config, topology, attempt.outcome)
+    return bounds(attempt.config, topology, attempt.compiled)
 
 
 def _bounds_json(found: Bounds) -> dict[str, Any]:
@@ -94,19 +94,19 @@ def _heading(plan: Plan) -> str:
 def _fit(plan: Plan) -> str:
     """Return the lines on whether the config fits, with the suggested change if it does not."""
     own, usable = plan.own, plan.topology.chip.per_device().usable_bytes
-    if own.fits:
+    if isinstance(own.outcome, Compiled):
         return "It fits.\n" + _memory(own.outcome, usable)
     lines = [f"IT DOES NOT FIT: a device needs {_gib(own.outcome.needed)} and has {_gib(own.outcome.available)}."]
     if plan.suggestion:
         flags = " ".join(
             f"--config.{name}={config_reader.shown(value)}" for name, value in plan.suggestion.settings.items()
         )
-        lines += [f"With {flags} it does; everything below is about that.", _memory(plan.suggestion.outcome, usable)]
+        lines += [f"With {flags} it does; everything below is about that.", _memory(plan.suggestion.compiled, usable)]
     elif plan.chosen:
         size = plan.chosen.config.training.batch_size
         lines += [
             f"With --config.training.batch_size={size} it does; everything below is about that.",
-            _memory(plan.chosen.outcome, usable),
+            _memory(plan.chosen.compiled, usable),
         ]
     else:
         lines.append("Neither do microbatches, rematerialisation or split parameters help: take more or larger chips.")
@@ -127,13 +127,13 @@ def _memory(step: Compiled, usable: float) -> str:
 
 def _step(attempt: Attempt, topology: Topology) -> str:
     """Return the lines on FLOPs, HBM traffic and messages of a step on one device."""
-    costs, found = attempt.outcome.costs, _bounds(attempt, topology)
+    costs, found = attempt.compiled.costs, _bounds(attempt, topology)
     parts = ", ".join(
         f"{name.replace('_', ' ')} {value / topology.devices / 1e12:.3g}"
         for name, value in dataclasses.asdict(found.computed).items()
         if value
     )
-    reported = ", ".join(f"{name} {value:.3g}" for name, value in attempt.outcome.reported.items()) or "nothing"
+    reported = ", ".join(f"{name} {value:.3g}" for name, value in attempt.compiled.reported.items()) or "nothing"
     lines = [
         "A step, on one device",
         f"  model                 {found.computed.total / topology.devices / 1e12:.4g} TFLOP ({parts})",

@@ -7,6 +7,7 @@ import importlib.util
 import math
 import os
 import re
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -87,7 +88,7 @@ class Topology:
             )
         _set_environment()
         # A v4 or v5p chip is one device of two cores on Cloud TPU machines; libtpu's default for v4 is two devices.
-        options = {"chip_config_name": "megacore"} if self.chip.cores > self.chip.devices else {}
+        options: dict[str, Any] = {"chip_config_name": "megacore"} if self.chip.cores > self.chip.devices else {}
         if self.chips == 1:  # libtpu takes a host to have four chips unless told otherwise
             options["chips_per_host_bounds"] = (1, 1, 1)
         devices = topologies.get_topology_desc(self.name, platform="tpu", **options).devices

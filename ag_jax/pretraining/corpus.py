@@ -128,7 +128,11 @@ def _record(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corp
             (workdir / TOKENIZER).rmtree()
         corpus.tokenizer.save(workdir / TOKENIZER)
     recorded = read_summary(workdir)
-    summary = {"source": config.data.source, **corpus.facts(), "files": pipeline.source_files(config.data)}
+    summary: dict[str, Any] = {
+        "source": config.data.source,
+        **corpus.facts(),
+        "files": pipeline.source_files(config.data),
+    }
     if recorded is None:
         if (workdir / "metrics.jsonl").exists():
             _say(

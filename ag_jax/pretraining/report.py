@@ -52,7 +52,7 @@ def numbers(
     """
     # Below the plateau by a margin, because the logged losses of a run that stalls scatter around the plateau.
     baseline, left = arms[0], plateau_loss - primary.margin
-    result = {
+    result: dict[str, Any] = {
         "seeds": list(seeds),
         "headline": primary.metric,
         "plateau_loss": plateau_loss,

@@ -27,9 +27,12 @@ ChooseAttend = Callable[[EncoderConfig | None], Attend]
 class Vocabulary(Protocol):
     """The properties of a tokenizer that a model depends on: vocabulary size, ids of delimiters and of periods."""
 
-    vocabulary_size: int
-    delimiter_ids: Sequence[int]
-    period_ids: Sequence[int]
+    @property
+    def vocabulary_size(self) -> int: ...
+    @property
+    def delimiter_ids(self) -> Sequence[int]: ...
+    @property
+    def period_ids(self) -> Sequence[int]: ...
 
 
 @dataclasses.dataclass(frozen=True)

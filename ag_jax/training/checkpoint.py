@@ -171,7 +171,10 @@ class Checkpoints:
             state, progress, written = self._read(step, like)
         except (CorruptCheckpointError, OSError) as error:
             damaged = isinstance(error, CorruptCheckpointError)
-            problem = {"damaged": damaged, "reason": error.reason if damaged else str(error)}
+            problem = {
+                "damaged": damaged,
+                "reason": error.reason if isinstance(error, CorruptCheckpointError) else str(error),
+            }
         problems = [found for found in hosts.exchange(f"checkpoint {step}", problem) if found]
         # OSErrors first: while one host cannot read the checkpoint, none may treat it as damaged and move it away.
         for found in sorted(problems, key=lambda found: found["damaged"]):
@@ -251,10 +254,10 @@ class Checkpoints:
             except CorruptCheckpointError as error:
                 damaged.append(error)
                 continue
-            for error in damaged:
-                aside = self._set_aside(error.step)
+            for moved in damaged:
+                aside = self._set_aside(moved.step)
                 if hosts.is_first():
-                    print(f"warning: {error}; moved to {aside}, resuming from step {step}", file=sys.stderr)
+                    print(f"warning: {moved}; moved to {aside}, resuming from step {step}", file=sys.stderr)
             return found
         if damaged or hosts.from_first("damaged checkpoints", self._has_only_damaged):
             reasons = "".join(f"  {error}\n" for error in damaged) or f"  they were moved to {ASIDE}\n"

@@ -77,7 +77,8 @@ class Loop:
             self.progress = job.read_progress(found.progress if found else {})
             start = int(state.step)
             self.saved_step = start if found else -1
-        self.writer = self.line = Silence()
+        self.writer: MetricWriter | Silence = Silence()
+        self.line: ProgressLine | Silence = Silence()
         if hosts.is_first():
             self.writer = MetricWriter(
                 job.workdir,
@@ -162,7 +163,8 @@ class Loop:
         values = metric_sums.divide(self.progress.interval)
         self.progress.interval = {}
         values.pop("tokens")
-        coefficients = self.job.program.objective.coefficients(np.float32(step - 1))
+        at: Any = np.float32(step - 1)
+        coefficients = self.job.program.objective.coefficients(at)
         row = {
             "step": step,
             "split": "train",

@@ -7,11 +7,10 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from ag_jax.objectives.base import LossTerm, Objective
+from ag_jax.objectives.base import Objective
 from ag_jax.training.state import TrainState, abstract_state, create_state, state_shardings
 from ag_jax.training.step import compile_evaluation_step, compile_train_step
 
@@ -40,8 +39,8 @@ class Program:
     shardings: TrainState
     abstract: TrainState
     create: Callable[[jax.Array], TrainState]
-    train_step: Callable[[TrainState, Any, jax.Array], tuple[TrainState, dict[str, LossTerm]]]
-    evaluation_step: Callable[[Any, Any, np.int32], dict[str, LossTerm]]
+    train_step: jax.stages.Wrapped
+    evaluation_step: jax.stages.Wrapped
 
 
 def make_program(

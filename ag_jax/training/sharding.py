@@ -64,7 +64,7 @@ def parameter_shardings(abstract_params: Any, mesh: Mesh) -> Any:
     """
 
     def sharding(leaf) -> NamedSharding:
-        names = leaf.names if isinstance(leaf, nn.Partitioned) else ()
+        names: Any = leaf.names if isinstance(leaf, nn.Partitioned) else ()
         axes, taken = [], set()
         for size, name in zip(nn.unbox(leaf).shape, names, strict=False):
             axis = RULES.get(name)

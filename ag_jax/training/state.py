@@ -1,5 +1,6 @@
 """Train state: step, parameters and optimizer state, with their shapes and shardings."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ def state_shardings(init: Callable[[], Params], optimizer: optax.GradientTransfo
     """
     abstract_params = jax.eval_shape(init)
     params = sharding.parameter_shardings(abstract_params, mesh)
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    everywhere: Any = NamedSharding(mesh, PartitionSpec())
     abstract_opt_state = jax.eval_shape(optimizer.init, nn.unbox(abstract_params))
 
     # `optax.partition` replaces the parameters of the other optimizer by masked nodes, which have no sharding.
@@ -72,7 +73,7 @@ def with_params(state: TrainState, given: Params, shardings: TrainState) -> Trai
         value = np.asarray(new, own.dtype)
         return jax.make_array_from_callback(value.shape, places, lambda index: value[index])
 
-    return state.replace(params=replaced(state.params, given, shardings.params))
+    return dataclasses.replace(state, params=replaced(state.params, given, shardings.params))
 
 
 def abstract_state(

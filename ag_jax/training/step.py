@@ -1,6 +1,5 @@
 """Training and evaluation steps, as pure functions of parameters, batch and random key."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -101,7 +100,7 @@ def compile_train_step(
     microbatches: int,
     mesh: Mesh,
     shardings: TrainState,
-) -> Callable[[TrainState, Batch, Array], tuple[TrainState, dict[str, LossTerm]]]:
+) -> jax.stages.Wrapped:
     """Return `train_step` jitted for a mesh; the old state is donated, so its memory is reused for the new state."""
 
     def step(state: TrainState, batch: Batch, key: Array):
@@ -116,9 +115,7 @@ def compile_train_step(
     )
 
 
-def compile_evaluation_step(
-    objective: Objective, mesh: Mesh, shardings: TrainState
-) -> Callable[[Any, Batch, Array], dict[str, LossTerm]]:
+def compile_evaluation_step(objective: Objective, mesh: Mesh, shardings: TrainState) -> jax.stages.Wrapped:
     """Return `evaluation_step` jitted for a mesh, as a function of (params, batch, step)."""
 
     def step(params: Any, batch: Batch, at: Array):

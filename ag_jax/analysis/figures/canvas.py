@@ -106,7 +106,7 @@ def draw_map(axes: Axes, weights_QK: np.ndarray, inches: float) -> AxesImage:
     return image
 
 
-def weight_bar(figure: Figure, image: AxesImage, axes: Sequence[Axes], block: int) -> None:
+def weight_bar(figure: Figure, image: AxesImage, axes: Sequence[Axes] | np.ndarray, block: int) -> None:
     """Add the colour bar of attention weights, with a note if a cell stands for several tokens."""
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015, ticks=[0, 0.05, 0.2, 0.5, 1])
     bar.ax.tick_params(labelsize=SMALL)
@@ -123,9 +123,9 @@ def tidy(axes: Axes) -> None:
 
 def save(figure: Figure, path: str | os.PathLike) -> epath.Path:
     """Write a figure as a PNG, locally or to `gs://`, and return its path."""
-    path = epath.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    file = epath.Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1)
-    path.write_bytes(buffer.getvalue())
-    return path
+    file.write_bytes(buffer.getvalue())
+    return file

@@ -177,7 +177,7 @@ def _draw_mass(axes: Axes, edges_S: np.ndarray, mass_NS: np.ndarray) -> Any:
     axes.set_xscale("log")
     axes.set_ylim(layers + 0.5, 0.5)
     places = range(1, layers + 1, 1 if layers <= 8 else 3)
-    axes.set_yticks(places, places)
+    axes.set_yticks(places, [str(place) for place in places])
     axes.tick_params(labelsize=SMALL, which="both")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     return image

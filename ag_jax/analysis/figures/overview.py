@@ -65,7 +65,9 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
     names = [f"{head + 1}\n{label(title(owner)) if owner else 'free'}" for head, owner in enumerate(owners)]
     steep = 90 if inches < 0.75 else 0
     axes.set_xticks([head * pitch + centre for head in range(heads)], names, fontsize=SMALL, rotation=steep)
-    axes.set_yticks([layer * pitch + centre for layer in range(layers)], range(1, layers + 1), fontsize=SMALL)
+    axes.set_yticks(
+        [layer * pitch + centre for layer in range(layers)], [str(layer + 1) for layer in range(layers)], fontsize=SMALL
+    )
     axes.tick_params(length=0, top=True, bottom=False, labeltop=True, labelbottom=False)
     for tick, owner in zip(axes.get_xticklabels(), owners, strict=True):
         tick.set_color(colours[owner] if owner else "0.35")
@@ -111,8 +113,8 @@ def _layer_head_axes(axes: Axes, layers: int, heads: int) -> None:
         return range(0, count, math.ceil(count / 8))
 
     axes.set_axis_on()
-    axes.set_xticks(places(heads), [at + 1 for at in places(heads)], fontsize=SMALL)
-    axes.set_yticks(places(layers), [at + 1 for at in places(layers)], fontsize=SMALL)
+    axes.set_xticks(places(heads), [str(at + 1) for at in places(heads)], fontsize=SMALL)
+    axes.set_yticks(places(layers), [str(at + 1) for at in places(layers)], fontsize=SMALL)
     axes.tick_params(length=0)
 
 

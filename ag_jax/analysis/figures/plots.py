@@ -55,14 +55,14 @@ def save_inspection(
 
     step: training step of the model, for the file names; None leaves it out.
     """
-    directory = epath.Path(directory)
+    folder = epath.Path(directory)
     figures = {
         "overview": draw_overview(maps, assignment),
         "heads": draw_heads(maps, assignment, special),
         "mass": draw_mass(maps, assignment, special),
     }
     at = "" if step is None else f"_step{step}"
-    return [save(figure, directory / f"attention_{name}{at}.png") for name, figure in figures.items()]
+    return [save(figure, folder / f"attention_{name}{at}.png") for name, figure in figures.items()]
 
 
 def pattern_figure(

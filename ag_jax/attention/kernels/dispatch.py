@@ -4,6 +4,7 @@ Shape letters: B batch, Q query position, K key position, H head, W width of a h
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,8 +56,8 @@ class Fused(Attend):
             config = KernelConfig(local_heads, heads, width, *lengths, rate, guides is not None, inputs.band)
             first = (self._position(self.rows) * rows, self._position((self.heads,)) * local_heads)
             scalars = jnp.concatenate([jax.lax.bitcast_convert_type(given.scalars, jnp.int32), jnp.stack(first)])
-            flat = (array.reshape(*array.shape[:2], local_heads * width) for array in given[:3])
-            mixed_BQA, squares, overlap = self.kernel(config, KernelInputs(*flat, *given[3:-1], scalars))
+            query, key, value = (array.reshape(*array.shape[:2], local_heads * width) for array in given[:3])
+            mixed_BQA, squares, overlap = self.kernel(config, KernelInputs(query, key, value, *given[3:-1], scalars))
             return mixed_BQA.reshape(rows, queries, local_heads, width), squares, overlap
 
         # Heads are flattened, and seeds become a device's own scalars, only where each device has its part of the
@@ -85,8 +86,9 @@ class Fused(Attend):
             of_bias = PartitionSpec(rows if bias.shape[0] > 1 else None, heads if bias.shape[1] > 1 else None)
         targets = (PartitionSpec(heads), by_head) if is_guided else (None, None)
         statistic = by_head if is_guided else None
+        specs: list[Any] = [side, side, side, ids, ids, of_bias, *targets, PartitionSpec()]
         return {
-            "in_specs": (KernelInputs(side, side, side, ids, ids, of_bias, *targets, PartitionSpec()),),
+            "in_specs": (KernelInputs(*specs),),
             "out_specs": (side, statistic, statistic),
         }
 

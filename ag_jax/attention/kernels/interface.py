@@ -19,6 +19,7 @@ Shape letters: B batch, Q query position, K key position, H head, W width of a h
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
@@ -180,7 +181,7 @@ class KernelConfig:
         """Factor by which elements that dropout keeps are multiplied: 1 / (1 - rate)."""
         return 1.0 / (1.0 - self.rate)
 
-    def keep(self, scalars: Array, example: Array, head: Array, query: Array, key: Array) -> Array:
+    def keep(self, scalars: Array | Sequence[Array], example: Array, head: Array, query: Array, key: Array) -> Array:
         """Return whether dropout keeps the elements at query and key positions, which broadcast.
 
         scalars: int32; the two seeds' bits, the number of this device's first example, and of its first head.
@@ -204,7 +205,7 @@ class Kernel(Protocol):
     def __call__(self, config: KernelConfig, inputs: KernelInputs) -> tuple[Array, Array | None, Array | None]: ...
 
 
-def target(shift: Array, weights: Array, query: Array, key: Array) -> Array:
+def target(shift: Array | int, weights: Array, query: Array, key: Array) -> Array:
     """Return the target P of one head at query and key positions; `weights` are its column weights at the keys."""
     return jnp.where(key - query == shift, 1.0, weights)
 

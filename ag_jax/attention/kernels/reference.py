@@ -63,7 +63,7 @@ class Reference(Attend):
     save: function to call with the probabilities `BHQK`, float32, before dropout; None to save nothing.
     """
 
-    def __init__(self, save: Callable[[Array], None] | None = None):
+    def __init__(self, save: Callable[[Array], object] | None = None):
         self.save = save
 
     def compute(self, inputs: AttentionInputs) -> Mixed:

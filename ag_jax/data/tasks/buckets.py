@@ -19,6 +19,7 @@ Shape letters: B batch, C candidates, L length.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -133,7 +134,9 @@ def bucket_lengths(sizes: np.ndarray, max_length: int, most: int = LENGTHS) -> t
     options.append(min((options[-1] if options else 0) + MULTIPLE, max(max_length, longest)))
     below = np.searchsorted(np.sort(sizes), options, side="right")
     # best[j]: the least cost of the rows up to options[j], and its lengths; one more length is allowed in each pass.
-    best = [(length * int(rows), (length,)) for length, rows in zip(options, below, strict=True)]
+    best: list[tuple[int, tuple[int, ...]]] = [
+        (length * int(rows), (length,)) for length, rows in zip(options, below, strict=True)
+    ]
     for _ in range(most - 1):
         best = [
             min(
@@ -155,7 +158,7 @@ def make_batch(features: Features, planned: Planned, batch_size: int) -> HostBat
     given = [features.rows[row] for row in planned.rows]
     rows = np.full(batch_size, -1, np.int32)
     rows[: len(given)] = planned.rows
-    batch = {"rows": rows}
+    batch: HostBatch = {"rows": rows}
     axes = {"C": planned.candidates, "L": planned.length}
     for name, example in given[0].items():
         shape = [axes[axis] for axis in _axes(np.ndim(example), bool(planned.candidates))]
@@ -163,7 +166,8 @@ def make_batch(features: Features, planned: Planned, batch_size: int) -> HostBat
         field = np.full((batch_size, *shape), fill, np.float32 if np.asarray(example).dtype == np.float32 else np.int32)
         for number, row in enumerate(given):
             value = np.asarray(row[name])
-            field[(number, *map(slice, value.shape))] = value
+            filled: Any = (number, *map(slice, value.shape))
+            field[filled] = value
         batch[name] = field
     return batch
 

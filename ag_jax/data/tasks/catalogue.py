@@ -6,9 +6,13 @@ from typing import Any
 from ag_jax.data.tasks.glue import ACCURACY, GLUE, NLI, SPLITS, TABLES
 from ag_jax.data.tasks.task import FileLayout, Task
 
-_CHOICE = {"kind": "choice", **ACCURACY}
-_TAGGING = {"kind": "tagging", "metric": "entity_f1", "metrics": ("entity_f1", "precision", "recall", "token_f1")}
-_SPAN = {"kind": "span", "form": "squad", "metric": "f1", "metrics": ("f1", "exact_match")}
+_CHOICE: dict[str, Any] = {"kind": "choice", **ACCURACY}
+_TAGGING: dict[str, Any] = {
+    "kind": "tagging",
+    "metric": "entity_f1",
+    "metrics": ("entity_f1", "precision", "recall", "token_f1"),
+}
+_SPAN: dict[str, Any] = {"kind": "span", "form": "squad", "metric": "f1", "metrics": ("f1", "exact_match")}
 _TESTED = "the released code of Adversarial Self-Attention chose epochs by the test set"
 _OPTION = 128  # the most tokens of a question with its answer (RoBERTa, section 5.3)
 

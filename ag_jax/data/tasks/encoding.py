@@ -4,22 +4,22 @@ A row that is too long is truncated as its task specifies (`Task.pair_limit`), a
 Examples whose label is not known have weight 0, and zeros as labels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ag_jax.data.tasks.rows import FeatureRow, Features, RowSettings, first_gives_way, ids_of, longest_first
-from ag_jax.data.tasks.task import Examples, Task
+from ag_jax.data.tasks.task import Choices, TaggedSentence, Task, Texts
 from ag_jax.data.tokenizers import Tokenizer
 
 
-def encode_classes(task: Task, examples: Examples, tokenizer: Tokenizer, settings: RowSettings) -> Features:
+def encode_classes(task: Task, examples: Sequence[Texts], tokenizer: Tokenizer, settings: RowSettings) -> Features:
     """Encode texts or pairs, each labelled with the index of its class."""
     return _texts(task, examples, tokenizer, settings, lambda label: np.int32(0 if label is None else label))
 
 
-def encode_numbers(task: Task, examples: Examples, tokenizer: Tokenizer, settings: RowSettings) -> Features:
+def encode_numbers(task: Task, examples: Sequence[Texts], tokenizer: Tokenizer, settings: RowSettings) -> Features:
     """Encode texts or pairs for regression; labels are mapped linearly from the range `task.span` to [0, 1]."""
     low, high = task.span
 
@@ -30,7 +30,11 @@ def encode_numbers(task: Task, examples: Examples, tokenizer: Tokenizer, setting
 
 
 def _texts(
-    task: Task, examples: Examples, tokenizer: Tokenizer, settings: RowSettings, to_label: Callable[[Any], np.generic]
+    task: Task,
+    examples: Sequence[Texts],
+    tokenizer: Tokenizer,
+    settings: RowSettings,
+    to_label: Callable[[Any], np.generic],
 ) -> Features:
     ids = ids_of(
         tokenizer, [text for example in examples for text in (example.first, example.second) if text is not None]
@@ -50,7 +54,7 @@ def _texts(
     return _features(rows, truncated, settings)
 
 
-def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, settings: RowSettings) -> Features:
+def encode_choices(task: Task, examples: Sequence[Choices], tokenizer: Tokenizer, settings: RowSettings) -> Features:
     """Encode multiple-choice examples: the row of an example holds all its candidates, each a pair of texts.
 
     In the row of an example with C candidates, of which the longest has L tokens, `tokens`, `sequences` and `segments`
@@ -63,7 +67,7 @@ def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, setting
             *(_pair(task, ids[first], ids[second], settings) for first, second in example.pairs), strict=True
         )
         longest = max(len(candidate["tokens"]) for candidate in candidates)
-        row = {
+        row: FeatureRow = {
             "tokens": np.full((len(candidates), longest), settings.specials.pad, np.int32),
             "sequences": np.zeros((len(candidates), longest), np.int8),
             "segments": np.zeros((len(candidates), longest), np.int8),
@@ -84,7 +88,9 @@ def encode_choices(task: Task, examples: Examples, tokenizer: Tokenizer, setting
     return _features(rows, truncated, settings)
 
 
-def encode_words(task: Task, examples: Examples, tokenizer: Tokenizer, settings: RowSettings) -> Features:
+def encode_words(
+    task: Task, examples: Sequence[TaggedSentence], tokenizer: Tokenizer, settings: RowSettings
+) -> Features:
     """Encode tagged sentences; the label of a word is at its first token."""
     located = tokenizer.locate_batch([" ".join(example.words) for example in examples])
     rows, truncated, cut_words = [], 0, 0
@@ -137,5 +143,5 @@ def _pair(task: Task, first: list[int], second: list[int], settings: RowSettings
     return settings.row(*parts), len(parts[0]) + len(parts[1]) < len(first) + len(second)
 
 
-def _features(rows: list[FeatureRow], truncated: int, settings: RowSettings, **counts: int) -> Features:
+def _features(rows: list[FeatureRow], truncated: int, settings: RowSettings, **counts: Any) -> Features:
     return Features(rows, np.arange(len(rows), dtype=np.int32), truncated, settings.specials.pad, **counts)

@@ -6,7 +6,7 @@ from typing import Any
 from ag_jax.data.tasks.task import FileLayout, Task
 
 SPLITS = {"train": "train", "validation": "validation", "test": "test"}
-ACCURACY = {"metric": "accuracy", "metrics": ("accuracy",)}
+ACCURACY: dict[str, Any] = {"metric": "accuracy", "metrics": ("accuracy",)}
 TABLES = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
 NLI = ("entailment", "neutral", "contradiction")
 _TWO = ("entailment", "not_entailment")

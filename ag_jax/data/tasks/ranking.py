@@ -14,6 +14,8 @@ hypotheses. RoBERTa's published WNLI numbers come from the paper's method, not f
 
 import dataclasses
 import zlib
+from collections.abc import Sequence
+from typing import cast
 
 from ag_jax.data.tasks.task import Choices, Examples, Task, Texts
 
@@ -39,7 +41,7 @@ def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
     ranked(task)  # rejects other tasks
     positive = task.labels.index(RIGHT[task.name])
     groups: dict[str, list[Texts]] = {}
-    for example in examples:
+    for example in cast(Sequence[Texts], examples):
         groups.setdefault(example.first, []).append(example)
     made: list[Choices] = []
     for group in groups.values():

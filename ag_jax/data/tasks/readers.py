@@ -4,7 +4,7 @@ Malformed rows are an error that names and counts them, or are skipped and count
 """
 
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ag_jax.data.tasks import choice, spans, tagging, texts
 from ag_jax.data.tasks.containers import CONTAINERS, Placed, Record
 from ag_jax.data.tasks.task import Example, Examples, FileLayout, Task, is_held_out, is_labelled
 
-Parser = Callable[[Record, Task, bool], list[Example]]
+Parser = Callable[[Record, Task, bool], Sequence[Example]]
 PARSERS: dict[str, Parser] = {
     "texts": texts.texts,
     "numbers": texts.numbers,

@@ -28,7 +28,7 @@ def pair_of(record: Record) -> tuple[str, str]:
 
     One of them may be blank, because QQP has blank questions. Raises ValueError if both are blank or one is no text.
     """
-    pair = [record.get(name) for name in ("first", "second")]
+    pair: list[Any] = [record.get(name) for name in ("first", "second")]
     for name, value in zip(("first", "second"), pair, strict=True):
         if not isinstance(value, str):
             raise ValueError(f"the field {name!r} must be a text, got {value!r}")

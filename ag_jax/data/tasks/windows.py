@@ -8,11 +8,12 @@ are recorded, so that any predicted span is an exact substring of the context.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from ag_jax.data.tasks.rows import FeatureRow, Features, RowSettings, ids_of
-from ag_jax.data.tasks.task import Examples, Question, Task
+from ag_jax.data.tasks.task import Question, Task
 from ag_jax.data.tokenizers import Tokenizer
 
 QUESTION = 64  # the most tokens of a question, which is also truncated to half of a row
@@ -40,7 +41,7 @@ class TokenizedContext:
         return (int(touching[0]), int(touching[-1])) if len(touching) else None
 
 
-def encode_questions(task: Task, examples: Examples, tokenizer: Tokenizer, settings: RowSettings) -> Features:
+def encode_questions(task: Task, examples: Sequence[Question], tokenizer: Tokenizer, settings: RowSettings) -> Features:
     """Encode questions about a context; a context that is too long for a row is split into windows, one row each."""
     questions = ids_of(tokenizer, [example.question for example in examples])
     # Many questions share a context, which is tokenised only once.

@@ -27,7 +27,7 @@ HostBatch = dict[str, np.ndarray]
 def empty_batch(config: DataConfig, rows: int) -> HostBatch:
     """Return zeros with the fields, shapes and types of a batch; as broadcast scalars, they take no memory."""
     row, slots = (rows, config.sequence_length), (rows, corruption.max_masked(config.masking, config.sequence_length))
-    fields = {
+    fields: dict[str, tuple[tuple[int, ...], type]] = {
         "tokens": (row, np.int32),
         "original": (row, np.int32),
         "sequences": (row, np.int32),

@@ -119,7 +119,7 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
     # The low bits of a key are its position, so there are no ties and the smallest keys contain their positions.
     # Clearing the highest bit leaves room for larger keys, which are never chosen, on unmaskable positions.
     low = np.uint64(LARGEST_LENGTH - 1)
-    keys_BL = randomness.words(row_B1, _CHOICE_STREAM, position_L) >> np.uint64(1)
+    keys_BL: np.ndarray = randomness.words(row_B1, _CHOICE_STREAM, position_L) >> np.uint64(1)
     if config.longest_span > 1:
         keys_BL = _span_keys(config.longest_span, keys_BL, maskable_BL, row_B1)
     keys_BL = np.where(maskable_BL, keys_BL & ~low, ~low) | position_L.astype(np.uint64)

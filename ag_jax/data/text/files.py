@@ -27,7 +27,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import IO, Any
 
 from ag_jax.data.text import fields
 
@@ -142,7 +142,7 @@ def _unzstd(opened: IO[bytes]) -> IO[bytes]:
     return io.BufferedReader(fields.load_pyarrow("a .zst file").CompressedInputStream(opened, "zstd"))
 
 
-_DECOMPRESSORS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
+_DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
     ".xz": lzma.open,
     ".bz2": bz2.open,

@@ -76,7 +76,7 @@ def packed_sentences(store: TextStore, special: SpecialTokens, length: int, *, a
     """
     room = length - 2
     separator = np.array([special.end])
-    row, used = [], 0
+    row, used = list[np.ndarray](), 0
     for number in range(len(store)):
         if row and (not across_documents or used >= room):
             yield Row(_wrap(special, row))

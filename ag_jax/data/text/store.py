@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -227,7 +228,7 @@ def write_rows(
     directory.mkdir(parents=True, exist_ok=True)
     meta = {"tokens": dtype.name, "has_pairs": has_pairs, "is_packed": is_packed}
     (directory / "rows.json").write_text(json.dumps(meta))
-    names = {"tokens": dtype, "ends": np.int64}
+    names: dict[str, Any] = {"tokens": dtype, "ends": np.int64}
     if has_pairs:
         names |= {"second_start": np.int32, "is_random_next": np.int8}
     if is_packed:

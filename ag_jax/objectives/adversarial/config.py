@@ -218,7 +218,7 @@ class AdversarialConfig:
         return self.asa if self.method == "asa" else self.masking if self.method in NAIVE else None
 
     @property
-    def sentence(self) -> str:
+    def sentence(self) -> SentenceTerm:
         """Kind of prediction that a masking attack compares at the first position of each text in pre-training.
 
         `none` unless the attack masks attention.

@@ -4,6 +4,7 @@ Shape letters: B batch, L length, E width of the embeddings.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +61,8 @@ class FreeLB(Wrapper):
         sequences_BL, has_begun = perturbation.rows(batch), step >= self.config.begin_step
         delta_BLE = self.init(jax.random.fold_in(rngs["dropout"], _INITIAL), sequences_BL)
         delta_BLE = jnp.where(has_begun, delta_BLE, 0.0)
-        sums, slope_BLE = None, None
+        sums: Any = None
+        slope_BLE = None
         # A Python loop, because there are few passes and the first one has no step before it.
         for number in range(self.config.passes):
             if number:  # no step after the last pass, whose gradient only the parameters use
@@ -68,9 +70,9 @@ class FreeLB(Wrapper):
             value, (gradient, slope_BLE) = run(params, delta_BLE, self._rngs(rngs, number))
             sums = (value, gradient) if sums is None else jax.tree.map(jnp.add, sums, (value, gradient))
         # Metrics are (total, weight) pairs, of which both are summed and both are divided.
-        (loss, metrics), gradient = jax.tree.map(lambda leaf: leaf / self.config.passes, sums)
+        (mean, metrics), gradient = jax.tree.map(lambda leaf: leaf / self.config.passes, sums)
         metrics["delta_norm"] = perturbation.length_metric(delta_BLE, sequences_BL)
-        return (loss, metrics), gradient
+        return (mean, metrics), gradient
 
     def init(self, key: Array, sequences_BL: Array) -> Array:
         """Return the initial perturbation delta_0, `BLE`; its norm on each text is at most `init_magnitude`."""

@@ -171,7 +171,7 @@ class AttackedAttention(SecondPass):
         # The attack is made from what the clean pass read, so that both passes differ in nothing but the masks. It
         # reads the parameters without stop_gradient: the adversary learns by the reversed gradient inside `Adversary`.
         attack = self.attacker(params, outputs.encoder_batch, step)
-        attacked = self.predict(params, outputs.encoder_batch, rngs, step, ports.replace(attack=attack))
+        attacked = self.predict(params, outputs.encoder_batch, rngs, step, dataclasses.replace(ports, attack=attack))
         if attacked.mask_counts is None:
             raise ValueError(
                 f"adversarial.method attacks attention, but the model of {type(self.inner).__name__} does not support "
@@ -179,7 +179,7 @@ class AttackedAttention(SecondPass):
                 "`mask_counts` that the layers sow"
             )
         metrics = masked(attacked.mask_counts, step >= self.delay_steps)
-        return self.with_second_pass(outputs, attacked.replace(metrics=metrics))
+        return self.with_second_pass(outputs, dataclasses.replace(attacked, metrics=metrics))
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
         """Return loss terms and metrics: of the inner objective, of the divergence D and of the penalty.

@@ -59,11 +59,11 @@ class SiftPerturbation:
 
     def clean(self, ports: Ports) -> Ports:
         """Return `ports`, the optional inputs of the encoder, set to normalise the embeddings."""
-        return ports.replace(on_embeddings=self._normalized(None))
+        return dataclasses.replace(ports, on_embeddings=self._normalized(None))
 
     def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
         """Return `ports`, the optional inputs of the encoder, set to normalise the embeddings and add `delta_BLE`."""
-        return ports.replace(on_embeddings=self._normalized(delta_BLE))
+        return dataclasses.replace(ports, on_embeddings=self._normalized(delta_BLE))
 
     def _normalized(self, delta_BLE: Array | None) -> Normalized:
         return Normalized(delta_BLE, unit=self.config.normalize == "unit")

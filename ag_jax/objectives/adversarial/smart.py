@@ -4,6 +4,7 @@ Shape letters: B batch, L length, E width of the embeddings.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ class SmartPerturbation:
 
     def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
         """Return `ports`, the optional inputs of the encoder, with the noise for the word embeddings added."""
-        return ports.replace(embedding_delta=perturbation.plus(ports.embedding_delta, delta_BLE))
+        return dataclasses.replace(ports, embedding_delta=perturbation.plus(ports.embedding_delta, delta_BLE))
 
     def init(self, key: Array, sequences_BL: Array) -> Array:
         """Return the initial noise, `BLE`, from N(0, noise^2); it may exceed `epsilon`, the bound of later steps."""
@@ -68,7 +69,7 @@ class MtDnnPerturbation(SmartPerturbation):
     largest component of any token's noise is about 1.
     """
 
-    def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+    def objective(self, clean: Any, other: Prediction, counts: Counts) -> Array:
         """Return the value that the noise maximises: `stable_kl` for classes and for yes-or-no questions.
 
         Numbers are compared by squares and words of a vocabulary by `symmetric_kl`, as in the paper; mt-dnn does not

@@ -4,6 +4,7 @@ Shape letters: B batch, L length, E width of the embeddings.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,13 @@ from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.perturbation import Perturbation
 from ag_jax.objectives.base import Outputs, Rngs
-from ag_jax.objectives.consistency import DivergenceConfig, SecondPass, divergence
+from ag_jax.objectives.consistency import DivergenceConfig, SecondPass, StopGradient, divergence
 from ag_jax.objectives.predictions import Counts, Prediction, Values
 
 _NOISE, _PASS = 0x5317, 0x5A00  # purposes of random keys: the initial perturbation, and the perturbed passes
 
 
-def symmetric_kl(clean: Prediction, other: Prediction, counts: Counts, stop_gradient: str) -> Array:
+def symmetric_kl(clean: Prediction, other: Any, counts: Counts, stop_gradient: StopGradient) -> Array:
     """Return the sum of w [KL(clean || other) + KL(other || clean)]; of w (clean - other)^2 for regressions.
 
     Gradients stop where `DivergenceConfig.stop_gradient` says. Squares have no targets: with `targets` their gradient
@@ -48,7 +49,7 @@ class Smooth(SecondPass):
     perturbation: Perturbation
     coefficient: float
     steps: int
-    stop_gradient: str
+    stop_gradient: StopGradient
     shared_dropout: bool
 
     def distance(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
@@ -71,7 +72,7 @@ class Smooth(SecondPass):
         ports = self.perturbation.perturbed(ports, delta_BLE)
         other = self.predict(params, outputs.encoder_batch, self._rngs(rngs, self.steps), step, ports)
         metrics = {"delta_norm": perturbation.length_metric(delta_BLE, perturbation.rows(batch))}
-        return self.with_second_pass(outputs, other.replace(metrics=metrics))
+        return self.with_second_pass(outputs, dataclasses.replace(other, metrics=metrics))
 
     def _worst(
         self,
@@ -91,9 +92,10 @@ class Smooth(SecondPass):
         def objective(delta_BLE: Array, rngs: dict[str, Array]) -> Array:
             perturbed = self.perturbation.perturbed(ports, delta_BLE)
             other = self.predict(params, outputs.encoder_batch, rngs, step, perturbed).predictions
-            return sum(
+            total: Any = sum(
                 self.perturbation.objective(clean[name], other[name], counts[name]) for name in self.prediction_names
             )
+            return total
 
         delta_BLE = self.perturbation.init(jax.random.fold_in(rngs["dropout"], _NOISE), sequences_BL)
         for number in range(self.steps):

@@ -57,7 +57,7 @@ def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: d
         total = shrink * total + jnp.sum(exponentials_QK, axis=1)
         if config.guided:
             squares = shrink * shrink * sums[0] + jnp.sum(exponentials_QK * exponentials_QK, axis=1)
-            sums = (squares, shrink * sums[1] + jnp.sum(exponentials_QK * tile.target(), axis=1))
+            sums = [squares, shrink * sums[1] + jnp.sum(exponentials_QK * tile.target(), axis=1)]
         if config.rate:
             exponentials_QK = jnp.where(tile.keep(), exponentials_QK, 0.0)
         value = tile.keys.value
@@ -221,9 +221,9 @@ def _attention_backward(call: Call, residuals: tuple, cotangents: tuple):
     rows = _over_rows(call, "attention_query_gradient", _query_kernel, blocks.query, False, operands, g_query)
     of_keys = {"g_key": like_key, "g_value": like_key}
     rows += _over_rows(call, "attention_key_gradient", _key_kernel, blocks.key, True, operands, of_keys)
-    gradients = (gradient.reshape(array.shape) for gradient, array in zip(rows, inputs[:3], strict=True))
+    query, key, value = (gradient.reshape(array.shape) for gradient, array in zip(rows, inputs[:3], strict=True))
     g_bias = None if inputs.bias is None else _backward_bias(call, operands)
-    return (KernelInputs(*gradients, None, None, g_bias, None, None, None),)
+    return (KernelInputs(query, key, value, None, None, g_bias, None, None, None),)
 
 
 _attention.defvjp(_attention_forward, _attention_backward)

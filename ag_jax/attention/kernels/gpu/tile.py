@@ -37,7 +37,7 @@ def product(left: Array, right: Array, left_axis: int, right_axis: int) -> Array
     return jax.lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
 
 
-def _inside(first: Array, size: int, length: int) -> Array | None:
+def _inside(first: Array | int, size: int, length: int) -> Array | None:
     """Return which of `size` positions from `first` on are below `length`; None if `length` is a multiple of `size`."""
     return first + jnp.arange(size) < length if length % size else None
 
@@ -129,17 +129,19 @@ class HeadRefs:
         length = self.config.queries
         rows = [name for name in ("query", "g_output") if name in self.refs]
         vectors = [name for name in ("log_sums", "delta", "g_squares", "g_overlap") if name in self.refs]
-        loaded = {name: _load(*self._rows(self.refs[name], first, size, length), 0.0) for name in rows}
+        loaded: dict[str, Array] = {
+            name: _load(*self._rows(self.refs[name], first, size, length), 0.0) for name in rows
+        }
         loaded |= {name: _load(*self._vector(self.refs[name], first, size, length), 0.0) for name in vectors}
         return Queries(first, self._segments("query_segments", first, size, length), **loaded)
 
     def keys(self, first: Array, size: int) -> Keys:
         """Load a block of `size` keys, with their values, from position `first` on."""
         length, weights = self.config.keys, None
-        rows = (_load(*self._rows(self.refs[name], first, size, length), 0.0) for name in ("key", "value"))
+        key, value = (_load(*self._rows(self.refs[name], first, size, length), 0.0) for name in ("key", "value"))
         if self.config.guided:
             weights = _load(*self._vector(self.refs["weights"], first, size, length), 0.0)
-        return Keys(first, self._segments("key_segments", first, size, length), *rows, weights)
+        return Keys(first, self._segments("key_segments", first, size, length), key, value, weights)
 
     def bias(self, queries: Queries, keys: Keys) -> Array:
         """Load the bias of a block of queries and a block of keys, `QK`."""

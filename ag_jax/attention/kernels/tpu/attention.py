@@ -289,8 +289,8 @@ def _attention_backward(grid: Grid, residuals: tuple, cotangents: tuple):
         for factor, statistic, g_row in zip((2.0, 1.0), rows, g_rows, strict=False):
             operands["delta"] += factor * statistic * g_row
     g_bias = None if inputs.bias is None else _backward_bias(grid, operands, _prefetched(inputs))
-    gradients = _backward(grid, operands, _prefetched(inputs))
-    return (KernelInputs(*gradients, None, None, g_bias, None, None, None),)
+    query, key, value = _backward(grid, operands, _prefetched(inputs))
+    return (KernelInputs(query, key, value, None, None, g_bias, None, None, None),)
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
@@ -324,7 +324,7 @@ def attend(
         return by_head.reshape(*array.shape[:2], config.heads * new)
 
     # Padding of blocks has the segment -1 on both sides, which no token has.
-    rows = (
+    query, key, value = (
         padded(heads_resized(array, config.width, width), {1: side})
         for array, side in zip(inputs[:3], ("queries", "keys", "keys"), strict=True)
     )
@@ -332,7 +332,9 @@ def attend(
     mixed_BQA, statistics = _attention(
         grid,
         KernelInputs(
-            *rows,
+            query,
+            key,
+            value,
             padded(inputs.query_segments_BQ, {1: "queries"}, value=-1),
             padded(inputs.key_segments_BK, {1: "keys"}, value=-1),
             bias_KQ,

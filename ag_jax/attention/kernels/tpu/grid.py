@@ -221,7 +221,7 @@ class Grid:
         name: str,
         kernel: Callable[[Tile, tuple, tuple], None],
         at: Callable[..., GridStep],
-        steps: tuple[int, int, int, int],
+        steps: tuple[int, ...],
         operands: dict[str, Array | None],
         prefetched: tuple[Array, Array],
         results: list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
