@@ -92,10 +92,13 @@ class Request:
         if not isinstance(config, FinetuningConfig):
             raise ValueError(
                 f"{self.config} is a config for pre-training: use `ag-jax train` for one run, `ag-jax compare` for "
-                "arms; fine-tuning needs one such as --config=finetune/glue:checkpoint=RUN"
+                "arms; fine-tuning needs a config such as --config=finetune/glue:checkpoint=RUN"
             )
         if self.step is not None:
-            raise ValueError(f"the step of the checkpoint is a setting: --config.step={self.step}")
+            raise ValueError(
+                f"--step={self.step} does not apply to fine-tuning: give the step of the checkpoint as the setting "
+                f"--config.step={self.step} instead"
+            )
         return config
 
     def directory(self) -> epath.Path:
@@ -185,8 +188,8 @@ def _finetune(request: Request) -> None:
 def _check_no_config(request: Request) -> None:
     if request.config is not None:  # with one for fine-tuning the verb has become `finetune`
         raise ValueError(
-            f"{request.config} is a config for pre-training, which this verb does not need: `ag-jax evaluate "
-            "--workdir=RUN` measures the loss of a run on held-out text; to fine-tune, use `ag-jax finetune "
+            f"`ag-jax evaluate` takes no config for pre-training, got --config={request.config}: to measure the loss "
+            "of a run on held-out text, use `ag-jax evaluate --workdir=RUN`; to fine-tune, use `ag-jax finetune "
             "--config=finetune/glue:checkpoint=RUN`"
         )
 

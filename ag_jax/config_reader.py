@@ -55,9 +55,9 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def _defaults(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a dataclass's fields as a `ConfigDict` needs them.
+    """Return the values of a dataclass's fields for a `ConfigDict`: sections as dicts, and None as a typed placeholder.
 
-    Sections become dicts. None becomes a placeholder with the setting's type, because flags cannot change a plain None.
+    A placeholder has the setting's type; a plain None could not be changed by flags.
     """
     hints, found = get_type_hints(kind), {}
     for name, value in values.items():
@@ -215,9 +215,10 @@ def _section(value: Any, path: str) -> dict[str, Any]:
 
 
 def _entry(kind: type, value: Any, path: str) -> Any:
-    """Return the section `path`, such as `tasks.rte`, as the dataclass `kind` that it shares with other sections.
+    """Return the settings `value` of the section `path`, such as `tasks.rte`, as a checked dataclass `kind`.
 
-    Puts `path` before messages of the dataclass's `__post_init__`, which does not know the name of its section.
+    Puts `path` before messages of the dataclass's `__post_init__`: several sections have the same dataclass, so
+    `__post_init__` does not know the name of the section.
     """
     try:
         return _to_type(kind, value, path)
@@ -267,7 +268,8 @@ def check_overrides(config: ConfigDict, items: Iterable[str], kinds: Sequence[ty
 
 
 def read_flags(arguments: Sequence[str], kinds: Sequence[type] = ()) -> tuple[str | None, ConfigDict | None, list[str]]:
-    """Return the value of `--config`, the config that this file returns, and the other arguments of a command line.
+    """Return the config file with its argument from `--config`, the file's config, and all other arguments of a command
+    line.
 
     The config does not have the settings of the command line yet. Without `--config`, the first two are None.
 
@@ -293,7 +295,9 @@ def read_flags(arguments: Sequence[str], kinds: Sequence[type] = ()) -> tuple[st
     given = [argument.lstrip("-") for argument in rest if argument.startswith("-")]
     items = [argument.removeprefix("config.") for argument in given if argument.startswith("config.")]
     if items and not sources:
-        raise ValueError(f"--config.{items[0]} changes a setting of a config file: give one with --config=FILE")
+        raise ValueError(
+            f"--config.{items[0]} changes a setting of a config file, but none is given: add --config=FILE"
+        )
     if not sources:
         return None, None, rest
     config = load(sources[-1])
@@ -302,9 +306,9 @@ def read_flags(arguments: Sequence[str], kinds: Sequence[type] = ()) -> tuple[st
 
 
 class _Declared(BaseException):
-    """Signal from `arguments` to `choices_of`: carries the arguments of a config file, and ends its `get_config`.
+    """Exception that ends the `get_config` of a config file and hands the arguments of the file to `choices_of`.
 
-    No Exception, so that no handler in the config file catches it.
+    Raised by the function `arguments`. Not derived from `Exception`, so that no handler in the config file catches it.
     """
 
 
@@ -386,9 +390,10 @@ def load(path_and_argument: str, overrides: Mapping[str, Any] | None = None) -> 
     try:
         config.update_from_flattened_dict(overrides or {})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        given = ", ".join(f"{key}={shown(value)}" for key, value in (overrides or {}).items())
         raise ValueError(
-            f"a setting of the command line does not exist in the config of {path_and_argument}, or has another type: "
-            f"{error}"
+            f"expected settings of the config {path_and_argument}, with values of the settings' types, got {given}: "
+            f"{error}; correct the flags --config.SECTION.KEY=VALUE"
         ) from error
     return config
 
@@ -411,7 +416,10 @@ def _get_config(path_and_argument: str) -> ConfigDict:
 
 
 def choices_of(given: str) -> dict[str, Any]:
-    """Return the arguments of the config file `given`, {name: choices or default}, as it passes them to `arguments`."""
+    """Return the arguments that the config file `given` takes, {name: choices or default}; empty if there are none.
+
+    They are the keywords with which the file's `get_config` calls the function `arguments`.
+    """
     path, module = _open(given.partition(":")[0])
     mark = _declaring.set(True)
     try:
@@ -433,7 +441,7 @@ def _open(given: str) -> tuple[str, types.ModuleType]:
     if found is None:
         near = difflib.get_close_matches(given, packaged(), n=1)
         hint = f"did you mean --config={near[0]}" if near else "give a config file, such as --config=quickstart"
-        raise ValueError(f"--config={given} does not exist: {hint}; `ag-jax configs` lists those of ag-jax")
+        raise ValueError(f"--config={given} does not exist: {hint}; `ag-jax configs` lists the config files of ag-jax")
     if not found.is_file() or found.suffix != ".py":
         raise ValueError(f"--config={given} is no Python file: give a config file, such as --config=quickstart")
     path = str(found)

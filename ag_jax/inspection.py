@@ -32,6 +32,6 @@ def inspect(opened: Inspected, text: str | None = None) -> list[epath.Path]:
             figures.append(plots.attack_figure(attention, attacked, opened.assignment, path))
         return figures
 
-    figures = storage.write_where_possible(draw, opened.directory, is_ours=opened.is_ours)
+    figures = storage.write_where_possible(draw, opened.directory, may_write=opened.is_ours)
     print("\n".join(f"drawn: {path}" for path in figures))
     return figures

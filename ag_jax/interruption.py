@@ -108,10 +108,10 @@ def guard(command: Callable[[], int]) -> int:
     previous_hook, sys.unraisablehook = sys.unraisablehook, lambda lost: _unraisable(lost, previous_hook)
     for number in _SIGNALS:
         signal.signal(number, _receive)
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing)
-    threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True).start()
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    signal.set_wakeup_fd(write_fd)
+    threading.Thread(target=_watch, args=(read_fd,), name="signals", daemon=True).start()
     try:
         failed = command()
     except KeyboardInterrupt:
@@ -133,24 +133,26 @@ def _receive(number: int, _) -> None:
         raise KeyboardInterrupt
 
 
-def _watch(reading: int) -> None:
-    """End the program after a second Ctrl-C, or if it does not end by itself in time; runs in a separate thread.
+def _watch(read_fd: int) -> None:
+    """End the program after a second Ctrl-C, or if the program still runs `PATIENCE` seconds after the first signal.
 
-    reading: the end of a pipe from which the numbers of signals are read.
+    Runs in a separate thread. There is no time limit if signals were deferred when the first one came.
+
+    read_fd: file descriptor of the pipe from which the numbers of signals are read.
     """
-    first = _next_signal(reading)
+    first = _next_signal(read_fd)
     deadline = None if _state.deferred else time.monotonic() + PATIENCE
-    while (number := _next_signal(reading, deadline)) == signal.SIGTERM:
+    while (number := _next_signal(read_fd, deadline)) == signal.SIGTERM:
         pass  # schedulers send it more than once
     _state.received = _state.received or signal.Signals(first)
     _leave(f"stopped at once by {'a second SIGINT' if number else requested()}. {GO_ON}")
 
 
-def _next_signal(reading: int, deadline: float | None = None) -> int | None:
+def _next_signal(read_fd: int, deadline: float | None = None) -> int | None:
     """Return the number of the next signal; None if there is none before the deadline."""
     while deadline is None or deadline > time.monotonic():
-        if select.select([reading], [], [], None if deadline is None else max(deadline - time.monotonic(), 0))[0]:
-            number = os.read(reading, 1)[0]
+        if select.select([read_fd], [], [], None if deadline is None else max(deadline - time.monotonic(), 0))[0]:
+            number = os.read(read_fd, 1)[0]
             if number in _SIGNALS:  # Python reports others, too, such as the end of a child process
                 return number
     return None

@@ -195,8 +195,11 @@ def answer(directory: str, refuses: bool | None = None) -> Callable[..., Any]:
                 f"expected one context, or a list of as many contexts as questions, got {len(read)} for "
                 f"{'one question' if single else f'{len(asked)} questions'}"
             )
-        if not all(context.strip() for context in read):
-            raise ValueError("there is no context to find an answer in")
+        for number, context in enumerate(read, 1):
+            if not context.strip():
+                raise ValueError(
+                    f"the context of question {number} of {len(read)} is empty: give a text to find the answer in"
+                )
         pairs = enumerate(zip(asked, read, strict=True))
         found, _ = predict([Question(str(number), *pair, None) for number, pair in pairs])
         return found[0] if single else found

@@ -3,18 +3,20 @@
 Guidance as in Deshpande & Narasimhan 2020; schedule after Gururangan et al. 2020 (Don't Stop Pretraining, appendix B).
 
     ag-jax import --from=FacebookAI/roberta-base --workdir=runs/roberta-base
-    ag-jax train --config=configs/continue_pretraining.py:run=runs/roberta-base,arm=ag \
+    ag-jax train --config=continue_pretraining:run=runs/roberta-base,arm=ag \
 --config.data.source=my_texts/ --workdir=runs/mine
     ag-jax export --workdir=runs/mine --to=models/mine
 
-`run` is any run directory; its weights, encoder, tokenizer and kind of pre-training are used.
+`run` is any run directory. Its weights, encoder, tokenizer and kind of pre-training (masked words or replaced tokens)
+are used.
 
-Hardware and time: those of the model; RoBERTa-base needs an accelerator.
+Hardware and time: these depend on the model. RoBERTa-base needs an accelerator.
 
 Expected: no published result, because the papers train from scratch. Compare the arms on your own text.
 
-Deviations: 12,500 steps of 256 rows where Gururangan et al. have 2,048. alpha_0 is 10 at 512 tokens as in table 11,
-and proportionally less for shorter rows: the guidance loss is a mean over n x n that shrinks as 1/n.
+Deviations: training takes 12,500 steps of 256 sequences, whereas Gururangan et al. use 2,048 sequences. alpha_0 is 10
+at 512 tokens, as in table 11 of Deshpande & Narasimhan, and proportionally less for shorter sequences, because the
+guidance loss is a mean over n x n that shrinks as 1/n.
 """
 
 from ag_jax import config_reader
@@ -31,7 +33,7 @@ def get_config(argument: str = ""):
     chosen = config_reader.arguments(argument, run=str, arm=("ag", "mlm"))
     config = pretraining_config.default_config()
     pretraining.continue_from(config, chosen.run)
-    config.title = "Going on with a model, with and without attention guidance"
+    config.title = "Continued pre-training, with and without attention guidance"
     config.training.update(steps=12_500, batch_size=256, evaluate_every=2_500)
     config.optimizer.update(learning_rate=1e-4, warmup_steps=750, weight_decay=0.01, beta2=0.98, epsilon=1e-6)
     if chosen.arm == "ag":

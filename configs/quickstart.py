@@ -4,9 +4,9 @@ Deshpande & Narasimhan 2020, figure 3 and table 3, at a size that two CPU cores 
 language modelling without guidance (mlm) and with guidance (ag).
 
     bash launch/local.sh
-    ag-jax compare --config=configs/quickstart.py --workdir=runs/quickstart
+    ag-jax compare --config=quickstart --workdir=runs/quickstart
 
-Hardware and time: 2 CPU cores, 11 minutes for both arms, installation included.
+Hardware and time: both arms take 11 minutes on 2 CPU cores, installation included.
 
 Expected: validation loss 6.21 (mlm) and 5.11 (ag), seed 0 (benchmarks/results/quickstart.json). Settings are the best
 of each arm's search (benchmarks/results/quickstart_search.json).

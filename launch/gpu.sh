@@ -8,16 +8,18 @@ usage() {
   cat <<'END_OF_USAGE'
 Usage: bash launch/gpu.sh [--gpus=0,1,...] [--dry_run] [VERB FLAGS]
 
-Like launch/local.sh, but never on the CPU by accident: it checks that the GPUs are there and that their driver is new
-enough, takes those of --gpus (numbers as nvidia-smi shows them; all by default), and says which. One process drives
-all of them; a config's mesh takes them all for data parallelism unless --config.mesh.* says otherwise.
+Runs `ag-jax VERB FLAGS` on NVIDIA GPUs, like launch/local.sh, but never on the CPU by accident. It checks that the
+GPUs exist and that their driver is new enough, and prints which GPUs it uses.
 
-With --dry_run it prints the command and runs nothing; a machine without GPUs will do for that.
+  bash launch/gpu.sh --gpus=0,1,2,3 compare --config=ag/table9_tpu_gpu:hardware=gpu --workdir=runs/table9_gpu
 
-  bash launch/gpu.sh --gpus=0,1,2,3 compare --config=configs/ag/table9_tpu_gpu.py:hardware=gpu --workdir=runs/table9_gpu
+  --gpus=0,1   GPUs to use, numbered as by nvidia-smi (default: all)
+  --dry_run    print the command and run nothing; this needs no GPU
 
-Without a verb it runs the quickstart. Environment variables as for launch/local.sh. No XLA flags are set: none is known here to
-help; put your own into XLA_FLAGS.
+One process uses all of the GPUs. They are used for data parallelism unless --config.mesh.* is set.
+
+Without a verb it runs the quickstart. Environment variables are those of launch/local.sh. No XLA flags are set, because
+none is known to help; set XLA_FLAGS to use your own.
 END_OF_USAGE
 }
 

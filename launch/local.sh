@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set ag_jax up on this machine and run it. See usage below.
+# Install ag_jax on this machine and run a command. See usage below.
 set -euo pipefail
 # shellcheck source=launch/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -8,21 +8,21 @@ usage() {
   cat <<'END'
 Usage: bash launch/local.sh [--dry_run] [VERB [FLAGS]]
 
-Makes the environment .venv on the first call (Python 3.11 to 3.13 is all it needs), picks the jax build for
-this machine (NVIDIA GPU, TPU or CPU), and runs `ag-jax VERB FLAGS`. Without a verb it runs the quickstart,
-which trains a small encoder with and without attention guidance and writes runs/quickstart/report.md.
+Runs `ag-jax VERB FLAGS`. The first call creates the environment .venv with the jax build for this machine (NVIDIA
+GPU, TPU or CPU); it needs Python 3.11, 3.12 or 3.13. Without a verb it runs the quickstart, which trains a small
+encoder with and without attention guidance and writes runs/quickstart/report.md.
 
   bash launch/local.sh
-  bash launch/local.sh train --config=configs/quickstart.py --workdir=runs/mine
-  bash launch/local.sh train --help
+  bash launch/local.sh train --config=quickstart:arm=ag --workdir=runs/mine
+  bash launch/local.sh help train
 
-With --dry_run as the first word it prints the commands, those that would install something too, and runs none.
+With --dry_run as the first word it prints all commands, including those that install packages, and runs none.
 
-Relative paths start at the repository. Environment variables, all optional:
+Relative paths are relative to the repository. Environment variables, all optional:
 
-  PYTHON=python3.12        the Python to make .venv with
-  AG_JAX_VENV=FOLDER       where the environment lives (default .venv)
-  AG_JAX_ACCELERATOR=cpu   cpu, cuda12, cuda13 or tpu, instead of looking
+  PYTHON=python3.12        Python with which .venv is created
+  AG_JAX_VENV=FOLDER       folder of the environment (default .venv)
+  AG_JAX_ACCELERATOR=cpu   cpu, cuda12, cuda13 or tpu, instead of detecting it
 END
 }
 

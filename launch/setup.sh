@@ -1,19 +1,19 @@
 # shellcheck shell=bash
-# The set-up that local.sh and test.sh share. Source it, then call `set_up [test|parity]`:
+# Installation for local.sh and test.sh. Source this file, then call `set_up [test|parity]`, which
 #
-#   1. find a Python that ag_jax supports,
-#   2. see which jax this machine wants: NVIDIA GPU, TPU or CPU,
-#   3. make .venv with the pinned packages, unless that is already done,
-#   4. put .venv first on PATH.
+#   1. finds a Python that ag_jax supports,
+#   2. detects which jax this machine needs: for NVIDIA GPUs, TPUs or the CPU,
+#   3. creates .venv with the pinned packages, unless that is already done,
+#   4. puts .venv first on PATH.
 #
 # With dry_run=yes, the commands that would change something are printed instead.
 #
-# The second call finds the stamp that the first one left in .venv, and needs neither network nor time.
-# Settings, all optional:
+# The first call leaves a stamp in .venv. Later calls find it and install nothing.
+# Environment variables, all optional:
 #
-#   PYTHON              the Python to use, as a name or a path
-#   AG_JAX_VENV         where the environment lives (default .venv)
-#   AG_JAX_ACCELERATOR  cpu, cuda12, cuda13 or tpu, instead of looking
+#   PYTHON              Python to use, as a name or a path
+#   AG_JAX_VENV         folder of the environment (default .venv)
+#   AG_JAX_ACCELERATOR  cpu, cuda12, cuda13 or tpu, instead of detecting it
 #
 # Written for bash 3.2, which macOS still ships.
 

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Set ag_jax up with its test packages and run pytest:
+# Install ag_jax with its test packages and run pytest:
 #
-#   bash launch/test.sh                        the tests, several at a time
-#   bash launch/test.sh --all                  also the exhaustive ones, and compilations for TPUs and NVIDIA GPUs, which
-#                                              need no device, but environments of their own
-#   bash launch/test.sh tests/launch -x        any other arguments go to pytest as they are
+#   bash launch/test.sh                        the tests, several in parallel
+#   bash launch/test.sh --all                  also the exhaustive tests and compilations for TPUs and NVIDIA GPUs, which
+#                                              need no device, but separate environments
+#   bash launch/test.sh tests/launch -x        any other arguments are passed to pytest
 #
-# Tests run on the CPU unless JAX_PLATFORMS says otherwise. Settings as for launch/local.sh. tests/parity needs PyTorch: .ci/run
-# installs it and runs them.
+# Tests run on the CPU unless JAX_PLATFORMS is set. Environment variables are those of launch/local.sh. tests/parity needs
+# PyTorch, which .ci/run installs before it runs these tests.
 set -euo pipefail
 # shellcheck source=launch/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-# run_all ARGUMENTS: all tests, with one worker more than there are cores, as many tests wait for other processes; at most 4 workers,
-# each of which needs up to 4 GB. All tests of a file go to one worker, which compiles once what they share; files that take long
-# come first (tests/conftest.py), so that the workers end together.
+# run_all ARGUMENTS: all tests, with one worker more than there are cores, because many tests wait for other processes. At most
+# 4 workers, because each needs up to 4 GB. All tests of a file go to the same worker, which compiles only once what they share.
+# Files that take long come first (tests/conftest.py), so that the workers end at about the same time.
 run_all() {
   local workers
   workers=$(($(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1))

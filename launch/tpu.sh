@@ -1,13 +1,13 @@
 # shellcheck shell=bash
-# What tpu_create.sh, tpu_run.sh, tpu_logs.sh and tpu_delete.sh share: asking Google Cloud about a TPU, making
-# one, waiting for it, and remembering how it was made. Source it; it sources setup.sh.
+# Functions of tpu_create.sh, tpu_run.sh, tpu_logs.sh and tpu_delete.sh: query the state of a TPU, create it, wait for it,
+# and save how it was created. Source this file; it sources setup.sh.
 #
-# A TPU is a queued resource with one node; both have the name that the user chose. How it was made is kept
-# in runs/tpu/NAME/create, one word a line, so that a preempted one can be made again just as it was.
+# A TPU is a queued resource with one node; both have the name that the user chose. The words of the command that created
+# it are saved in runs/tpu/NAME/create, one word per line, so that a preempted TPU can be recreated with the same settings.
 #
-# Settings, all optional:
+# Environment variables, all optional:
 #
-#   AG_JAX_TPU_POLL   seconds between two looks at a TPU (default 30)
+#   AG_JAX_TPU_POLL   seconds between two queries of a TPU's state (default 30)
 #   AG_JAX_TPU_SSH    further flags of `gcloud compute tpus tpu-vm ssh` and `scp`, such as --internal-ip
 #
 # Written for bash 3.2, where an empty array counts as unset: hence ${place[@]+"${place[@]}"}.

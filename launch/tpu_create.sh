@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Ask Google Cloud for a TPU and wait until it is there. See usage below.
+# Request a TPU from Google Cloud and wait until it is active. See usage below.
 set -euo pipefail
 # shellcheck source=launch/tpu.sh
 source "$(dirname "${BASH_SOURCE[0]}")/tpu.sh"
@@ -8,8 +8,9 @@ usage() {
   cat <<'END_OF_USAGE'
 Usage: bash launch/tpu_create.sh NAME --accelerator=TYPE [OPTIONS] [-- GCLOUD_FLAGS]
 
-Makes a queued resource with one TPU, both called NAME, and waits until it is ACTIVE. The same command again
-goes on waiting. What was asked for is remembered in runs/tpu/NAME, so the other tpu_*.sh need the name alone.
+Creates a queued resource with one TPU, both called NAME, and waits until it is ACTIVE. If the command is interrupted,
+the same command continues to wait. The request is saved in runs/tpu/NAME, so the other tpu_*.sh scripts need only
+the name.
 
   bash launch/tpu_create.sh roberta --accelerator=v5litepod-8 --zone=us-west4-a --spot
   bash launch/tpu_create.sh roberta --accelerator=v4-8 --zone=us-central2-b -- --network=mine --labels=who=me
@@ -17,11 +18,11 @@ goes on waiting. What was asked for is remembered in runs/tpu/NAME, so the other
   --accelerator=TYPE         v2-N, v3-N, v4-N, v5litepod-N (v5e), v5p-N or v6e-N
   --zone=ZONE                default: gcloud config get-value compute/zone
   --project=PROJECT          default: gcloud config get-value core/project
-  --spot                     cheaper, and may be preempted at any time; without it, on demand
-  --valid_until=6h           give up if there is no capacity within this time (default: wait on)
-  --runtime_version=VERSION  the TPU VM's image, instead of the one that goes with the accelerator
-  --dry_run                  print the commands, run none
-  GCLOUD_FLAGS               anything else that `gcloud compute tpus queued-resources create` takes
+  --spot                     cheaper, but may be preempted at any time (default: on demand)
+  --valid_until=6h           give up if there is no capacity within this time (default: wait without limit)
+  --runtime_version=VERSION  image of the TPU VM, instead of the usual one for the accelerator
+  --dry_run                  print the commands without running them
+  GCLOUD_FLAGS               further flags of `gcloud compute tpus queued-resources create`
 
 An ACTIVE TPU costs money until it is deleted: bash launch/tpu_delete.sh NAME
 END_OF_USAGE

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Delete a TPU, so that it costs nothing any more. See usage below.
+# Delete a TPU, so that it no longer costs anything. See usage below.
 set -euo pipefail
 # shellcheck source=launch/tpu.sh
 source "$(dirname "${BASH_SOURCE[0]}")/tpu.sh"
@@ -8,12 +8,12 @@ usage() {
   cat <<'END_OF_USAGE'
 Usage: bash launch/tpu_delete.sh NAME [OPTIONS]
 
-Deletes the TPU with its queued resource, its disks and what runs on it, after asking. A --workdir in a
-gs:// bucket stays. Also for one that is SUSPENDED or FAILED, which still takes quota.
+Asks for confirmation, then ends what runs on the TPU and deletes the TPU, its queued resource and its disks. A
+--workdir in a gs:// bucket stays. Use it for a SUSPENDED or FAILED TPU, too, because that still takes quota.
 
-  --yes      do not ask
-  --zone=ZONE, --project=PROJECT   of a TPU that tpu_create.sh did not make here
-  --dry_run  print the commands, run none
+  --yes                            do not ask for confirmation
+  --zone=ZONE, --project=PROJECT   place of a TPU that was not created by tpu_create.sh in this checkout
+  --dry_run                        print the commands without running them
 END_OF_USAGE
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Show what a TPU's workers are doing. See usage below.
+# Show the state and the logs of a TPU's workers. See usage below.
 set -euo pipefail
 # shellcheck source=launch/tpu.sh
 source "$(dirname "${BASH_SOURCE[0]}")/tpu.sh"
@@ -8,13 +8,13 @@ usage() {
   cat <<'END_OF_USAGE'
 Usage: bash launch/tpu_logs.sh NAME [OPTIONS]
 
-Prints the state of the TPU and of the command on each worker, and the end of a worker's log.
+Prints the state of the TPU, the state of the command on each worker, and the end of one worker's log.
 
-  --worker=0   whose log
-  --lines=100  how much of it
-  --follow     go on printing it until Ctrl-C, which does not touch the command
-  --zone=ZONE, --project=PROJECT   of a TPU that tpu_create.sh did not make here
-  --dry_run    print the commands, run none
+  --worker=0                       worker whose log is printed
+  --lines=100                      number of lines to print
+  --follow                         keep printing new lines until Ctrl-C, which does not end the command
+  --zone=ZONE, --project=PROJECT   place of a TPU that was not created by tpu_create.sh in this checkout
+  --dry_run                        print the commands without running them
 END_OF_USAGE
 }
 

@@ -9,28 +9,30 @@ usage() {
 Usage: bash launch/tpu_run.sh NAME [OPTIONS] -- VERB FLAGS
        bash launch/tpu_run.sh NAME --stop
 
-Copies this checkout to every worker of the TPU (with changes that are not committed, without what git ignores),
-installs Python and the pinned packages there, starts `ag-jax VERB FLAGS` on all of them, and prints the log of
+Copies this checkout to every worker of the TPU (with changes that are not committed, without files that git ignores),
+installs Python and the pinned packages there, starts `ag-jax VERB FLAGS` on all workers, and prints the log of
 worker 0 until the command has ended. The exit status is the command's.
 
-  bash launch/tpu_run.sh roberta -- compare --config=configs/ag/table9_tpu_gpu.py:hardware=tpu \
-    --workdir=gs://BUCKET/table9_tpu
+  bash launch/tpu_run.sh roberta -- compare --config=ag/table9_tpu_gpu:hardware=tpu --workdir=gs://BUCKET/table9_tpu
 
-The command does not need this terminal: after Ctrl-C or a lost connection it goes on, and the same tpu_run.sh
-command follows it again. But the TPU is watched only as long as tpu_run.sh runs, so leave it in tmux or screen. A TPU that is
-preempted meanwhile is deleted, made again as tpu_create.sh made it, and the same command started there: it
-goes on from the last checkpoint in its --workdir.
+The command does not need this terminal. It continues after Ctrl-C or a lost connection, and the same tpu_run.sh
+command follows it again. However, the TPU is watched only while tpu_run.sh runs, so run it in tmux or screen. If the
+TPU is preempted in this time, tpu_run.sh deletes it, recreates it with the same settings and starts the command, which
+resumes from the last checkpoint in its --workdir.
 
-  --retries=2        start a command that failed (exit status not 0, nor 75) again, at most so often
-  --preemptions=100  make a preempted TPU again, and start an interrupted command (exit status 75) again, at most so often
-  --before=COMMAND   a line of shell for each worker, in the checkout, after the installation: to fetch data, say
-  --stop             let the command save and end on all workers; the TPU stays
-  --zone=ZONE, --project=PROJECT   of a TPU that tpu_create.sh did not make here
-  --dry_run          print the commands, run none
+  --retries=2                      how often, at most, a command that failed (exit status neither 0 nor 75) is started
+                                   again
+  --preemptions=100                how often, at most, a preempted TPU is recreated or an interrupted command (exit
+                                   status 75) is started again
+  --before=COMMAND                 shell command that each worker runs in the checkout after the installation, such as
+                                   one that downloads data
+  --stop                           let the command save a checkpoint and end on all workers; the TPU stays
+  --zone=ZONE, --project=PROJECT   place of a TPU that was not created by tpu_create.sh in this checkout
+  --dry_run                        print the commands without running them
 
-Before anything else, `ag-jax VERB FLAGS --print_config` checks the command in this machine's own .venv, if there is one.
-A slice that is spot or has several workers needs a --workdir=gs://...: elsewhere, checkpoints go with the machine.
-On several workers the flag --hosts=auto is added, with which ag-jax finds the other workers.
+First, `ag-jax VERB FLAGS --print_config` checks the command in this machine's .venv, if there is one. A slice that is
+spot or has several workers needs a --workdir=gs://..., because checkpoints on its own disks are lost with the machine.
+With several workers, the flag --hosts=auto is added, so that ag-jax finds the other workers.
 END_OF_USAGE
 }
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# How tpu_run.sh sees what becomes of the command that it has started. Source it; it sources tpu.sh.
+# Functions by which tpu_run.sh follows the command that it has started. Source this file; it sources tpu.sh.
 
 # shellcheck source=launch/tpu.sh
 source "$(dirname "${BASH_SOURCE[0]}")/tpu.sh"

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# What tpu_run.sh and tpu_logs.sh call on each worker of a TPU, over ssh. Not meant to be called by hand.
+# Commands that tpu_run.sh and tpu_logs.sh run on each worker of a TPU, over ssh. Not meant to be called by hand.
 #
-#   tpu_worker.sh install                    a Python, and .venv with jax for TPUs
-#   tpu_worker.sh start ATTEMPT WORD...      start `ag-jax WORD...`; it goes on when the connection ends
-#   tpu_worker.sh status                     one line: ag_jax-worker HOST STATE [CODE] ATTEMPT COMMAND'S_SUM
-#   tpu_worker.sh log ATTEMPT FROM           the log of an attempt, from byte FROM on
-#   tpu_worker.sh tail LINES [follow]        the end of the newest log
-#   tpu_worker.sh stop [now]                 let the command save and end, or kill it
+#   tpu_worker.sh install                    install Python, and .venv with jax for TPUs
+#   tpu_worker.sh start ATTEMPT WORD...      start `ag-jax WORD...`, which continues when the connection ends
+#   tpu_worker.sh status                     print one line: ag_jax-worker HOST STATE [CODE] ATTEMPT CHECKSUM_OF_COMMAND
+#   tpu_worker.sh log ATTEMPT FROM           print the log of an attempt, from byte FROM on
+#   tpu_worker.sh tail LINES [follow]        print the end of the newest log
+#   tpu_worker.sh stop [now]                 let the command save a checkpoint and end, or kill it
 #
-# STATE is `none`, `running`, `exited CODE`, `stopped` (by this script), `interrupted` (told to end by the machine,
-# as before a preemption) or `lost` (gone without a word: the machine was restarted, or the process killed).
+# STATE is `none`, `running`, `exited CODE`, `stopped` (by this script), `interrupted` (by a signal of the machine, as
+# before a preemption) or `lost` (ended without a status: the machine was restarted, or the process killed).
 set -euo pipefail
 # shellcheck source=launch/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -267,16 +267,16 @@ def test_each_verb_names_the_one_that_a_config_is_for(tmp_path):
             1,
             "is a config for pre-training: use `ag-jax train` for one run",
         ),
-        (["finetune", tuning, "--step=3"], 1, "the step of the checkpoint is a setting: --config.step=3"),
+        (["finetune", tuning, "--step=3"], 1, "--step=3 does not apply to fine-tuning: give the step"),
         (
             ["evaluate", f"--config={REPOSITORY / 'configs/quickstart.py'}"],
             1,
-            "is a config for pre-training, which this verb does not need",
+            "`ag-jax evaluate` takes no config for pre-training, got --config=",
         ),
         (
             ["evaluate", f"--config={REPOSITORY / 'configs/quickstart.py'}", "--print_config"],
             1,
-            "is a config for pre-training, which this verb does not need",
+            "`ag-jax evaluate` takes no config for pre-training, got --config=",
         ),
         (
             ["finetune", tuning, "--config.tasks.rte.epoch=3"],

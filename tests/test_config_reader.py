@@ -166,7 +166,7 @@ def test_flags_are_checked_against_the_file(source):
             [f"--config={source}", "--config.title2=t"],
             [type("Later", (Whole,), {"EARLIER_NAMES": {"title2": "other"}})],
         )
-    with pytest.raises(ValueError, match="give one with --config=FILE"):
+    with pytest.raises(ValueError, match="but none is given: add --config=FILE"):
         read_flags(["--config.title=t"])
     with pytest.raises(ValueError, match="not/there.py does not exist"):
         read_flags(["--config=not/there.py", "--config.title=t"])

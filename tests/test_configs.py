@@ -93,7 +93,7 @@ def test_docstring_is_a_lab_note(name):
     spec = importlib.util.spec_from_file_location("config", CONFIGS / name)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert "ag-jax" in module.__doc__ and f"configs/{name}" in module.__doc__
+    assert "ag-jax" in module.__doc__ and f"--config={name.removesuffix('.py')}" in module.__doc__
     assert "et al." in module.__doc__ or "Deshpande & Narasimhan 2020" in module.__doc__
     for heading in ("Hardware and time:", "Expected", "Deviations:"):
         assert heading in module.__doc__, f"{name} lacks {heading!r}"
@@ -219,7 +219,10 @@ def test_the_tpu_and_the_gpu_run_differ_in_batch_epochs_and_title_alone(arm):
         tokens = config.training.steps * config.training.batch_size * 510
         assert tokens == pytest.approx(epochs * 2116e6, rel=1e-4)
     docstring = (CONFIGS / "ag/table9_tpu_gpu.py").read_text()
-    assert f"{tpu.training.steps:,} steps of 256 rows on the TPU, {gpu.training.steps:,} of 84 on the GPUs" in docstring
+    assert (
+        f"{tpu.training.steps:,} steps of 256 sequences on the TPU, {gpu.training.steps:,} of 84 on the GPUs"
+        in docstring
+    )
 
 
 @pytest.mark.parametrize(

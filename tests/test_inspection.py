@@ -157,7 +157,7 @@ def test_figures_of_a_hugging_face_model_are_beside_the_user(places, tmp_path, m
 
 
 def test_a_model_without_steps_and_directories_without_a_model(places, tmp_path):
-    with pytest.raises(ValueError, match="step=3 is that of a run's checkpoint"):
+    with pytest.raises(ValueError, match="step=3 selects a checkpoint of a run"):
         best.open_for_inspection(places / "hf", 3)
     for directory in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=f"{directory} is no model: expected the directory of a run"):

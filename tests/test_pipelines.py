@@ -139,6 +139,8 @@ def test_a_list_of_texts_is_a_list_of_texts(places):
     for wrong in (("where", contexts), (questions, contexts[:1])):
         with pytest.raises(ValueError, match="expected one context, or a list of as many contexts as questions, got"):
             answer(*wrong)
+    with pytest.raises(ValueError, match="the context of question 2 of 2 is empty: give a text"):
+        answer(questions, [contexts[0], " "])
     classify = pipelines.classify(str(places / "classification"))
     assert tag([]) == answer([], []) == classify([]) == []
 

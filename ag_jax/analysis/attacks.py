@@ -45,12 +45,15 @@ class MaskedShare:
 
     @property
     def at_end(self) -> tuple[float, np.ndarray]:
-        """Masked share at the end of training, over all layers and by layer `N`: the mean over steps of `late_S`."""
+        """Masked share over all layers, and by layer `N`, as means over `late_steps`, the end of training."""
         weights_S = np.where(self.late_S, self.steps_S - self.begin_S, 0)
         return float(np.average(self.share_S, weights=weights_S)), np.average(self.share_SN, axis=0, weights=weights_S)
 
     def numbers(self) -> dict[str, Any]:
-        """Return the masked share at the end of training, by layer too, and its range of steps, for `report.json`."""
+        """Return the masked share at the end of training, overall and by layer, with the first and last step averaged.
+
+        For `report.json`.
+        """
         share, share_N = self.at_end
         return {"all": share, "layers": share_N.tolist(), "steps": list(self.late_steps)}
 
@@ -106,7 +109,9 @@ def masked_table(header: Sequence[str], shares: Mapping[Any, MaskedShare]) -> li
 
 @dataclasses.dataclass(frozen=True)
 class Temperatures:
-    """Scores of one task for models trained against attacks at several temperatures tau.
+    """Scores of one task for models trained at several tau, the temperature of adversarial self-attention.
+
+    A lower tau makes the adversary mask more.
 
     metric: name of the score.
     taus: temperatures, ascending.
@@ -125,7 +130,7 @@ class Temperatures:
 
 
 def temperature_table(by_task: Mapping[str, Temperatures]) -> list[str]:
-    """Return the lines of a Markdown section with a table of each task's scores against the temperature tau."""
+    """Return the lines of a Markdown section: task scores by tau, the temperature of adversarial self-attention."""
     taus = sorted({tau for scores in by_task.values() for tau in scores.taus})
     columns = ["Task", "Metric", *(f"tau = {tau:g}" for tau in taus), "Without an attack"]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]

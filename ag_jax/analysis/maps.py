@@ -38,7 +38,7 @@ Assignment = tuple[tuple[str, int], ...]  # (pattern, number of heads that it gu
 class AttentionMaps:
     """Attention maps of every layer and head for one sentence, without dropout.
 
-    tokens: readable pieces, including the tokens that begin and end a row.
+    tokens: readable pieces, including the tokens that begin and end a sequence, such as <s> and </s>.
     ids_L: token ids, int32.
     weights_NHQK: attention probabilities, float32; a row sums to 1.
     left_out: number of tokens of the text that were cut off because they did not fit.
@@ -53,10 +53,10 @@ class AttentionMaps:
 def attention_maps(
     model: EncoderModel, params: Any, tokenizer: Tokenizer, text: str, max_tokens: int, attacker: Attacker | None = None
 ) -> AttentionMaps:
-    """Compute the attention maps of `text`, with the tokens that begin and end a row around it.
+    """Return the attention maps of `text`, between the tokens that begin and end every sequence, such as <s> and </s>.
 
     They are computed without dropout, and without the scores that `guidance.mode=bias` adds during training. A text of
-    more than `max_tokens` tokens, including these two, is cut at its end, and a warning is logged. Raises ValueError if
+    more than `max_tokens` tokens, including those two, is cut at its end, and a warning is logged. Raises ValueError if
     there is no text, or no room for any token.
 
     max_tokens: maximum number of tokens; the model's `max_length` also applies.
@@ -159,7 +159,7 @@ def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assign
 def strongest_pattern(
     maps: AttentionMaps, special: PatternTokens, assignment: Assignment
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the name of the pattern that explains each layer's heads best, `NH`, and their mass on that pattern, `NH`.
+    """Return for each head, `NH`, the name of the pattern that explains the head best, and the mass on that pattern.
 
     This is the pattern with the largest difference of mass and chance: the target of [Delim] contains that of [First],
     but a head that attends only to the first token is better explained by the smaller target.

@@ -62,7 +62,7 @@ def straight_through(scores: Array) -> Array:
 
 @flax.struct.dataclass
 class Adversary:
-    """The learnt `Attack` on the attention of all layers, with the parameters of two linear layers for each.
+    """The learnt `Attack` on attention: the parameters of two linear projections for each encoder layer.
 
     query: kernel and bias of the projection to W_q h + b_q.
     key: kernel and bias of the projection to W_k h + b_k.
@@ -105,10 +105,10 @@ class Adversary:
         return scores.dot_product_scores(projected(query), projected(key))
 
     def _merged_scores(self, hidden_BLD: Array, query: dict[str, Array], key: dict[str, Array]) -> Array:
-        """Return `_projected_scores` for a single head, with the two kernels multiplied first.
+        """Return the scores of `_projected_scores` for a single head, `B1QK`; W_q and W_k are multiplied first.
 
-        s = [(h W_q W_k^T + b_q W_k^T) h^T + h W_q b_k^T + b_q b_k^T] / sqrt(width), `B1QK`, which needs one projection
-        of h instead of two, and has one factor with a gradient.
+        s = [(h W_q W_k^T + b_q W_k^T) h^T + h W_q b_k^T + b_q b_k^T] / sqrt(width), which needs one projection of h
+        instead of two, and has one factor with a gradient.
         """
         kernel_DD = jnp.einsum("de,fe->df", query["kernel"], key["kernel"])
         query_BLD = jnp.einsum("bld,de->ble", hidden_BLD, kernel_DD) + (key["kernel"] @ query["bias"])[None, None, :]

@@ -60,7 +60,7 @@ class Attack(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class MaskPolicy:
-    """How kept and masked query-key pairs become an additive mask: its strength, empty rows and protected pairs.
+    """How an attack's masks are applied: the number subtracted from scores, and which query-key pairs stay unmasked.
 
     strength: C, the number that is subtracted from the score of a masked unit.
     empty_rows: a query whose keys are all masked attends to its text evenly (`uniform`), or to itself

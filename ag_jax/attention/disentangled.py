@@ -75,7 +75,7 @@ class DisentangledConfig:
 
     @property
     def half(self) -> int:
-        """Half the number of rows of the table of distance embeddings: the buckets of one sign, or the span."""
+        """Half the number of rows of the table of distance embeddings: `buckets` if that is set, otherwise `span`."""
         return self.buckets or self.span
 
     @property
@@ -109,9 +109,10 @@ def rows(config: DisentangledConfig, distances: np.ndarray) -> np.ndarray:
 
 
 def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, np.ndarray]:
-    """Return the slice of the distance table that texts of `length` L need, and the row in it of each of 2 L distances.
+    """Return the slice of the distance table that texts of `length` need, and each distance's row within that slice.
 
-    The distances are in the order of the last axis of the products that `skew` takes.
+    The 2 `length` distances, of which the last is never read, are in the order of the last axis of the products that
+    `skew` takes.
     """
     distances_S = np.minimum(np.arange(2 * length), 2 * length - 2) - (length - 1)  # the last one is never read
     # `skew` takes the place s = other - own + L - 1; own is the query in c2p, and the key in p2c.
@@ -121,9 +122,11 @@ def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, n
 
 
 def skew(products: Array, positions_BQ: Array | None = None) -> Array:
-    """Turn products by distance into scores by key: out[..., q, j] = products[..., q, j - p_q + L - 1].
+    """Return scores by key, `BHQK`, from products by distance: each row is shifted by the position of its query.
 
-    products: `BHQS` with S = 2 L distances.
+    out[..., q, j] = products[..., q, j - p_q + L - 1], with L the length of the text and p_q the position of query q.
+
+    products: dot products of each query (key, for the term p2c) with each distance, `BHQS` with S = 2 L.
     positions_BQ: position p_q of each query; None for rows of all L positions, in order.
     """
     *batch, rows, double = products.shape

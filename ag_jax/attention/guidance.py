@@ -145,10 +145,12 @@ class Guides:
 
 @flax.struct.dataclass
 class AttentionStatistics:
-    """Sums over the keys q of each row p of guided heads, with probabilities H and target P.
+    """The two statistics of guidance, ||H||^2 and <H, P>, for each query of the guided heads.
 
-    sum_of_squares_BHQ: sum_q H[p, q]^2.
-    overlap_BHQ: sum_q H[p, q] P[p, q].
+    With attention probabilities H, target P, query p and keys q:
+
+    sum_of_squares_BHQ: ||H||^2 = sum_q H[p, q]^2.
+    overlap_BHQ: <H, P> = sum_q H[p, q] P[p, q].
     """
 
     sum_of_squares_BHQ: Array
@@ -180,11 +182,12 @@ def with_boundary(
     band: Band = EVERYTHING,
     total_BHQ: Array | float = 1.0,
 ) -> Array:
-    """Return attention's overlap with a `Shift` target; rows with no key at its offset have a uniform target instead.
+    """Return <H, P> for each query, `BHQ`: P points at the key at a fixed offset, or is uniform if there is none.
 
-    Rows at the boundary of a text have no such key. Their target is uniform over the n keys that the row sees, with
-    which H overlaps by sum(H) / n; the overlap is 0 where no key is seen.
+    Queries at the boundary of a text have no such key. Their target is uniform over the n keys that the query sees, so
+    that <H, P> is sum(H) / n; it is 0 where no key is seen.
 
+    overlap_BHQ: H at the key p + offset of each query p.
     total_BHQ: sum(H) of each row.
     """
     tokens_B1Q = visible_tokens(query_segments_BQ, key_segments_BK, band)[:, None, :]
@@ -202,9 +205,9 @@ def statistics(
     key_segments_BK: Array | None = None,
     band: Band = EVERYTHING,
 ) -> AttentionStatistics:
-    """Compute the two statistics of the guided heads from attention probabilities, in float32.
+    """Return the two statistics of guidance, ||H||^2 and <H, P>, of the guided heads, from attention probabilities H.
 
-    The plain formulation that every kernel has to equal.
+    They are float32. The plain formulation that every kernel has to equal.
 
     key_segments_BK: None for self-attention.
     band: in which keys are seen.
@@ -262,7 +265,7 @@ def _square_norm(target: Target, segments_BL: Array, boundary: str) -> Array:
 def guidance_loss(
     statistics_NBHQ: AttentionStatistics, guides: Guides, segments_BL: Array, config: GuidanceConfig
 ) -> tuple[Array, list[tuple[Array, Array]]]:
-    """Return the guidance loss L_AG, summed over texts, and the attention mass on each pattern's target.
+    """Return the guidance loss L_AG, summed over texts, and for each pattern the attention mass as (total, weight).
 
     For the mean loss, divide by the number of texts. With e[k, t, j, p] = ||H - P||^2 of layer k, text t, head j, row
     p, and n_t the tokens of t, one text has
@@ -275,8 +278,7 @@ def guidance_loss(
     equals its target.
 
     The mass of a target that is uniform over its columns is sum_q H[p, q] [P[p, q] > 0] = <H, P> / ||P||^2; it is
-    averaged over the heads and over the rows that have a target column, and given for each target as (total, weight),
-    both of shape N.
+    averaged over the heads and over the rows that have a target column: total / weight, both of shape N.
     """
     squared_sizes_BQ = jnp.square(jnp.maximum(segments.sizes(segments_BL), 1)).astype(jnp.float32)
     total, masses, head = jnp.float32(0), [], 0

@@ -62,8 +62,8 @@ class Projected(NamedTuple):
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention: O = softmax(Q K^T / sqrt(W) + bias) V for each head, then a projection of all heads back to
-    the width of the model.
+    """Multi-head attention: softmax(Q K^T / sqrt(W) + bias) V for each head, where W is the width of a head; then a
+    projection of all heads back to the width of the model.
 
     With `relative.terms`, scores are those of `attention.disentangled`.
 
@@ -177,9 +177,10 @@ class MultiHeadAttention(nn.Module):
     def _query_and_bias(
         self, projected: Projected, query_BQHW: Array, bias: Array | None, positions_BQ: Array | None
     ) -> tuple[Array, Array | None]:
-        """Return the query and the bias from which a kernel computes the scores Q K^T / sqrt(W) + bias.
+        """Return the query and the bias, adjusted for relative positions if the model has them.
 
-        With relative positions, their scores are added to the bias, and the query is scaled by `content_scale`.
+        A kernel then computes the scores Q K^T / sqrt(W) + bias, where W is the width of a head. The adjustment adds
+        the scores of relative positions to the bias, and scales the query by `content_scale`.
         """
         if not self.relative.terms:
             return query_BQHW, bias
@@ -214,7 +215,8 @@ class MultiHeadAttention(nn.Module):
 def _attacked(
     attacked: AttentionMask, query_BQHW: Array, bias_BHQK: Array | None, positions_BQ: Array | None
 ) -> tuple[Array, Array]:
-    """Return the query and the bias with the mask of an attack applied.
+    """Return the query and the bias for attacked attention: the attack's mask is added to the bias, and queries
+    whose keys are all masked are set to 0.
 
     If the attack masks all keys of a query, the query's scores are set to 0 before the mask is added, so that the query
     attends evenly.

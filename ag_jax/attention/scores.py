@@ -10,7 +10,7 @@ from jax import Array
 
 
 def dot_product_scores(query_BQHW: Array, key_BKHW: Array) -> Array:
-    """Return the scaled dot products of queries and keys, `scores_BHQK` = q . k / sqrt(W), in float32.
+    """Return the scaled dot products q . k / sqrt(W) of queries and keys, W the width of a head: float32 `BHQK`.
 
     This is equation 1 of Vaswani et al. 2017.
     """

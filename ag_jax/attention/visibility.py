@@ -59,34 +59,39 @@ class Band(NamedTuple):
         return meet
 
     def block_range(
-        self, held: Array, held_size: int, streamed_size: int, streamed_blocks: int
+        self, query_block: Array, queries_per_block: int, keys_per_block: int, key_blocks: int
     ) -> tuple[Array | int, Array | int]:
         """Return the indices of the first and the last block of keys that a block of queries may see.
 
         If the band leaves no block of keys, both are the block that is nearest to the band.
 
-        held: index of the block of queries.
-        held_size: queries in a block.
-        streamed_size: keys in a block.
-        streamed_blocks: number of blocks of keys.
+        query_block: index of the block of queries.
+        queries_per_block: number of queries in each block of queries.
+        keys_per_block: number of keys in each block of keys.
+        key_blocks: number of blocks of keys.
         """
         first: Array | int = 0
-        last: Array | int = streamed_blocks - 1
+        last: Array | int = key_blocks - 1
         if self.right is not None:
-            last = jnp.minimum(jax.lax.div(held * held_size + (held_size - 1 + self.right), streamed_size), last)
+            last_key = query_block * queries_per_block + (queries_per_block - 1 + self.right)
+            last = jnp.minimum(jax.lax.div(last_key, keys_per_block), last)
         if self.left is not None:
-            first = jnp.minimum(jax.lax.div(jnp.maximum(held * held_size - self.left, 0), streamed_size), last)
+            first_key = jnp.maximum(query_block * queries_per_block - self.left, 0)
+            first = jnp.minimum(jax.lax.div(first_key, keys_per_block), last)
         return first, last
 
-    def most_blocks(self, held_size: int, streamed_size: int, streamed_blocks: int) -> int:
-        """Return an upper bound of the number of key blocks that a block of queries may see; arguments as in
-        `block_range`.
+    def most_blocks(self, queries_per_block: int, keys_per_block: int, key_blocks: int) -> int:
+        """Return an upper bound of the number of blocks of keys that any block of queries may see.
+
+        queries_per_block: number of queries in each block of queries.
+        keys_per_block: number of keys in each block of keys.
+        key_blocks: number of blocks of keys.
         """
         if self.left is None or self.right is None:
-            return streamed_blocks
+            return key_blocks
         # n positions in a row touch at most this many blocks, wherever they begin.
-        positions = held_size + self.left + self.right
-        return min(streamed_blocks, 1 + -(-(positions - 1) // streamed_size))
+        positions = queries_per_block + self.left + self.right
+        return min(key_blocks, 1 + -(-(positions - 1) // keys_per_block))
 
 
 EVERYTHING = Band()
@@ -110,7 +115,10 @@ def visible_mask(query_segments_BQ: Array, key_segments_BK: Array, band: Band = 
 
 
 def visible_tokens(query_segments_BQ: Array, key_segments_BK: Array, band: Band = EVERYTHING) -> Array:
-    """Return the number of keys that each query sees, `BQ` (batch, query) int32; at most 1 for a query on padding."""
+    """Return the number of keys that each query sees, `BQ` (batch, query) int32.
+
+    A query on padding sees only keys on padding; they count as 1 key, or 0 if there are none.
+    """
     if query_segments_BQ is key_segments_BK and band.is_everything:
         return jnp.maximum(segments.sizes(key_segments_BK), 1)
     # Not as differences of running sums, because segments may come in any order. XLA for TPUs makes no array of the

@@ -28,7 +28,7 @@ class Setting:
     is_section: bool = False
 
     def matches(self, name: str) -> bool:
-        """Whether `name` is the path of this setting, where TASK stands for any name."""
+        """Whether `name` is the path of this setting, in which TASK stands for the name of any task."""
         return re.fullmatch(re.escape(self.path).replace("TASK", r"[^.]+"), name) is not None
 
     def is_inside(self, section: str) -> bool:

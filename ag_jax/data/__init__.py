@@ -1,1 +1,3 @@
-"""Tokenizers, text and tasks as masked batches: numpy on the host, independent of the other packages of ag_jax."""
+"""Tokenizers, and batches of text for pre-training and of tasks for fine-tuning: numpy on the host, independent of the
+other packages of ag_jax.
+"""

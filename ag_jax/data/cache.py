@@ -44,9 +44,8 @@ class Entry:
     unread: frozenset[str] = frozenset()
 
     def checked(self, path: pathlib.Path) -> CheckedFile | None:
-        """Return a `CheckedFile` that checks the file `path` while it is read.
-
-        None if the whole file was checked when the directory was opened.
+        """Return a `CheckedFile` that compares the file `path` with its checksums during reading, or None if the whole
+        file was compared when the directory was opened.
         """
         name = path.relative_to(self.path).as_posix()
         return CheckedFile(path, self.checksums[name], _advice(self.path)) if name in self.unread else None

@@ -45,7 +45,8 @@ def check_fields(path: str | os.PathLike, value: Mapping[str, Any], fields: Mapp
 def parse_json(text: str, expected: type = dict) -> Any:
     """Return the content of a JSON text, which must be of the type `expected` (`dict` or `list`).
 
-    Raises ValueError if the text is not JSON, nested too deeply or of another type; the message names no file.
+    Raises ValueError if the text is not JSON, nested too deeply or of another type; the caller adds the file and
+    the remedy to the message.
     """
     try:
         value = json.loads(text)
@@ -53,9 +54,9 @@ def parse_json(text: str, expected: type = dict) -> Any:
     except RecursionError:
         too_deep = True
     except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from error
+        raise ValueError(f"expected JSON, got text that cannot be parsed: {error}") from error
     if too_deep:
-        raise ValueError(f"JSON nested more than {DEEPEST} levels deep")
+        raise ValueError(f"expected JSON nested at most {DEEPEST} levels deep, got more levels")
     if not isinstance(value, expected):
         raise ValueError(f"expected a JSON {_NAMES[expected]}, got {type(value).__name__}")
     return value

@@ -336,7 +336,7 @@ def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> Sente
 
 
 def _size_error(asked: int, message: str) -> str:
-    """Return the error message for a vocabulary size that sentencepiece cannot train, and a possible size if known.
+    """Return an error message for an impossible vocabulary size, with the limit that sentencepiece reports, if any.
 
     asked: vocabulary size that was asked for.
     message: error message of sentencepiece.
@@ -355,7 +355,10 @@ def _size_error(asked: int, message: str) -> str:
 
 
 def _names(directory: pathlib.Path) -> list[str]:
-    """Return a directory's file names: tokenizer.json (it is self-contained), vocab.json, vocab.txt, then others."""
+    """Return a directory's file names in the order of preference for loading a tokenizer.
+
+    First come tokenizer.json, vocab.json and vocab.txt, in this order, then all other files by name.
+    """
     order = ("tokenizer.json", "vocab.json", "vocab.txt")
     names = sorted(file.name for file in directory.iterdir())
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))

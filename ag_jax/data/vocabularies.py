@@ -76,7 +76,10 @@ def settings_beside(
     settings = {key: value for key, value in _object(file).items() if value is not None}
     for key, kind in _TYPES.items():  # a missing setting counts as `kind()`, which is of the right type
         if not isinstance(settings.get(key, kind()), kind):
-            raise ValueError(f"{file}: {key} must be of type {kind.__name__}, got {settings[key]!r}; copy it anew")
+            raise ValueError(
+                f"{file}: {key} must be of type {kind.__name__}, got {settings[key]!r}; copy the file anew from the "
+                "original tokenizer"
+            )
     named = settings.get("tokenizer_class", "").removesuffix("Fast")
     wrong = [] if named in ("", *classes) else [f"tokenizer_class={named} is not one of {', '.join(classes)}"]
     for key, value in (only or {}).items():
@@ -84,9 +87,9 @@ def settings_beside(
             wrong.append(f"{key}={settings[key]!r} is not supported, only {value!r}")
     if wrong:
         raise ValueError(
-            f"{vocabulary.name} would be read in another way than {file} says: {'; '.join(wrong)}. If transformers has "
-            "a fast tokenizer for it, AutoTokenizer.from_pretrained(...).save_pretrained(...) writes a tokenizer.json, "
-            "which is read as it is."
+            f"{vocabulary.name} cannot be loaded with the settings in {file}: {'; '.join(wrong)}. If transformers has "
+            "a fast tokenizer for this model, AutoTokenizer.from_pretrained(...).save_pretrained(...) writes a "
+            f"tokenizer.json, which is loaded instead of {vocabulary.name}."
         )
     return settings
 
@@ -100,7 +103,8 @@ def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> Non
     for token, id in added.items():
         if type(id) is not int:
             raise ValueError(
-                f"{directory / ADDED}: expected an integer id for each token, got {id!r} for {token!r}; copy it anew"
+                f"{directory / ADDED}: expected an integer id for each token, got {id!r} for {token!r}; copy the file "
+                "anew from the original tokenizer"
             )
         # The library panics at a token whose characters the normaliser removes completely.
         if not read(directory / ADDED, lambda _, token=token: _normalized(tokenizer, token)):
@@ -144,7 +148,10 @@ def read(file: pathlib.Path, reader: Callable[..., Any], beside: pathlib.Path | 
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         names = f"{file} with {beside.name}" if beside else file
-        raise ValueError(f"{names} could not be read as a tokenizer ({error}); copy it anew.") from error
+        files = "both files" if beside else "the file"
+        raise ValueError(
+            f"{names} could not be read as a tokenizer ({error}); copy {files} anew from the original tokenizer."
+        ) from error
 
 
 def _completed(

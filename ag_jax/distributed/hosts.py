@@ -247,9 +247,9 @@ def leave_at_once(status: int) -> None:
 
 
 class _Lookout(threading.Thread):
-    """Thread that ends this process when another host publishes a failure, or closes its connection without one.
+    """Thread that ends this process when another host publishes a failure, or disconnects without notice.
 
-    At a normal end, it stops before this host disconnects from the others.
+    At a normal end, the thread stops before this host disconnects from the others.
     """
 
     def __init__(self, connections: dict[int, socket.socket]):

@@ -73,7 +73,7 @@ class Holder:
 
     @classmethod
     def this_process(cls) -> "Holder":
-        """Return a new holder for this process, with a new token."""
+        """Return a `Holder` for this process, with a new random token, so that no two holders are equal."""
         since = time.strftime("%Y-%m-%d %H:%M:%S %z")
         return cls(socket.gethostname(), _machine(), os.getpid(), _started(os.getpid()), since, secrets.token_hex(8))
 
@@ -119,7 +119,10 @@ class _Lock:
         self._thread.start()
 
     def release(self) -> None:
-        """Remove the lock file, unless another process took over, and an empty directory that `take` created."""
+        """Remove the lock file, unless another process has taken over the lock.
+
+        Also remove the locked directory if `take` created it and it is empty.
+        """
         self._done.set()
         self._thread.join()
         with contextlib.suppress(Exception):  # stores raise different types; a file left behind is a stale lock

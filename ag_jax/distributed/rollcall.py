@@ -116,7 +116,7 @@ def _lead(
                 opened.pop_all()  # keeps the connections open; only the listener is closed, to free the port for JAX
                 return present
             if time.monotonic() > deadline:
-                problem = _failure(position, missing, timeout)
+                problem = _missing_and_advice(position, missing, timeout)
                 _tell(present, {"refused": problem})
                 raise ValueError(problem)
             with contextlib.suppress(TimeoutError):
@@ -188,7 +188,10 @@ def _report(
             say(f"host {position.host} of {position.hosts} cannot reach host 0 at {position.coordinator} yet ({why})")
         time.sleep(min(TICK, max(deadline - time.monotonic(), 0.0)))
     missing = [0] if status is None else status["missing"]
-    raise ValueError(f"host {position.host}: {_failure(position, missing, timeout)}. The last attempt: {why}")
+    raise ValueError(
+        f"host {position.host} cannot start before all hosts have joined: "
+        f"{_missing_and_advice(position, missing, timeout)}. The last attempt to reach host 0: {why}"
+    )
 
 
 def _progress(position: HostPosition, status: dict[str, Any]) -> str:
@@ -198,7 +201,7 @@ def _progress(position: HostPosition, status: dict[str, Any]) -> str:
     return f"{joined}; waiting at {position.coordinator} for host {_shown(status['missing'])}"
 
 
-def _failure(position: HostPosition, missing: list[int], timeout: float) -> str:
+def _missing_and_advice(position: HostPosition, missing: list[int], timeout: float) -> str:
     name, port = position.address
     return (
         f"{position.hosts - len(missing)} of {position.hosts} hosts joined within {timeout:.0f} seconds; missing: host "
@@ -215,7 +218,10 @@ def _line(connection: socket.socket) -> str:
     while not received.endswith(b"\n"):
         byte = connection.recv(1)
         if not byte or len(received) > LONGEST:
-            raise ValueError(f"expected one line of at most {LONGEST} bytes, got {len(received)} without a line end")
+            raise ValueError(
+                f"expected the message of a host that joins, one line of at most {LONGEST} bytes, but got "
+                f"{len(received)} bytes without a line end: the sender is no host of this run, so close the connection"
+            )
         received += byte
     return received.decode()
 
@@ -233,7 +239,10 @@ def _tell(present: dict[int, socket.socket], message: dict[str, Any]) -> None:
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Whether the other host has not closed a connection on which nothing more is sent."""
+    """Whether the other host still has its end of a connection open, found out without waiting or reading.
+
+    The other host must have nothing left to send: unread data would hide a closed end.
+    """
     connection.setblocking(False)
     try:
         return connection.recv(1, socket.MSG_PEEK) != b""

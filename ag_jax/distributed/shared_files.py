@@ -10,9 +10,9 @@ WITHIN = 90.0  # seconds in which a file that one host wrote must show on anothe
 
 
 def wait_for(path: epath.Path) -> list[int]:
-    """Wait until every host reads the same text from a file as host 0; return the numbers of the hosts that do not.
+    """Wait up to `WITHIN` seconds for every host to read from a file what host 0 reads; return the hosts that do not.
 
-    The wait ends after `WITHIN` seconds. Every host must call it.
+    The hosts are returned by number. Every host must call this function.
     """
     if hosts.count() == 1:
         return []

@@ -56,18 +56,18 @@ def write_whole(path: epath.Path, text: str) -> None:
     partial.replace(path)
 
 
-def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path, *, is_ours: bool = True) -> T:
-    """Return `write(place)`, where `place` is `directory` or, if that cannot be written, another directory.
+def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path, *, may_write: bool = True) -> T:
+    """Call `write` with a directory that can be written, `directory` if possible, and return what `write` returns.
 
-    So a result that took long to compute is not lost. The directories tried are `directory` (if `is_ours`),
+    So a result that took long to compute is not lost. The directories tried are `directory` (if `may_write`),
     `ag-jax-output/NAME` in the current directory, and a new temporary directory. If `directory` cannot be written, a
     line on standard error names the one used instead. Raises the error of the first directory, on a disk an OSError,
     if none can be written.
 
     write: writes the files into the directory that it is given.
-    is_ours: whether `directory` belongs to this command and may be written.
+    may_write: whether `directory` may be written at all; False for a directory that another program made.
     """
-    places = [directory] if is_ours else []
+    places = [directory] if may_write else []
     places += [epath.Path("ag-jax-output") / directory.name, None]
     problems = []
     for place in places:
@@ -80,7 +80,7 @@ def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path
                 raise
             problems.append(error)
         else:
-            if problems and is_ours:
+            if problems and may_write:
                 print(
                     f"cannot write to {directory} ({problems[0]}): the files are in {place}",
                     file=sys.stderr,

@@ -52,7 +52,10 @@ def tag_scores(task: Task, examples: Examples, features: Features, logits: Logit
 
 
 def answer_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return the best answers to each question over all windows of its context, from logits (tokens, start and end)."""
+    """Return the best answers to each question, chosen over all windows of the question's context.
+
+    logits: an array (tokens, 2) for each window: the logits of each token to start and to end the answer.
+    """
     del task
     windows: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in examples]
     for owner, of_row, characters in zip(features.owner, logits, features.characters, strict=True):
@@ -85,7 +88,10 @@ def answer(task: Task, example: Question, found: Candidates) -> str:
 
 
 def mean_of_probabilities(of_models: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the logarithm of the mean of the models' probabilities over classes or candidates."""
+    """Return the logarithm of each class's or candidate's probability, averaged over the models before the logarithm.
+
+    of_models: the logits of each model, with classes or candidates on the last axis; the result has the shape of one.
+    """
     stacked = np.stack([np.asarray(of_model, np.float64) for of_model in of_models])
     shifted = stacked - stacked.max(axis=-1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

@@ -50,9 +50,9 @@ def paired_t_test(baseline: Sequence[float] | np.ndarray, other: Sequence[float]
 def paired_t_test_over_examples(
     baseline: Sequence[Sequence[float] | np.ndarray], other: Sequence[Sequence[float] | np.ndarray]
 ) -> float | None:
-    """Return the p-value of a paired t-test in which the pairs are the examples of an evaluation set.
+    """Return the p-value of a paired t-test over examples, from the scores [seed][example] averaged over the seeds.
 
-    Each argument has a row for each seed with the scores of all examples; an example's score is its mean over seeds.
+    A pair is an example of the evaluation set, scored in the baseline and in the other arm. None as in `paired_t_test`.
     This tests whether the arms differ on other examples like these, given the trained models; `paired_t_test` over
     seeds tests whether they differ with other seeds, given these examples.
     """

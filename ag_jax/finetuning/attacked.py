@@ -76,7 +76,7 @@ def masked_shares(arms: Mapping[str, Arm]) -> dict[tuple[str, str], MaskedShare]
 
 
 def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[str, Temperatures]:
-    """Return the scores of arms that were attacked at different temperatures (tau), for every task with several.
+    """Return by task the score of the arm at each temperature (tau), for tasks attacked at two or more temperatures.
 
     numbers: the content of report.json.
 
@@ -126,9 +126,9 @@ def _shown(caption: str, path: epath.Path) -> list[str]:
 
 
 def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str, MaskedShare]]:
-    """Group the shares of masked attention by row of panels in their figure: {row: {curve: share}}.
+    """Return the masked shares in the groups that `masked_figure` draws: {row of the figure: {line in the row: share}}.
 
-    One task gives one row with a curve for each arm; several tasks give a row for each arm with a curve for each task.
+    One task gives one row with a line for each arm; several tasks give a row for each arm with a line for each task.
     """
     tasks, arms = (list(dict.fromkeys(key[at] for key in shares)) for at in (0, 1))
     if len(tasks) == 1:

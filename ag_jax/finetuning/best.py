@@ -97,7 +97,10 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
                 try:
                     metrics[name] = splits.find_task(name, config_reader.parse(Recipe, recipe)).metric
                 except ValueError as error:
-                    raise ValueError(f"cannot read the settings of task {name} in {path}: {error}") from error
+                    raise ValueError(
+                        f"cannot read the settings of task {name} in {path}: {error}; put back the file as "
+                        "`ag-jax finetune` wrote it, or give the directory of another suite"
+                    ) from error
                 for one in kept:
                     found.setdefault(name, {})[one] = _score(one, metrics[name])
     if not found:

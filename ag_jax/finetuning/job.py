@@ -110,7 +110,8 @@ def run_trial(
         return done
     if not len(data.train.features):
         raise ValueError(
-            f"task {trial.task} has nothing to learn from: {data.train.examples.source} gave no usable example"
+            f"task {trial.task} has nothing to learn from: expected at least one training example (for a question, "
+            f"with the answer in the text), got none from {data.train.examples.source}; give a file with such examples"
         )
     if not metrics.are_known(data.validation.examples):
         raise ValueError(
@@ -285,7 +286,7 @@ class _Training:
         return True
 
     def finish(self, state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
-        """Predict `test` and similar splits with the best epoch's weights; return the content of `result.json`."""
+        """Predict all splits but train and validation by the best epoch's weights; return what result.json holds."""
         trial, data, history = self.trial, self.data, progress.history
         best, params = best_epoch(history, self.metric), state.params
         others: dict[str, dict[str, float]] = {}

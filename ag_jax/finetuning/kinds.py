@@ -115,7 +115,7 @@ def encode(
 
 
 def scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return for each example the scores of its classes, choices, tags or answers; in a regression, its number.
+    """Return each example's scores: of its classes, choices, tags or answers, or the number that a regression predicts.
 
     logits: the logits of each row of the features, in their order: `C` (classification, choice, ranking), a scalar
         (regression), `LC` (tagging), `L2` (span).

@@ -131,9 +131,9 @@ def compiled(spec: ProgramSpec) -> TaskProgram:
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
     if spec.batch_size % (spec.microbatches * parts):
         raise ValueError(
-            f"a batch of {spec.batch_size} cannot be split in microbatches={spec.microbatches} over mesh.data * "
-            f"mesh.fsdp = {parts} devices: choose a batch size that is a multiple of their product, or a mesh with "
-            "fewer devices along data"
+            f"a batch of {spec.batch_size} cannot be split into microbatches={spec.microbatches} on mesh.data * "
+            f"mesh.fsdp = {parts} devices: choose a batch size that is a multiple of microbatches * mesh.data * "
+            f"mesh.fsdp = {spec.microbatches * parts}, or a mesh with fewer devices along data"
         )
     attend = dispatch.choose(
         spec.config.attention,

@@ -184,7 +184,7 @@ def _key(result: Result) -> tuple:
 
 
 def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
-    """Return the results of an arm on one task as a dict for report.json: metrics, ensemble, p-values, sweep, counts.
+    """Return the results of an arm on one task for report.json: metrics, ensemble, p-values, sweep, counts of examples.
 
     baseline: the results of the baseline, against which the arm is tested; None for the baseline itself.
     """

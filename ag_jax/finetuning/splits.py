@@ -32,7 +32,7 @@ class Splits:
 
 
 def find_task(name: str, recipe: Recipe) -> Task:
-    """Return the catalogue's task `name`, with the metric that the recipe sets, and as a ranking if `recipe.ranking`.
+    """Return the catalogue's task `name` with the recipe's metric; with `recipe.ranking`, as a choice among candidates.
 
     Raises ValueError if the task is unknown, or if a setting of the recipe does not go with it.
     """

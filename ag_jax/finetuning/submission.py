@@ -58,9 +58,9 @@ def _shown(task: Task, prediction: Any) -> str:
 
 
 def write(directory: epath.Path, task: Task, split: str, predictions: Sequence[Mapping[str, Any]]) -> str | None:
-    """Write the submission file of a test set, and return a sentence about it for the report.
+    """Write a split's submission file and return a sentence for the report; None if the GLUE server has no such split.
 
-    If the predictions cannot be written, the sentence says why; None for a split that the server does not have.
+    The sentence names the file. If the server would reject the ids, no file is written, and the sentence says why.
     """
     name = FILES.get((task.name, split))
     if name is None:
@@ -86,7 +86,13 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
 
 
 def unranked(task: Task, predicted: SplitPredictions, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Convert predictions of a task that is trained as ranking to classes: only the chosen candidate is right."""
+    """Return the class of every pair (text, candidate), from predictions that choose one candidate for each text.
+
+    The chosen candidate gets the right label (entailment), the text's other candidates the other label.
+
+    task: QNLI or WNLI as classification.
+    predicted, rows: the examples, each with its candidates, and the number of the candidate chosen for each.
+    """
     right = task.labels.index(ranking.RIGHT[task.name])
     return [
         {"id": name, "prediction": right if number == row["prediction"] else 1 - right}

@@ -416,7 +416,7 @@ def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str,
 
 
 def _initial(suite: Suite, one: Trial) -> Pretrained:
-    """Return the encoder that a trial starts from: the checkpoint's, or that of another task's best trial of the seed.
+    """Return a trial's initial encoder: the checkpoint's or, with `initial_task`, that task's best with the same seed.
 
     Raises ValueError if finished trials of the seed started from another encoder.
     """

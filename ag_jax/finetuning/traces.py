@@ -1,4 +1,6 @@
-"""Traces, the masked shares that an earlier trial recorded; `adversarial.method=scheduled` masks as much at random.
+"""Traces: what share of attention an adversary masked in each layer of an earlier trial, from start to end.
+
+A trial with `adversarial.method=scheduled` masks the same shares, at random places.
 
 `adversarial.masking.trace` may name another trial for each trial: `{arms}` stands for the directory of the comparison,
 `{task}` and `{trial}` for the names of the trial's own task and directory. So `{arms}/asa/{task}/{trial}` is the trial
@@ -15,9 +17,9 @@ from ag_jax.pretraining import mask_trace
 
 
 def resolved(one: Trial, workdir: epath.Path) -> Trial:
-    """Return a trial with the placeholders replaced in the path of the earlier trial whose masked shares it repeats.
+    """Return a trial with `{arms}`, `{task}` and `{trial}` replaced in its setting `adversarial.masking.trace`.
 
-    A trial that repeats none is returned unchanged.
+    A trial with another method than `scheduled` is returned unchanged.
 
     workdir: the directory of the trial's suite.
     """
@@ -33,10 +35,12 @@ def resolved(one: Trial, workdir: epath.Path) -> Trial:
 
 
 def check(one: Trial, workdir: epath.Path, layers: int, to_be_recorded: Set[epath.Path]) -> None:
-    """Raise ValueError unless the masked shares that a trial repeats exist, or will be recorded before it starts.
+    """Raise ValueError unless the trace that a trial's `adversarial.masking.trace` names exists or will be recorded.
 
-    layers: number of layers of the model, for each of which there must be shares.
-    to_be_recorded: directories of trials that are trained before this one and record their masked shares.
+    Trials with another method than `scheduled` need no trace.
+
+    layers: number of layers of the model, for each of which the trace must have the share of masked attention.
+    to_be_recorded: directories of trials that are trained before this one and record a trace.
     """
     adversarial = resolved(one, workdir).recipe.adversarial
     if adversarial.method == "scheduled" and mask_trace.directory_of(adversarial) not in to_be_recorded:

@@ -133,7 +133,7 @@ def _citation(origin: Origin) -> list[str]:
 
 
 def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
-    """Set the settings that are directories to None, in place: they mean nothing on another machine."""
+    """Return the dict `settings` itself, with its directories set to None, as they mean nothing on another machine."""
     settings["data"]["cache_dir"] = settings["data"]["tokenizer"]["path"] = settings["training"]["initial_weights"] = (
         None
     )

@@ -90,8 +90,8 @@ def find(path: str) -> pathlib.Path:
         ) from error
     if pickled:
         raise ValueError(
-            f"{path} has its weights only as a pickle, which can run any program when it is read, so it is not "
-            f"fetched. If you trust it: hf download {path} --local-dir=DIR, and then --from=DIR, which says how to "
-            "convert it"
+            f"{path} has its weights only as a pickle, which can run any program when it is read, so the model is not "
+            f"fetched. If you trust the model, run `hf download {path} --local-dir=DIR` and import --from=DIR; the "
+            "error then has a command that converts the pickle"
         )
     return found

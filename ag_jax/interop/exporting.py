@@ -20,7 +20,7 @@ from ag_jax.pretraining import run
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """The result of an export.
+    """Facts about an exported model: its class in transformers, its size, and what could not be exported.
 
     architecture: the class of transformers that opens the directory.
     parameters: number of parameters in it.

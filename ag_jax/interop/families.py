@@ -52,22 +52,31 @@ class Family:
 
 
 def dense(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the names of the kernel and bias of a linear layer."""
+    """Return the name-table entries (tensor of transformers, parameter here) of a linear layer.
+
+    theirs, ours: the layer's prefix of tensor names in transformers, and of parameter paths here.
+    """
     return Name(f"{theirs}.weight", f"{ours}/kernel", TRANSPOSED), Name(f"{theirs}.bias", f"{ours}/bias")
 
 
 def norm(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the names of the scale and bias of a LayerNorm."""
+    """Return the name-table entries (tensor of transformers, parameter here) of the scale and bias of a LayerNorm."""
     return Name(f"{theirs}.weight", f"{ours}/scale"), Name(f"{theirs}.bias", f"{ours}/bias")
 
 
 def to_heads(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the names of the kernel and bias of a projection to query, key or value, which are split by head here."""
+    """Return the name-table entries (tensor of transformers, parameter here) of a query, key or value projection.
+
+    The kernel and bias are split by head here, and not in transformers.
+    """
     return Name(f"{theirs}.weight", f"{ours}/kernel", TO_HEADS), Name(f"{theirs}.bias", f"{ours}/bias", BY_HEAD)
 
 
 def embeddings(root: str) -> tuple[Name, ...]:
-    """Return the names of word, position and token-type embeddings and of their LayerNorm."""
+    """Return the name-table entries (tensor of transformers, parameter here) of the embeddings.
+
+    These are the word, position and token-type embeddings, and their LayerNorm.
+    """
     kinds = (("word", "word"), ("position", "position"), ("token_type", "segment"))
     tables = (
         Name(f"{root}.embeddings.{theirs}_embeddings.weight", f"encoder/embeddings/{ours}/embedding", AS_IS)
@@ -77,7 +86,10 @@ def embeddings(root: str) -> tuple[Name, ...]:
 
 
 def after_attention(root: str) -> tuple[Name, ...]:
-    """Return the names of each layer's attention output projection, feed-forward network and LayerNorms."""
+    """Return the name-table entries (tensor of transformers, parameter here) of a layer after attention.
+
+    These are the output projection of attention, the feed-forward network and both LayerNorms.
+    """
     layer = f"{root}.encoder.layer.{{layer}}"
     return (
         Name(f"{layer}.attention.output.dense.weight", f"{LAYERS}attention/output/kernel", FROM_HEADS),
@@ -90,14 +102,20 @@ def after_attention(root: str) -> tuple[Name, ...]:
 
 
 def _plain(root: str) -> tuple[Name, ...]:
-    """Return the names of an encoder with absolute positions and separate query, key and value projections."""
+    """Return the name-table entries (tensor of transformers, parameter here) of a plain encoder.
+
+    A plain encoder has absolute positions and separate projections to query, key and value.
+    """
     attention = f"{root}.encoder.layer.{{layer}}.attention.self"
     projections = (to_heads(f"{attention}.{name}", f"{LAYERS}attention/{name}") for name in ("query", "key", "value"))
     return *embeddings(root), *(name for pair in projections for name in pair), *after_attention(root)
 
 
 def bert_word_head() -> tuple[Name, ...]:
-    """Return the names of the word head `cls.predictions`, which BERT and DeBERTa have."""
+    """Return the name-table entries (tensor of transformers, parameter here) of the head that predicts words.
+
+    BERT and DeBERTa have this head, as `cls.predictions`.
+    """
     return (
         *dense("cls.predictions.transform.dense", "word_head/dense"),
         *norm("cls.predictions.transform.LayerNorm", "word_head/norm"),

@@ -31,7 +31,7 @@ SEQUENCE_LENGTH = 128  # of the run, where the model's positions allow it
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """The result of an import.
+    """Facts about an imported model: its family, its size, new heads, and tensors that were left out.
 
     family: the `model_type`, with the kind of task for a fine-tuned model.
     parameters: number of parameters written.
@@ -110,7 +110,7 @@ def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: pathlib
 
 
 def origin_of(opened: OpenModel, path: str) -> Origin:
-    """Return the origin to store with a run or trial that starts from a model opened from `path`."""
+    """Return the `Origin` of a model opened from `path`: name, licence etc., to store with runs that start from it."""
     return dataclasses.replace(_origin(opened.source, path), new=opened.new, left_out=opened.left_out)
 
 
@@ -141,7 +141,7 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
         f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} for {head.kind} in "
         "its config.json",
         (*expected, *source.family.left_out, *(name.theirs for name in source.family.names if name.ours in unread)),
-        "\nTo leave out what has no place here, name the beginnings: --expect=cls,lm_head",
+        "\nTo leave out tensors without a place, list the beginnings of their names: --expect=cls,lm_head",
     )
     params = names.nested(names.load(wanted, source.tensors, shapes))
     return FineTuned(head, config, _tokenizer(source), params, _origin(source, path)), tuple(left_out)
@@ -181,7 +181,7 @@ def _tokenizer(source: Source) -> Tokenizer:
 
 
 def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConfig:
-    """Return the config of an imported run: its encoder, settings that give it the same heads, training defaults.
+    """Return the config of an imported run: the model's encoder, objectives for the model's heads, training defaults.
 
     tokenizer: path of the tokenizer.
     """
@@ -226,7 +226,7 @@ def parameters(
         found,
         f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} in its config.json",
         (*expected, *source.family.left_out),
-        "\nTo leave out what has no place here, name the beginnings: --expect=classifier,qa_outputs",
+        "\nTo leave out tensors without a place, list the beginnings of their names: --expect=classifier,qa_outputs",
     )
     arrays = names.load(wanted, source.tensors, shapes)
     if new:
@@ -236,7 +236,7 @@ def parameters(
 
 
 def _pooler_shapes(source: Source, found: Collection[str], expected: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the pooler's parameters by path; {} if there is none or a head for pre-training reads it."""
+    """Return the shapes of the stored pooler's parameters by path; {} if none is stored, or if `next_head` has them."""
     theirs = [name.theirs for name in source.family.names if name.paths[0].startswith("pooler/")]
     stored = [name for name in theirs if name in found and not name.startswith(tuple(expected))]
     if "next_head" in source.heads or not stored:

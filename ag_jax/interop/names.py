@@ -84,12 +84,16 @@ def stored_tensors(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[Sto
 
 
 def check(
-    wanted: Iterable[StoredTensor], theirs: Mapping[str, Shape], of: str, expected: Sequence[str] = (), remedy: str = ""
+    wanted: Iterable[StoredTensor],
+    theirs: Mapping[str, Shape],
+    problem: str,
+    expected: Sequence[str] = (),
+    remedy: str = "",
 ) -> list[str]:
     """Check that a file holds the wanted tensors, and return the names of the other tensors, which `expected` allows.
 
     theirs: shapes of the file's tensors by name.
-    of, remedy: beginning and end of the error message.
+    problem, remedy: beginning and end of the error message.
     expected: prefixes of the names of tensors that may be in the file without being wanted.
     Raises ValueError that lists every missing, extra and misshapen tensor, with both sides.
     """
@@ -105,8 +109,11 @@ def check(
     extra = [f"  without a place here: {name} {theirs[name]}" for name in left if not name.startswith(tuple(expected))]
     if missing or misshapen or extra:
         raise ValueError(
-            f"{of} ({len(missing)} missing, {len(misshapen)} of another shape, {len(extra)} without a place; "
-            f"{len(by_name)} expected, {len(theirs)} found):\n" + "\n".join(missing + misshapen + extra) + remedy
+            f"{problem} (tensors: {len(missing)} missing, {len(misshapen)} of another shape, {len(extra)} without a "
+            f"place; {len(by_name)} expected, {len(theirs)} found):\n"
+            + "\n".join(missing + misshapen + extra)
+            + "\nFor tensors missing or of another shape, copy config.json and the weights anew from the same model."
+            + remedy
         )
     return left
 

@@ -132,7 +132,7 @@ def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = Fals
             "its weights (--config.keep=best), or of a Hugging Face model"
         )
     if step is not None and opened.run is None:
-        raise ValueError(f"step={step} is that of a run's checkpoint, but {checkpoint} is no run: leave the step out")
+        raise ValueError(f"step={step} selects a checkpoint of a run, but {checkpoint} is no run: leave the step out")
     if fresh:
         description = f"fresh weights, architecture of {opened.description}"
         return dataclasses.replace(opened, params={}, description=description, run=None)

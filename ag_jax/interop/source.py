@@ -50,7 +50,10 @@ def read(directory: pathlib.Path) -> Source:
     try:
         family = catalogue.named(values.get("model_type"))
     except ValueError as error:
-        raise ValueError(f"{file} is not of a supported model family: {error}") from error
+        raise ValueError(
+            f"{file}: expected a model_type of a supported family ({', '.join(catalogue.FAMILIES)}), "
+            f"got {values.get('model_type')!r}; choose a model of one of these families"
+        ) from error
     tensors = open_directory(directory)
     rooted = any(name.startswith(f"{family.root}.") for name in tensors.shapes)
     tensors = tensors.renamed(lambda name: _modern(name, family, rooted))
@@ -70,8 +73,8 @@ def read(directory: pathlib.Path) -> Source:
         config_reader.check(config, "model")
     except ValueError as error:
         raise ValueError(
-            f"{file} describes an encoder that cannot work, in ag-jax's names of settings: {error}\n"
-            "Copy the file anew, or choose another model"
+            f"{file} describes an encoder that cannot work: {error}\n"
+            "(These are ag-jax's names for the settings.) Copy the file anew, or choose another model"
         ) from error
     # A declared head without tensors counts, too, so that its tensors are reported as missing.
     heads = {head for name in architectures for head in _declared(family, name)}
@@ -170,7 +173,7 @@ def _modern(name: str, family: Family, rooted: bool) -> str:
 
 
 def _first_copy(name: str, family: Family, names: Collection[str]) -> str:
-    """Return `name`, or the first copy's name for the second copy of a tied tensor that is stored only once.
+    """Return the first copy's name if `name` is that of a tied second copy and no first copy is stored; else `name`.
 
     names: names of all stored tensors.
     """

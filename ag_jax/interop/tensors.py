@@ -63,7 +63,10 @@ class Tensors:
         for name, entry in self._entries.items():
             new = rename(name)
             if new in entries:
-                raise ValueError(f"{entries[new].name} and {entry.name} are two names of {new}; leave one of them out")
+                raise ValueError(
+                    f"{entries[new].name} in {entries[new].file} and {entry.name} in {entry.file} are both names of "
+                    f"the tensor {new}: expected only one of them; save the model anew without the other"
+                )
             entries[new] = entry
         return Tensors(entries)
 

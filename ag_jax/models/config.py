@@ -86,7 +86,8 @@ class EncoderConfig:
             raise ValueError(
                 f"model.absolute_positions={self.absolute_positions} and "
                 f"model.mask_decoder_passes={self.mask_decoder_passes} do "
-                "not go together: only the enhanced mask decoder adds positions at `decoder`, and it needs them there; "
+                "not go together: absolute_positions=decoder adds positions in the enhanced mask decoder and nowhere "
+                "else, so a model must have both or neither; "
                 "set absolute_positions=decoder with mask_decoder_passes of at least 1, "
                 "or absolute_positions=input or none with mask_decoder_passes=0"
             )

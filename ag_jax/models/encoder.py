@@ -67,9 +67,9 @@ class ConvolutionBranch:
 
 
 def rows(batch: Batch) -> Batch:
-    """Return the batch fields that an encoder and guidance patterns read, with each candidate of an example as a row.
+    """Return the fields that an encoder and guidance patterns read, with each candidate answer of an example as a row.
 
-    Fields `BCL` with C candidates become `(B C)L`.
+    Fields `BCL` with C candidates, as in multiple choice, become `(B C)L`.
 
     `original` is the tokens if the batch has no such field, because nothing was corrupted.
     """

@@ -66,7 +66,7 @@ def step_flops(
     # In the layer that the decoder repeats, queries, output and feed-forward are needed only at the predicted
     # positions; keys and values do not change between passes, so they count once.
     repeated = predictions * config.mask_decoder_passes * (2 * width**2 + 2 * width * features) + tokens * 2 * width**2
-    distances, projections = _distances(config, length)
+    distances, projections = _relative_costs(config, length)
     of_pair = 2 * width  # scores and mixing
     attention = tokens * layers * (of_pair * length + width * distances) + layers * projections
     decoder = repeated + predictions * config.mask_decoder_passes * (of_pair * length + width * distances) + projections
@@ -79,11 +79,11 @@ def step_flops(
     )
 
 
-def _distances(config: EncoderConfig, length: int) -> tuple[int, int]:
-    """Return how many distances a token is scored with in disentangled attention, and the cost of projecting them.
+def _relative_costs(config: EncoderConfig, length: int) -> tuple[int, int]:
+    """Return two costs of relative positions in one layer: scores for each token, and multiply-adds of projections.
 
-    The count is summed over the terms (c2p, p2c). The cost is the multiply-adds of one layer for the whole table of
-    distances, which is projected once a step.
+    A token has one score for each distance to other tokens, in each term (c2p, p2c) of disentangled attention. The
+    projections are of the whole table of distances, once a step.
     """
     terms, table = len(config.relative.names), min(2 * length - 1, 2 * config.relative.half)
     return terms * min(length, table), terms * table * config.width**2

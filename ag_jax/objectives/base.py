@@ -32,7 +32,7 @@ class Outputs:
         `sentence` the first position of each text. Names beside `Objective.prediction_names` are never compared between
         passes.
     encoder_batch: the batch as the encoder read it, with a generator's samples in place.
-    statistics: of the guided heads, with a leading axis over the layers; None without `ports.guides`.
+    statistics: ||H||^2 and <H, P> of guided heads, with a leading axis over the layers; None without `ports.guides`.
     mask_counts: of an attack on attention, with a leading axis over the layers; None without `ports.attack`.
     metrics: (total, weight) of measurements that the predictions do not contain, such as the length of a perturbation.
     second_passes: outputs of further passes on the same `encoder_batch`, by the loss term that compares them with this
@@ -89,7 +89,11 @@ class Objective:
         raise NotImplementedError
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return, for each of `prediction_names`, the weights of examples or positions in comparisons of two passes."""
+        """Return, by name, the weights of each prediction's elements when predictions of two passes are compared.
+
+        The names are `prediction_names`; elements are examples or positions; passes are, for example, clean and
+        attacked.
+        """
         raise NotImplementedError
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -176,7 +180,7 @@ class Wrapper(Objective):
         return self.inner.coefficients(step)
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return the weights of examples or positions in comparisons of the inner objective's predictions."""
+        """Return, by name, the weights of the inner predictions' elements when two passes are compared."""
         return self.inner.counts(batch)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -188,7 +192,7 @@ class Wrapper(Objective):
         return self.inner.terms(outputs, batch)
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Run the inner objective's encoder once more."""
+        """Run the inner objective's encoder on `encoder_batch`, read by an earlier pass; return this pass's outputs."""
         return self.inner.predict(params, encoder_batch, rngs, step, ports)
 
 
@@ -203,9 +207,9 @@ def loss_factors(objective: Objective, batch: Batch, step: Array) -> dict[str, A
 def apply_model(
     model: nn.Module, params: Params, batch: Batch, rngs: Rngs, ports: Ports, method: str | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Apply a model; return its result and a dict of the fields of `Outputs` that its layers sowed for `ports`.
+    """Apply a model; return its result, and what the layers sowed: {"statistics": ..., "mask_counts": ...}.
 
-    Dropout is on if `rngs` is not None.
+    These are fields of `Outputs`: None without `ports.guides` and `ports.attack`. Dropout is on if `rngs` is not None.
     """
     collections = {"statistics": ports.guides, "attack": ports.attack}
     result, sown = model.apply(

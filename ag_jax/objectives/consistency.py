@@ -169,7 +169,7 @@ def _squares(config: DivergenceConfig, clean: Array, other: Array, weights: Arra
 
 
 def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weights_B: Array) -> Array:
-    """Return the divergence of two predictions of numbers, each taken as logits of a softmax over the batch's examples.
+    """Return the divergence of two softmaxes over the examples; the numbers that a pass predicts, `B`, are the logits.
 
     Only with `legacy`, as in the released code. Examples of weight 0 get no probability.
     """
@@ -181,10 +181,10 @@ def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weig
 def _word_divergence(
     config: DivergenceConfig, clean_BMD: Array, other_BMD: Array, embedding_VD: Array, bias_V: Array, weights_BM: Array
 ) -> Array:
-    """Return the weighted divergence of two distributions over the vocabulary, computed a few positions at a time.
+    """Return the divergence of two passes' word distributions, summed with weights over the predicted positions, `BM`.
 
-    The scores of all words at all positions are never in memory at once. Gradients are computed in the forward pass, as
-    in `word_loss`.
+    It is computed a few positions at a time: the scores of all words at all positions are never in memory at once.
+    Gradients are computed in the forward pass, as in `word_loss`.
     """
 
     def add(total: Array, chunk: tuple) -> tuple:

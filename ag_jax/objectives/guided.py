@@ -62,12 +62,15 @@ class Guided(Wrapper):
         return coefficients
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Run the inner objective's model with guidance; the outputs have the attention statistics of guided heads."""
+        """Return the outputs of the inner objective's model, run with guidance, with the statistics of guided heads."""
         ports = self._biased(dataclasses.replace(ports, guides=self.guides(batch)), batch, step)
         return self.inner.forward(params, batch, rngs, step, ports)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return the inner objective's totals and the guidance loss as `ag`, and metrics with the attention masses."""
+        """Return the inner objective's totals and metrics, with the guidance loss and each pattern's attention mass.
+
+        The guidance loss is the term `ag`, which does not exist with `mode=bias`.
+        """
         totals, metrics = self.inner.terms(outputs, batch)
         # The guides are found once more, as in `forward`: they depend on the batch alone, so the compiler finds them
         # only once.
@@ -80,7 +83,9 @@ class Guided(Wrapper):
         return totals, metrics
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Run the inner objective's encoder on a batch that an earlier pass read, for a comparison of predictions.
+        """Return a second pass's outputs, to compare with a first: the encoder reads the first pass's batch again.
+
+        encoder_batch: what the encoder read in the first pass (`Outputs.encoder_batch`).
 
         No statistics of the guided heads are collected. With `mode=bias`, the attention scores are biased as in
         `forward`.
@@ -88,7 +93,7 @@ class Guided(Wrapper):
         return self.inner.predict(params, encoder_batch, rngs, step, self._biased(ports, encoder_batch, step))
 
     def _biased(self, ports: Ports, batch: Batch, step: Array) -> Ports:
-        """Return `ports`; with `mode=bias`, with alpha(step) * P added to their attention bias.
+        """Return `ports`, extra inputs of the encoder; `mode=bias` adds alpha(step) * P to the attention bias in them.
 
         P is the target attention of the guided heads.
         """

@@ -33,9 +33,10 @@ class Pretraining(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions that can be compared between passes: `task`, and `sentence` and `nsp` as enabled.
+        """Names of the predictions to compare between passes: of masked words, texts' first tokens and next sentences.
 
-        `task` is for the masked words, `sentence` for the first position of each text, `nsp` for the next sentence.
+        `task` is for the masked words; `sentence` for the first position of each text and `nsp` for the next sentence,
+        if enabled.
         """
         return ("task", *self.sentences.prediction_names, *(("nsp",) if self.model.next_sentence else ()))
 
@@ -52,9 +53,9 @@ class Pretraining(Objective):
         return {term: jnp.ones_like(step, jnp.float32) for term in terms}
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return weights for comparing each prediction: 1 for a masked position, a text and an example, 0 for padding.
+        """Return {prediction: weights}, 1 for each masked position (`task`), text (`sentence`) or example (`nsp`).
 
-        These are the elements of `task`, `sentence` and `nsp`.
+        The weights are for comparing predictions between passes; they are 0 for padding.
         """
         counts = {"task": Counts(batch["masked_weights"])} | self.sentences.counts(batch)
         if self.model.next_sentence:

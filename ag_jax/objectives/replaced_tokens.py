@@ -43,7 +43,7 @@ class ReplacedTokensConfig:
 
     @property
     def coefficient(self) -> float:
-        """The factor of the detection loss in the total loss: `weight`, or its default for the generator."""
+        """The factor of the detection loss: `weight` if it is set, otherwise 50 with the generator `mlm`, else 1."""
         return self.weight or (50.0 if self.generator == "mlm" else 1.0)
 
 
@@ -97,9 +97,9 @@ class ReplacedTokens(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions that can be compared between passes: `task`, and `sentence` if enabled.
+        """Names of the predictions to compare between passes: of replaced tokens, and of texts' first tokens.
 
-        `task` is for the replaced tokens, `sentence` for the first position of each text.
+        `task` is for the replaced tokens; `sentence` for the first position of each text, if enabled.
         """
         return ("task", *self.sentences.prediction_names)
 
@@ -130,9 +130,9 @@ class ReplacedTokens(Objective):
         return coefficients
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return weights for comparing each prediction: 1 for a judged token and for a text, 0 for all else.
+        """Return {prediction: weights}, 1 for each token of the detection loss (`task`) or each text (`sentence`).
 
-        These are the elements of `task` and `sentence`.
+        The weights are for comparing predictions between passes; they are 0 for all else.
         """
         return {"task": Counts(self.judged(batch).astype(jnp.float32))} | self.sentences.counts(batch)
 

@@ -43,7 +43,7 @@ def span_loss(logits_B2L: Array, starts_B: Array, ends_B: Array, weights_B: Arra
 
 @dataclasses.dataclass(frozen=True)
 class TaskLoss:
-    """The loss of one kind of task, as functions.
+    """Four functions of one kind of task: prediction, total loss, weights of labels, and weights for comparisons.
 
     prediction: logits of the model -> prediction.
     total: (prediction, batch, weights) -> sum of weights * loss, and sum of weights where the prediction is right (None
@@ -67,7 +67,10 @@ def _tag_weights(batch: Batch) -> Array:
 
 
 def _span_weights(batch: Batch) -> Array:
-    """Return the weight of each window, `B`: 0 if `span_weights` rules out its labelled start or end."""
+    """Return the weight of each window, `B`: 0 if the labelled answer begins or ends where no answer may.
+
+    There the batch's array `span_weights`, `BL`, is 0.
+    """
     weights_B = batch["weights"]
     for name in ("starts", "ends"):
         allowed_B1 = jnp.take_along_axis(batch["span_weights"], batch[name][:, None], axis=1) > 0
@@ -143,7 +146,10 @@ class Supervised(Objective):
         return {"task": jnp.ones_like(step, jnp.float32)}
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return weights for comparing the prediction between passes: of each example, tag or end, as in the loss."""
+        """Return weights for comparing predictions between passes: of each example, tag, or answer's start and end.
+
+        They are those of the loss.
+        """
         return {"task": self.task_loss.counts(batch, self.task_loss.weights(batch))}
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:

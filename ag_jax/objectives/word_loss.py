@@ -25,12 +25,12 @@ def in_chunks(array_BMx: Array) -> Array:
 def word_loss(
     hidden_BMD: Array, embedding_VD: Array, bias_V: Array, labels_BM: Array, weights_BM: Array
 ) -> tuple[Array, Array]:
-    """Return cross entropy of the scores h E^T + b and number of right words, computed a few positions at a time.
+    """Return the weighted sums over masked positions, `BM`, of the cross entropy of word scores and of the right words.
 
-    Both are sums with weights, as of `losses.cross_entropy`. The gradient with regard to a score s_v is
-    w (softmax(s)_v - [v = label]), known as soon as the scores are. So the gradients of h, E and b are computed with
-    the loss, up to the factor that comes from outside, and no score is computed twice. Not differentiable in labels and
-    weights, nor in the second result.
+    The scores are h E^T + b, and both sums those of `losses.cross_entropy`, computed a few positions at a time. The
+    gradient with regard to a score s_v is w (softmax(s)_v - [v = label]), known as soon as the scores are. So the
+    gradients of h, E and b are computed with the loss, up to the factor that comes from outside, and no score is
+    computed twice. Not differentiable in labels and weights, nor in the second result.
     """
 
     def add(sums: tuple, chunk: tuple) -> tuple:

@@ -98,5 +98,7 @@ def tpu(generation: str) -> Chip:
     """Return the TPU of a generation, such as v5e. Raises ValueError that lists the known generations."""
     found = next((chip for chip in TPUS if chip.name == generation), None)
     if found is None:
-        raise ValueError(f"there is no TPU {generation!r} here; known are {', '.join(chip.name for chip in TPUS)}")
+        raise ValueError(
+            f"unknown TPU generation {generation!r}: choose one of {', '.join(chip.name for chip in TPUS)}"
+        )
     return found

@@ -55,7 +55,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A step that fits into a device's memory.
+    """A compiled training step that fits into a device's memory: the memory and costs of the step.
 
     costs: of one step on one device, with the iterations of loops counted.
     reported: the compiler's own analysis, which counts the body of a loop once.
@@ -70,7 +70,7 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True)
 class TooLarge:
-    """A step that does not fit into a device's memory.
+    """A training step that does not fit into a device's memory.
 
     needed: bytes that a device would need.
     available: bytes that it has.

@@ -39,7 +39,7 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """All messages of one kind, among groups of one size, in a run of a program on one device.
+    """All messages of one kind among device groups of one size, in one execution of a program; counted for one device.
 
     kind: one of `COLLECTIVES`.
     devices: number of devices in a group.
@@ -57,7 +57,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Costs of one run of a program on one device.
+    """Costs of executing a program once on one device.
 
     flops: of matrix products, with the iterations of loops counted.
     once_flops: of matrix products, with each loop counted once, as in the compiler's own analysis.

@@ -127,7 +127,7 @@ def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool =
 
 
 def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Bounds:
-    """Return the bounds of a step that was compiled for this config and slice."""
+    """Return bounds of the time and speed of a training step that was compiled for this config and slice."""
     data, rows, length = config.data, config.training.batch_size, config.data.sequence_length
     words = vocabulary(config)
     task, computed = (

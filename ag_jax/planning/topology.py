@@ -78,7 +78,9 @@ class Topology:
         return -(-self.chips // self.chip.chips_per_host)
 
     def compile_only_devices(self) -> list[jax.Device]:
-        """Return devices that programs can be compiled for, but not run on. Several processes may do so at once.
+        """Return devices for which programs can be compiled, but on which none can run.
+
+        Several processes may compile for such devices at once.
 
         Raises ValueError if libtpu, which this needs, is not installed, or gives another number of devices.
         """

@@ -54,7 +54,7 @@ def announce(sentences: Sequence[str]) -> None:
 
 
 def command(verb: str, source: str, overrides: Mapping[str, Any]) -> str:
-    """Return the command line that trains `source` with these flags, without `--workdir`."""
+    """Return the command `ag-jax VERB` for the config file `source`, with `overrides` as flags but no `--workdir`."""
     flags = [f"--config={source}", *(f"--config.{key}={config_reader.shown(item)}" for key, item in overrides.items())]
     return " ".join(["ag-jax", verb, *map(shlex.quote, flags)])
 

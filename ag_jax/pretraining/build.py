@@ -55,14 +55,14 @@ def special_tokens(vocabulary: Vocabulary) -> PatternTokens:
 
 
 def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
-    """Return the patterns with their number of heads, from head 0 on; empty for a run without guidance."""
+    """Return each pattern and its number of guided heads in a layer, in the order of heads; empty without guidance."""
     return guidance.assign_heads(config.guidance, config.model.heads)
 
 
 def make_objective(config: ExperimentConfig, vocabulary: Vocabulary, model: Model) -> Objective:
     """Return the objective of a run: its workload's objective, with guidance and an attack if the config has them."""
     slots = batching.empty_batch(config.data, rows=1)["masked_positions"].shape[1]
-    sentences = Sentences(config.adversarial.sentence, slots if config.data.pack else 1)
+    sentences = Sentences(config.adversarial.sentence_prediction, slots if config.data.pack else 1)
     objective = workload_of(config).make_objective(config, vocabulary, model, sentences)
     special = special_tokens(vocabulary)
     return guided_and_attacked(
@@ -130,8 +130,8 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
     rows, parts = config.training.batch_size // config.training.microbatches, mesh.shape["data"] * mesh.shape["fsdp"]
     if rows % parts:
         raise ValueError(
-            f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose a "
-            "multiple"
+            f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose "
+            f"training.batch_size / training.microbatches as a multiple of {parts}"
         )
     workload = workload_of(config)
     # Initialised with the reference attention, which has the same parameters and accepts an example of any shape.

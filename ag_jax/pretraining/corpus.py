@@ -82,7 +82,7 @@ def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
     try:
         summary = read_json(path)
         if missing := {"files", "train rows", "validation rows"} - summary.keys():
-            raise ValueError(f"it lacks {', '.join(map(repr, sorted(missing)))}")
+            raise ValueError(f"the summary of the text has no {', '.join(map(repr, sorted(missing)))}")
         _named(summary["files"])
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(

@@ -12,9 +12,10 @@ from ag_jax.training.metrics import read_metrics
 
 
 def read(config: AdversarialConfig, layers: int) -> Trace | None:
-    """Read the share of masked attention, by layer, from the run at `adversarial.masking.trace`.
+    """Read how much attention each layer masked over the run at `adversarial.masking.trace`; None unless `scheduled`.
 
-    None if `adversarial.method` is not `scheduled`. A share is that of the pairs of a query and a key that are masked.
+    `scheduled` is the value of `adversarial.method` that needs a trace. The share of a layer, logged every few steps,
+    is that of the pairs of a query and a key that are masked.
 
     layers: the number of layers of the model to be trained.
 
@@ -29,8 +30,8 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
         rows = read_metrics(directory)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{wanted}: {directory / 'metrics.jsonl'} does not exist; train that run first, in a "
-            "comparison by an earlier arm"
+            f"{wanted}: {directory / 'metrics.jsonl'} does not exist; train that run first "
+            "(in a comparison: let an arm before this one train it)"
         ) from error
     rows = [row for row in rows if row["split"] == "train" and row.get("masked/layers") is not None]
     if not rows:
@@ -42,7 +43,10 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
         )
     shares = tuple(tuple(row["masked/layers"]) for row in rows)
     if len(shares[0]) != layers:
-        raise ValueError(f"{wanted}, of a model of as many layers: it has {len(shares[0])}, the model {layers}")
+        raise ValueError(
+            f"{wanted}, of a model with {layers} layers like the model to be trained: the model of that run has "
+            f"{len(shares[0])}; choose another run"
+        )
     ends = [row["step"] for row in rows]
     # A row is the mean over the steps since the row before, so it is dated to the middle of these steps.
     middles = [(begin + end) / 2 for begin, end in zip([0, *ends], ends, strict=False)]

@@ -30,7 +30,7 @@ class Origin:
     architectures: the classes in its config.json.
     license: the licence in its model card.
     citation: the citation in its model card.
-    new: parts of the parameters that were randomly initialised at step 0, such as `word_head`.
+    new: names of the parts of the parameters that were randomly initialised at step 0, such as `word_head`.
     left_out: names of its tensors that have no counterpart in this program's models.
     """
 
@@ -44,7 +44,10 @@ class Origin:
     left_out: tuple[str, ...] = ()
 
     def untrained(self, step: int) -> tuple[str, ...]:
-        """Return the randomly initialised parts that no step has trained yet."""
+        """Return the names of parts of the parameters, such as `word_head`, that are still untrained at `step`.
+
+        All of `new`, the randomly initialised parts, at step 0; none later.
+        """
         return self.new if step == 0 else ()
 
 
@@ -61,13 +64,13 @@ def read(directory: epath.Path, width: int) -> tuple[Origin, Pooler]:
 
     width: the number of features that the pooler must have.
 
-    Runs of earlier versions stored no origin. For them the origin of the nearest ancestor is returned, found through
-    `training.initial_weights`, with `new` empty; a missing ancestor is a warning.
+    Runs of earlier versions stored no origin. For them the origin of the nearest run that they started from is
+    returned, found through `training.initial_weights`, with `new` empty; if such a run is missing, there is a warning.
 
     Raises ValueError, with the file's name, if a file is damaged or the pooler has other shapes or values that are not
     finite.
     """
-    place = _find(directory)
+    place = _run_with_origin(directory)
     if place is None:
         return Origin(), {}
     values = read_json(place / FILE)
@@ -80,10 +83,10 @@ def read(directory: epath.Path, width: int) -> tuple[Origin, Pooler]:
     return origin, _read_pooler(place / POOLER, width)
 
 
-def _find(directory: epath.Path) -> epath.Path | None:
-    """Return the directory of a run's `origin.json`: its own, or that of its nearest ancestor with one.
+def _run_with_origin(directory: epath.Path) -> epath.Path | None:
+    """Return the first run directory that has an `origin.json`: `directory`, the run it started from, and so on.
 
-    None if there is none. Ancestors are found through `training.initial_weights`.
+    None if no such file is found. The run that another one started from is its `training.initial_weights`.
     """
     seen = []
     while not (directory / FILE).exists():

@@ -273,16 +273,17 @@ def check_initial_weights(config: ExperimentConfig) -> None:
     if different:
         raise ValueError(
             f"training.initial_weights={source} is a run of another encoder:\n" + "\n".join(different) + "\n"
-            f"Set them as there; configs/continue_pretraining.py:run={source} does"
+            f"Set these settings as in that run (configs/continue_pretraining.py:run={source} does this)"
         )
 
 
 def _initial_params(
     config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, program: Program
 ) -> dict[str, Any]:
-    """Return the parameters that a run takes from `training.initial_weights`; print which heads are new or dropped.
+    """Return the parameters from `training.initial_weights`; print which parts (`word_head`, ...) are new or dropped.
 
-    The origin of the weights is copied to this run. A new head for sentence pairs takes over the pooler of a BERT.
+    A part is a top-level key of the parameters; those that both runs have are taken. The origin of the weights is
+    copied to this run. A new head for sentence pairs takes over the pooler of a BERT.
 
     Raises ValueError for another tokenizer, and if a part that both runs have differs in its parameters or shapes.
     """

@@ -177,8 +177,9 @@ PROTOCOLS = {"roberta": roberta_glue, "asa": asa, "ag": attention_guidance}
 
 
 def small(config: Config, examples: int = 6400) -> None:
-    """Shrink a suite to about a minute a trial on a CPU (narrow model): few examples, short rows, one learning rate.
+    """Shrink a suite to what a CPU can train: few examples, short rows, one learning rate.
 
+    With a narrow model, which this function does not set, a trial takes about a minute.
     With cross-validation the `examples` are divided into the folds, and no others are used for validation.
     """
     for recipe in config.tasks.values():

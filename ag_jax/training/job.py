@@ -21,10 +21,10 @@ Beat = Callable[[], None]  # reports progress to the watchdog
 
 
 class Evaluator(Protocol):
-    """Function that measures the model during training.
+    """Function that evaluates the model on held-out data during training and returns metrics, {name: value}.
 
-    It returns {name: value}, where a value is a number or a list of numbers, one for each layer. It calls `beat` after
-    every batch. Every host calls an evaluator alike and gets the same values.
+    A value is a number or a list of numbers, one for each layer. The function calls `beat` after every batch. Every
+    host calls an evaluator alike and gets the same values.
     """
 
     def __call__(self, params: Any, step: int, beat: Beat) -> dict[str, Any]: ...
@@ -138,7 +138,9 @@ class Job:
 
 
 def metrics_evaluator(program: Program, batches: Callable[[], Iterable[HostBatch]]) -> Evaluator:
-    """Return an evaluator of the objective's own metrics over `batches()`, at the loss coefficients of the step.
+    """Return an evaluator that computes the program's objective on `batches()` and returns the objective's metrics.
+
+    Loss terms are weighted with their coefficients at the training step after which the model is evaluated.
 
     batches: () -> the held-out batches; of each batch, only the rows that this host feeds.
     """

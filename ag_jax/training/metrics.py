@@ -187,7 +187,7 @@ def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
         row = _row(line)
         if row is None:
             raise ValueError(
-                f"line {number} of {path} is damaged: delete that line, or the file to do without the earlier rows"
+                f"line {number} of {path} is damaged: delete that line, or the whole file if its rows are not needed"
             )
         rows.append(row)
     last = _row(unfinished)

@@ -3,18 +3,18 @@
 Train, validation and average train MLM loss. Deshpande & Narasimhan 2020, table 3 and figures 3 and 5; architectures
 of table 10, hyperparameters of table 11.
 
-    ag-jax compare --config=configs/ag/table3_language_modeling.py:language=english,layers=12 --workdir=DIR
-    ag-jax train   --config=configs/ag/table3_language_modeling.py:layers=12,arm=ag,scale=small --workdir=DIR
+    ag-jax compare --config=ag/table3_language_modeling:language=english,layers=12 --workdir=DIR
+    ag-jax train   --config=ag/table3_language_modeling:layers=12,arm=ag,scale=small --workdir=DIR
 
-Hardware and time: the paper had 4 days on 8 P40 GPUs (English) and 2 days on 4 (Filipino, Oromo). scale=small takes
-about four minutes an arm on 2 CPU cores.
+Hardware and time: the paper used 8 P40 GPUs for 4 days (English) and 4 for 2 days (Filipino, Oromo). scale=small takes
+about four minutes for each arm on 2 CPU cores.
 
 Expected (scale=paper, MLM/AG): English validation 2.41/2.43 (8 layers), 2.47/2.29 (12), 7.28/2.46 (16); average train
-2.48/2.09, 2.56/2.07, 6.67/2.24. Nobody has run scale=paper with this program yet.
+2.48/2.09, 2.56/2.07, 6.67/2.24. scale=paper has not been run with this program yet.
 
 Deviations: the paper stops English at 10 epochs or 4 days, whichever comes first; here it stops at 10 epochs. The
-English text is Wikipedia of June 2023 from TensorFlow Datasets; for Filipino (WikiText-TL-39) and Oromo (LORELEI,
-licensed) give the files with --config.data.source=PATH. Filipino models are BERT-like with next-sentence prediction,
+English text is Wikipedia of June 2023 from TensorFlow Datasets. For Filipino (WikiText-TL-39) and Oromo (LORELEI,
+licensed), give the files with --config.data.source=PATH. Filipino models are BERT-like with next-sentence prediction,
 as in section 4.3.
 """
 
@@ -31,7 +31,7 @@ def get_config(argument: str = ""):
 
     language: language of the text.
     layers: number of layers of the model.
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(

@@ -1,19 +1,20 @@
 """Pre-train with attention guidance, leaving out some of its patterns: an ablation (table 5).
 
-Train loss after 100,000 steps with all patterns and with some left out. Deshpande & Narasimhan 2020, table 5
-(section 5.3).
+Train loss after 100,000 steps with all patterns and with some left out. Deshpande & Narasimhan 2020, table 5 (section
+5.3).
 
-    ag-jax compare --config=configs/ag/table5_pattern_ablation.py --workdir=DIR
-    ag-jax compare --config=configs/ag/table5_pattern_ablation.py:scale=small --workdir=DIR
+    ag-jax compare --config=ag/table5_pattern_ablation --workdir=DIR
+    ag-jax compare --config=ag/table5_pattern_ablation:scale=small --workdir=DIR
 
-Hardware and time: 8 P40 GPUs in the paper. scale=small: about four minutes an arm on 2 CPU cores, five arms.
+Hardware and time: the paper used 8 P40 GPUs. scale=small takes about four minutes for each of the five arms on 2 CPU
+cores.
 
 Expected (scale=paper, train loss): 2.99 with all patterns; 7.74 without Next and Prev, 3.02 without First, 3.03
-without Period, 2.99 without Delim. Nobody has run scale=paper with this program yet.
+without Period, 2.99 without Delim. scale=paper has not been run with this program yet.
 
 Deviations: the paper does not give the head counts. As in the released code's older lists, half the heads of
-RoBERTa-12 are guided: one Next, one Prev, and the other four shared by First, Period and Delim (2, 1, 1); the heads of
-a pattern that is left out are not guided.
+RoBERTa-12 are guided: one by Next, one by Prev, two by First, one by Period and one by Delim. The heads of a pattern
+that is left out are not guided.
 """
 
 from ag_jax import config_reader
@@ -33,7 +34,7 @@ OMITTED = {
 def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, arm=tuple(OMITTED), scale=("paper", "small"))

@@ -1,32 +1,32 @@
 """Pre-train ELECTRA-12 (replaced-token detection) with and without attention guidance (table 6).
 
-The generator is a unigram language model. Deshpande & Narasimhan 2020, table 6 (section 5.4) and figure 6
-(appendix A.5); the task is that of Clark et al. 2020.
+The generator is a unigram language model. Deshpande & Narasimhan 2020, table 6 (section 5.4) and figure 6 (appendix
+A.5); the task is that of Clark et al. 2020.
 
-    ag-jax compare --config=configs/ag/table6_electra.py --config.data.source=BOOKS --workdir=DIR
-    ag-jax compare --config=configs/ag/table6_electra.py:scale=small --workdir=DIR
-    ag-jax train   --config=configs/ag/table6_electra.py:generator=mlm,arm=ag,scale=small --workdir=DIR
+    ag-jax compare --config=ag/table6_electra --config.data.source=BOOKS --workdir=DIR
+    ag-jax compare --config=ag/table6_electra:scale=small --workdir=DIR
+    ag-jax train   --config=ag/table6_electra:generator=mlm,arm=ag,scale=small --workdir=DIR
 
-`generator=mlm` trains ELECTRA's own small generator together with the model: a quarter as wide, with the weight 50 on
-the detection loss.
+`generator=mlm` trains ELECTRA's own small generator jointly with the model. The generator is a quarter as wide, and
+the detection loss has the weight 50.
 
-Hardware and time: the paper does not say for these runs; its others had 8 P40 GPUs. scale=small: a quarter of an hour
-an arm on one CPU core.
+Hardware and time: the paper does not say what these runs used; its other runs used 8 P40 GPUs. scale=small takes a
+quarter of an hour for each arm on one CPU core.
 
 Expected (scale=paper, train loss of the detection, without/with guidance: electra/ag): final 0.27/0.10, average
-0.32/0.15; guessing from a token alone gives nearly 0.42. Nobody has run scale=paper with this program yet.
-scale=small, seed 0, with settings that were searched for with the guided arm
-(benchmarks/results/table6_electra_small.json): final 0.403/0.307, average 0.405/0.365, validation 0.403/0.289;
-guessing from a token alone gives 0.403, which electra does not leave in its 3,000 steps and ag leaves at step 1,700.
+0.32/0.15. Guessing from a token without its context (the plateau) gives nearly 0.42. scale=paper has not been run with
+this program yet. scale=small, seed 0, with settings that were searched for with the guided arm
+(benchmarks/results/table6_electra_small.json): final 0.403/0.307, average 0.405/0.365, validation 0.403/0.289. The
+plateau is 0.403; electra does not leave it in its 3,000 steps, and ag leaves it at step 1,700.
 
-Deviations: the paper gives neither text nor settings. BooksCorpus is not public: give the files with
---config.data.source=PATH; its 985M words are counted as 985M tokens. Learning rate, warm-up, batch and alpha are those
-of RoBERTa-12 (table 11), because section 5.4 mentions no tuning for ELECTRA; blocks of 512 tokens across documents as
-in the released code, BERT's segment and position embeddings. ELECTRA's own recipe differs: Adam without bias
-correction, a decay that begins with the warm-up, and positions chosen with replacement; here positions are chosen
-without replacement. scale=small has 2 layers, 300 words and initial weights of about 1 / sqrt(width). In shorter
-trials the guided model did not leave its plateau although its heads followed their patterns: 6 layers and 1,024 words,
-1,200 steps; 2 layers and 512 words, 1,900 steps; 4 layers and weights of 0.02, 900 steps.
+Deviations: the paper gives neither text nor settings. BooksCorpus is not public, so give its files with
+--config.data.source=PATH. Its 985M words are counted as 985M tokens. Learning rate, warm-up, batch and alpha are those
+of RoBERTa-12 (table 11), because section 5.4 mentions no tuning for ELECTRA. Sequences are blocks of 512 tokens across
+documents, as in the released code. Token type and position embeddings are BERT's. ELECTRA's own recipe differs in
+using Adam without bias correction, a decay that begins with the warm-up, and positions chosen with replacement. Here
+positions are chosen without replacement. scale=small has 2 layers, 300 words and initial weights of about 1 /
+sqrt(width). In shorter trials the guided model did not leave its plateau although its heads followed their patterns: 6
+layers and 1,024 words, 1,200 steps; 2 layers and 512 words, 1,900 steps; 4 layers and weights of 0.02, 900 steps.
 """
 
 from ag_jax import config_reader
@@ -39,7 +39,7 @@ BOOKS_CORPUS = 985e6  # words (Zhu et al. 2015, table 2)
 def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     generator: how tokens are replaced: by a unigram distribution or by a small masked language model.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """

@@ -5,30 +5,29 @@ Deshpande & Narasimhan 2020, table 9 (appendix A.4).
 Both arms, MLM and AG, one after the other:
 
     bash launch/tpu_create.sh table9 --accelerator=v5litepod-8 --zone=ZONE --spot
-    bash launch/tpu_run.sh table9 -- compare --config=configs/ag/table9_tpu_gpu.py:hardware=tpu \
+    bash launch/tpu_run.sh table9 -- compare --config=ag/table9_tpu_gpu:hardware=tpu \
 --workdir=gs://BUCKET/table9_tpu
-    bash launch/gpu.sh compare --config=configs/ag/table9_tpu_gpu.py:hardware=gpu --workdir=runs/table9_gpu
-    bash launch/local.sh compare --config=configs/ag/table9_tpu_gpu.py:scale=small --workdir=runs/table9_small
+    bash launch/gpu.sh compare --config=ag/table9_tpu_gpu:hardware=gpu --workdir=runs/table9_gpu
+    bash launch/local.sh compare --config=ag/table9_tpu_gpu:scale=small --workdir=runs/table9_small
 
-docs/tpu.md explains each step, the data included. To train only one arm, use `ag-jax train` with `...,arm=mlm` or
+docs/tpu.md explains each step, including the data. To train only one arm, use `ag-jax train` with `...,arm=mlm` or
 `...,arm=ag`.
 
-Hardware and time: the paper trained for 8 epochs on TPUs (which ones is not said) and 7 on GPUs (8 NVIDIA Tesla P40
-for its English models, section 4.5). 129,657 steps of 256 rows on the TPU, 345,752 of 84 on the GPUs; hours, memory
-and cost on a given machine:
-`ag-jax plan --config=configs/ag/table9_tpu_gpu.py:hardware=tpu,arm=ag --topology=v5e:2x4`. scale=small: about four
-minutes an arm on 2 CPU cores.
+Hardware and time: the paper trained for 8 epochs on TPUs of an unnamed kind, and for 7 on GPUs (8 NVIDIA Tesla P40 for
+its English models, section 4.5). That is 129,657 steps of 256 sequences on the TPU, 345,752 of 84 on the GPUs. This
+command estimates hours, memory and cost on a TPU slice: `ag-jax plan --config=ag/table9_tpu_gpu:hardware=tpu,arm=ag
+--topology=v5e:2x4`. scale=small: about four minutes for each arm on 2 CPU cores.
 
-`hardware` changes only the rows a step, the epochs and with them the number of steps, and the title of the report. In
-both cases the mesh has all devices on its data axis, so one command serves any number of devices that divides the
-rows: 256 rows go on 4, 8, 32 or 256 chips, 84 on 1, 2, 3, 4, 6 or 7 GPUs, and on 8 GPUs with --config.mesh.tensor=2
-(4 x 2).
+`hardware` changes only the batch size, the epochs and with them the number of steps, and the title of the report. In
+both cases the mesh has all devices on its data axis, so the same command works with any number of devices that divides
+the batch size: 256 sequences can be divided over 4, 8, 32 or 256 chips, and 84 over 1, 2, 3, 4, 6 or 7 GPUs, or over 8
+GPUs with --config.mesh.tensor=2 (4 x 2).
 
-Expected: the paper gives only downstream scores (MNLI-m 78.9/79.0 on GPU, 80.3/81.2 on TPU for MLM/AG); the losses are
-those of table 3's RoBERTa-12 or a little lower. Nobody has run scale=paper with this program yet.
+Expected: the paper gives only downstream scores (MNLI-m 78.9/79.0 on GPU, 80.3/81.2 on TPU for MLM/AG); the losses
+should be those of table 3's RoBERTa-12 or a little lower. scale=paper has not been run with this program yet.
 
-Deviations: the paper does not give batch and mesh on the TPU. Here a TPU slice takes 256 rows a step over all its
-chips, and GPUs take the 84 of table 11; the other hyperparameters are those of table 11. Both compute in bfloat16.
+Deviations: the paper does not give batch and mesh on the TPU. Here a step has 256 sequences on a TPU slice and the 84
+of table 11 on GPUs. The other hyperparameters are those of table 11. Both compute in bfloat16.
 """
 
 from ag_jax import config_reader
@@ -43,7 +42,7 @@ def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     hardware: accelerator whose batch and mesh are used.
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, hardware=("tpu", "gpu"), arm=("ag", "mlm"), scale=("paper", "small"))

@@ -2,24 +2,24 @@
 
 Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), figure 4 (a).
 
-    ag-jax compare --config=configs/asa/figure4_speed.py:length=128 --workdir=runs/speed/128
-    ag-jax compare --config=configs/asa/figure4_speed.py:length=512 --workdir=runs/speed/512
-    ag-jax compare --config=configs/asa/figure4_speed.py:length=128,scale=small --workdir=runs/speed/small
+    ag-jax compare --config=asa/figure4_speed:length=128 --workdir=runs/speed/128
+    ag-jax compare --config=asa/figure4_speed:length=512 --workdir=runs/speed/512
+    ag-jax compare --config=asa/figure4_speed:length=128,scale=small --workdir=runs/speed/small
 
-The report of each comparison has the tokens a second of every arm.
-`python benchmarks/adversarial_step.py --figure=PNG` measures the arms in turns and draws the figure.
+The report of each comparison has the tokens per second of every arm. `python benchmarks/adversarial_step.py
+--figure=PNG` measures the arms in turns and draws the figure.
 
-Hardware and time: the paper does not name its GPU. 40 steps of 16 rows, five arms: minutes on an accelerator.
-scale=small takes minutes on 2 CPU cores.
+Hardware and time: the paper does not name its GPU. Five arms of 40 steps of 16 sequences take minutes on an
+accelerator. scale=small takes minutes on 2 CPU cores.
 
-Expected (time of a step over that of plain training, 512 tokens): ASA about 2, slightly below FreeLB-2; FreeLB-3 and
+Expected (time of a step relative to plain training, 512 tokens): ASA about 2, slightly below FreeLB-2; FreeLB-3 and
 SMART three to four. With two of the twelve layers on a CPU we measured 2.01 for ASA, 1.96 for FreeLB-2, 2.89 and 2.62
-(docs/adversarial.md). Nobody has run scale=paper with this program yet.
+(docs/adversarial.md). scale=paper has not been run with this program yet.
 
-Deviations: the paper times fine-tuning. Here it is pre-training, which needs no checkpoint and no files and has rows
-without padding: BERT-base, randomly initialised, with 16 rows in float32 as in the paper. The
-masked-language-modelling head adds a few per cent to every pass, and ASA has its sentence-level term. scale=small is 2
-layers of 128 features.
+Deviations: the paper times fine-tuning. Here pre-training is timed, which needs no checkpoint and no files and has
+sequences without padding. The model is BERT-base, randomly initialised, with 16 sequences in float32 as in the paper.
+The masked-language-modelling head adds a few per cent to every pass, and ASA has its sentence-level term. scale=small
+has 2 layers of width 128.
 """
 
 from ag_jax import config_reader
@@ -32,13 +32,13 @@ ARMS = ("plain", "asa", "freelb_2", "freelb_3", "smart")
 def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
-    length: number of tokens of a row.
-    arm: the arm to train; `ag-jax compare` trains them all.
+    length: number of tokens of a sequence.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, length=(128, 256, 512), arm=ARMS, scale=("paper", "small"))
     config = pretraining_config.default_config()
-    config.title = f"Speed of attacks, rows of {chosen.length} tokens"
+    config.title = f"Speed of attacks, sequences of {chosen.length} tokens"
     pretraining.encoder(config, "bert")
     config.data.update(source="sotu", format="fixed_blocks", sequence_length=chosen.length, validation_fraction=0.05)
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=4096)

@@ -2,19 +2,19 @@
 
 Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), figure 4 (b), with the settings of its table 5.
 
-    ag-jax compare --config=configs/asa/figure4_temperature.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=configs/asa/figure4_temperature.py:checkpoint=runs/quickstart/ag-seed0,tasks=dream,\
+    ag-jax compare --config=asa/figure4_temperature:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/figure4_temperature:checkpoint=runs/quickstart/ag-seed0,tasks=dream,\
 seeds=3,scale=small,data=FOLDER --workdir=DIR
 
 DREAM is the benign task, HellaSWAG the adversarial one. The report has the scores against tau as a table and a figure.
 
-Hardware and time: the paper does not say; 46k examples with three or four rows each, three to eight epochs, four arms,
-five seeds: for an accelerator. scale=small takes minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say what it used. 46k examples with three or four sequences each, three to eight
+epochs, four arms and five seeds need an accelerator. scale=small takes minutes for each trial on 2 CPU cores.
 
-Expected (BERT-base): DREAM is best with tau = 1.0, HellaSWAG with 0.3, and in between one rises where the other falls;
-the figure has no scale. Nobody has run scale=paper with this program yet.
+Expected (BERT-base): DREAM is best with tau = 1.0, HellaSWAG with 0.3, and between these, one rises where the other
+falls. The figure has no scale. scale=paper has not been run with this program yet.
 
-Deviations: the arm `plain` is added for comparison; the rest is as in table1_generalization.py.
+Deviations: the arm `plain` is added for comparison. Everything else is as in asa/table1_generalization.
 """
 
 from ag_jax import config_reader
@@ -32,7 +32,7 @@ def get_config(argument: str = ""):
     tasks: comma-separated names of tasks of the paper's table 5; by default the tasks of this table or figure.
     seeds: number of seeds with which every trial is repeated.
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(

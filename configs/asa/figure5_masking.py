@@ -2,22 +2,22 @@
 
 Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), figure 5, with the settings of its table 5.
 
-    ag-jax finetune --config=configs/asa/figure5_masking.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=configs/asa/figure5_masking.py:checkpoint=runs/quickstart/ag-seed0,tasks=sst2,stsb,\
+    ag-jax finetune --config=asa/figure5_masking:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=asa/figure5_masking:checkpoint=runs/quickstart/ag-seed0,tasks=sst2,stsb,\
 wnut17,seeds=1,scale=small,data=FOLDER --workdir=DIR
 
-All tasks have the same temperature. The report has the masked share of every layer and task as a table, and over
-training as a figure.
+All tasks have the same temperature tau. The report has a table of the masked share of every layer and task, and a
+figure of it over training.
 
-Hardware and time: the paper does not say; with one seed 940k examples, three epochs: for an accelerator. scale=small
-takes minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say what it used. With one seed, 940k examples and three epochs need an
+accelerator. scale=small takes minutes for each trial on 2 CPU cores.
 
 Expected (BERT-base, tau = 0.3): the share falls from the lowest layer to the highest; it is smaller for sentiment than
-for tagging and reading. The figure's numbers are not in the text. Nobody has run scale=paper with this program yet.
+for tagging and reading. The figure's numbers are not in the text. scale=paper has not been run with this program yet.
 
 Deviations: tau is 0.3 for all tasks, as in the figure, where table 5 has 0.5 for WNUT-17 and DREAM. The paper does not
-say when in training the figure was measured; the report's table is from the end of training. The rest is as in
-table1_generalization.py.
+say when in training the figure was measured; the report's table is from the end of training. Everything else is as in
+asa/table1_generalization.
 """
 
 from ag_jax import config_reader

@@ -3,34 +3,35 @@
 Tasks of sentiment, inference, similarity, tagging and reading. Wu et al. 2022 (Adversarial Self-Attention for Language
 Understanding), table 1, with the settings of its table 5.
 
-    ag-jax compare --config=configs/asa/table1_generalization.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=configs/asa/table1_generalization.py:checkpoint=DIR,longer=DIR,pretrained=DIR,\
+    ag-jax compare --config=asa/table1_generalization:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/table1_generalization:checkpoint=DIR,longer=DIR,pretrained=DIR,\
 data=FOLDER --workdir=DIR
-    ag-jax compare --config=configs/asa/table1_generalization.py:checkpoint=runs/quickstart/ag-seed0,\
+    ag-jax compare --config=asa/table1_generalization:checkpoint=runs/quickstart/ag-seed0,\
 tasks=sst2,stsb,wnut17,dream,seeds=3,scale=small,data=FOLDER --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory, such as one of bert-base-uncased or roberta-base. `longer` and
-`pretrained` are the two runs of configs/asa/table6_pretraining.py (arms plain and asa), which are fine-tuned without
-an attack: the rows with a dagger in the paper. `--config.keep=best` adds attention maps of the models side by side to
-the report (figure 6).
+`pretrained` are the two runs of the config asa/table6_pretraining (arms plain and asa), which are fine-tuned without
+an attack. They are the rows with a dagger in the paper's table. `--config.keep=best` adds attention maps of the models
+side by side to the report (figure 6).
 
-Hardware and time: the paper does not say; 940k examples, three epochs, two arms, five seeds; an attacked trial costs
-about twice as much as a plain one: for an accelerator. scale=small takes minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say what it used. 940k examples, three epochs, two arms and five seeds need an
+accelerator. An attacked trial costs about twice as much as a plain one. scale=small takes minutes for each trial on 2
+CPU cores.
 
 Expected (test, BERT-base, plain/asa): SST-2 93.2/94.1, MNLI 84.1/85.0 (the mean of both sets), QNLI 90.4/91.4, QQP F1
 71.4/72.3, STS-B Spearman 84.7/86.5, WNUT-17 F1 47.8/49.8, DREAM 62.9/64.3; longer/pretrained 93.5/94.0, 84.4/84.7,
 90.5/91.5, 71.5/72.3, 85.4/86.5, 49.2/50.3, 61.2/63.3; RoBERTa-base plain/asa 95.6/96.3, 87.2/88.0, 92.8/93.6,
-72.2/73.7, 88.4/89.2, 54.8/57.3, 67.0/69.2. Nobody has run scale=paper with this program yet. scale=small, as above,
+72.2/73.7, 88.4/89.2, 54.8/57.3, 67.0/69.2. scale=paper has not been run with this program yet. scale=small, as above,
 from the quickstart's guided checkpoint, on the first examples of each file (benchmarks/results/asa_table1_small.json):
-SST-2 69.2/63.4, STS-B -5.8/-5.2, WNUT-17 0.0/0.0, DREAM 36.3/36.5: no difference over seeds, and next to nothing was
-learnt from so few examples except on SST-2.
+SST-2 69.2/63.4, STS-B -5.8/-5.2, WNUT-17 0.0/0.0, DREAM 36.3/36.5. No difference is significant over seeds, and almost
+nothing was learned from so few examples except on SST-2.
 
-Deviations: the paper's GLUE scores are from the server, over three seeds; here the table has scores on the development
+Deviations: the paper's GLUE scores are from the server, over three seeds. Here the table has scores on the development
 sets, over `seeds` seeds for all tasks, and files for the server are written. Epochs are chosen on development sets,
-where the released code takes the test set for DREAM, and all questions of DREAM are read (configs/finetune/choice.py
-says how to reproduce the released code). WNUT-17's F1 is that of whole entities. The attack uses squared differences
-for STS-B and means over words for tags; padding is not counted, and only the adversary's gradient is clipped, at norm
-1 (docs/adversarial.md); tau is squared, as in the released code.
+where the released code takes the test set for DREAM, and all questions of DREAM are read (`ag-jax help
+finetune/choice` says how to reproduce the released code). WNUT-17's F1 is that of whole entities. The attack uses
+squared differences for STS-B and means over words for tags. Padding is not counted, and only the adversary's gradient
+is clipped, at norm 1 (docs/adversarial.md). tau is squared, as in the released code.
 """
 
 from ag_jax import config_reader
@@ -50,7 +51,7 @@ def get_config(argument: str = ""):
     tasks: comma-separated names of tasks of the paper's table 5; by default the tasks of this table or figure.
     seeds: number of seeds with which every trial is repeated.
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(

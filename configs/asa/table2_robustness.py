@@ -3,25 +3,25 @@
 The examples of the tasks were made to mislead models. Wu et al. 2022 (Adversarial Self-Attention for Language
 Understanding), table 2, with the settings of its table 5.
 
-    ag-jax compare --config=configs/asa/table2_robustness.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=configs/asa/table2_robustness.py:checkpoint=DIR,tasks=anli,hellaswag --workdir=DIR
-    ag-jax compare --config=configs/asa/table2_robustness.py:checkpoint=runs/quickstart/ag-seed0,tasks=anli,seeds=3,\
+    ag-jax compare --config=asa/table2_robustness:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/table2_robustness:checkpoint=DIR,tasks=anli,hellaswag --workdir=DIR
+    ag-jax compare --config=asa/table2_robustness:checkpoint=runs/quickstart/ag-seed0,tasks=anli,seeds=3,\
 scale=small,data=FOLDER --workdir=DIR
 
-`checkpoint` is a run or a Hugging Face directory: bert-base-uncased and deberta-large in the paper. `data` is the
-folder with the tasks' files; without it they are read from TensorFlow Datasets, which lacks PAWS-QQP (docs/tasks.md).
+`checkpoint` is a run or a Hugging Face directory. The paper has bert-base-uncased and deberta-large. `data` is the
+folder with the tasks' files. Without it they are read from TensorFlow Datasets, which lacks PAWS-QQP (docs/tasks.md).
 
-Hardware and time: the paper does not say; 215k examples, three epochs, two arms, five seeds: for an accelerator.
-scale=small takes minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say what it used. 215k examples, three epochs, two arms and five seeds need an
+accelerator. scale=small takes minutes for each trial on 2 CPU cores.
 
 Expected (BERT-base, plain/asa): ANLI 48.0/50.4, PAWS-QQP 81.7/87.7, HellaSWAG 39.7/40.8 (dev); DeBERTa-large
-57.6/58.2, 95.7/96.0, 94.3/95.4. Nobody has run scale=paper with this program yet.
+57.6/58.2, 95.7/96.0, 94.3/95.4. scale=paper has not been run with this program yet.
 
 Deviations: `anli` is all three rounds put together, for training and for testing; the paper says so of its test data,
 and calls its training data ANLI's own. Epochs are chosen on development sets, where the released code takes the test
-set (as --config.tasks.anli.legacy_eval=True does, and the report then says so). The paper trains for PAWS-QQP on the
-pairs of PAWS and QQP; here on PAWS's train set only, less a tenth that chooses the epoch. Only the attention of BERT's
-and DeBERTa's layers is attacked; the rest is as in table1_generalization.py.
+set (as --config.tasks.anli.legacy_eval=True does, and the report then says so). For PAWS-QQP, the paper trains on the
+pairs of PAWS and QQP. Here training uses only PAWS's train set, without a tenth of it that chooses the epoch. Only the
+attention of BERT's and DeBERTa's layers is attacked. Everything else is as in asa/table1_generalization.
 """
 
 from ag_jax import config_reader
@@ -38,7 +38,7 @@ def get_config(argument: str = ""):
     tasks: comma-separated names of tasks of the paper's table 5; by default the tasks of this table or figure.
     seeds: number of seeds with which every trial is repeated.
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(

@@ -2,26 +2,27 @@
 
 Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), table 3, with the settings of its table 5.
 
-    ag-jax compare --config=configs/asa/table3_naive_masking.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=configs/asa/table3_naive_masking.py:checkpoint=runs/quickstart/ag-seed0,tasks=wnut17,\
+    ag-jax compare --config=asa/table3_naive_masking:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/table3_naive_masking:checkpoint=runs/quickstart/ag-seed0,tasks=wnut17,\
 seeds=3,scale=small,data=FOLDER --workdir=DIR
 
 Arms are trained in the order of the report. `scheduled` masks at random, in each layer as much as `asa` masked there
-in its trial of the same task, settings and seed, so `asa` is trained before it.
+in its trial of the same task, settings and seed. So `asa` is trained before it.
 
-Hardware and time: the paper does not say; 55k examples, three to five epochs, six arms, five seeds: for an
-accelerator. scale=small takes one to three minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say what it used. 55k examples, three to five epochs, six arms and five seeds
+need an accelerator. scale=small takes one to three minutes for each trial on 2 CPU cores.
 
 Expected (BERT-base; PAWS-QQP, HellaSWAG, WNUT-17): Bernoulli 86.1, 40.5, 48.2; scheduled 85.4, 40.2, 48.7; magnitude
-84.6, 39.9, 47.3; ASA 87.7, 40.8, 49.8. Nobody has run scale=paper with this program yet. scale=small on SST-2 only,
+84.6, 39.9, 47.3; ASA 87.7, 40.8, 49.8. scale=paper has not been run with this program yet. scale=small on SST-2 only,
 from the quickstart's guided checkpoint, trained on the first 6,400 examples of the file
 (benchmarks/results/asa_table3_small.json): plain 69.2, ASA 63.4, Bernoulli 64.2 and 61.1, scheduled 62.6, magnitude
-68.3, p over the three seeds 0.19 or more: in each attacked arm except magnitude, one seed stayed at chance.
+68.3. p over the three seeds is 0.19 or more, because in each attacked arm except magnitude one seed stayed at chance.
 
-Deviations: the paper's Bernoulli is the better of two shares; here they are two arms, and the arm that is better on
+Deviations: the paper's Bernoulli is the better of two shares. Here they are two arms, and the arm that is better on
 the development set corresponds to that row. The paper does not say whether the schedule has a share for each layer
-(here it has), nor how much the magnitude masks (here a tenth of each row, by the mean of the heads). The baseline
-`plain` is from the paper's tables 1 and 2. See table1_generalization.py and table2_robustness.py for the rest.
+(here it has), nor how much the magnitude masks (here a tenth of the keys of each query, by the mean of the heads). The
+baseline `plain` is from the paper's tables 1 and 2. The deviations of asa/table1_generalization and
+asa/table2_robustness apply, too.
 """
 
 from ag_jax import config_reader
@@ -39,7 +40,7 @@ def get_config(argument: str = ""):
     tasks: comma-separated names of tasks of the paper's table 5; by default the tasks of this table or figure.
     seeds: number of seeds with which every trial is repeated.
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(

@@ -4,32 +4,33 @@ The baselines are plain training and plain training at about the cost of an atta
 Self-Attention for Language Understanding), table 4, with the settings of its table 5; FreeLB after Zhu et al. 2020,
 SMART after Jiang et al. 2020, SiFT after He et al. 2021.
 
-    ag-jax compare --config=configs/asa/table4_adversarial_training.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=configs/asa/table4_adversarial_training.py:checkpoint=DIR,tasks=mnli,qnli,hellaswag \
+    ag-jax compare --config=asa/table4_adversarial_training:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/table4_adversarial_training:checkpoint=DIR,tasks=mnli,qnli,hellaswag \
 --config.arms=plain,sift,asa --workdir=DIR
-    ag-jax compare --config=configs/asa/table4_adversarial_training.py:checkpoint=runs/quickstart/ag-seed0,tasks=qnli,\
+    ag-jax compare --config=asa/table4_adversarial_training:checkpoint=runs/quickstart/ag-seed0,tasks=qnli,\
 seeds=3,scale=small,data=FOLDER --workdir=DIR
 
-`longer` is plain training for twice the epochs, about what ASA costs; FreeLB has three or four passes. The arm `sift`
-is not in the paper.
+`longer` is plain training for twice the epochs, which costs about as much as ASA. FreeLB has three or four passes. The
+arm `sift` is not in the paper; add it with --config.arms.
 
-Hardware and time: the paper does not say; 550k examples, three epochs, five arms, five seeds: for an accelerator.
-scale=small takes minutes a trial on 2 CPU cores.
+Hardware and time: the paper does not say what it used. 550k examples, three epochs, five arms and five seeds need an
+accelerator. scale=small takes minutes for each trial on 2 CPU cores.
 
 Expected (BERT-base; MNLI, QNLI, PAWS-QQP, HellaSWAG): FreeLB 85.3, 91.1, 86.3, 39.6; SMART 85.5, 91.6, 85.8, 38.2; ASA
-85.0, 91.4, 87.7, 40.8; plain (its tables 1 and 2) 84.1, 90.4, 81.7, 39.7. Nobody has run scale=paper with this program
-yet. scale=small on SST-2 only, from the quickstart's guided checkpoint, trained on the first 6,400 examples of the
-file (benchmarks/results/asa_table4_small.json): plain 69.2, longer 64.5, SMART 70.5, ASA 63.4, and FreeLB at chance,
-50.9, with all three seeds (p 0.007). That FreeLB run had two passes, where this config now has three, and a step size
-made for RoBERTa-large: one ascent step of 0.1 takes the loss of this model from 0.64 to 1.17. The bound of 0.6 on the
-norm was not reached (the perturbation had norm 0.586; both measured once, by hand). One seed of longer and one of ASA
-stayed at chance; p is 0.48 or more except for FreeLB.
+85.0, 91.4, 87.7, 40.8; plain (its tables 1 and 2) 84.1, 90.4, 81.7, 39.7. scale=paper has not been run with this
+program yet. scale=small on SST-2 only, from the quickstart's guided checkpoint, trained on the first 6,400 examples of
+the file (benchmarks/results/asa_table4_small.json): plain 69.2, longer 64.5, SMART 70.5, ASA 63.4, and FreeLB at
+chance, 50.9, with all three seeds (p 0.007). That FreeLB run had two passes, where this config now has three, and a
+step size made for RoBERTa-large: one ascent step of 0.1 takes the loss of this model from 0.64 to 1.17. The bound of
+0.6 on the norm was not reached (the perturbation had norm 0.586; both measured once, by hand). One seed of longer and
+one of ASA stayed at chance; p is 0.48 or more except for FreeLB.
 
 Deviations: the paper names no settings of FreeLB and SMART. FreeLB has the settings released for RoBERTa-large on each
 task, with fairseq's count of passes (`freelb.count=fairseq`), on PAWS-QQP the settings of QQP and on HellaSWAG those
 of MNLI; dropout is that of the checkpoint (0.1 in all of FreeLB's scripts for RoBERTa, attention dropout included).
 SMART has the norm bound of its paper, one step and no proximal term (ag_jax/objectives/adversarial/smart.py). The
-paper's GLUE scores are from the server. See table1_generalization.py and table2_robustness.py for the rest.
+paper's GLUE scores are from the server. The deviations of asa/table1_generalization and asa/table2_robustness apply,
+too.
 """
 
 from ag_jax import config_reader
@@ -46,7 +47,7 @@ def get_config(argument: str = ""):
     tasks: comma-separated names of tasks of the paper's table 5; by default the tasks of this table or figure.
     seeds: number of seeds with which every trial is repeated.
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(

@@ -4,25 +4,25 @@ Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), equation
 are in table 1.
 
     ag-jax import --from=google-bert/bert-base-uncased --workdir=runs/bert
-    ag-jax compare --config=configs/asa/table6_pretraining.py:run=runs/bert --workdir=runs/on
-    ag-jax compare --config=configs/asa/table1_generalization.py:checkpoint=runs/bert,longer=runs/on/plain-seed0,\
+    ag-jax compare --config=asa/table6_pretraining:run=runs/bert --workdir=runs/on
+    ag-jax compare --config=asa/table1_generalization:checkpoint=runs/bert,longer=runs/on/plain-seed0,\
 pretrained=runs/on/asa-seed0,data=FOLDER --workdir=runs/downstream
-    ag-jax compare --config=configs/asa/table6_pretraining.py:run=runs/quickstart/ag-seed0,scale=small \
+    ag-jax compare --config=asa/table6_pretraining:run=runs/quickstart/ag-seed0,scale=small \
 --workdir=runs/on_small
 
-`run` is any run directory; its weights, encoder, tokenizer and kind of pre-training are used. If it detects replaced
+`run` is any run directory. Its weights, encoder, tokenizer and kind of pre-training are used. If it detects replaced
 tokens, the detection is attacked.
 
-Hardware and time: 8 GPUs in the paper, 20,000 steps of 1,024 rows of 256 tokens; it gives no time. scale=small takes
-minutes on 2 CPU cores.
+Hardware and time: the paper used 8 GPUs for 20,000 steps of 1,024 sequences of 256 tokens. It gives no time.
+scale=small takes minutes on 2 CPU cores.
 
-Expected: the paper reports downstream scores (table1_generalization.py), not the losses. Nobody has run scale=paper
+Expected: the paper reports downstream scores (asa/table1_generalization), not the losses. scale=paper has not been run
 with this program yet.
 
-Deviations: the text says 128 rows, table 6 has 128 on each of 8 GPUs: here 1,024, in 8 microbatches. bfloat16 replaces
-float16. The sentence-level term compares the predictions of the model's head at the first position, because the paper
-does not say between which distributions its divergence is. Wikipedia is read from TensorFlow Datasets, and 1 % of it
-is held out.
+Deviations: the paper's text says 128 sequences, and its table 6 has 128 on each of 8 GPUs. Here a batch has 1,024, in
+8 microbatches. bfloat16 replaces float16. The sentence-level term compares the predictions of the model's head at the
+first position, because the paper does not say between which distributions its divergence is. Wikipedia is read from
+TensorFlow Datasets, and 1 % of it is held out.
 """
 
 from ag_jax import config_reader
@@ -34,13 +34,13 @@ def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     run: directory of the run whose model, tokenizer and weights are continued from.
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, run=str, arm=("plain", "asa"), scale=("paper", "small"))
     config = pretraining_config.default_config()
     pretraining.continue_from(config, chosen.run)
-    config.title = "Pre-training that goes on, with and without adversarial self-attention"
+    config.title = "Continued pre-training, with and without adversarial self-attention"
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.data.sequence_length = min(256, config.model.max_length)
     config.model.update(dropout=0.1, attention_dropout=0.1, dtype="bfloat16")

@@ -4,11 +4,11 @@ The mask decoder (emd), content to position (c2p) and position to content (p2c) 
 decoder also together with each of the others. He et al. 2021 (DeBERTa: Decoding-enhanced BERT with Disentangled
 Attention), table 4 (section 5.2).
 
-    ag-jax compare --config=configs/deberta/table4_ablation.py --workdir=DIR
-    ag-jax compare --config=configs/deberta/table4_ablation.py:scale=small --workdir=DIR
+    ag-jax compare --config=deberta/table4_ablation --workdir=DIR
+    ag-jax compare --config=deberta/table4_ablation:scale=small --workdir=DIR
 
-Hardware and time: 1M steps of 256 rows of 512 tokens an arm, seven days on 16 V100 GPUs in the paper. scale=small: 900
-steps of a model of 4 layers, about eight minutes an arm on one CPU core.
+Hardware and time: each arm has 1M steps of 256 sequences of 512 tokens, which took seven days on 16 V100 GPUs in the
+paper. scale=small trains a model of 4 layers for 900 steps, about eight minutes for each arm on one CPU core.
 
 Expected: the paper reports downstream scores, MNLI-m/mm, SQuAD v1.1 F1/EM, v2.0 F1/EM and RACE:
 
@@ -19,16 +19,16 @@ Expected: the paper reports downstream scores, MNLI-m/mm, SQuAD v1.1 F1/EM, v2.0
     no_emd_c2p    85.8/85.9   91.5/85.3   80.3/77.2   68.1
     no_emd_p2c    85.8/85.8   91.3/85.1   80.2/77.1   68.5
 
-Here the losses on masked words are compared; all arms have the same task, so the losses can be ranked. scale=small,
+Here the losses on masked words are compared. All arms have the same task, so the losses can be ranked. scale=small,
 seed 0, validation, in the order above: 5.653, 5.754, 5.741, 5.675, 5.920, 5.868
 (benchmarks/results/table4_deberta_small.json). As in the paper, leaving out any part makes the model worse, and
-leaving out two is worse than leaving out one. Nobody has run scale=paper with this program yet.
+leaving out two is worse than leaving out one. scale=paper has not been run with this program yet.
 
-Deviations: only Wikipedia, without BookCorpus. Masked spans have up to three tokens, where the released code has up to
-three words. Without the mask decoder there are no absolute positions at all, as in the released code; the paper does
-not say. The relative-position terms have projections of their own, as in the released base models. scale=small has the
-learning rate and the number of steps with which the quickstart's model leaves its plateau; nothing was tuned for a
-single arm.
+Deviations: the text is only Wikipedia, without BookCorpus. Masked spans have up to three tokens, where the released
+code has up to three words. Without the mask decoder there are no absolute positions at all, as in the released code;
+the paper does not say. The relative-position terms have separate projections, as in the released base models.
+scale=small has the learning rate and the number of steps with which the quickstart's model leaves its plateau (the
+loss of guessing words without context). Nothing was tuned for a single arm.
 """
 
 from ag_jax import config_reader
@@ -49,7 +49,7 @@ ARMS = {
 def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, arm=tuple(ARMS), scale=("paper", "small"))

@@ -3,24 +3,24 @@
 ANLI with all its rounds, or each of the three. Nie et al. 2020 (ANLI); Zhang et al. 2019 (PAWS); settings of Wu et al.
 2022 (ASA), table 5.
 
-    ag-jax finetune --config=configs/finetune/anli.py:checkpoint=DIR,seeds=5,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=configs/finetune/anli.py:checkpoint=DIR,tasks=anli,anli_r1,anli_r2,anli_r3 --workdir=DIR
-    ag-jax finetune --config=configs/finetune/anli.py:checkpoint=DIR,tasks=anli_r1,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/anli:checkpoint=DIR,seeds=5,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/anli:checkpoint=DIR,tasks=anli,anli_r1,anli_r2,anli_r3 --workdir=DIR
+    ag-jax finetune --config=finetune/anli:checkpoint=DIR,tasks=anli_r1,scale=small,data=FOLDER --workdir=DIR
 
 Without `data` the tasks are read from TensorFlow Datasets, which has only ANLI; PAWS-QQP must be made from QQP by the
 script of its repository.
 
-Hardware and time: 163k examples of ANLI (17k, 45k and 100k in its rounds), three epochs: for an accelerator.
+Hardware and time: 163k examples of ANLI (17k, 45k and 100k in its rounds), need an accelerator for three epochs.
 scale=small takes minutes on 2 CPU cores.
 
 Expected: BERT-base 48.0 +- 0.68 on ANLI and 81.7 +- 1.24 on PAWS-QQP, DeBERTa-large 57.6 and 95.7 (ASA's table 2).
-Nobody has run scale=paper with this program yet.
+scale=paper has not been run with this program yet.
 
 Deviations: epochs are chosen on the development set; the released code of ASA chose them on the test set, as
 --config.tasks.anli.legacy_eval=True does (the report then says so). `anli` is all rounds put together, for training
 and for testing: the paper puts the tests together, and calls its training data ANLI's own. `anli_r1`, `anli_r2` and
-`anli_r3` are one round each. The paper trains for PAWS-QQP on `train_+qqp.tsv`, the pairs of PAWS and QQP; here on
-PAWS's train set only, less a tenth that chooses the epoch.
+`anli_r3` are one round each. For PAWS-QQP, the paper trains on `train_+qqp.tsv`, the pairs of PAWS and QQP. Here
+training uses only PAWS's train set, without a tenth of it that chooses the epoch.
 """
 
 from ag_jax import config_reader

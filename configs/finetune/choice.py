@@ -3,19 +3,19 @@
 Zellers et al. 2019 and 2018; Sun et al. 2019; Zhang et al. 2018; Lai et al. 2017. Settings of Wu et al. 2022 (ASA),
 table 5; for RACE those of Liu et al. 2019 (RoBERTa), table 10.
 
-    ag-jax finetune --config=configs/finetune/choice.py:checkpoint=DIR,tasks=hellaswag,dream,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=configs/finetune/choice.py:checkpoint=DIR,tasks=dream,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/choice:checkpoint=DIR,tasks=hellaswag,dream,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/choice:checkpoint=DIR,tasks=dream,scale=small,data=FOLDER --workdir=DIR
 
-Hardware and time: three or four rows of 128 tokens an example, 40k examples of HellaSWAG and 6k of DREAM: for an
-accelerator. scale=small takes minutes on 2 CPU cores.
+Hardware and time: an example has three or four sequences of 128 tokens, and there are 40k examples of HellaSWAG and 6k
+of DREAM. These need an accelerator. scale=small takes minutes on 2 CPU cores.
 
 Expected: HellaSWAG 39.7 +- 0.28 for BERT-base (dev; ASA's table 2), DREAM 62.9 +- 0.16 for BERT-base and 67.0 +- 0.62
-for RoBERTa-base (test; its table 1). Nobody has run scale=paper with this program yet.
+for RoBERTa-base (test; its table 1). scale=paper has not been run with this program yet.
 
 Deviations: DREAM has all questions of a dialogue, and its epochs are chosen on the development set; ASA's released
 code reads only the first question (--config.tasks.dream.first_question=True) and chooses on the test set
-(--config.tasks.dream.legacy_eval=True). SWAG and ReCoRD, which ASA's table 5 lacks, have the settings of HellaSWAG;
-ReCoRD's rows have 512 tokens. `race` is middle and high school together.
+(--config.tasks.dream.legacy_eval=True). SWAG and ReCoRD, which ASA's table 5 lacks, have the settings of HellaSWAG.
+ReCoRD's sequences have 512 tokens. `race` is middle and high school together.
 """
 
 from ag_jax import config_reader

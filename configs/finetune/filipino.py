@@ -3,17 +3,17 @@
 Cruz & Cheng 2020 and Cabasag et al. 2019 (the data); Deshpande & Narasimhan 2020, section 4.2, which compares with
 their results.
 
-    ag-jax finetune --config=configs/finetune/filipino.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=configs/finetune/filipino.py:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/filipino:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/filipino:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
 
 `tasks`: filipino_hatespeech, and filipino_sentiment for data with those labels.
 
-Hardware and time: 10,000 tweets, three epochs: minutes on a GPU. scale=small takes minutes on 2 CPU cores.
+Hardware and time: 10,000 tweets and three epochs take minutes on a GPU. scale=small takes minutes on 2 CPU cores.
 
 Expected: accuracy 74.1 for RoBERTa-12 trained without guidance, 74.6 with (Deshpande & Narasimhan's table 4), 74.8 for
-BERT (Cruz & Cheng 2020). Nobody has run scale=paper with this program yet.
+BERT (Cruz & Cheng 2020). scale=paper has not been run with this program yet.
 
-Deviations: the paper names no settings; the settings here are those of its released code, with a tenth of the steps as
+Deviations: the paper names no settings. The settings here are those of its released code, with a tenth of the steps as
 warm-up like Cruz & Cheng. The marks [LINK], [MENTION] and [HASHTAG] of the tweets are tokenised as text, not special
 tokens.
 """

@@ -1,29 +1,29 @@
 """GLUE from any checkpoint: fine-tune with the settings of RoBERTa, ASA or attention guidance.
 
-Wang et al. 2018 (GLUE); Liu et al. 2019 (RoBERTa), section 5.1 and table 10; Wu et al. 2022 (ASA), table 5;
-Deshpande & Narasimhan 2020, section 4.2.
+Wang et al. 2018 (GLUE); Liu et al. 2019 (RoBERTa), section 5.1 and table 10; Wu et al. 2022 (ASA), table 5; Deshpande
+& Narasimhan 2020, section 4.2.
 
-    ag-jax finetune --config=configs/finetune/glue.py:checkpoint=DIR,seeds=5 --workdir=DIR
-    ag-jax finetune --config=configs/finetune/glue.py:checkpoint=DIR,tasks=sst2,rte,protocol=asa,data=FOLDER \
+    ag-jax finetune --config=finetune/glue:checkpoint=DIR,seeds=5 --workdir=DIR
+    ag-jax finetune --config=finetune/glue:checkpoint=DIR,tasks=sst2,rte,protocol=asa,data=FOLDER \
 --workdir=DIR
-    ag-jax finetune --config=configs/finetune/glue.py:checkpoint=DIR,tasks=sst2,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/glue:checkpoint=DIR,tasks=sst2,scale=small,data=FOLDER --workdir=DIR
 
-`checkpoint` is a run or a Hugging Face directory; `data` is a folder with GLUE's files, and without it they are read
-from TensorFlow Datasets. `mnli_first=True` starts RTE, STS-B and MRPC from MNLI's weights, as RoBERTa's test
-submissions did.
+`checkpoint` is a run or a Hugging Face directory; `data` is a folder with GLUE's files; without it they are read from
+TensorFlow Datasets. `mnli_first=True` starts RTE, STS-B and MRPC from MNLI's weights, as RoBERTa's test submissions
+did.
 
 Hardware and time: protocol=roberta trains 6 points (learning rate and batch size) x seeds x 10 epochs for every task,
-including MNLI's 393k examples: for an accelerator. scale=small takes minutes on 2 CPU cores.
+including MNLI's 393k examples. This needs an accelerator. scale=small takes minutes on 2 CPU cores.
 
 Expected: RoBERTa-large 90.2 MNLI, 94.7 QNLI, 92.2 QQP, 86.6 RTE, 96.4 SST-2, 90.9 MRPC, 68.0 CoLA, 92.4 STS-B
 (medians, dev; its table 5). BERT-base with protocol=asa 93.2 SST-2, 84.1 MNLI (the mean of matched and mismatched),
-90.4 QNLI, 71.4 QQP (F1), 84.7 STS-B (Spearman) (test; its table 1). Nobody has run scale=paper with this program yet.
+90.4 QNLI, 71.4 QQP (F1), 84.7 STS-B (Spearman) (test; its table 1). scale=paper has not been run with this program
+yet.
 
 Deviations: WNLI is plain two-way classification, where RoBERTa ranks candidate spans that it finds with a parser. QNLI
-is classification, as for RoBERTa's development scores; --config.tasks.qnli.ranking=True ranks. Tasks that ASA's
-table 5 lacks have the settings of SST-2. QQP's train.tsv has broken lines, which are left out and counted
-(skip_malformed); ASA's released code chose its epochs for QQP on a file that is not part of GLUE, so QQP has no
-legacy_eval.
+is classification, as for RoBERTa's development scores; --config.tasks.qnli.ranking=True ranks. Tasks that ASA's table
+5 lacks have the settings of SST-2. QQP's train.tsv has broken lines, which are left out and counted (skip_malformed);
+ASA's released code chose its epochs for QQP on a file that is not part of GLUE, so QQP has no legacy_eval.
 """
 
 from ag_jax import config_reader

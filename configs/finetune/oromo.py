@@ -3,21 +3,22 @@
 Named entities are judged by ten-fold cross-validation. Deshpande & Narasimhan 2020, section 4.2, after Wang et al.
 2020 (E-MBERT); Adelani et al. 2023 (MasakhaNEWS).
 
-    ag-jax finetune --config=configs/finetune/oromo.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=configs/finetune/oromo.py:checkpoint=DIR,tasks=oromo_news,scale=small,data=FOLDER \
+    ag-jax finetune --config=finetune/oromo:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/oromo:checkpoint=DIR,tasks=oromo_news,scale=small,data=FOLDER \
 --workdir=DIR
 
 `tasks`: oromo_ner (licensed, LORELEI: put it at FOLDER/oromo_ner/all.conll, one word and its tag per line) and
 oromo_news.
 
-Hardware and time: a thousand sentences, ten folds: minutes a seed on a GPU. scale=small takes minutes on 2 CPU cores.
+Hardware and time: a thousand sentences in ten folds take minutes for each seed on a GPU. scale=small takes minutes on
+2 CPU cores.
 
 Expected: F1 over 9 tags 51.5 for RoBERTa-12 trained without guidance, 67.9 with (Deshpande & Narasimhan's table 4),
-72.8 for E-MBERT. Nobody has run scale=paper with this program yet.
+72.8 for E-MBERT. scale=paper has not been run with this program yet.
 
 Deviations: the paper names neither settings nor how the folds are made. Here a fold is a contiguous part of the file;
 each fold is tested once, the next fold chooses the epoch, and F1 is over the entities of all folds together (the
-report has the mean of the folds, too). 10 epochs of 16 sentences at 5e-5.
+report has the mean of the folds, too). Training has 10 epochs, batches of 16 sentences and the learning rate 5e-5.
 """
 
 from ag_jax import config_reader

@@ -1,25 +1,25 @@
 """SQuAD 1.1, SQuAD 2.0 and XQuAD from any checkpoint: fine-tune with RoBERTa's settings.
 
-Questions whose answers are spans of a text. Rajpurkar et al. 2016 and 2018; Artetxe et al. 2020 (XQuAD); Liu et al.
-2019 (RoBERTa), section 5.2 and table 10.
+The answers to the questions are spans of a text. Rajpurkar et al. 2016 and 2018; Artetxe et al. 2020 (XQuAD); Liu et
+al. 2019 (RoBERTa), section 5.2 and table 10.
 
-    ag-jax finetune --config=configs/finetune/squad.py:checkpoint=DIR,seeds=5 --workdir=DIR
-    ag-jax finetune --config=configs/finetune/squad.py:checkpoint=DIR,tasks=xquad_en,scale=small,data=FOLDER \
+    ag-jax finetune --config=finetune/squad:checkpoint=DIR,seeds=5 --workdir=DIR
+    ag-jax finetune --config=finetune/squad:checkpoint=DIR,tasks=xquad_en,scale=small,data=FOLDER \
 --workdir=DIR
 
 `tasks`: squad1, squad2, and the small xquad_en and xquad_de, which have questions of SQuAD in English and German.
 
-Hardware and time: 88k and 130k questions, two epochs of rows of 384 tokens: for an accelerator. scale=small takes
-minutes on 2 CPU cores.
+Hardware and time: 88k and 130k questions in sequences of 384 tokens need an accelerator for two epochs. scale=small
+takes minutes on 2 CPU cores.
 
-Expected: RoBERTa-large 88.9 EM and 94.6 F1 on SQuAD 1.1, 86.5 and 89.4 on 2.0 (dev; its table 6). Nobody has run
-scale=paper with this program yet.
+Expected: RoBERTa-large 88.9 EM and 94.6 F1 on SQuAD 1.1, 86.5 and 89.4 on 2.0 (dev; its table 6). scale=paper has not
+been run with this program yet.
 
 Deviations: the span at the first token means that a question has no answer, as in Devlin et al. 2019; RoBERTa adds a
-separate classifier. A long context is split into rows that begin every 128 tokens (with short rows, every half row).
-An answer has 30 tokens at most, as in the official script: with an English tokenizer 3 of the 86 questions of
-xquad_de's development part have longer ones, so that 3.5 points of its exact match are out of reach with RoBERTa's (2
-of 86 with BERT's).
+separate classifier. A long context is split into overlapping sequences that begin every 128 tokens (every half of a
+sequence if that is shorter). An answer has 30 tokens at most, as in the official script. With an English tokenizer, 3
+of the 86 questions of xquad_de's development part have longer ones, so that 3.5 points of its exact match are out of
+reach with RoBERTa's (2 of 86 with BERT's).
 """
 
 from ag_jax import config_reader

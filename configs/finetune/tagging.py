@@ -3,19 +3,19 @@
 Derczynski et al. 2017 (WNUT-17); Tjong Kim Sang & De Meulder 2003 (CoNLL-2003); settings of Wu et al. 2022 (ASA),
 table 5.
 
-    ag-jax finetune --config=configs/finetune/tagging.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=configs/finetune/tagging.py:checkpoint=DIR,tasks=wnut17,scale=small,data=FOLDER \
+    ag-jax finetune --config=finetune/tagging:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/tagging:checkpoint=DIR,tasks=wnut17,scale=small,data=FOLDER \
 --workdir=DIR
 
-Hardware and time: WNUT-17 has 3,394 sentences, CoNLL-2003 14,041; a GPU takes minutes. scale=small takes minutes on 2
-CPU cores.
+Hardware and time: WNUT-17 has 3,394 sentences and CoNLL-2003 14,041, which take minutes on a GPU. scale=small takes
+minutes on 2 CPU cores.
 
-Expected: WNUT-17 F1 47.8 +- 1.08 for BERT-base, 54.8 +- 0.80 for RoBERTa-base (test; ASA's table 1). Nobody has run
-scale=paper with this program yet.
+Expected: WNUT-17 F1 47.8 +- 1.08 for BERT-base, 54.8 +- 0.80 for RoBERTa-base (test; ASA's table 1). scale=paper has
+not been run with this program yet.
 
 Deviations: F1 is over whole entities; ASA's released code has F1 over tokens, and
 --config.tasks.wnut17.metric=token_f1 selects by it (both are in the report). CoNLL-2003, which ASA's table 5 lacks,
-has the settings of WNUT-17, with rows of 128 tokens.
+has the settings of WNUT-17, with sequences of 128 tokens.
 """
 
 from ag_jax import config_reader

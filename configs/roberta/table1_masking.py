@@ -2,19 +2,19 @@
 
 Liu et al. 2019 (RoBERTa), table 1 (section 4.1).
 
-    ag-jax compare --config=configs/roberta/table1_masking.py --workdir=DIR
-    ag-jax compare --config=configs/roberta/table1_masking.py:scale=small --workdir=DIR
+    ag-jax compare --config=roberta/table1_masking --workdir=DIR
+    ag-jax compare --config=roberta/table1_masking:scale=small --workdir=DIR
 
-Hardware and time: 1M steps of 256 rows; the paper gives neither hardware nor time for its ablations. scale=small:
-about four minutes an arm on 2 CPU cores.
+Hardware and time: each arm has 1M steps of 256 sequences. The paper gives neither hardware nor time for its ablations.
+scale=small takes about four minutes for each arm on 2 CPU cores.
 
 Expected: the paper reports downstream scores (SQuAD 2.0 F1 78.3/78.7, MNLI-m 84.3/84.0, SST-2 92.5/92.9 for
-static/dynamic), which need fine-tuning; here the losses are compared. Nobody has run scale=paper with this program
+static/dynamic), which need fine-tuning. Here the losses are compared. scale=paper has not been run with this program
 yet.
 
-Deviations: BookCorpus is not available, so the text is only Wikipedia; 12 layers of RoBERTa's architecture without
-next-sentence prediction, so that masking is the only difference. Static masking has 10 fixed masks of each row, used
-in turn.
+Deviations: BookCorpus is not available, so the text is only Wikipedia. The model has 12 layers of RoBERTa's
+architecture without next-sentence prediction, so that masking is the only difference. Static masking has 10 fixed
+masks of each sequence, used in turn.
 """
 
 from ag_jax import config_reader
@@ -25,7 +25,7 @@ from ag_jax.recipes import pretraining
 def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, arm=("static", "dynamic"), scale=("paper", "small"))

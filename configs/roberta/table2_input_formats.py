@@ -3,17 +3,18 @@
 Pairs of segments or of sentences with next-sentence prediction; full sentences, or sentences of one document, without.
 Liu et al. 2019 (RoBERTa), table 2 (section 4.2).
 
-    ag-jax compare --config=configs/roberta/table2_input_formats.py --workdir=DIR
-    ag-jax compare --config=configs/roberta/table2_input_formats.py:scale=small --workdir=DIR
+    ag-jax compare --config=roberta/table2_input_formats --workdir=DIR
+    ag-jax compare --config=roberta/table2_input_formats:scale=small --workdir=DIR
 
-Hardware and time: 1M steps of 256 rows each. scale=small: about four minutes an arm on 2 CPU cores.
+Hardware and time: each arm has 1M steps of 256 sequences. scale=small takes about four minutes for each arm on 2 CPU
+cores.
 
-Expected: the paper reports downstream scores (MNLI-m 84.0, 82.9, 84.7, 84.7 in the order of `arm`); here the losses
-are reported, which are of different inputs and so cannot be ranked. Nobody has run scale=paper with this program yet.
+Expected: the paper reports downstream scores (MNLI-m 84.0, 82.9, 84.7, 84.7 in the order of `arm`). Here the losses
+are reported, which cannot be ranked because their inputs differ. scale=paper has not been run with this program yet.
 
-Deviations: only Wikipedia. Rows of sentence pairs and of document sentences are shorter; the paper enlarges their
-batches so that a step sees about as many tokens, but does not say by how much: here 4 times for sentence pairs and
-1.25 times for document sentences at scale=paper.
+Deviations: the text is only Wikipedia. Sequences of sentence pairs and of document sentences are shorter. The paper
+enlarges their batches so that a step sees about as many tokens, but does not say by how much. At scale=paper, the
+factor here is 4 for sentence pairs and 1.25 for document sentences.
 """
 
 from ag_jax import config_reader
@@ -26,7 +27,7 @@ BATCH_FACTORS = {"segment_pair_nsp": 1.0, "sentence_pair_nsp": 4.0, "full_senten
 def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, arm=tuple(BATCH_FACTORS), scale=("paper", "small"))

@@ -1,17 +1,18 @@
-"""Pre-train BERT-base with three batch sizes and equal numbers of rows seen (table 3).
+"""Pre-train BERT-base with three batch sizes and equal numbers of sequences seen (table 3).
 
 Liu et al. 2019 (RoBERTa), table 3 of the paper (section 4.3).
 
-    ag-jax compare --config=configs/roberta/table3_batch_size.py --workdir=DIR
-    ag-jax compare --config=configs/roberta/table3_batch_size.py:scale=small --workdir=DIR
+    ag-jax compare --config=roberta/table3_batch_size --workdir=DIR
+    ag-jax compare --config=roberta/table3_batch_size:scale=small --workdir=DIR
 
-Hardware and time: 256M rows of 512 tokens an arm. scale=small: about four minutes an arm on 2 CPU cores.
+Hardware and time: each arm has 256M sequences of 512 tokens. scale=small takes about four minutes for each arm on 2
+CPU cores.
 
-Expected (perplexity on held-out text): 3.99 (256 rows, 1M steps, peak 1e-4), 3.68 (2k rows, 125k steps, 7e-4), 3.77
-(8k rows, 31k steps, 1e-3). Nobody has run scale=paper with this program yet.
+Expected (perplexity on held-out text): 3.99 (256 sequences, 1M steps, peak learning rate 1e-4), 3.68 (2k sequences,
+125k steps, 7e-4), 3.77 (8k sequences, 31k steps, 1e-3). scale=paper has not been run with this program yet.
 
-Deviations: only Wikipedia, without BookCorpus. At scale=small the batches are 8, 32 and 128 rows and the learning
-rates 3e-4, 6e-4 and 1.2e-3, which were not tuned.
+Deviations: the text is only Wikipedia, without BookCorpus. At scale=small the batches have 8, 32 and 128 sequences and
+the learning rates 3e-4, 6e-4 and 1.2e-3, which were not tuned.
 """
 
 from ag_jax import config_reader
@@ -30,7 +31,7 @@ SMALL = {"256": (8, 2400, 3e-4, 144, 1), "2k": (32, 600, 6e-4, 36, 1), "8k": (12
 def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
-    arm: the arm to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(argument, arm=tuple(PAPER), scale=("paper", "small"))

@@ -2,25 +2,25 @@
 
 Liu et al. 2019 (RoBERTa), table 5 (section 5.1) and table 10.
 
-    ag-jax finetune --config=configs/roberta/table5_glue.py:checkpoint=DIR --workdir=DIR
-    ag-jax finetune --config=configs/roberta/table5_glue.py:checkpoint=DIR,mnli_first=True,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=configs/roberta/table5_glue.py:checkpoint=DIR,tasks=rte,scale=small,data=FOLDER \
+    ag-jax finetune --config=roberta/table5_glue:checkpoint=DIR --workdir=DIR
+    ag-jax finetune --config=roberta/table5_glue:checkpoint=DIR,mnli_first=True,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=roberta/table5_glue:checkpoint=DIR,tasks=rte,scale=small,data=FOLDER \
 --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory, such as one of roberta-large. `mnli_first=True` starts RTE, STS-B
 and MRPC from MNLI's weights, as the test submissions did; the development scores were made without it, although the
 table's caption mixes the two.
 
-Hardware and time: six points, ten epochs and five seeds of nine tasks: days on one accelerator. The paper does not
-say. scale=small takes about a minute a trial on 2 CPU cores.
+Hardware and time: six points (learning rate and batch size), ten epochs and five seeds of nine tasks take days on one
+accelerator. The paper does not say what it used. scale=small takes about a minute for each trial on 2 CPU cores.
 
 Expected (roberta-large, dev, medians): MNLI 90.2/90.2, QNLI 94.7, QQP 92.2, RTE 86.6, SST-2 96.4, MRPC 90.9, CoLA
-68.0, STS-B 92.4, WNLI 91.3. Nobody has run scale=paper with this program yet.
+68.0, STS-B 92.4, WNLI 91.3. scale=paper has not been run with this program yet.
 
 Deviations: WNLI is plain two-way classification, where RoBERTa ranks candidate spans that it finds with a parser, so
 91.3 is out of reach. STS-B's epochs are chosen by Pearson's correlation, where fairseq chooses by the loss. Every
-epoch is evaluated, and QQP's warm-up is 6 % like the others', where fairseq's command has 25 %. QQP's broken lines are
-left out and counted.
+epoch is evaluated, and QQP's warm-up is 6 % as for the other tasks, where fairseq's command has 25 %. QQP's broken
+lines are left out and counted.
 """
 
 from ag_jax import config_reader

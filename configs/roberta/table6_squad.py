@@ -2,17 +2,18 @@
 
 Liu et al. 2019 (RoBERTa), table 6 (section 5.2) and table 10.
 
-    ag-jax finetune --config=configs/roberta/table6_squad.py:checkpoint=DIR --workdir=DIR
-    ag-jax finetune --config=configs/roberta/table6_squad.py:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=roberta/table6_squad:checkpoint=DIR --workdir=DIR
+    ag-jax finetune --config=roberta/table6_squad:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
 
-Hardware and time: 48 rows of 384 tokens, two epochs of 88k and 130k questions, five seeds: for an accelerator.
-scale=small takes minutes on 2 CPU cores; without SQuAD's files, configs/finetune/squad.py has the small XQuAD.
+Hardware and time: batches of 48 sequences of 384 tokens, two epochs of 88k and 130k questions and five seeds need an
+accelerator. scale=small takes minutes on 2 CPU cores. If you do not have SQuAD's files, finetune/squad has the small
+XQuAD.
 
-Expected (roberta-large, dev, EM/F1): 88.9/94.6 on SQuAD 1.1, 86.5/89.4 on 2.0. Nobody has run scale=paper with this
+Expected (roberta-large, dev, EM/F1): 88.9/94.6 on SQuAD 1.1, 86.5/89.4 on 2.0. scale=paper has not been run with this
 program yet.
 
-Deviations: the span at the first token means that a question has no answer; RoBERTa adds a separate classifier with
-its loss.
+Deviations: the span at the first token means that a question has no answer, whereas RoBERTa adds a separate classifier
+with its loss.
 """
 
 from ag_jax import config_reader

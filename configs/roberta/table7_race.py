@@ -2,18 +2,18 @@
 
 Liu et al. 2019 (RoBERTa), table 7 (section 5.3) and table 10.
 
-    ag-jax finetune --config=configs/roberta/table7_race.py:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=configs/roberta/table7_race.py:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=roberta/table7_race:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=roberta/table7_race:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
 
 `data` contains the folder RACE with train, dev and test; without it RACE is read from TensorFlow Datasets.
 
-Hardware and time: 88k questions with four rows of 512 tokens each, four epochs, five seeds: for an accelerator.
-scale=small takes minutes on 2 CPU cores.
+Hardware and time: 88k questions with four sequences of 512 tokens each, four epochs and five seeds need an
+accelerator. scale=small takes minutes on 2 CPU cores.
 
-Expected (roberta-large, test): 83.2, of which middle school 86.5 and high school 81.3. Nobody has run scale=paper with
-this program yet.
+Expected (roberta-large, test): 83.2, of which middle school 86.5 and high school 81.3. scale=paper has not been run
+with this program yet.
 
-Deviations: the table's scores for middle and high school are parts of one model's score; here
+Deviations: the table's scores for middle and high school are parts of one model's score. Here
 `tasks=race,race_middle,race_high` trains one model for each. Weight decay is 0.1 as in table 10, where fairseq's
 README has 0.01.
 """

@@ -88,7 +88,7 @@ def test_what_cannot_be_drawn():
         plots.draw_losses({"mlm": [[row(1, 2.0, "validation")]], "ag": []})
     with pytest.raises(ValueError, match="step or tokens_seen, got 'hours'"):
         plots.draw_losses({"mlm": [MLM]}, x="hours")
-    with pytest.raises(ValueError, match="guided runs"):
+    with pytest.raises(ValueError, match="at least one guided run"):
         plots.draw_masses({"mlm": MLM})
 
 

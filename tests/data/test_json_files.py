@@ -16,15 +16,15 @@ def test_a_file_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "not JSON"),
-        (b"{", "not JSON"),
+        (b"", "expected JSON, got text"),
+        (b"{", "expected JSON, got text"),
         (b'{"a": \xff}', "can't decode byte 0xff"),
-        (b"9" * 5000, "not JSON"),
+        (b"9" * 5000, "expected JSON, got text"),
         (b"[]", "expected a JSON object, got list"),
         (b"null", "expected a JSON object, got NoneType"),
-        (b'{"a":' * 3000 + b"1" + b"}" * 3000, "nested more than"),
-        (b"[" * 100_000 + b"]" * 100_000, "nested more than"),
-        (b'{"a":' * (DEEPEST + 1) + b"1" + b"}" * (DEEPEST + 1), "nested more than"),
+        (b'{"a":' * 3000 + b"1" + b"}" * 3000, "nested at most"),
+        (b"[" * 100_000 + b"]" * 100_000, "nested at most"),
+        (b'{"a":' * (DEEPEST + 1) + b"1" + b"}" * (DEEPEST + 1), "nested at most"),
     ],
 )
 def test_a_damaged_file_is_named(content, said, tmp_path):

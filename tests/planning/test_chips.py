@@ -53,5 +53,5 @@ def test_figures_have_the_right_size(chip):
 
 
 def test_unknown_generation():
-    with pytest.raises(ValueError, match="no TPU 'v9' here; known are v2, v3, v4, v5e, v5p, v6e"):
+    with pytest.raises(ValueError, match="unknown TPU generation 'v9': choose one of v2, v3, v4, v5e, v5p, v6e"):
         chips.tpu("v9")

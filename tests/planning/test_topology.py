@@ -42,7 +42,7 @@ def test_names(text, name, accelerator, chips_, devices, hosts):
         ("v4-12", r"no v4 slice '12'; the nearest in size are .*v4:2x2x1 \(v4-8\), v4:2x2x2 \(v4-16\)"),
         ("v5e-100000", r"the nearest in size are .*v5e:16x16 \(v5litepod-256\)$"),
         ("v5e:0x4", "no v5e slice '0x4'"),
-        ("v9:2x2", "no TPU 'v9' here; known are v2, v3, v4, v5e, v5p, v6e"),
+        ("v9:2x2", "unknown TPU generation 'v9': choose one of v2, v3, v4, v5e, v5p, v6e"),
         ("two chips", "GENERATION:SHAPE such as v5e:4x4, or a name such as v5litepod-16; got 'two chips'"),
         ("", "GENERATION:SHAPE"),
     ],

@@ -177,7 +177,7 @@ def test_traces_that_cannot_be_are_refused(whole, text, tmp_path):
     assert read(part).progress == (1 / 6,), "of a trial that patience ended"
     with pytest.raises(ValueError, match="trace=.*/nowhere must be metrics.jsonl of a run or trial .*does not exist"):
         read(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="it has 2, the model 3"):
+    with pytest.raises(ValueError, match="a model with 3 layers .* of that run has 2; choose"):
         read(whole[0], layers=3)
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "split": "train", "mlm_loss": 1.0}) + "\n")
     with pytest.raises(ValueError, match="that run masked no attention; choose one with method=asa"):

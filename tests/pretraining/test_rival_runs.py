@@ -47,7 +47,7 @@ def test_the_method_chooses():
     assert (made["smart"].stop_gradient, made["sift"].stop_gradient) == ("none", "targets")
     compat = adversarial.wrap(inner, AdversarialConfig("smart", smart=SmartConfig(mtdnn_compat=True)), setting)
     assert isinstance(compat.perturbation, MtDnnPerturbation) and compat.stop_gradient == "targets"
-    assert set(RIVALS) < set(get_args(Method)) and AdversarialConfig("sift").sentence == "none"
+    assert set(RIVALS) < set(get_args(Method)) and AdversarialConfig("sift").sentence_prediction == "none"
     with pytest.raises(ValueError, match="adversarial.method must be one of none, asa, .*freelb, smart, sift"):
         config_reader.check(AdversarialConfig("pgd"), "adversarial")
 

@@ -14,7 +14,7 @@ from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, colours, label, save, 
 
 
 def masked_figure(groups: Mapping[str, Mapping[str, MaskedShare]], path: str | os.PathLike) -> epath.Path:
-    """Write the figure of `draw_masked` as a PNG and return its path."""
+    """Write the figure of masked shares of attention, by step and layer (`draw_masked`), as a PNG; return the path."""
     return save(draw_masked(groups), path)
 
 
@@ -66,7 +66,7 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
 
 
 def temperature_figure(by_task: Mapping[str, Temperatures], path: str | os.PathLike) -> epath.Path:
-    """Write the figure of `draw_temperatures` as a PNG and return its path."""
+    """Write the figure of task scores by an attack's temperature (`draw_temperatures`) as a PNG; return the path."""
     return save(draw_temperatures(by_task), path)
 
 
@@ -97,7 +97,7 @@ def draw_temperatures(by_task: Mapping[str, Temperatures]) -> Figure:
 
 
 def step_time_figure(ratios: Mapping[str, Mapping[int, float]], path: str | os.PathLike) -> epath.Path:
-    """Write the figure of `draw_step_times` as a PNG and return its path."""
+    """Write the figure of each method's step times by sequence length (`draw_step_times`) as a PNG; return the path."""
     return save(draw_step_times(ratios), path)
 
 

@@ -95,7 +95,10 @@ def largest(weights_QK: np.ndarray, block: int) -> np.ndarray:
 
 
 def draw_map(axes: Axes, weights_QK: np.ndarray, inches: float) -> AxesImage:
-    """Draw an attention map or target matrix `inches` wide; for long sentences, reduced by `largest`."""
+    """Draw an attention map or target matrix, `inches` wide.
+
+    For long sentences, each cell shows the largest weight of a square of tokens (`largest`).
+    """
     length, block = len(weights_QK), block_size(len(weights_QK), inches)
     cells_QK = largest(weights_QK, block)
     end = len(cells_QK) * block - 0.5

@@ -26,12 +26,12 @@ AXES = {"step": "step", "tokens_seen": "training tokens seen"}
 def loss_curves(
     series: Mapping[str, Sequence[MetricRows]], path: str | os.PathLike, x: str = "step", headline: PrimaryMetric = MLM
 ) -> epath.Path:
-    """Write the figure of `draw_losses` as a PNG and return its path."""
+    """Write the figure of each arm's losses during training (`draw_losses`) as a PNG; return the path."""
     return save(draw_losses(series, x, headline), path)
 
 
 def mass_curves(rows_by_arm: Mapping[str, MetricRows], path: str | os.PathLike) -> epath.Path:
-    """Write the figure of `draw_masses` as a PNG and return its path."""
+    """Write the figure of attention mass on patterns, by step and layer (`draw_masses`), as a PNG; return the path."""
     return save(draw_masses(rows_by_arm), path)
 
 
@@ -116,7 +116,7 @@ def draw_masses(rows_by_arm: Mapping[str, MetricRows]) -> Figure:
     """Draw the attention mass of guided heads on their pattern by layer and step, in a panel for each arm and pattern.
 
     A cell covers the steps over which its row of metrics is averaged. The axis of steps is logarithmic, because
-    guidance works early. Arms without guidance are left out. Raises ValueError if no row holds a `mass/PATTERN`.
+    guidance works early. Arms without guidance are left out. Raises ValueError if no row has a metric `mass/PATTERN`.
     """
     panels = {
         (arm, name): _mass_over_steps(rows, name)
@@ -124,7 +124,10 @@ def draw_masses(rows_by_arm: Mapping[str, MetricRows]) -> Figure:
         for name in _guided_patterns(rows)
     }
     if not panels:
-        raise ValueError("no train row with a mass/PATTERN is given: mass curves are of guided runs")
+        raise ValueError(
+            "no train row has a metric mass/PATTERN, so there is no attention mass to draw: give the metrics of at "
+            "least one guided run"
+        )
     arms = list(dict.fromkeys(arm for arm, _ in panels))
     names = list(dict.fromkeys(name for _, name in panels))
     layers = max(mass_NS.shape[0] for _, mass_NS in panels.values())
@@ -157,9 +160,10 @@ def _guided_patterns(rows: MetricRows) -> list[str]:
 
 
 def _mass_over_steps(rows: MetricRows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the S + 1 steps between which the logged rows lie, and a pattern's mass `NS` by layer and row.
+    """Return the steps at which the cells to draw begin and end, and a pattern's attention mass in each cell, `NS`.
 
-    The mass is NaN where the pattern had no target.
+    Each of S logged rows has a column of cells, between two of S + 1 steps. The mass is NaN where the pattern had no
+    target.
     """
     kept = [row for row in rows if row.get("split", "train") == "train" and row.get(f"mass/{name}") is not None]
     steps_S = np.array([row["step"] for row in kept], float)

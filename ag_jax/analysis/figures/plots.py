@@ -68,7 +68,7 @@ def save_inspection(
 def pattern_figure(
     tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray], path: str | os.PathLike
 ) -> epath.Path:
-    """Write the figure of `draw_patterns` as a PNG and return its path."""
+    """Write the figure of the patterns' target matrices (`draw_patterns`) as a PNG; return the path."""
     return save(draw_patterns(tokens, target_by_name), path)
 
 
@@ -78,14 +78,14 @@ def map_figure(
     head: int | Sequence[int],
     path: str | os.PathLike,
 ) -> epath.Path:
-    """Write the figure of `draw_maps` as a PNG and return its path."""
+    """Write the figure of attention maps of several arms during training (`draw_maps`) as a PNG; return the path."""
     return save(draw_maps(columns, layer, head), path)
 
 
 def attack_figure(
     plain: AttentionMaps, attacked: AttentionMaps, assignment: Assignment, path: str | os.PathLike
 ) -> epath.Path:
-    """Write the figure of `draw_attack` as a PNG and return its path."""
+    """Write the figure of attention maps without and with an attack (`draw_attack`) as a PNG; return the path."""
     return save(draw_attack(plain, attacked, assignment), path)
 
 
@@ -169,7 +169,7 @@ def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray
 def draw_maps(
     columns: Mapping[str, Sequence[tuple[str, AttentionMaps]]], layer: int | Sequence[int], head: int | Sequence[int]
 ) -> Figure:
-    """Draw the attention maps of chosen heads of several arms during training, from top to bottom.
+    """Draw attention maps of chosen heads: arms side by side, and training proceeding from top to bottom.
 
     With equally long sequences of layers and heads, the first of these heads is drawn side by side for all arms, then
     the second, and so on (Deshpande & Narasimhan 2020, figure 1). Raises ValueError if no arm has any of the heads.

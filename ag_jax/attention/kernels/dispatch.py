@@ -40,7 +40,10 @@ class Fused(Attend):
     heads: str | None = None
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return output and statistics. Raises ValueError for guidance after dropout, which kernels do not compute."""
+        """Return the output, and the guidance statistics ||H||^2 and <H, P> of the guided heads (None without guides).
+
+        Raises ValueError for guidance after dropout, which kernels do not compute.
+        """
         guides, rate = inputs.guides, inputs.rate
         if guides is not None and guides.after_dropout:
             raise ValueError("guidance.probabilities=after_dropout needs model.attention=reference")

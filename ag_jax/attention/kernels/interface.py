@@ -74,7 +74,7 @@ class Attend(abc.ABC):
         rate: float = 0.0,
         key: Array | None = None,
     ) -> Mixed:
-        """Return the output `BQHW`, and the statistics of the guided heads (None without guides).
+        """Return the output `BQHW`, and the guidance statistics ||H||^2 and <H, P> (None without guides).
 
         query_BQHW, key_BKHW, value_BKHW: in the precision of the computation; scores and softmax are float32. Queries
             and keys may differ in length.
@@ -101,7 +101,7 @@ class Attend(abc.ABC):
 
     @abc.abstractmethod
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return output and statistics, as `__call__` does."""
+        """Return the output and the guidance statistics, ||H||^2 and <H, P> (None without guides), like `__call__`."""
 
 
 def _check_shapes(query: Array, key: Array, value: Array, query_segments: Array, key_segments: Array) -> None:
@@ -206,7 +206,7 @@ class Kernel(Protocol):
 
 
 def target(shift: Array | int, weights: Array, query: Array, key: Array) -> Array:
-    """Return the target P of one head at query and key positions; `weights` are its column weights at the keys."""
+    """Return the target P of one head: 1 at keys `shift` positions after their query, elsewhere each key's weight."""
     return jnp.where(key - query == shift, 1.0, weights)
 
 
@@ -234,7 +234,11 @@ def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
 
 
 def guided_statistics(sum_of_squares_BHQ: Array, overlap_BHQ: Array, inputs: AttentionInputs) -> AttentionStatistics:
-    """Return the statistics of the guided heads, completed from the sums that a kernel computed for all heads."""
+    """Return the two statistics of guidance of the guided heads, from the sums that a kernel computed for all heads.
+
+    In <H, P>, queries without a key at the offset of a `Shift` get a uniform target, and the columns that a query sees
+    inside a band get equal weights, which sum to 1.
+    """
     overlaps, head = [], 0
     segments = (inputs.query_segments_BQ, inputs.key_segments_BK)
     for of_heads, count in zip(inputs.guides.targets, inputs.guides.counts, strict=True):

@@ -41,7 +41,10 @@ def dropout_of(rate: float, key: Array | None) -> Callable[[Array], Array]:
 
 
 def mix(weights_BHQK: Array, inputs: AttentionInputs) -> Mixed:
-    """Return the output (H * M) V and the guidance statistics, from probabilities H; M is the multiplier of dropout."""
+    """Return the output (H * M) V, and ||H||^2 and <H, P> of the guided heads, from probabilities H.
+
+    M is the multiplier of dropout; without guides, None stands for the two statistics.
+    """
     drop, statistics, guides = dropout_of(inputs.rate, inputs.key), None, inputs.guides
     if guides is not None:
         guided_BHQK = drop(weights_BHQK) if guides.after_dropout else weights_BHQK
@@ -58,7 +61,7 @@ def mix(weights_BHQK: Array, inputs: AttentionInputs) -> Mixed:
 
 
 class Reference(Attend):
-    """Attention in plain JAX, compiled by XLA; memory grows with the product of the two lengths.
+    """Attention in plain JAX, compiled by XLA; memory grows with the number of queries times that of keys.
 
     save: function to call with the probabilities `BHQK`, float32, before dropout; None to save nothing.
     """
@@ -67,7 +70,7 @@ class Reference(Attend):
         self.save = save
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return the output and the statistics of the guided heads, from the whole attention matrix."""
+        """Return the output, and the guidance statistics ||H||^2 and <H, P>, from the whole attention matrix."""
         weights_BHQK = probabilities(
             inputs.query_BQHW,
             inputs.key_BKHW,

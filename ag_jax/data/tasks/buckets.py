@@ -179,7 +179,7 @@ def _axes(rank: int, has_candidates: bool) -> str:
 
 
 def _padded_candidates(candidates: np.ndarray) -> np.ndarray:
-    """Return for each row the number of candidates, padding included, from its number of `candidates`.
+    """Return each row's number of candidates after padding, given each row's number before padding, `candidates`.
 
     If the numbers differ, each is rounded up to a power of two, at most the largest number, so that batches have few
     shapes.

@@ -75,8 +75,8 @@ def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
             fields = next(rows, None)
         except csv.Error as error:
             raise ValueError(
-                f"{file}, line {begins}: not a row of a table ({error}), so nothing behind it can be read, and leaving "
-                "out malformed rows is of no use: mend its quotes"
+                f"{file}, line {begins}: expected a row of a table with well-formed quotes, got an error ({error}); "
+                "no row after this line can be read, even if malformed rows are left out: mend the quotes of this line"
             ) from error
         if fields is None:
             return

@@ -31,7 +31,8 @@ def ranked(task: Task) -> Task:
 
 
 def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
-    """Group examples into candidates for the same first text; return them and the number of examples left out.
+    """Return `examples` grouped into choices among candidates for the same first text, and the number of examples left
+    out because they have no candidate to be compared with.
 
     task: QNLI or WNLI as classification, before `ranked`.
     `Choices.names` are the ids of the candidates, so that a choice can be written as labels of the examples. The

@@ -122,7 +122,7 @@ def _prepared(task: Task, split: str) -> tuple[FileLayout, list[pathlib.Path]]:
 
 
 def _records(layout: FileLayout, file: pathlib.Path, split: str) -> Iterator[Placed]:
-    """Yield (location, record) for each record of a file, with the field names that parsers read, and an id.
+    """Yield (location, record) for each record of a file; a record's fields have the names that parsers read, and "id".
 
     In place of a malformed record, the ValueError that describes the fault is yielded.
     """

@@ -38,8 +38,11 @@ def _answer(context: str, answer: Any) -> tuple[str, int]:
         raise ValueError(f"expected an answer with a text and the character where it begins, got {answer!r}")
     if start < 0 or context[start : start + len(text)] != text:
         elsewhere = context.find(text)
-        where = f"it begins at {elsewhere}" if elsewhere >= 0 else "nor anywhere else"
-        raise ValueError(f"the answer {text!r} is not in the context at character {start} ({where})")
+        found = f"the answer at character {elsewhere}" if elsewhere >= 0 else "no such text in the context"
+        raise ValueError(
+            f"expected the answer {text!r} at character {start} of the context, found {found}: correct `answer_start` "
+            "or the answer's `text`"
+        )
     return text, start
 
 

@@ -32,7 +32,11 @@ class TokenizedContext:
 
     @classmethod
     def of(cls, text: str, ids: list[int], places: list[tuple[int, int]]) -> "TokenizedContext":
-        """Build a context from a text and what `Tokenizer.locate_batch` returns for this text."""
+        """Return the tokenized context of a text, given the token `ids` and each token's start and end character.
+
+        ids, places: as `Tokenizer.locate_batch` returns them for the text; surrounding white space is then removed from
+            each token's place.
+        """
         return cls(ids, np.asarray([_bare(text, *place) for place in places], np.int32).reshape(-1, 2))
 
     def tokens_of(self, begin: int, end: int) -> tuple[int, int] | None:
@@ -118,7 +122,8 @@ def _begins(length: int, room: int, stride: int) -> list[int]:
 
 
 def _widest(length: int, begins: list[int], room: int) -> np.ndarray:
-    """Return for each token of a context the number of the window that has the most context on both sides of it.
+    """Return for each token of a context the index of the window in which the token is farthest from the nearer end of
+    the window.
 
     As in run_squad.py (`max_context`), the score of a window is the smaller of the numbers of its tokens to the left
     and to the right of the token, plus 0.01 of the window's length; of windows with equal scores the first is taken.

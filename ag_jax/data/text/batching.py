@@ -1,4 +1,4 @@
-"""Make masked batches for pre-training from stored rows: numpy arrays, by the names of these fields:
+"""Make masked batches for pre-training from stored rows. A batch is a dict of numpy arrays with these keys:
 
     tokens            int32 [B, L]    the encoder's input: corrupted token ids, padded on the right
     original          int32 [B, L]    the token ids before corruption
@@ -51,7 +51,8 @@ def make_batch(
     seed: int,
     unigram: Unigram | None = None,
 ) -> HostBatch:
-    """Return the batch of the rows with the indices `example_B`, with their masks of the epochs `epoch_B`.
+    """Return the batch of the rows with the indices `example_B`; which tokens of a row are masked depends on the row's
+    epoch, given in `epoch_B`.
 
     config: format, length and masking.
     rows: the rows of a split.

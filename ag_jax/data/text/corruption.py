@@ -24,7 +24,7 @@ _ROW_STREAM, _COUNT_STREAM, _CHOICE_STREAM, _ACTION_STREAM, _TOKEN_STREAM, _UNIG
 
 
 class Corrupted(NamedTuple):
-    """A masked batch; unused slots have position 0, label 0 and weight 0.
+    """A masked batch with M slots for the masked positions of a row; unneeded slots have position, label and weight 0.
 
     tokens_BL: token ids after corruption.
     positions_BM: masked positions, int32, ascending.
@@ -137,7 +137,8 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
 
 
 def _span_keys(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
-    """Return the tokens' random keys, changed so that the smallest keys belong to whole spans of tokens: `BL`.
+    """Return the tokens' random keys, `BL` (batch, length), changed so that the smallest keys, whose tokens are masked,
+    belong to whole spans of tokens.
 
     longest: the largest number of tokens of a span.
     keys_BL: a random key of each token; the tokens with the smallest keys are chosen for masking.

@@ -86,7 +86,10 @@ def _is_object(line: bytes) -> bool:
 
 
 def _entries(value: Any, field: str, place: str) -> list[Any]:
-    """Return the objects in a parsed JSON file: a list, one object, or the only list of objects in an object."""
+    """Return the list of objects in a parsed JSON file.
+
+    The file holds this list, one object (returned as a list of one), or an object with exactly one list of objects.
+    """
     if isinstance(value, list):
         return value
     if isinstance(value, dict):

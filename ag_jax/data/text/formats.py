@@ -1,4 +1,4 @@
-"""Make rows of sentences (Liu et al. 2019, section 4.2; the Attention Guidance code for `fixed_blocks`).
+"""Make rows of sentences, as in Liu et al. 2019, section 4.2; `fixed_blocks` is as in the Attention Guidance code.
 
 A row is a training sequence: the token ids of one text, or of a pair of texts, with special tokens. The formats are
 

@@ -21,7 +21,7 @@ MANY_DOCUMENTS = 100  # from this number of documents on, whole documents are he
 
 
 class Piece(NamedTuple):
-    """A document or a part of a document.
+    """A document or a part of a document, used either for training or for validation.
 
     document: number of the document.
     text: text of the part.
@@ -64,7 +64,11 @@ def _is_held_out(number: int, fraction: float) -> bool:
 
 
 def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
-    """Hold out the last sentences of a single document."""
+    """Yield a single document as two pieces: the last sentences, the share `config.validation_fraction` of all, for
+    validation, and the sentences before them for training.
+
+    Raises ValueError if the document is a single sentence.
+    """
     sentences = split_sentences(text)
     if len(sentences) < 2:
         raise ValueError(
@@ -76,7 +80,8 @@ def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
 
 
 def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float) -> Iterator[Piece]:
-    """Hold out the last sentences of every document, in total the share `fraction` of the characters.
+    """Yield the pieces of all documents: the last sentences of each for validation, in total the share `fraction` of
+    the characters, and the sentences before them for training.
 
     count: number of documents.
 

@@ -94,7 +94,10 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
 
 
 def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
-    """Load the tokenizer at `config.tokenizer.path`, or train one on the training text unless it is in the cache."""
+    """Return the tokenizer at `config.tokenizer.path`; without a path, a tokenizer trained on the training text.
+
+    A trained tokenizer is cached and not trained again.
+    """
     if config.tokenizer.path:
         return tokenizers.load(config.tokenizer.path)
     held_out = None if config.validation_source else config.validation_fraction
@@ -139,7 +142,10 @@ def _tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
 
 
 def _identities(config: DataConfig) -> list[Any]:
-    """Return what identifies the text of a config, and its division for validation, without reading the text."""
+    """Return a list of settings and file versions that is equal only for the same text with the same validation part.
+
+    The list is made without reading the text, and is part of the cache's keys.
+    """
     validation = sources.identity(config.validation_source) if config.validation_source else config.validation_fraction
     return [sources.identity(config.source), config.text_field, validation]
 
@@ -180,7 +186,10 @@ class _TokenizerText:
 
 
 def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, say: Callable[[str], None]) -> None:
-    """Tokenise both splits in one pass over the source, about `ENCODED_TOGETHER` characters at a time."""
+    """Write the token ids of the training and the validation text as a `TextStore` each, below `directory`.
+
+    Tokenises both in one pass over the source, about `ENCODED_TOGETHER` characters at a time.
+    """
     writers = {
         held_out: TextStoreWriter(directory / name, tokenizer.vocabulary_size)
         for held_out, name in ((False, "train"), (True, "validation"))

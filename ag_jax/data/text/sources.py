@@ -29,12 +29,13 @@ from ag_jax.data.text.wikipedia import clean_wikipedia
 
 
 def documents(source: str, text_field: str = "text") -> Iterator[str]:
-    """Yield the documents of a source that are not blank, always in the same order; at least one.
+    """Yield the documents of a source that are not blank, always in the same order.
 
     source: the source, as in the docstring of this module.
     text_field: key, column or feature that holds the text, in formats that have several.
 
-    Raises FileNotFoundError for a path that does not exist, and ValueError for files that are empty or hold no text.
+    Raises FileNotFoundError for a path that does not exist, and ValueError for files that are empty or hold no text,
+    and so always yields at least one document.
     """
     found = (document for part in _parts(source) for document in _part_documents(part, text_field))
     nonempty = (document for document in found if document.strip())

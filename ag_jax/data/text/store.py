@@ -175,7 +175,9 @@ class Rows:
         return self.tokens[self.ends[number - 1] if number else 0 : self.ends[number]]
 
     def gather(self, row_B: np.ndarray, length: int, *, pad: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows as int32 `tokens_BL`, padded on the right with the token id `pad`, and their `lengths_B`."""
+        """Return the token ids of rows, int32 `BL` (batch, length), padded on the right with the token id `pad`, and
+        the number of tokens of each row, `B` (batch).
+        """
         start_B, end_B = self._bounds(row_B)
         lengths_B = end_B - start_B
         position_L = np.arange(length)
@@ -184,7 +186,9 @@ class Rows:
         return np.where(inside_BL, self.tokens[index_BL], pad).astype(np.int32), lengths_B
 
     def segment_ids(self, row_B: np.ndarray, length: int) -> np.ndarray:
-        """Return the segment ids of rows: the text number 1, 2, ... at each position, 0 on padding; int32 `BL`."""
+        """Return the segment ids of rows: the text number 1, 2, ... at each position, 0 on padding; int32 `BL`
+        (batch, length).
+        """
         start_B, end_B = self._bounds(row_B)
         inside_BL = np.arange(length) < (end_B - start_B)[:, None]
         if not self.is_packed:

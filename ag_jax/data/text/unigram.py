@@ -40,9 +40,10 @@ class Unigram:
         return np.cumsum(self.counts_V)
 
     def draw(self, *key) -> np.ndarray:
-        """Sample token ids by inverse transform sampling, one for each element of the integer arrays `key`, broadcast.
+        """Return one token id for each element of `key`: inverse transform sampling with a hash of the element.
 
-        key: integers or integer arrays, which `randomness.units` hashes: equal keys give equal token ids.
+        key: integers or integer arrays, broadcast, which `randomness.units` hashes to random numbers: equal keys give
+            equal token ids.
 
         A token id is that of a uniformly drawn position of the sorted tokens; the cumulative counts are exact integers.
         """

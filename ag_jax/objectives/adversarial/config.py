@@ -218,9 +218,9 @@ class AdversarialConfig:
         return self.asa if self.method == "asa" else self.masking if self.method in NAIVE else None
 
     @property
-    def sentence(self) -> SentenceTerm:
-        """Kind of prediction that a masking attack compares at the first position of each text in pre-training.
+    def sentence_prediction(self) -> SentenceTerm:
+        """What clean and attacked pass compare at a text's first position: `head`, `softmax`, `squares` or `none`.
 
-        `none` unless the attack masks attention.
+        The setting `sentence` of the attack, which pre-training reads; `none` unless the attack masks attention.
         """
         return self.compares.sentence if self.compares else "none"

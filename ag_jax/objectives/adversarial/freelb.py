@@ -22,9 +22,10 @@ _SMALLEST = 1e-12  # the gradient of a text is divided by at least this; that of
 
 @dataclasses.dataclass(frozen=True)
 class FreeLB(Wrapper):
-    """Mean over the passes t = 0, 1, ... of L_inner(words + delta_t) (Zhu et al. 2020, algorithm 1).
+    """Mean over passes t = 0, 1, ... of the inner objective's loss at word embeddings words + delta_t.
 
-    There are `config.passes` of them, K or K + 1, with one step of gradient ascent between consecutive passes:
+    From Zhu et al. 2020, algorithm 1. There are `config.passes` passes, K or K + 1, with one step of gradient ascent
+    between consecutive passes:
 
     delta_0     uniform in [-1, 1] * init_magnitude / sqrt(n E), for a text of n tokens
     delta_t+1 = delta_t + step_size * g_t / ||g_t||, cut to the length max_norm

@@ -26,17 +26,17 @@ from ag_jax.objectives.base import Objective
 class Trace:
     """Share of units (query-key pairs) that the adversary of an earlier run masked, over training.
 
-    progress: parts of the run, ascending and at most 1.
-    shares: the masked share of every layer after each of these parts.
+    progress: fractions of the run's steps, ascending and at most 1.
+    shares: the masked share of every layer after each of these fractions.
     """
 
     progress: tuple[float, ...]
     shares: tuple[tuple[float, ...], ...]
 
     def at(self, progress: Array) -> Array:
-        """Return the masked share of each layer, `N`, after the part `progress` of a run.
+        """Return the masked share of each of the N layers, shape `N`, after the fraction `progress` of a run's steps.
 
-        It is interpolated, or the nearest recorded share outside of the recorded range.
+        The share is interpolated; outside of the recorded range, the nearest recorded share is returned.
         """
         shares_TN = jnp.asarray(self.shares, jnp.float32)
         known_T = jnp.asarray(self.progress, jnp.float32)
@@ -98,7 +98,7 @@ class NaiveMasks:
     def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Attack:
         """Return the attack of a step.
 
-        All layers mask the same share, or with `scheduled` the shares of `trace` at this part of the run.
+        All layers mask the same share, or with `scheduled` the shares of `trace` after this fraction of the run.
         """
         del params, encoder_batch
         policy = MaskPolicy(self.config.strength, self.config.empty_rows)

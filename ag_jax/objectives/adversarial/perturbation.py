@@ -22,7 +22,10 @@ class Perturbation(Protocol):
     """Interface of a perturbation of embeddings, and of the gradient ascent that searches for the worst one."""
 
     def clean(self, ports: Ports) -> Ports:
-        """Return `ports`, the optional inputs of the encoder, as changed for the clean pass."""
+        """Return the encoder's optional inputs `ports` for the clean pass: changed only if embeddings are normalised.
+
+        The clean pass reads normalised embeddings if the perturbation is of normalised embeddings, as in SiFT.
+        """
 
     def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
         """Return `ports`, the optional inputs of the encoder, with the perturbation `delta_BLE` added."""
@@ -43,7 +46,10 @@ class Perturbation(Protocol):
 
 
 def rows(batch: Batch) -> Array:
-    """Return the segment ids of a batch, `BL`, with each candidate of an example as a row, as the encoder reads it."""
+    """Return the segment ids that the encoder reads, `BL`, with each candidate answer of an example as a row.
+
+    Only examples of multiple choice or ranking have several candidates.
+    """
     return encoder.rows(batch)["sequences"]
 
 

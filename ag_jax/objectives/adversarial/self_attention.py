@@ -96,7 +96,7 @@ class Penalty:
     count: str
 
     def weight(self, sequences_BL: Array) -> Array:
-        """Return the weight by which `total` is divided: the number of texts for `units`, of rows for `fraction`."""
+        """Return the divisor of `total()`: the number of texts if `count="units"`, of non-empty rows if "fraction"."""
         return _texts(sequences_BL) if self.count == "units" else (sequences_BL > 0).any(-1).sum().astype(jnp.float32)
 
     def total(self, counts_NB: MaskCounts) -> Array:
@@ -111,12 +111,12 @@ class Penalty:
 
 @dataclasses.dataclass(frozen=True)
 class AttackedAttention(SecondPass):
-    """L_inner + D[p(y|x), p(y|x, attack)] + tau^2 L_c (Wu et al. 2022, equations 9 and 10).
+    """The inner objective's loss + the divergence D[p(y|x), p(y|x, attack)] + tau^2 * unmasked attention L_c.
 
-    The inner objective sees the clean pass; a second pass of its model runs with the attack. Model and adversary are
-    trained by one gradient, reversed where it reaches the adversary: the model lowers D, the adversary raises D and the
-    kept units L_c, so it masks where that disturbs most. The term of L_c is `penalty`. From `delay_steps` on all terms
-    of the attack count. An evaluation is the inner objective's.
+    From Wu et al. 2022, equations 9 and 10. The inner objective sees the clean pass; a second pass of its model runs
+    with the attack. Model and adversary are trained by one gradient, reversed where it reaches the adversary: the model
+    lowers D, the adversary raises D and the kept units L_c, so it masks where that disturbs most. The term of L_c is
+    `penalty`. From `delay_steps` on all terms of the attack count. An evaluation is the inner objective's.
 
     attacker: makes the attack of a step.
     divergence: settings of D.

@@ -70,10 +70,10 @@ class MtDnnPerturbation(SmartPerturbation):
     """
 
     def objective(self, clean: Any, other: Prediction, counts: Counts) -> Array:
-        """Return the value that the noise maximises: `stable_kl` for classes and for yes-or-no questions.
+        """Return the value that the noise maximises: `stable_kl` for class logits and binary logits, else as in SMART.
 
-        Numbers are compared by squares and words of a vocabulary by `symmetric_kl`, as in the paper; mt-dnn does not
-        compare words.
+        As in SMART's paper, numbers are compared by squares and words of a vocabulary by `symmetric_kl`; mt-dnn does
+        not compare words.
         """
         if isinstance(other, YesNo):
             clean, other = (

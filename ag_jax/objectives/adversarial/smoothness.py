@@ -21,10 +21,10 @@ _NOISE, _PASS = 0x5317, 0x5A00  # purposes of random keys: the initial perturbat
 
 
 def symmetric_kl(clean: Prediction, other: Any, counts: Counts, stop_gradient: StopGradient) -> Array:
-    """Return the sum of w [KL(clean || other) + KL(other || clean)]; of w (clean - other)^2 for regressions.
+    """Return sum w [KL(clean || other) + KL(other || clean)], with w from `counts`; squared error for regressions.
 
-    Gradients stop where `DivergenceConfig.stop_gradient` says. Squares have no targets: with `targets` their gradient
-    goes to both passes.
+    stop_gradient: which predictions get no gradient, as in `DivergenceConfig`: `none`, `clean` or `targets`. The
+        squared error, w (clean - other)^2, has no targets: with `targets` its gradient goes to both passes.
     """
     if isinstance(clean, Values):
         stop_gradient = "none" if stop_gradient == "targets" else stop_gradient
@@ -34,7 +34,7 @@ def symmetric_kl(clean: Prediction, other: Any, counts: Counts, stop_gradient: S
 
 @dataclasses.dataclass(frozen=True)
 class Smooth(SecondPass):
-    """L_inner + coefficient * max_delta R[p(y|x), p(y|x + delta)], where R is `symmetric_kl`.
+    """The inner objective's loss + coefficient * max_delta R[p(y|x), p(y|x + delta)], where R is `symmetric_kl`.
 
     The inner objective sees the clean pass. The maximum is approximated by `steps` steps of gradient ascent from a
     random perturbation; then one more pass is compared with the clean one. An evaluation is the inner objective's.

@@ -61,7 +61,7 @@ BAD = {
         "\n".join(json.dumps(line) for line in (LINE, {"premise": "P", "label": 1})),
         r"line 2: expected the field 'hypothesis', got premise, label", 1),
     "not JSON": ("mnli", "train", "glue/mnli/train.jsonl", json.dumps(LINE) + '\n{"premise": \n[1]\n',
-        r"line 2: not JSON: .*\n.*line 3: expected a JSON object, got list", 2),
+        r"line 2: expected JSON, got text that cannot be parsed: .*\n.*line 3: expected a JSON object, got list", 2),
     "number": ("stsb", "train", "STS-B/train.tsv",
         rows(STS, (0, "a", "b", 5), (1, "a", "b", 5.2), (2, "a", "b", "nan"), (3, "a", "b", "?")),
         r"line 3: expected a number from 0 to 5 as label, got '5.2'", 3),
@@ -74,12 +74,12 @@ BAD = {
     "begins inside": ("oromo_ner", "train", "oromo_ner/all.conll", "a\tI-PER\n\nb\tO\n",
         r"line 1: the tags are not BIO: I-PER at word 1 follows O", 1),
     "answer elsewhere": ("squad1", "train", "squad1/train-v1.1.json", squad(answer_start=1),
-        r"article 1, paragraph 1, question 1: the answer 'Anna' is not in the context at character 1 "
-        r"\(it begins at 0\)", 1),
+        r"article 1, paragraph 1, question 1: expected the answer 'Anna' at character 1 of the context, "
+        r"found the answer at character 0", 1),
     "answer nowhere": ("squad1", "train", "squad1/train-v1.1.json", squad(text="Cleo"),
-        r"the answer 'Cleo' is not in the context at character 0 \(nor anywhere", 1),
+        r"expected the answer 'Cleo' at character 0 of the context, found no such text", 1),
     "answer before": ("squad1", "train", "squad1/train-v1.1.json", squad(text=".", answer_start=-1),
-        r"'.' is not in the context at character -1", 1),
+        r"expected the answer '.' at character -1 of the context", 1),
     "no place": ("squad2", "train", "squad2/train-v2.0.json", squad(answer_start="0"),
         r"expected an answer with a text and the character where it begins", 1),
     "choice": ("dream", "train", "dream/train.json", dream(answer="d"),
@@ -132,14 +132,14 @@ def test_a_table_whose_rest_cannot_be_read_is_refused_whatever_is_left_out(tmp_p
     for skip in (False, True):
         with pytest.raises(
             ValueError,
-            match=r"swag/train.csv, line 3: not a row of a table .*nothing behind it can be read.*mend its quotes",
+            match=r"swag/train.csv, line 3: expected a row of a table .*no row after this line.*mend the quotes",
         ):
             load(TASKS["swag"], root, "train", skip_malformed=skip)
 
 
 def test_a_table_whose_header_cannot_be_read_is_named(tmp_path):
     root = write(tmp_path, {"swag/train.csv": f'"id"x,{SWAG}1,a,b,c,d,e,f,1\n'})
-    with pytest.raises(ValueError, match=r"swag/train.csv, line 1: not a row of a table .*mend its quotes"):
+    with pytest.raises(ValueError, match=r"swag/train.csv, line 1: expected a row of a table .*mend the quotes"):
         load(TASKS["swag"], root, "train")
 
 
@@ -165,7 +165,7 @@ def test_many_problems_are_counted_but_not_all_shown(tmp_path):
     ("name", "content", "message"),
     [
         ("squad1/train-v1.1.json", "[]", r"expected a JSON object, got list"),
-        ("squad1/train-v1.1.json", "{", r"train-v1.1.json: not JSON"),
+        ("squad1/train-v1.1.json", "{", r"train-v1.1.json: expected JSON, got text"),
         ("squad1/train-v1.1.json", '{"data": 3}', r'expected \{"data": \[...\]\} as in SQuAD'),
         ("squad1/train-v1.1.json", '{"data": []}', r"holds no example of task squad1, split train"),
         (

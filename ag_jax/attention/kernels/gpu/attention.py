@@ -1,7 +1,8 @@
 """Guided attention as GPU kernels (Pallas, Triton): no array of Q x K elements is written but the gradient of a bias.
 
-Each program of the forward kernel holds a block of queries and streams the keys past it, with the running softmax of
-Milakov & Gimelshein (2018), in which the two statistics follow their rows' largest score m as well:
+Each program of the forward kernel *holds* a block of queries, which stays in fast memory, and *streams* the keys:
+blocks of keys pass through one after the other. It keeps the running softmax of Milakov & Gimelshein (2018), in which
+the two statistics of guidance follow their rows' largest score m as well:
 
     a = exp(m_old - m_new):   squares <- a^2 squares + sum e^2,   overlap <- a overlap + sum e P,   e = exp(s - m_new).
 
@@ -33,9 +34,10 @@ from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, KernelCo
 
 
 def _program_rows(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[HeadRefs, Array, Array, Array]:
-    """Return this GPU program's head, its first query (or key), and the first and last + 1 block of keys (or queries).
+    """Return a GPU program's head, the first position of its own block, and the range of blocks that pass through.
 
-    The program holds one block of the one side, and loops over the blocks of the other.
+    The program's own block, of queries (or keys), stays in fast memory, while blocks of keys (or queries) pass through:
+    from the first block of the range to the one before its end.
     """
     block, head, example = (pl.program_id(axis) for axis in range(3))
     streamed = refs["visits"][example, block, 0], refs["visits"][example, block, 1]
@@ -43,7 +45,7 @@ def _program_rows(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[Hea
 
 
 def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
-    """Compute output, log-sum-exps and statistics of a block of queries."""
+    """Write output, log-sum-exps and guidance statistics, ||H||^2 and <H, P>, of a block of queries to `results`."""
     head, held, first, last = _program_rows(call, refs, blocks)
     queries, config, scale = head.queries(held, blocks.held), call.config, score_scale(call.config)
 
@@ -139,7 +141,7 @@ def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict
 
 
 def _given(call: Call, operands: dict[str, Array | None]) -> dict[str, Array]:
-    """Drop operands that are None, and split the last axis of query-like and key-like ones into heads and width."""
+    """Return the operands that are not None; an axis A = H x W, of all heads' widths, is split into H and W."""
     by_head = (call.config.heads, call.config.width)
     given = {name: array for name, array in operands.items() if array is not None}
     has_heads = ("BQHW", "BKHW")
@@ -164,7 +166,7 @@ def _over_rows(
 
 
 def _backward_bias(call: Call, operands: dict[str, Array]) -> Array:
-    """Return dbias, from a kernel of its own: unless the bias is learnt, it is absent from the compiled program."""
+    """Return dbias from a kernel of its own, which the compiler leaves out of programs that do not learn the bias."""
     bias, queries, keys = operands["bias"], call.config.queries, call.config.keys
     blocks = call.kernel_blocks.bias.fit(queries, keys)
     grid = (pl.cdiv(keys, blocks.streamed), pl.cdiv(queries, blocks.held), bias.shape[0] * bias.shape[1])
@@ -175,7 +177,10 @@ def _backward_bias(call: Call, operands: dict[str, Array]) -> Array:
 
 
 def _operands(call: Call, inputs: KernelInputs) -> dict[str, Array]:
-    """Return the inputs by name, as in `grid.LETTERS`, with queries, keys and values `BLA` reshaped to `BLHW`."""
+    """Return the inputs by name; queries, keys and values, `BLA` with A = H x W, are reshaped to `BLHW`.
+
+    The names are those of `grid.LETTERS`.
+    """
     names = ("query", "key", "value", "query_segments", "key_segments", "bias", "shifts", "weights", "scalars")
     operands = dict(zip(names, inputs, strict=True))
     return _given(call, operands if call.config.rate else operands | {"scalars": None})
@@ -183,7 +188,7 @@ def _operands(call: Call, inputs: KernelInputs) -> dict[str, Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call: Call, inputs: KernelInputs) -> tuple[Array, list[Array]]:
-    """Return the output `BQA` (batch, query, all heads' widths) and the statistics of all heads, each `BHQ`."""
+    """Return the output, `BQA` with A = H x W, and a list of ||H||^2 and <H, P>, each `BHQ` (empty if not guided)."""
     return _attention_forward(call, inputs)[0]
 
 
@@ -232,9 +237,9 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def attend(
     config: KernelConfig, inputs: KernelInputs, *, kernel_blocks: KernelBlocks | None = None, interpret: bool = False
 ) -> tuple[Array, Array | None, Array | None]:
-    """Compute attention on one GPU: return output `BQA`, sums of squares `BHQ` and overlaps `BHQ` (None if not guided).
+    """Run attention on one GPU; return the output, `BQA` with A = H x W, and ||H||^2 and <H, P>, each `BHQ`.
 
-    Implements `interface.Kernel`.
+    These two statistics of guidance are None if `config.guided` is false. Implements `interface.Kernel`.
 
     kernel_blocks: blocks to use instead of those of `choose_blocks`.
     interpret: as in `KernelConfig`.

@@ -39,10 +39,10 @@ CAPABILITY, WIDEST = 8.0, 256  # the oldest GPU and the widest head that the ker
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Block sizes and Triton settings of one GPU kernel.
+    """Block sizes and Triton settings of a GPU kernel: a held block stays in fast memory, streamed ones pass through.
 
-    held: queries (or keys) that each program holds.
-    streamed: keys (or queries) that a program loads at a time.
+    held: number of queries (or keys) in the block that stays in a program's fast memory.
+    streamed: number of keys (or queries) in each of the blocks that pass through.
     warps: number of warps of a program.
     stages: number of loads in flight.
     """
@@ -53,7 +53,10 @@ class Blocks:
     stages: int
 
     def fit(self, held_length: int, streamed_length: int) -> "Blocks":
-        """Return these settings with blocks no larger than the lengths need, and warps in proportion to `held`."""
+        """Return these settings with blocks no larger than the lengths of the two sides need.
+
+        Warps are in proportion to `held`, the size of the block that stays in fast memory.
+        """
         held = min(self.held, power_of_two(held_length))
         streamed = min(self.streamed, power_of_two(streamed_length))
         return dataclasses.replace(self, held=held, streamed=streamed, warps=max(1, self.warps * held // self.held))
@@ -63,7 +66,7 @@ class Blocks:
 class KernelBlocks:
     """Block sizes of the four GPU kernels.
 
-    forward: of the kernel for output and statistics, which holds queries.
+    forward: of the kernel for output and guidance statistics, which holds queries.
     query: of the kernel for dQ, which holds queries.
     key: of the kernel for dK and dV, which holds keys.
     bias: of the kernel for dbias, with a block of queries as `held` and a block of keys as `streamed`.
@@ -165,7 +168,10 @@ class Call:
 
 
 def visits(held_segments: Array, streamed_segments: Array, blocks: Blocks, band: Band) -> Array:
-    """Return the range of streamed blocks that each held block may see: first and last + 1, `BTC` int32 with C = 2.
+    """Return, for each block that stays in fast memory (held), the range of blocks that pass through (streamed).
+
+    Streamed are only blocks that the held block may see. Their range is the first and the last + 1: `BTC` int32 for T
+    held blocks, with C = 2.
 
     band: of streamed positions around a held one.
 

@@ -1,9 +1,10 @@
 """Tiles of query-key scores, on which the GPU kernels (Triton) work.
 
-A program holds some rows of one side, queries or keys, and streams the other side past them. The rows that it holds are
-the first axis of its tiles, so that a tile can go into the next product from the registers that it was made in: `QK`
-where queries are held, `KQ` where keys are. Between its products a kernel is bound by the number of instructions an
-element takes: all that can be done once a row is done there, and `exponential` takes scores as the product leaves them.
+A program holds a block of one side, queries or keys, in fast memory, and streams the other side: blocks of it pass
+through. The side that is held is the first axis of the tiles, so that a tile can go into the next product from the
+registers that it was made in: `QK` where queries are held, `KQ` where keys are. Between its products a kernel is bound
+by the number of instructions an element takes: all that can be done once a row is done there, and `exponential` takes
+scores as the product leaves them.
 
 Shape letters: B batch, Q query position, K key position, H head, W width of a head.
 """
@@ -69,7 +70,7 @@ class Queries:
 
     @property
     def position(self) -> Array:
-        """Positions in the row."""
+        """Position of each query of the block among all queries of the sequence."""
         return self.first + jnp.arange(self.query.shape[0])
 
 
@@ -85,7 +86,7 @@ class Keys:
 
     @property
     def position(self) -> Array:
-        """Positions in the row."""
+        """Position of each key of the block among all keys of the sequence."""
         return self.first + jnp.arange(self.key.shape[0])
 
 
@@ -112,7 +113,7 @@ def exponential(config: KernelConfig, scores: Array, powers: Array) -> Array:
 
 
 class HeadRefs:
-    """One head of one example: loads and stores blocks of its arrays, within the bounds of their lengths and its width.
+    """One attention head of one example: loads and stores blocks of the head's arrays, never beyond an array's end.
 
     Rows of a head are loaded as wide as the next power of two, filled up with 0.
 
@@ -149,20 +150,20 @@ class HeadRefs:
         return _load(*self._matrix(self.refs["bias"], *sides), 0.0).astype(jnp.float32)
 
     def store_query_rows(self, ref: Ref, first: Array, rows: Array) -> None:
-        """Store this head's rows from query `first` on in a result with the axes of `query`."""
+        """Store `rows`, one for each query from position `first` on, in this head's part of a `BQHW` result, `ref`."""
         self._store_rows(ref, first, rows, self.config.queries)
 
     def store_key_rows(self, ref: Ref, first: Array, rows: Array) -> None:
-        """Store this head's rows from key `first` on in a result with the axes of `key`."""
+        """Store `rows`, one for each key from position `first` on, in this head's part of a `BKHW` result, `ref`."""
         self._store_rows(ref, first, rows, self.config.keys)
 
     def store_vector(self, ref: Ref, first: Array, vector: Array) -> None:
-        """Store a number for each query of this head, from query `first` on, in a `BHQ` result."""
+        """Store `vector`, one number for each query from `first` on, in this head's part of a `BHQ` result, `ref`."""
         place, mask = self._vector(ref, first, vector.shape[0], self.config.queries)
         triton.store(place, vector, mask=mask)
 
     def store_matrix(self, ref: Ref, first_query: Array, first_key: Array, matrix_QK: Array) -> None:
-        """Store a block of this head, from these positions on, in a result with the axes of `bias`."""
+        """Store `matrix_QK` from `first_query` and `first_key` on, in this head's part of a `BHQK` result, `ref`."""
         place, mask = self._matrix(ref, *zip((first_query, first_key), matrix_QK.shape, strict=False))
         triton.store(place, matrix_QK, mask=mask)
 
@@ -184,7 +185,7 @@ class HeadRefs:
         return _load(place, _inside(first, size, length), -1)
 
     def _matrix(self, ref: Ref, queries: tuple[Array, int], keys: tuple[Array, int]) -> tuple[Ref, Array | None]:
-        """Return a reference to a block of a query-key matrix, and the mask of its positions that are inside."""
+        """Return a reference to this head's block of a `BHQK` array, and a mask of elements before the array's ends."""
         mask = _crossed(_inside(*queries, self.config.queries), _inside(*keys, self.config.keys))
         # An axis that all examples or all heads share has the size 1.
         example, head = (

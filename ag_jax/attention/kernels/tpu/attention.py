@@ -1,8 +1,8 @@
-"""Guided attention as TPU kernels (Pallas, Mosaic): no array of Q x K elements leaves the chip's own memory.
+"""Guided attention as TPU kernels (Pallas, Mosaic): HBM holds no array of Q x K elements but a bias and its gradient.
 
 Up to 512 queries and keys are one tile a head, whose backward kernel recomputes the softmax and needs nothing from the
 forward one but its inputs. Longer sides are cut into blocks of keys and queries, with the running softmax of Milakov &
-Gimelshein (2018) over the blocks of keys; the two statistics follow their rows' largest score m, too:
+Gimelshein (2018) over the blocks of keys; the statistics of guidance follow their rows' largest score m:
 
     a = exp(m_old - m_new):   squares <- a^2 squares + sum e^2,   overlap <- a overlap + sum e P,   e = exp(s - m_new).
 
@@ -27,7 +27,7 @@ from ag_jax.attention.kernels.tpu.tile import Tile, has_keys, product
 
 
 def _forward_whole(tile: Tile, results: tuple, _) -> None:
-    """Compute output and statistics of heads whose scores are one tile each."""
+    """Write output and guidance statistics, ||H||^2 and <H, P>, of heads with a single tile each to `results`."""
     output, *rows = results
     for head in range(output.shape[2] // tile.width):
         H_KQ = tile.probabilities(head)
@@ -41,7 +41,7 @@ def _forward_whole(tile: Tile, results: tuple, _) -> None:
 
 
 def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> None:
-    """Compute output and statistics of a block of queries, one block of keys after the other.
+    """Compute output, ||H||^2 and <H, P> of a block of queries, which stays in VMEM while blocks of keys pass through.
 
     The sums so far are kept in `scratch`, relative to the largest score so far.
     """
@@ -191,9 +191,10 @@ def _prefetched(inputs: KernelInputs) -> tuple[Array | None, Array]:
 
 
 def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, list[Array]]:
-    """Return the output, the log-sum-exp of each query's scores (None for a single block), and the statistics.
+    """Return the output, the log-sum-exp of each query's scores (None for a single block), and ||H||^2 and <H, P>.
 
-    Arrays with one number for each query have the shape `(B, H, 1, Q)`.
+    These two statistics of guidance are a list, which is empty without guidance. Arrays with one number for each query
+    have the shape `(B, H, 1, Q)`.
     """
     specs = grid.specs(grid.by_query)
     row = (
@@ -237,7 +238,7 @@ def _backward(grid: Grid, operands: dict, prefetched: tuple) -> list[Array]:
 
 
 def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
-    """Return dbias, from a kernel of its own: unless the bias is learnt, it is absent from the compiled program."""
+    """Return dbias from a kernel of its own, which the compiler leaves out of programs that do not learn the bias."""
     bias = operands["bias"]
     is_shared = {0: bias.shape[0] == 1, 1: bias.shape[1] == 1}
     # Axes of a place along the grid. The shared ones are innermost, so that the sum over them stays in one block on the
@@ -261,7 +262,10 @@ def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(grid: Grid, inputs: KernelInputs) -> tuple[Array, list[Array]]:
-    """Return output and statistics for inputs that are padded to whole blocks, with the bias transposed to `BHKQ`."""
+    """Return the output, and a list of ||H||^2 and <H, P> (empty if not guided), for inputs padded to whole blocks.
+
+    The bias is transposed to `BHKQ`.
+    """
     mixed, _, rows = _forward(grid, inputs)
     return mixed, rows
 
@@ -299,9 +303,9 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def attend(
     config: KernelConfig, inputs: KernelInputs, *, interpret: bool = False
 ) -> tuple[Array, Array | None, Array | None]:
-    """Compute attention on one TPU: return output `BQA`, sums of squares `BHQ` and overlaps `BHQ` (None if not guided).
+    """Run attention on one TPU; return the output, `BQA` with A = H x W, and ||H||^2 and <H, P>, each `BHQ`.
 
-    Implements `interface.Kernel`.
+    These two statistics of guidance are None if `config.guided` is false. Implements `interface.Kernel`.
 
     interpret: as in `KernelConfig`.
     """

@@ -32,7 +32,10 @@ def head_group(heads: int, head_width: int) -> int:
 
 
 def lane_width(heads: int, head_width: int, length: int) -> int:
-    """Return the number of lanes for a head: its width, padded in long rows so that a few heads fill whole lanes."""
+    """Return the number of lanes for a head: its width, which in rows longer than `BLOCK` may be padded.
+
+    Padding lets a few heads fill whole lanes.
+    """
     # A row of several blocks has the dQ of its whole group of heads in on-chip memory, of which a TPU v4 has 16 MiB.
     if length <= BLOCK or head_group(heads, head_width) * head_width <= _LANES:
         return head_width
@@ -85,7 +88,7 @@ class Side:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
+        """Number of blocks into which the queries (or the keys) are cut."""
         return -(-self.length // self.block)
 
     @property
@@ -95,10 +98,12 @@ class Side:
 
 
 def _streamed(band: Band, held_block: Array, held: Side, streamed: Side, step: Array) -> tuple[Array, Array | bool]:
-    """Return the streamed block that a step pairs with its held block, and whether the band of visible keys pairs them.
+    """Return the block that passes through at `step`, beside a block that stays on the chip, and whether the two meet.
 
-    held_block: index of the block of queries (or keys) that stays in place while `step` counts up.
-    held, streamed: the two sides, queries and keys or keys and queries.
+    They meet if the band of visible keys lets a query in the one see a key in the other.
+
+    held_block: index of the block of queries (or keys) that stays on the chip while `step` counts up.
+    held, streamed: the side of which a block stays, and the side of which blocks pass through.
     band: of streamed positions around a held one.
     """
     if band.is_everything:
@@ -170,17 +175,17 @@ class Grid:
         return visible * queries.block * keys.block
 
     def by_query(self, example: Array, group: Array, query_block: Array, step: Array) -> GridStep:
-        """Return the indices of a step that holds a block of queries and streams the keys that the queries see."""
+        """Return a step's indices: a block of queries stays on the chip, the blocks of keys they see pass through."""
         key_block, is_visible = _streamed(self.config.band, query_block, self.queries, self.keys, step)
         return GridStep(example, group, query_block, key_block, is_visible)
 
     def by_key(self, example: Array, group: Array, key_block: Array, step: Array) -> GridStep:
-        """Return the indices of a step that holds a block of keys and streams the queries that see the keys."""
+        """Return a step's indices: a block of keys stays on the chip, blocks of queries seeing them pass through."""
         query_block, is_visible = _streamed(self.config.band.reversed, key_block, self.keys, self.queries, step)
         return GridStep(example, group, query_block, key_block, is_visible)
 
     def spec(self, shape: tuple[int, ...], axes: tuple[int | None, ...], at: Callable[..., GridStep]) -> pl.BlockSpec:
-        """Return the `BlockSpec` that gives each grid step its block of `shape` of an array.
+        """Return the `BlockSpec` of an array of which each grid step reads or writes one block, of the size `shape`.
 
         axes: for each axis of the array, which entry of `GridStep` is its block index; None for block 0.
         at: maps the indices of a grid step to its `GridStep`.
