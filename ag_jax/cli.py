@@ -153,10 +153,14 @@ def _checked(verb: str, request: Request) -> ExperimentConfig | FinetuningConfig
 def _comparison(config: ExperimentConfig | FinetuningConfig) -> Any:
     """Return the module `comparison` of fine-tuning or of pre-training, whichever the config is for."""
     if isinstance(config, FinetuningConfig):
-        from ag_jax.finetuning import comparison  # with scipy and scikit-learn, for which training need not wait
-    else:
-        from ag_jax.pretraining import comparison  # type: ignore[no-redef]  # with matplotlib and scipy
-    return comparison
+        from ag_jax.finetuning import (
+            comparison as of_tasks,  # with scipy and scikit-learn, for which others need not wait
+        )
+
+        return of_tasks
+    from ag_jax.pretraining import comparison as of_runs  # with matplotlib and scipy
+
+    return of_runs
 
 
 def _tell(message: str) -> None:

@@ -47,11 +47,13 @@ BOUNDS = {  # of an annotation: the comparison, and how a message says it
 
 def default(kind: type) -> ConfigDict:
     """Return a `ConfigDict` with every setting of a dataclass at its default, for a config file to change."""
-    return ConfigDict(_defaults(kind, {field.name: _default(field) for field in dataclasses.fields(kind)}))
+    return ConfigDict(_defaults(kind, {field.name: default_of(field) for field in dataclasses.fields(kind)}))
 
 
-def _default(field: dataclasses.Field) -> Any:
-    return field.default_factory() if field.default is dataclasses.MISSING else field.default  # type: ignore[operator]
+def default_of(field: dataclasses.Field) -> Any:
+    """Return the default of a dataclass's field."""
+    make: Any = field.default_factory
+    return make() if field.default is dataclasses.MISSING else field.default
 
 
 def _defaults(kind: type, values: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.finetuning import kinds, predicting
 from ag_jax.interop import opening
 from ag_jax.interop.finetuned import FineTuned
-from ag_jax.models.encoder import Encoder
+from ag_jax.models.encoder import Batch, Encoder
 
 BATCH = 16  # rows that are computed together
 POOLINGS = ("mean", "first")
@@ -63,7 +63,11 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
     model, params, tokenizer = opening.open_masked_lm(directory, step)
     mask = tokenizer.specials.mask
     shape = RowSettings(tokenizer.specials, model.config.max_length, model.config.token_types)
-    apply = jax.jit(lambda batch: model.apply({"params": params}, batch, deterministic=True).words_BMV)  # type: ignore[union-attr]
+
+    @jax.jit
+    def apply(batch: Batch) -> jax.Array:
+        heads: Any = model.apply({"params": params}, batch, deterministic=True)
+        return heads.words_BMV
 
     def of_one(text: str, top: int) -> Any:
         parts = _split_at_masks(text, tokenizer)
@@ -107,8 +111,9 @@ def classify(directory: str) -> Callable[..., Any]:
 
     def classify_texts(texts: str | Pair | Sequence[str | Pair]) -> Any:
         single = _is_single(texts)
-        pairs = [(text, None) if isinstance(text, str) else tuple(text) for text in ([texts] if single else texts)]
-        examples = [Texts(str(number), *pair, None) for number, pair in enumerate(pairs)]  # type: ignore[call-arg]
+        given: Any = [texts] if single else texts
+        pairs = [(text, None) if isinstance(text, str) else text for text in given]
+        examples = [Texts(str(number), first, second, None) for number, (first, second) in enumerate(pairs)]
         found, logits = predict(examples)
         if predict.task.kind == "classification":
             labels = predict.task.labels

@@ -50,7 +50,10 @@ def of(kind: type, path: str = "") -> Iterator[Setting]:
             yield from of(inner, f"{path}{name}." if inner is hints[name] else f"{path}{name}.TASK.")
         else:
             yield Setting(
-                path + name, meanings.get(name, ""), _allowed(hints[name]), config_reader.shown(_default(field))
+                path + name,
+                meanings.get(name, ""),
+                _allowed(hints[name]),
+                config_reader.shown(config_reader.default_of(field)),
             )
 
 
@@ -94,7 +97,3 @@ def _allowed(hint: Any) -> str:
 
 def _not_none(hint: Any) -> Any:
     return next(kind for kind in get_args(hint) if kind is not types.NoneType)
-
-
-def _default(field: dataclasses.Field) -> Any:
-    return field.default_factory() if field.default is dataclasses.MISSING else field.default  # type: ignore[operator]

@@ -103,7 +103,8 @@ def record(record: Record, task: Task, labelled: bool) -> list[Choices]:
 def _filled(question: str, answers: Sequence[str]) -> list[str]:
     if not _GAP.search(question):
         return [f"{question} {answer}" for answer in answers]
-    return [_GAP.sub(lambda _, answer=answer: answer, question) for answer in answers]  # type: ignore[misc]
+    parts = _GAP.split(question)
+    return [answer.join(parts) for answer in answers]
 
 
 def _texts(record: Record, name: str) -> list[str]:
