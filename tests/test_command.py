@@ -121,7 +121,7 @@ def test_killed_in_both_epochs_and_restarted_is_bit_identical(text, uninterrupte
     assert_same_run(workdir, uninterrupted)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)])
 def test_a_signal_saves_says_how_to_go_on_and_exits_0(text, uninterrupted, tmp_path, one_device, number):
     workdir = tmp_path / "run"
     stopped = signalled(command("train", text, workdir), workdir, 30, number)

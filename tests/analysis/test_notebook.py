@@ -61,7 +61,7 @@ def test_it_is_committed_without_outputs():
     assert imported <= {"os", "pathlib", "tempfile", "etils", "IPython", "ag_jax"}
 
 
-@pytest.mark.parametrize("mode", ["loss", "none"])
+@pytest.mark.parametrize("mode", ["loss", pytest.param("none", marks=pytest.mark.exhaustive)])
 def test_it_shows_a_run(source, alone, monkeypatch, mode):
     """A run that is named, and that of the quickstart, which the notebook finds from its
     own folder by a relative path.
