@@ -82,7 +82,7 @@ class Request:
         if isinstance(config, FinetuningConfig):
             raise ValueError(
                 f"{self.config} is a config for fine-tuning: use `ag-jax finetune` for one checkpoint, `ag-jax "
-                "compare` for arms"
+                "compare` for arms; this verb needs a config for pre-training, such as --config=quickstart"
             )
         return config
 
@@ -113,7 +113,7 @@ class Request:
             raise ValueError(f"--join_timeout must be at least 1 second, got {self.join_timeout}")
         if verb not in ON_MANY_HOSTS:
             if (self.coordinator, self.hosts, self.host) != (None, None, None):
-                raise ValueError(f"this verb runs on one machine: leave --coordinator, --hosts and --host out ({verb})")
+                raise ValueError(f"`ag-jax {verb}` runs on one machine: leave out --coordinator, --hosts and --host")
             return
         position = hosts.find_position(self.coordinator, self.hosts, self.host, self.join_timeout)
         if position is None:

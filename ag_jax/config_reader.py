@@ -47,7 +47,7 @@ BOUNDS = {  # of an annotation: the comparison, and how a message says it
 
 def default(kind: type) -> ConfigDict:
     """Return a `ConfigDict` with every setting of a dataclass at its default, for a config file to change."""
-    return ConfigDict(_defaults(kind, {field.name: default_of(field) for field in dataclasses.fields(kind)}))
+    return ConfigDict(_with_placeholders(kind, {field.name: default_of(field) for field in dataclasses.fields(kind)}))
 
 
 def default_of(field: dataclasses.Field) -> Any:
@@ -56,15 +56,15 @@ def default_of(field: dataclasses.Field) -> Any:
     return make() if field.default is dataclasses.MISSING else field.default
 
 
-def _defaults(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a dataclass's fields for a `ConfigDict`: sections as dicts, and None as a typed placeholder.
+def _with_placeholders(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Return `values`, those of the dataclass `kind`, as a `ConfigDict` holds them: None as a typed placeholder.
 
-    A placeholder has the setting's type; a plain None could not be changed by flags.
+    Sections become dicts. A placeholder has the setting's type; a plain None could not be changed by flags.
     """
     hints, found = get_type_hints(kind), {}
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
-            value = _defaults(type(value), _shallow(value))
+            value = _with_placeholders(type(value), _shallow(value))
         found[name] = config_dict.placeholder(_plain(hints[name])) if value is None else value
     return found
 
@@ -130,9 +130,9 @@ def upgraded(kind: type, values: Any) -> Any:
     return found
 
 
-def kind_of(values: ConfigDict | dict[str, Any], kinds: Sequence[type]) -> type:
+def kind_of(values: ConfigDict | dict[str, Any], config_types: Sequence[type]) -> type:
     """Return the dataclass whose fields include the most keys of a config; the first, if several include as many."""
-    return max(kinds, key=lambda kind: len(set(values) & {field.name for field in dataclasses.fields(kind)}))
+    return max(config_types, key=lambda kind: len(set(values) & {field.name for field in dataclasses.fields(kind)}))
 
 
 def _fields(kind: type, values: dict[str, Any], path: str) -> dict[str, Any]:
@@ -144,10 +144,10 @@ def _fields(kind: type, values: dict[str, Any], path: str) -> dict[str, Any]:
     return {key: _to_type(known[key], value, path + key) for key, value in values.items()}
 
 
-def _to_type(hint: Any, value: Any, path: str, or_none: str = "") -> Any:
+def _to_type(hint: Any, value: Any, path: str, message_end: str = "") -> Any:
     """Return the value of the setting `path` converted to its annotation `hint`, such as a list to a tuple.
 
-    or_none: words that messages add for a setting that may be none.
+    message_end: words that error messages add for a setting that may be none.
 
     Raises ValueError if the annotation does not allow the value.
     """
@@ -156,9 +156,9 @@ def _to_type(hint: Any, value: Any, path: str, or_none: str = "") -> Any:
         return None if value is None or value == NONE else _to_type(_without_none(hint), value, path, f", or {NONE}")
     if get_origin(hint) is Annotated:
         kind, *bounds = get_args(hint)
-        return _within(_to_type(kind, value, path, or_none), bounds, path, or_none)
+        return _within(_to_type(kind, value, path, message_end), bounds, path, message_end)
     if get_origin(hint) is Literal:
-        return _chosen(value, get_args(hint), path, or_none)
+        return _chosen(value, get_args(hint), path, message_end)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         section = _shallow(value) if isinstance(value, hint) else _section(value, path)
         return hint(**_fields(hint, section, path + "."))
@@ -175,17 +175,17 @@ def _to_type(hint: Any, value: Any, path: str, or_none: str = "") -> Any:
         return float(value)
     # In Python True is an int, but it is no number of steps.
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise ValueError(f"{path} must be of type {hint.__name__}{or_none}, got {value!r}")
+        raise ValueError(f"{path} must be of type {hint.__name__}{message_end}, got {value!r}")
     if hint is float and not math.isfinite(value):
         raise ValueError(f"{path} must be a finite number, got {value}")
     return value
 
 
-def _within(value: Any, bounds: Sequence[str], path: str, or_none: str) -> Any:
+def _within(value: Any, bounds: Sequence[str], path: str, message_end: str) -> Any:
     for bound in bounds:
         sign, _, limit = bound.partition(" ")
         if not BOUNDS[sign][0](value, float(limit)):
-            raise ValueError(f"{path} must be {in_words(bounds)}{or_none}, got {value}")
+            raise ValueError(f"{path} must be {in_words(bounds)}{message_end}, got {value}")
     return value
 
 
@@ -202,11 +202,11 @@ def shown(value: Any) -> str:
     return NONE if value is None else str(value)
 
 
-def _chosen(value: Any, choices: Sequence[str], path: str, or_none: str) -> str:
+def _chosen(value: Any, choices: Sequence[str], path: str, message_end: str) -> str:
     if value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{path} must be one of {', '.join(choices)}{or_none}, got {value!r}{hint}")
+        raise ValueError(f"{path} must be one of {', '.join(choices)}{message_end}, got {value!r}{hint}")
     return value
 
 
@@ -256,26 +256,27 @@ def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
     return leaves
 
 
-def check_overrides(config: ConfigDict, items: Iterable[str], kinds: Sequence[type] = ()) -> None:
+def check_overrides(config: ConfigDict, items: Iterable[str], config_types: Sequence[type] = ()) -> None:
     """Raise ValueError if one of the `items`, `section.key=value`, names a setting that the config does not have.
 
-    kinds: the dataclasses that the config may be made for, which know earlier names of settings.
+    config_types: the dataclasses that the config may be made for, which know earlier names of settings.
     """
     known = [*flat(config.to_dict())]
-    renamed = {old: new for kind in kinds for old, new in _renamed(kind).items()}
+    renamed = {old: new for kind in config_types for old, new in _renamed(kind).items()}
     for item in items:
         key = item.partition("=")[0]
         if key not in known:
             raise ValueError(unknown_key(key, known, renamed))
 
 
-def read_flags(arguments: Sequence[str], kinds: Sequence[type] = ()) -> tuple[str | None, ConfigDict | None, list[str]]:
-    """Return the config file with its argument from `--config`, the file's config, and all other arguments of a command
-    line.
+def read_flags(
+    arguments: Sequence[str], config_types: Sequence[type] = ()
+) -> tuple[str | None, ConfigDict | None, list[str]]:
+    """Return from a command line the value of `--config`, that file's config, and all other arguments.
 
-    The config does not have the settings of the command line yet. Without `--config`, the first two are None.
+    The flags `--config.section.key=value` have not changed the config yet. Without `--config`, the first two are None.
 
-    kinds: the dataclasses that the config may be made for.
+    config_types: the dataclasses that the config may be made for.
 
     Raises ValueError if the file is broken, has no setting that a flag `--config.section.key=value` changes, or is not
     given although settings are; and for any argument that is not text in UTF-8.
@@ -303,7 +304,7 @@ def read_flags(arguments: Sequence[str], kinds: Sequence[type] = ()) -> tuple[st
     if not sources:
         return None, None, rest
     config = load(sources[-1])
-    check_overrides(config, items, kinds)
+    check_overrides(config, items, config_types)
     return sources[-1], config, rest
 
 
@@ -318,10 +319,11 @@ _declaring = contextvars.ContextVar("declaring", default=False)
 
 
 def arguments(text: str, **choices: Any) -> SimpleNamespace:
-    """Read the argument of a config file, `name=value,...`, and return its values as attributes.
+    """Read `name=value,...`, the arguments of a config file with these `choices`; return the values as attributes.
 
-    Each keyword names an argument, and its value says what the argument takes: a tuple holds the choices, the default
-    first; `str` takes any text, and must be given; a text or a whole number is a default that any other may replace.
+    Each keyword in `choices` names an argument, and its value says what the argument takes: a tuple holds the choices,
+    the default first; `str` takes any text, and must be given; a text or a whole number is a default that any other may
+    replace.
 
     An item without `=` belongs to the name before it, so a list needs no quotes:
     `arguments("tasks=rte,sst2,arm=mlm", tasks="all", arm=("ag", "mlm"), seeds=5)` returns
@@ -394,8 +396,8 @@ def load(path_and_argument: str, overrides: Mapping[str, Any] | None = None) -> 
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         given = ", ".join(f"{key}={shown(value)}" for key, value in (overrides or {}).items())
         raise ValueError(
-            f"expected settings of the config {path_and_argument}, with values of the settings' types, got {given}: "
-            f"{error}; correct the flags --config.SECTION.KEY=VALUE"
+            f"cannot change the config {path_and_argument}: expected settings that it has, each with a value of the "
+            f"setting's type, got {given}: {error}; correct the flags --config.SECTION.KEY=VALUE"
         ) from error
     return config
 
@@ -450,7 +452,7 @@ def _open(given: str) -> tuple[str, types.ModuleType]:
     with _errors_named(path, path):
         module = _module(path, found.read_bytes())
     if not callable(getattr(module, "get_config", None)):
-        raise ValueError(f"{path} has no function get_config, which returns the config: `ag-jax help` has more")
+        raise ValueError(f"{path} has no function get_config: define get_config(), which returns the config")
     return path, module
 
 

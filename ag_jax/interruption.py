@@ -149,7 +149,10 @@ def _watch(read_fd: int) -> None:
 
 
 def _next_signal(read_fd: int, deadline: float | None = None) -> int | None:
-    """Return the number of the next signal; None if there is none before the deadline."""
+    """Return the number of the next signal; None if there is none before `deadline`, in seconds of `time.monotonic`.
+
+    Without a deadline, wait for ever.
+    """
     while deadline is None or deadline > time.monotonic():
         if select.select([read_fd], [], [], None if deadline is None else max(deadline - time.monotonic(), 0))[0]:
             number = os.read(read_fd, 1)[0]

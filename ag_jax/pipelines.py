@@ -174,9 +174,9 @@ def tag(directory: str) -> Callable[..., Any]:
 
 
 def answer(directory: str, refuses: bool | None = None) -> Callable[..., Any]:
-    """Return a function that answers a question with a part of a context.
+    """Return a function that takes a question and a context, and returns the part of the context that is the answer.
 
-    It takes a question, or a list of questions with one context for all or a list of as many contexts.
+    It also takes a list of questions, with one context for all or a list of as many contexts, and returns a list.
 
     refuses: whether the answer is "" where the model predicts that there is none; None: only if the model was trained
         by this program to do so (SQuAD 2.0).

@@ -50,7 +50,12 @@ def endless(
     epoch = 0
     while True:
         yield from buckets.batches(
-            features, options.batch_size, max_length=options.max_length, epoch=epoch, shuffle=True, lengths=lengths
+            features,
+            options.batch_size,
+            max_length=options.max_length,
+            epoch=epoch,
+            shuffle=True,
+            allowed_lengths=lengths,
         )
         epoch += 1
 

@@ -106,7 +106,7 @@ make_again() {
   local failed=0
   if [ ${#creation[@]} -eq 0 ]; then
     advise
-    fail "it was not made with launch/tpu_create.sh from this checkout, so it cannot be made again from here"
+    fail "it was not made with launch/tpu_create.sh from this checkout, so it cannot be recreated from here"
   fi
   if [ $begun -gt 0 ] && { [ "$state" = NONE ] || [ "$state" = DELETING ] || [ ! -e "$(record)/create" ]; }; then gone_for_good; fi
   while :; do
@@ -129,7 +129,7 @@ make_again() {
 
 # A preempted TPU is SUSPENDED. One that is not there any more was deleted by somebody, and must not come back to cost money.
 gone_for_good() {
-  fail "$name was deleted, not preempted, so it is not made again; the same command makes it again if you want that"
+  fail "$name was deleted, not preempted, so it is not recreated; run the same command again to recreate it"
 }
 
 # Pack what git would commit if everything were added; of a checkout without git, all but the environment and runs.
@@ -267,7 +267,7 @@ supervise() {
         return
         ;;
       stopped)
-        say "stopped; the same command goes on from its last checkpoint"
+        say "stopped; the same command resumes from its last checkpoint"
         exit 130
         ;;
       preempted)
@@ -296,7 +296,7 @@ supervise() {
 }
 
 leave() {
-  say "no longer watching; what was started goes on. The same tpu_run.sh command follows it again, --stop ends it"
+  say "no longer watching; the started command continues. The same tpu_run.sh command follows it again, --stop ends it"
   exit 130
 }
 

@@ -34,7 +34,7 @@ class MaskedShare:
 
     @property
     def late_S(self) -> np.ndarray:
-        """Whether each logged row lies in the last fifth of training; if none does, only the last row is marked."""
+        """Whether each of the S logged rows of metrics is from the last fifth of training; if none is, the last."""
         late_S = self.begin_S >= (1 - END) * self.steps_S[-1]
         return late_S if late_S.any() else self.steps_S == self.steps_S[-1]
 
@@ -50,18 +50,18 @@ class MaskedShare:
         return float(np.average(self.share_S, weights=weights_S)), np.average(self.share_SN, axis=0, weights=weights_S)
 
     def numbers(self) -> dict[str, Any]:
-        """Return the masked share at the end of training, overall and by layer, with the first and last step averaged.
+        """Return the masked share at the end of training, overall and by layer, with that end's first and last step.
 
-        For `report.json`.
+        For `report.json`. The share is the mean over all steps from the first to the last.
         """
         share, share_N = self.at_end
         return {"all": share, "layers": share_N.tolist(), "steps": list(self.late_steps)}
 
 
 def masked_share(seeds: Sequence[MetricRows]) -> MaskedShare | None:
-    """Average the masked share over runs that differ in their seed, at the steps that all of them logged.
+    """Return the mean masked share of runs with different seeds, at the steps that all runs logged; None without any.
 
-    Returns None if there is no such step, for example because nothing was masked.
+    There is no such step, for example, if nothing was masked.
 
     seeds: rows of metrics of each run.
     """

@@ -53,7 +53,7 @@ class AttentionMaps:
 def attention_maps(
     model: EncoderModel, params: Any, tokenizer: Tokenizer, text: str, max_tokens: int, attacker: Attacker | None = None
 ) -> AttentionMaps:
-    """Return the attention maps of `text`, between the tokens that begin and end every sequence, such as <s> and </s>.
+    """Return the attention maps of `text` with the tokens that begin and end every sequence, such as <s> and </s>.
 
     They are computed without dropout, and without the scores that `guidance.mode=bias` adds during training. A text of
     more than `max_tokens` tokens, including those two, is cut at its end, and a warning is logged. Raises ValueError if
@@ -134,7 +134,7 @@ def title(name: str) -> str:
 
 
 def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
-    """Return {pattern: attention mass `NH` of each layer and head}: built-in patterns, then others of `assignment`.
+    """Return {pattern: attention mass of each layer and head, `NH`} for built-in patterns and those of `assignment`.
 
     The mass is the sum of the weights where the target is not zero, averaged over the rows that have a target. It is
     NaN if the pattern has no target in this sentence, such as [Period] in a sentence without a full stop.
@@ -159,10 +159,10 @@ def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assign
 def strongest_pattern(
     maps: AttentionMaps, special: PatternTokens, assignment: Assignment
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each head, `NH`, the name of the pattern that explains the head best, and the mass on that pattern.
+    """Return for each layer and head, `NH`, the pattern whose attention mass exceeds chance most, and that mass.
 
-    This is the pattern with the largest difference of mass and chance: the target of [Delim] contains that of [First],
-    but a head that attends only to the first token is better explained by the smaller target.
+    Not the pattern with the largest mass: the target of [Delim] contains that of [First], but a head that
+    attends only to the first token is better explained by the smaller target.
     """
     masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
     names = [name for name in masses if not np.isnan(chance[name])]
@@ -176,7 +176,7 @@ def _names(assignment: Assignment) -> list[str]:
 
 
 def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> str:
-    """Return a printable table of the attention mass on each pattern, with a row for each layer.
+    """Return a printable table of the attention mass on each pattern, averaged over heads, with a row for each layer.
 
     The first columns are the guided heads of each pattern on their own target, the others the free heads on every
     pattern, both as means over these heads. The last row is the mass of uniform attention (`uniform_mass`).

@@ -117,9 +117,12 @@ class Adversary:
         return product_BHQK + of_query_BL[:, None, :, None] / math.sqrt(hidden_BLD.shape[-1])
 
     def __call__(
-        self, hidden_BLD: Array, segments_BL: Array, scores: Callable[[], Array], key: Array | None
+        self, hidden_BLD: Array, segments_BL: Array, probabilities: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
-        """Return the attention mask of one layer; the gradient of the adversary's parameters is reversed."""
+        """Return the attention mask of one layer from its input `hidden_BLD`; gradients of the parameters are reversed.
+
+        probabilities: not used; other attacks read them.
+        """
         scores_BHQK = self.scores(hidden_BLD)
         if self.temperature and key is not None:
             uniform = dropout.uniform(key, scores_BHQK.shape)
@@ -129,7 +132,10 @@ class Adversary:
 
 
 def initial_offset(share: float | None, width: int, deviation: float, *, drawn: bool = False) -> float:
-    """Return the constant to add to an adversary's scores so that it first keeps about `share` of the query-key pairs.
+    """Return the constant to add to an untrained adversary's scores so that about `share` of query-key pairs are kept.
+
+    deviation: standard deviation of the adversary's initial kernels.
+    drawn: whether pairs are kept at random, instead of where scores exceed a threshold.
 
     It is 0 if `share` is None. For inputs that LayerNorm has normalised and kernels drawn with the standard deviation
     `deviation`, the scores s are normal with the standard deviation d = deviation^2 * width, whatever the number of

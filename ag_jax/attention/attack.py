@@ -49,12 +49,12 @@ class AttentionMask:
 class Attack(Protocol):
     """An attack on the attention of every layer: a pytree whose leaves have a leading axis over the layers.
 
-    Each layer calls the attack with its own slice of the leaves. `scores()` computes the layer's attention
+    Each layer calls the attack with its own slice of the leaves. `probabilities()` computes the layer's attention
     probabilities without the attack, a mean over heads, `BQK`. `key` is the layer's random key; None without dropout.
     """
 
     def __call__(
-        self, hidden_BLD: Array, segments_BL: Array, scores: Callable[[], Array], key: Array | None, /
+        self, hidden_BLD: Array, segments_BL: Array, probabilities: Callable[[], Array], key: Array | None, /
     ) -> AttentionMask: ...
 
 

@@ -122,7 +122,7 @@ def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, n
 
 
 def skew(products: Array, positions_BQ: Array | None = None) -> Array:
-    """Return scores by key, `BHQK`, from products by distance: each row is shifted by the position of its query.
+    """Return scores of queries by key, `BHQK`, from products by distance: each query's row is shifted by its position.
 
     out[..., q, j] = products[..., q, j - p_q + L - 1], with L the length of the text and p_q the position of query q.
 
@@ -143,7 +143,7 @@ def skew(products: Array, positions_BQ: Array | None = None) -> Array:
 
 
 def rows_at(matrix_BHLK: Array, positions_BQ: Array | None) -> Array:
-    """Return the rows of `matrix_BHLK` at the queries' positions, `BHQK`; None for all rows.
+    """Return the rows of `matrix_BHLK` at the queries' positions, `BHQK`; all rows if `positions_BQ` is None.
 
     A matrix with a single row, which broadcasts to all queries, is returned unchanged.
     """
@@ -159,7 +159,9 @@ def relative_scores(
     projected: dict[str, tuple[Array, np.ndarray]],
     positions_BQ: Array | None = None,
 ) -> Array:
-    """Return the sum of the scores of content with distances over all terms, `BHQK` in float32, scaled.
+    """Return the part of the attention scores that depends on relative positions, `BHQK` in float32.
+
+    It is the sum over the T enabled terms, such as `c2p`, divided by sqrt((1 + T) W), with W the width of a head.
 
     projected: for each term the projected rows of the table, `RHW`, and their layout: keys for c2p, queries for p2c.
     positions_BQ: of the queries among the keys; None for all positions, in order.

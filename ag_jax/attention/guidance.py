@@ -76,7 +76,9 @@ class GuidanceConfig:
 
 
 def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
-    """Return the patterns with their numbers of guided heads, from head 0 on, for every layer; other heads are free.
+    """Return (pattern, how many heads of every layer it guides) for each pattern, counted off from head 0.
+
+    The remaining heads are free.
 
     By lambda: one Next, one Prev and lambda * h - 2 First, lambda * h rounded half up (paper, section 5.3).
     Raises ValueError if lambda * h < 2, or if the explicit counts are malformed or exceed `heads`.
@@ -182,7 +184,7 @@ def with_boundary(
     band: Band = EVERYTHING,
     total_BHQ: Array | float = 1.0,
 ) -> Array:
-    """Return <H, P> for each query, `BHQ`: P points at the key at a fixed offset, or is uniform if there is none.
+    """Return <H, P> for each query, `BHQ`: `overlap_BHQ` if its text has a key at `target.offset`, else with uniform P.
 
     Queries at the boundary of a text have no such key. Their target is uniform over the n keys that the query sees, so
     that <H, P> is sum(H) / n; it is 0 where no key is seen.
@@ -265,7 +267,7 @@ def _square_norm(target: Target, segments_BL: Array, boundary: str) -> Array:
 def guidance_loss(
     statistics_NBHQ: AttentionStatistics, guides: Guides, segments_BL: Array, config: GuidanceConfig
 ) -> tuple[Array, list[tuple[Array, Array]]]:
-    """Return the guidance loss L_AG, summed over texts, and for each pattern the attention mass as (total, weight).
+    """Return the guidance loss L_AG, summed over texts, and for each pattern (sum of attention masses, their number).
 
     For the mean loss, divide by the number of texts. With e[k, t, j, p] = ||H - P||^2 of layer k, text t, head j, row
     p, and n_t the tokens of t, one text has
@@ -278,7 +280,7 @@ def guidance_loss(
     equals its target.
 
     The mass of a target that is uniform over its columns is sum_q H[p, q] [P[p, q] > 0] = <H, P> / ||P||^2; it is
-    averaged over the heads and over the rows that have a target column: total / weight, both of shape N.
+    averaged over the heads and over the rows that have a target column: sum / number, both of shape N (layers).
     """
     squared_sizes_BQ = jnp.square(jnp.maximum(segments.sizes(segments_BL), 1)).astype(jnp.float32)
     total, masses, head = jnp.float32(0), [], 0

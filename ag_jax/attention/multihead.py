@@ -36,7 +36,7 @@ _dot_float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp
 
 
 class LayerKey(nn.Module):
-    """A random key for the attack on a layer.
+    """The PRNG key from which the attack on one layer's attention draws random numbers.
 
     It is drawn in a submodule, so that the keys of the layer's dropout are the same with and without an attack.
     """
@@ -107,7 +107,7 @@ class MultiHeadAttention(nn.Module):
         bias: broadcasts to `BHQK`; added to the scores.
         positions_BQ: position of each query in the source; None if the queries are all positions of the source, in
             order, or if there are neither relative positions nor an attack.
-        relative_RD: embeddings of distances, for `relative.terms`.
+        relative_RD: embeddings of R distances, for `relative.terms`.
         attack: the attack on the attention of the source to itself; each query gets the row of its position.
         """
         projected = self._project(query_BQD, source_BKD, relative_RD)
@@ -143,8 +143,8 @@ class MultiHeadAttention(nn.Module):
         )(mixed_BQHW)
 
     def _project(self, query_BQD: Array, source_BKD: Array, relative_RD: Array | None) -> Projected:
-        """Project tokens to queries, keys and values of all heads; with relative positions, project the embeddings of
-        distances, too.
+        """Return the projections of tokens to queries, keys and values of all heads and, with relative positions, those
+        of the embeddings of R distances, `relative_RD`.
         """
         key_bias = self.relative.key_bias
         # Queries of disentangled attention are scaled once more before they are rounded (`_query_and_bias`).
@@ -177,10 +177,13 @@ class MultiHeadAttention(nn.Module):
     def _query_and_bias(
         self, projected: Projected, query_BQHW: Array, bias: Array | None, positions_BQ: Array | None
     ) -> tuple[Array, Array | None]:
-        """Return the query and the bias, adjusted for relative positions if the model has them.
+        """Return the query and the bias from which a kernel computes all scores, those of relative positions included.
 
-        A kernel then computes the scores Q K^T / sqrt(W) + bias, where W is the width of a head. The adjustment adds
-        the scores of relative positions to the bias, and scales the query by `content_scale`.
+        A kernel computes the scores Q K^T / sqrt(W) + bias, where W is the width of a head. With relative positions,
+        their scores are added to the bias, and the query is scaled by `content_scale`.
+
+        projected: gives the keys and the embeddings of distances.
+        query_BQHW: the queries, which may be of other tokens than those in `projected`.
         """
         if not self.relative.terms:
             return query_BQHW, bias
@@ -193,6 +196,8 @@ class MultiHeadAttention(nn.Module):
 
     def _mix(self, arrays: tuple[Array, ...], options: dict[str, Any], deterministic: bool) -> Array:
         """Return for each query and head the mixture of the values, `BQHW` (batch, query, head, width of a head).
+
+        arrays, options: positional and keyword arguments of `attend`.
 
         Sows the collections `intermediates` and `statistics` if the caller asked for them.
         """

@@ -115,17 +115,17 @@ def first_token(tokens_BL: Array, segments_BL: Array, special: PatternTokens) ->
 
 
 def delimiters(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Columns:
-    """Return the target of the pattern [Delim]: P[p, q] = 1/CNT(DELIM) if the tokenizer added token q to mark a border.
+    """Return the target of the pattern [Delim]: P[p, q] = 1/n if token q is one of the n border tokens of the text.
 
-    CNT(DELIM) is the number of these tokens in the text.
+    The tokenizer added these tokens, such as [SEP]; n is CNT(DELIM) in the paper.
     """
     return columns(_among(tokens_BL, special.delimiters), segments_BL)
 
 
 def periods(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Columns:
-    """Return the target of the pattern [Period]: P[p, q] = 1/CNT('.') if token q is a full stop.
+    """Return the target of the pattern [Period]: P[p, q] = 1/n if token q is one of the n full stops of the text.
 
-    CNT('.') is the number of full stops in the text.
+    n is CNT('.') in the paper.
     """
     return columns(_among(tokens_BL, special.periods), segments_BL)
 
@@ -153,7 +153,8 @@ def find_pattern(name: str) -> Pattern:
             pattern = getattr(importlib.import_module(module_name), function_name)
         except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
             raise ValueError(
-                f"cannot import the attention pattern {name!r}: {type(error).__name__}: {error}"
+                f"cannot import the attention pattern {name!r}: {type(error).__name__}: {error}; expected "
+                "module.function, with the module installed or in a folder on PYTHONPATH"
             ) from error
         if not callable(pattern):
             raise ValueError(

@@ -34,7 +34,7 @@ class Band(NamedTuple):
 
     @property
     def reversed(self) -> "Band":
-        """Band with queries and keys exchanged: query q sees key k if k - right <= q <= k + left."""
+        """Band of the queries q that see a key k, around the key's position: k - right <= q <= k + left."""
         return Band(self.right, self.left)
 
     def contains(self, query: Array | int, key: Array | int) -> Any:
@@ -128,6 +128,6 @@ def visible_tokens(query_segments_BQ: Array, key_segments_BK: Array, band: Band 
 
 
 def visible_targets(weights_BK: Array, query_segments_BQ: Array, key_segments_BK: Array, band: Band) -> Array:
-    """Return the number of keys with a positive weight that each query sees, `BQ` (batch, query) int32."""
+    """Return how many keys with a positive target weight, `weights_BK`, each query sees: `BQ` (batch, query) int32."""
     visible_BQK = visible_mask(query_segments_BQ, key_segments_BK, band)
     return (visible_BQK & (weights_BK > 0)[:, None, :]).sum(-1, dtype=jnp.int32)

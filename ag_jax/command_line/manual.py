@@ -54,10 +54,10 @@ def configs() -> str:
     return "\n".join([*lines, "", "ag-jax help NAME explains a config and its arguments; --config=NAME uses it."])
 
 
-def explain(names: Sequence[str], kinds: Callable[[], Sequence[type]]) -> str:
+def explain(names: Sequence[str], load_config_types: Callable[[], Sequence[type]]) -> str:
     """Return the help on a verb, a config file or a setting; without a name, return the overview.
 
-    kinds: returns the dataclasses that a config may be made for; called only for settings.
+    load_config_types: returns the dataclasses that a config may be made for; called only for settings.
 
     Raises ValueError, with near matches, if there is nothing of that name.
     """
@@ -71,7 +71,7 @@ def explain(names: Sequence[str], kinds: Callable[[], Sequence[type]]) -> str:
     name = name.removeprefix("--config.").removeprefix("--config=").partition("=")[0].partition(":")[0]
     if (path := config_reader.find(name)) and path.suffix == ".py":
         return of_config(name, path)
-    by_kind = {kind: tuple(settings.of(kind)) for kind in kinds()}
+    by_kind = {kind: tuple(settings.of(kind)) for kind in load_config_types()}
     texts = {kind: text for kind, found in by_kind.items() if (text := _of_settings(found, name.rstrip(".")))}
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))

@@ -28,7 +28,7 @@ class Setting:
     is_section: bool = False
 
     def matches(self, name: str) -> bool:
-        """Whether `name` is the path of this setting, in which TASK stands for the name of any task."""
+        """Whether `name` is this setting's path; TASK in the path stands for the name of any task."""
         return re.fullmatch(re.escape(self.path).replace("TASK", r"[^.]+"), name) is not None
 
     def is_inside(self, section: str) -> bool:
@@ -38,7 +38,7 @@ class Setting:
 
 
 def of(kind: type, path: str = "") -> Iterator[Setting]:
-    """Yield every setting and section of a dataclass, with its documentation."""
+    """Yield a `Setting` for every setting and section of the dataclass `kind`; `path` is put before their names."""
     hints = get_type_hints(kind, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     meanings = entries(inspect.getdoc(kind) or "", fields)

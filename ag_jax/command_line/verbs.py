@@ -162,7 +162,7 @@ RUNNING = tuple(name for name in VERBS if name not in _EXPLAINING)
 
 
 class _NumberOrNone(flags.ArgumentParser):
-    """Parser of the flags `--config.SECTION.KEY=VALUE` of numbers: a number, or `none`, which it reads as None."""
+    """Parser of a flag `--config.SECTION.KEY=VALUE` whose setting is a number; VALUE may be `none`, read as None."""
 
     def __init__(self, numbers: flags.ArgumentParser):
         self._numbers, self.syntactic_help = numbers, numbers.syntactic_help
@@ -178,15 +178,15 @@ config_flags.register_flag_parser_for_type(int, _NumberOrNone(flags.IntegerParse
 config_flags.register_flag_parser_for_type(float, _NumberOrNone(flags.FloatParser()))
 
 
-def parse(arguments: Sequence[str], kinds: Sequence[type]) -> tuple[str, dict[str, Any]]:
-    """Parse a command line; return its verb and the fields of its `cli.Request`, by their names.
+def parse(arguments: Sequence[str], config_types: Sequence[type]) -> tuple[str, dict[str, Any]]:
+    """Return the verb of a command line, and {field: value} for the `cli.Request` that the command line asks for.
 
     arguments: the words after `ag-jax`.
-    kinds: the dataclasses that a config may be made for.
+    config_types: the dataclasses that a config may be made for.
 
     Raises ValueError, OSError or flags.Error for a verb, flag, config file or setting that does not exist.
     """
-    source, config, rest = config_reader.read_flags(arguments, kinds)
+    source, config, rest = config_reader.read_flags(arguments, config_types)
     found = flags.FlagValues()
     for name, flag in FLAGS.items():
         _define(name, flag, found)

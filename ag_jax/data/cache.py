@@ -56,8 +56,8 @@ class Entry:
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *, whole: bool = False) -> Entry:
-    """Return the cached `directory`, after a call of `write` to fill it if it does not exist or is damaged.
+def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *, check_large: bool = False) -> Entry:
+    """Return the cache's `directory` as an `Entry`; if it is missing or damaged, let `write` make it first.
 
     Several processes may write the same directory at once; the first to finish wins. A directory with a damaged file is
     written again, with a warning. So is a directory without a manifest, because nothing shows that its files are as
@@ -65,14 +65,14 @@ def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *
 
     directory: the directory to open, created if missing.
     write: function that writes the files into the (temporary) directory that it is given.
-    whole: compare files of more than `READ_WHOLE` bytes with their checksums, too; otherwise the readers of such files
-        compare the blocks that they read (`Entry.checked`).
+    check_large: compare files of more than `READ_WHOLE` bytes with their checksums, too; otherwise the readers of such
+        files compare the blocks that they read (`Entry.checked`).
 
     Raises ValueError if the directory cannot be written or the disk is full (what was written so far is then removed).
     A signal stops `write` at its next `interruption.check`, and what was written so far is removed as well.
     """
     if directory.exists():
-        entry, damage = _open(directory, whole)
+        entry, damage = _open(directory, check_large)
         if entry:
             return entry
         print(f"data: the cache {directory} is damaged ({damage}): making it anew", file=sys.stderr, flush=True)
@@ -85,13 +85,13 @@ def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *
             partial.mkdir()
             write(partial)
             _write_manifest(partial)
-            _put_into_place(partial, directory, whole)
+            _put_into_place(partial, directory, check_large)
         except OSError as error:
             raise _explain(error, directory) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         interruption.check()
-    entry, damage = _open(directory, whole=False)
+    entry, damage = _open(directory, check_large=False)
     if entry is None:
         raise ValueError(
             f"the cache {directory} is damaged as soon as it is written ({damage}): check the disk, and run the "
@@ -100,14 +100,14 @@ def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *
     return entry
 
 
-def _put_into_place(partial: pathlib.Path, directory: pathlib.Path, whole: bool) -> None:
-    """Rename the complete directory `partial` to `directory`, and remove a damaged `directory`.
+def _put_into_place(partial: pathlib.Path, directory: pathlib.Path, check_large: bool) -> None:
+    """Rename the complete directory `partial` to `directory`, in place of a damaged directory if there is one.
 
-    Does nothing if another process has put a whole one into place meanwhile.
+    Does nothing if another process has put an intact directory into place meanwhile.
     """
     with _locked(directory.parent):
         if directory.exists():
-            if _open(directory, whole)[0]:
+            if _open(directory, check_large)[0]:
                 return
             old = directory.with_name(f"{directory.name}{PARTIAL}{secrets.token_hex(4)}")
             directory.rename(old)
@@ -133,8 +133,8 @@ def _locked(directory: pathlib.Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _open(directory: pathlib.Path, whole: bool) -> tuple[Entry | None, str]:
-    """Return a directory of the cache as an `Entry`, and ""; if it is damaged, return None and a description."""
+def _open(directory: pathlib.Path, check_large: bool) -> tuple[Entry | None, str]:
+    """Return (`Entry`, "") for an intact directory of the cache, (None, what is wrong) for a damaged one."""
     try:
         recorded = json.loads((directory / MANIFEST).read_text())
         files = recorded["files"]
@@ -145,7 +145,7 @@ def _open(directory: pathlib.Path, whole: bool) -> tuple[Entry | None, str]:
             path = directory / name
             if path.stat().st_size != file["size"]:
                 return None, f"{name} has {path.stat().st_size} bytes, not {file['size']}"
-            if file["size"] > READ_WHOLE and not whole:
+            if file["size"] > READ_WHOLE and not check_large:
                 unread.add(name)
             elif checksums.of_file(path) != file["blocks"]:
                 return None, f"the content of {name} was changed"

@@ -39,19 +39,19 @@ class CheckedFile:
         self._path, self._checksums, self._advice = path, checksums, advice
         self._unread = np.ones(len(checksums), bool)
 
-    def check(self, byte: int | slice | np.ndarray) -> None:
-        """Compare the blocks that contain the given bytes with their checksums; skip blocks compared before.
+    def check(self, offsets: int | slice | np.ndarray) -> None:
+        """Compare the blocks that contain the bytes at `offsets` with their checksums; skip blocks compared before.
 
-        byte: offset in the file, a slice of offsets, or an array of them.
+        offsets: offset of a byte in the file, a slice of offsets, or an array of them.
 
         Raises ValueError, with the name of the file, if a block differs.
         """
         if not self._unread.any():
             return
-        if isinstance(byte, slice):
-            block = np.arange(byte.start // BLOCK, -(-byte.stop // BLOCK))
+        if isinstance(offsets, slice):
+            block = np.arange(offsets.start // BLOCK, -(-offsets.stop // BLOCK))
         else:
-            block = np.unique(np.asarray(byte) // BLOCK)
+            block = np.unique(np.asarray(offsets) // BLOCK)
         with self._path.open("rb") as file:
             for number in block[self._unread[block]]:
                 file.seek(int(number) * BLOCK)

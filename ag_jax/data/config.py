@@ -74,7 +74,7 @@ class MaskingConfig:
         defaults = (MaskingConfig.mask_fraction, MaskingConfig.random_fraction)
         if self.replacement == "unigram" and (self.mask_fraction, self.random_fraction) != defaults:
             raise ValueError(
-                "data.masking.mask_fraction and random_fraction say what becomes of tokens with replacement='mask', "
+                "data.masking.mask_fraction and random_fraction apply only to data.masking.replacement='mask', "
                 f"got {self.mask_fraction} and {self.random_fraction} with replacement='unigram': "
                 f"leave them at {defaults}"
             )

@@ -12,7 +12,7 @@ _NAMES = {dict: "object", list: "array", str: "string", int: "whole number", flo
 
 
 def read_json(path: str | os.PathLike, expected: type = dict, fields: Mapping[str, type] | None = None) -> Any:
-    """Return the content of a JSON file, which must be of the type `expected`.
+    """Return the content of a JSON file; the content must be of the type `expected` and have the keys in `fields`.
 
     expected: `dict` or `list`.
     fields: keys that a `dict` must have, with the types of their values.
@@ -23,7 +23,7 @@ def read_json(path: str | os.PathLike, expected: type = dict, fields: Mapping[st
     try:
         value = parse_json(epath.Path(path).read_bytes().decode("utf-8-sig"), expected)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; copy or write it anew") from error
+        raise ValueError(f"{path}: {error}; copy or write the file anew") from error
     check_fields(path, value, fields or {})
     return value
 
@@ -39,7 +39,9 @@ def check_fields(path: str | os.PathLike, value: Mapping[str, Any], fields: Mapp
     for key, kind in fields.items():
         if not isinstance(value.get(key), (int, float) if kind is float else kind):
             found = repr(value[key])[:40] if key in value else "nothing"
-            raise ValueError(f"{path}: expected a JSON {_NAMES[kind]} as {key!r}, got {found}; copy or write it anew")
+            raise ValueError(
+                f"{path}: expected a JSON {_NAMES[kind]} under the key {key!r}, got {found}; write the file anew"
+            )
 
 
 def parse_json(text: str, expected: type = dict) -> Any:

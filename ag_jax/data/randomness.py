@@ -17,9 +17,10 @@ _WORD = 2**64 - 1
 
 
 def words(*components) -> np.ndarray:
-    """Return a random uint64 for each key, a hash of the integer `components` of the key, which broadcast.
+    """Return one random uint64 for each key, by hashing; `components` are the integers of all keys, as arrays.
 
-    Each component has its own mixing round. Scalars count as arrays of one element.
+    The arrays broadcast: a key has one integer of each. Each component has its own mixing round. Scalars count as
+    arrays of one element.
     """
     state: Any = np.uint64(0)
     for component in components:
@@ -30,12 +31,12 @@ def words(*components) -> np.ndarray:
 
 
 def units(*components) -> np.ndarray:
-    """Return a float64 uniform in [0, 1) for each element of the broadcast `components` of the keys."""
+    """Return one random float64, uniform in [0, 1), for each key, from the integers `components` (as in `words`)."""
     return (words(*components) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(limit: int, *components) -> np.ndarray:
-    """Return an integer uniform in 0..limit-1 for each element of the broadcast `components` of the keys.
+    """Return one random integer, uniform in 0..limit-1, for each key, from the integers `components` (as in `words`).
 
     `limit` may be up to 2^32; the bias is below limit / 2^32.
     """

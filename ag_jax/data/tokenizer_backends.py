@@ -10,7 +10,7 @@ from sentencepiece.sentencepiece_pb2 import SentencePieceText
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _PROBE = "Aé 1."  # é: a letter whose number of bytes normalisers change makes the library look at every token
-# Token ids of a text, and the first and last + 1 character of each token.
+# Token ids of a text, and the start and end character (end exclusive) of each token.
 Located = tuple[list[int], list[tuple[int, int]]]
 
 
@@ -35,7 +35,7 @@ class HuggingFace:
         return [encoding.ids for encoding in encodings]
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
-        """Return for each text its token ids, and the first and last + 1 character of each token."""
+        """Return for each text its token ids, and the start and end character (end exclusive) of each token."""
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
@@ -79,7 +79,7 @@ class SentencePiece:
         return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
-        """Return for each text its token ids, and the first and last + 1 character of each token."""
+        """Return for each text its token ids, and the start and end character (end exclusive) of each token."""
         found = self._processor.encode(list(texts), out_type="serialized_proto", num_threads=os.cpu_count() or 1)
         return [
             _placed(text, SentencePieceText.FromString(encoded)) for text, encoded in zip(texts, found, strict=True)

@@ -307,7 +307,7 @@ def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFa
 
 
 def _is_inside_words(tokenizer: huggingface.Tokenizer, letter: str) -> bool:
-    """Whether a letter can be inside a word, so that the pre-tokenizer does not split a word there."""
+    """Whether the pre-tokenizer leaves a word whole that has the character `letter` inside."""
     word = tokenizer.normalizer.normalize_str(f"a{letter}a")
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(word)) == 1
 

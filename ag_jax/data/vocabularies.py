@@ -45,7 +45,9 @@ def load_byte_bpe(directory: pathlib.Path) -> HuggingFace:
 
 
 def load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
-    """Load BERT's WordPiece from a vocab.txt, lower-cased unless the settings beside it say otherwise.
+    """Return BERT's WordPiece tokenizer, from a vocab.txt; text is lower-cased unless tokenizer_config.json forbids it.
+
+    The tokenizer_config.json is that of the same directory.
 
     Raises ValueError for unreadable files and unsupported settings.
     """
@@ -63,7 +65,9 @@ def load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
 def settings_beside(
     vocabulary: pathlib.Path, classes: Collection[str], only: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the settings in tokenizer_config.json beside a vocabulary, without nulls; empty if the file is missing.
+    """Read and check the tokenizer_config.json beside a vocabulary, and return its settings, without nulls.
+
+    Returns {} if there is no such file.
 
     vocabulary: the file of the vocabulary.
     classes: names of tokenizer classes that split text alike, without the ending Fast.
@@ -109,17 +113,17 @@ def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> Non
         # The library panics at a token whose characters the normaliser removes completely.
         if not read(directory / ADDED, lambda _, token=token: _normalized(tokenizer, token)):
             raise ValueError(
-                f"{directory / ADDED}: the tokenizer removes every character of {token!r}, so it cannot be a token; "
-                "copy the file anew, or delete the token from it"
+                f"{directory / ADDED}: the tokenizer removes every character of {token!r}, so this text cannot "
+                f"be a token; copy {ADDED} anew, or delete this token there"
             )
     for token, id in sorted(added.items(), key=lambda item: item[1]):
         if tokenizer.token_to_id(token) is None:
             read(directory / ADDED, lambda _, token=token: tokenizer.add_tokens([token]))
         if tokenizer.token_to_id(token) != id:
             raise ValueError(
-                f"{directory / ADDED} gives {token!r} the id {id}, but here it has {tokenizer.token_to_id(token)}: the "
-                f"vocabulary beside it ({', '.join(present(directory))}) is of another model; copy all these files "
-                "from the same model"
+                f"{directory / ADDED} gives {token!r} the id {id}, but with the vocabulary in the same directory this "
+                f"token gets the id {tokenizer.token_to_id(token)}, so the files are of different models; copy all of "
+                f"them ({', '.join(present(directory))}) from the same model"
             )
 
 

@@ -172,12 +172,11 @@ class _Lock:
                 self._path.unlink(missing_ok=True)
 
     def _wait_for_change(self, text: str) -> tuple[bool, Holder | None]:
-        """Wait until the lock file changes, at most `STALE_AFTER` seconds; return (whether the lock is gone, holder).
+        """Wait, at most `STALE_AFTER` seconds, until the lock file's content is no longer `text`.
 
-        The lock is gone if the file did not change, so that it is stale, or was removed. Otherwise the holder is the
-        one that the changed file names, or None if its text is damaged.
-
-        text: content of the file before the wait.
+        Returns (whether the lock is gone, the new holder). The lock is gone if the file was removed, or if the content
+        did not change, which means that the lock is stale. Otherwise the changed file names the new holder, which is
+        None if the file is damaged.
         """
         print(
             f"{self._path} is held from another machine: waiting {STALE_AFTER:.0f} seconds at most to see whether its "

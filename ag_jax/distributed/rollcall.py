@@ -220,7 +220,8 @@ def _line(connection: socket.socket) -> str:
         if not byte or len(received) > LONGEST:
             raise ValueError(
                 f"expected the message of a host that joins, one line of at most {LONGEST} bytes, but got "
-                f"{len(received)} bytes without a line end: the sender is no host of this run, so close the connection"
+                f"{len(received)} bytes without a line end: the sender is no host of this run, so ag-jax closes the "
+                "connection"
             )
         received += byte
     return received.decode()

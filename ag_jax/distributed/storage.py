@@ -57,7 +57,7 @@ def write_whole(path: epath.Path, text: str) -> None:
 
 
 def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path, *, may_write: bool = True) -> T:
-    """Call `write` with a directory that can be written, `directory` if possible, and return what `write` returns.
+    """Call `write` with `directory`, or with another one if this cannot or may not be written; return the result.
 
     So a result that took long to compute is not lost. The directories tried are `directory` (if `may_write`),
     `ag-jax-output/NAME` in the current directory, and a new temporary directory. If `directory` cannot be written, a
@@ -128,13 +128,13 @@ class LocalCopy:
         self.path = epath.Path(tempfile.mkdtemp(prefix="ag_jax-"))
 
     def flush(self) -> None:
-        """Copy every file to the remote directory."""
+        """Copy every file of the temporary directory to the remote one."""
         self._remote.mkdir(parents=True, exist_ok=True)
         for file in self.path.iterdir():
             if not file.is_dir():
                 (self._remote / file.name).write_bytes(file.read_bytes())
 
     def close(self) -> None:
-        """Copy every file to the remote directory, and remove the temporary one."""
+        """Copy every file of the temporary directory to the remote one, and remove the temporary directory."""
         self.flush()
         shutil.rmtree(self.path, ignore_errors=True)

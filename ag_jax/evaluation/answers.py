@@ -35,7 +35,7 @@ class Candidates:
         """The text of the best answer; "" if there are no answers."""
         return self.answers[0][0] if self.answers else ""
 
-    def or_none(self, threshold: float = 0.0) -> str:
+    def best_or_empty(self, threshold: float = 0.0) -> str:
         """Return the best answer, or "" if "no answer" scores higher by more than the threshold."""
         return "" if not self.answers or self.none - self.answers[0][1] > threshold else self.text
 
@@ -63,10 +63,10 @@ def average(of_models: Sequence[Candidates]) -> Candidates:
 
 
 def choose(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]], longest: int = LONGEST) -> Candidates:
-    """Return the best answer spans over all windows of a context.
+    """Return the best answers in a context: of the spans in its windows, those with the highest scores.
 
     windows: (logits, characters) of each window: logits [L, 2] or padded beyond L, and `Features.characters` [L, 3].
-    longest: the most tokens of an answer.
+    longest: the most tokens of an answer; longer spans are left out.
     A span is scored only in the window in which its first token has the most context, so that it is scored once. The
     score of "no answer" is the minimum over windows of start_0 + end_0, because it requires that no window has an
     answer (run_squad.py).

@@ -9,14 +9,15 @@ from collections.abc import Iterator, Sequence
 
 import sklearn.metrics
 
-Entity = tuple[str, int, int]  # type, first word, last word
+Entity = tuple[str, int, int]  # type, index of the first word, index of the last word
 Tags = Sequence[Sequence[str]]
 
 
 def entities(tags: Sequence[str]) -> Iterator[Entity]:
-    """Yield the entities of a sentence, from its tags, as (type, first word, last word).
+    """Yield (type, index of the first word, index of the last word) for each entity in the tags of a sentence.
 
-    An I- that does not continue an entity of its type begins an entity, because models predict such tags.
+    Indices count from 0. An I- that does not continue an entity of its type begins an entity, because models predict
+    such tags.
     """
     kind, first = "", 0
     for place, tag in enumerate([*tags, "O"]):

@@ -52,7 +52,7 @@ def tag_scores(task: Task, examples: Examples, features: Features, logits: Logit
 
 
 def answer_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return the best answers to each question, chosen over all windows of the question's context.
+    """Return for each question the best answers with their scores, chosen over all windows of the question's context.
 
     logits: an array (tokens, 2) for each window: the logits of each token to start and to end the answer.
     """
@@ -84,11 +84,11 @@ def tags(task: Task, example: TaggedSentence, found: np.ndarray) -> tuple[str, .
 def answer(task: Task, example: Question, found: Candidates) -> str:
     """Return the text of the best answer, or "" for "no answer" where the task allows it."""
     del example
-    return found.text if task.answerable else found.or_none()
+    return found.text if task.answerable else found.best_or_empty()
 
 
-def mean_of_probabilities(of_models: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the logarithm of each class's or candidate's probability, averaged over the models before the logarithm.
+def log_mean_probabilities(of_models: Sequence[np.ndarray]) -> np.ndarray:
+    """Return, for each class or candidate, the logarithm of the mean of the models' probabilities.
 
     of_models: the logits of each model, with classes or candidates on the last axis; the result has the shape of one.
     """

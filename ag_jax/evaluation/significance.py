@@ -33,10 +33,11 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired_t_test(baseline: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float | None:
-    """Return the two-sided p-value of "the mean difference of the pairs is 0" (Student's paired t-test).
+    """Return the two-sided p-value of Student's paired t-test, or None if t is undefined.
 
-    The values of a pair share a seed (or, in `paired_t_test_over_examples`, an example).
-    None if there are fewer than two pairs, or if all differences are equal up to rounding, where t is undefined.
+    The null hypothesis is that the mean difference of the pairs is 0. The values of a pair share a seed (or, in
+    `paired_t_test_over_examples`, an example). t is undefined if there are fewer than two pairs, or if all
+    differences are equal up to rounding.
     Raises ValueError if the numbers of values differ.
     """
     if len(baseline) != len(other):
@@ -50,9 +51,10 @@ def paired_t_test(baseline: Sequence[float] | np.ndarray, other: Sequence[float]
 def paired_t_test_over_examples(
     baseline: Sequence[Sequence[float] | np.ndarray], other: Sequence[Sequence[float] | np.ndarray]
 ) -> float | None:
-    """Return the p-value of a paired t-test over examples, from the scores [seed][example] averaged over the seeds.
+    """Return the p-value of a paired t-test over examples, or None if t is undefined (`paired_t_test`).
 
-    A pair is an example of the evaluation set, scored in the baseline and in the other arm. None as in `paired_t_test`.
+    A pair is an example of the evaluation set, scored in the baseline and in the other arm. The scores are given as
+    [seed][example], and averaged over the seeds.
     This tests whether the arms differ on other examples like these, given the trained models; `paired_t_test` over
     seeds tests whether they differ with other seeds, given these examples.
     """

@@ -70,17 +70,18 @@ def masked_shares(arms: Mapping[str, Arm]) -> dict[tuple[str, str], MaskedShare]
         (task, name): attacks.masked_share([read_metrics(directory) for directory in arm.trials(task)])
         for task in next(iter(arms.values())).chosen
         for name, arm in arms.items()
-        if arm.attack(task).compares
+        if arm.attack(task).attention_attack
     }
     return {key: share for key, share in shares.items() if share is not None}
 
 
 def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[str, Temperatures]:
-    """Return by task the score of the arm at each temperature (tau), for tasks attacked at two or more temperatures.
+    """Return {task: scores at each temperature (tau) of adversarial self-attention, and without an attack}.
 
-    numbers: the content of report.json.
+    Only tasks that the arms attack at two or more temperatures are included. The score without an attack is that of
+    the first arm that was trained without one.
 
-    The score without an attack is that of the first arm that was trained without an attack.
+    numbers: the content of report.json, which has the scores of all arms.
     """
     found = {}
     for name, task in numbers["tasks"].items():
@@ -126,9 +127,10 @@ def _shown(caption: str, path: epath.Path) -> list[str]:
 
 
 def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str, MaskedShare]]:
-    """Return the masked shares in the groups that `masked_figure` draws: {row of the figure: {line in the row: share}}.
+    """Return the masked shares as the figure groups them: {title of a group of panels: {name of a curve: share}}.
 
-    One task gives one row with a line for each arm; several tasks give a row for each arm with a line for each task.
+    One task gives one group with a curve for each arm; several tasks give a group for each arm, with a curve for each
+    task.
     """
     tasks, arms = (list(dict.fromkeys(key[at] for key in shares)) for at in (0, 1))
     if len(tasks) == 1:

@@ -4,7 +4,7 @@ The report is `report.md` and `report.json`, with the files of predictions for b
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -45,20 +45,28 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
     }
     arms.check_distinct(source, {arm: of_arm.in_effect for arm, of_arm in configs.items()}, overrides)
     for what in ("seeds", "data"):
-        if len({getattr(of_arm, what) for of_arm in configs.values()}) > 1:
-            raise ValueError(
-                f"the arms of {source} have different {what}, so that they cannot be paired: give all the same"
-            )
-    compared = {
-        tuple((name, *(getattr(recipe, what) for what in JUDGED_BY)) for name, recipe in sorted(of_arm.tasks.items()))
-        for of_arm in configs.values()
-    }
-    if len(compared) > 1:
-        raise ValueError(
-            f"the arms of {source} differ in their tasks, or in how these are judged: give all arms the same tasks, "
-            f"with the same {', '.join(JUDGED_BY)}"
-        )
+        _check_same(source, what, {arm: getattr(of_arm, what) for arm, of_arm in configs.items()})
+    _check_same(source, "tasks", {arm: sorted(of_arm.tasks) for arm, of_arm in configs.items()})
+    for task in next(iter(configs.values())).tasks:
+        for what in JUDGED_BY:
+            values = {arm: getattr(of_arm.tasks[task], what) for arm, of_arm in configs.items()}
+            _check_same(source, f"tasks.{task}.{what}", values)
     return configs
+
+
+def _check_same(source: str, what: str, values: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a setting has the same value in all arms.
+
+    what: name of the setting.
+    values: {arm: value of the setting}.
+    """
+    first, *others = values.values()
+    if any(value != first for value in others):
+        got = "; ".join(f"{value!r} in {arm}" for arm, value in values.items())
+        raise ValueError(
+            f"the arms of {source} must have the same {what}, to be compared in pairs, got {got}: give all arms the "
+            "same value"
+        )
 
 
 def finetune(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:

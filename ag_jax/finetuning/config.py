@@ -92,8 +92,9 @@ class Recipe:
         self._check_sweep()
         if self.folds and len(self.points) > 1:
             raise ValueError(
-                f"folds go with one learning rate and one batch size, got {len(self.points)} points: the best of "
-                "several would be chosen on examples that other folds test"
+                f"with folds, a recipe must have a single point (a learning rate with a batch size), got "
+                f"{len(self.points)} points, of which the best would be chosen on examples that other folds test; "
+                "give one learning rate and one batch size"
             )
         if self.folds and self.validation_examples:
             raise ValueError(
@@ -183,7 +184,8 @@ class FinetuningConfig:
             )
         if not self.checkpoint:
             raise ValueError(
-                "checkpoint must be a run directory or a Hugging Face directory, got none: FILE.py:checkpoint=DIR"
+                "checkpoint must be a run directory or a Hugging Face directory, got none; name one behind the config "
+                "file, as in --config=FILE.py:checkpoint=DIR"
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be different integers, at least one, got {self.seeds}")

@@ -47,7 +47,7 @@ def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe)
 
 
 def make_head(task: Task, style: str, max_length: int) -> Head:
-    """Return the settings of a task's head.
+    """Return the settings of a task's head: kind of task, labels, activation and dropout (`style`), longest sequence.
 
     style: a key of `models.heads.STYLES`, which the checkpoint's family decides.
     max_length: the most tokens of a sequence.
@@ -135,7 +135,10 @@ def _result_of(directory: epath.Path, keep: bool) -> dict[str, Any] | None:
 
 
 def best_epoch(history: list[Evaluation], metric: str) -> int:
-    """Return the number of the first epoch with the highest value of a metric, from 1; 0 for an empty history."""
+    """Return the number, counted from 1, of the epoch with the highest value of a metric; 0 for an empty history.
+
+    Of several such epochs, the first is taken.
+    """
     values = [evaluation.values[metric] for evaluation in history]
     return values.index(max(values)) + 1 if values else 0
 
@@ -243,7 +246,7 @@ class _Training:
         return {name: field[self.rows] for name, field in batch.items() if name != "rows"}
 
     def evaluate(self, params: Any, step: int, beat: Beat) -> dict[str, float]:
-        """Return the metrics of the validation split, and store its predictions for `keep`."""
+        """Return the metrics of the validation split, and store its predictions, which the method `keep` may save."""
         del step
         self.predicted = self._predict(params, self.data.validation, beat)
         return self.predicted.metrics

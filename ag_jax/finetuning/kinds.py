@@ -40,7 +40,7 @@ class TaskKind:
     measure: Callable[[Task, Sequence[Any], Sequence[Any]], dict[str, float]]
     rate: Callable[[Task, Any, Any], float]
     decide: Callable[[Task, Any, Any], TaskPrediction] = predictions.best_index
-    average: Callable[[Sequence[Any]], Scores] = predictions.mean_of_probabilities
+    average: Callable[[Sequence[Any]], Scores] = predictions.log_mean_probabilities
     from_plain: Callable[[Any], Scores] = predictions.array_from_plain
 
 
@@ -115,7 +115,7 @@ def encode(
 
 
 def scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return each example's scores: of its classes, choices, tags or answers, or the number that a regression predicts.
+    """Return the scores of each example's classes, choices, tags or answers; in regression, each predicted number.
 
     logits: the logits of each row of the features, in their order: `C` (classification, choice, ranking), a scalar
         (regression), `LC` (tagging), `L2` (span).
@@ -128,7 +128,7 @@ def scores(task: Task, examples: Examples, features: Features, logits: Logits) -
 
 
 def decide(task: Task, example: Example, found: Scores) -> TaskPrediction:
-    """Return the prediction for an example: an index, a number, tags, or an answer's text."""
+    """Return the prediction that the scores `found` imply: the index of a class or choice, a number, tags or a text."""
     return KINDS[task.kind].decide(task, example, found)
 
 
@@ -149,7 +149,7 @@ def from_plain(task: Task, value: Any) -> Scores:
 
 
 def evaluate(task: Task, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
-    """Return the metrics of the predictions `found` by name, in the order of `task.metrics`.
+    """Return the value of each metric for the predictions `found`: {name: value}, in the order of `task.metrics`.
 
     Raises ValueError if there are not as many predictions as examples, none at all, or examples whose label is not
     known.

@@ -19,7 +19,7 @@ IN_FLIGHT = 8  # batches that are computed before their logits are copied from t
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """The metrics of a model on a split, and its predictions as the text of a file.
+    """A model's metrics on a split, and the model's predictions as the text of the predictions file (JSON lines).
 
     metrics: the metrics of the task; None if labels are not known.
     lines: the content of `predictions_SPLIT.jsonl`.

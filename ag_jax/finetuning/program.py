@@ -70,9 +70,9 @@ class Peak(NamedTuple):
 
 
 def scale_by_peak(apart: tuple[str, ...] = ()) -> optax.GradientTransformation:
-    """Return a transformation that multiplies updates by the peak learning rate in its state.
+    """Return a transformation that multiplies updates, except of the parameters `apart`, by a peak learning rate.
 
-    The transformations before it must have a schedule with the peak 1.
+    The transformation's state has the peak. The transformations before it must have a schedule with the peak 1.
 
     apart: parts of the parameters that have a peak of their own, whose updates are not multiplied.
     """

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ag_jax.evaluation.significance import SIGNIFICANT
-from ag_jax.pretraining.report import overridden_flags, settings_table
+from ag_jax.pretraining.report import flag_warnings, settings_table
 
 ReportFigures = dict[str, Any]
 
 
 def markdown(numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any]], sections: Sequence[str] = ()) -> str:
-    """Return the report as Markdown.
+    """Return the report of `ag-jax finetune` as Markdown: `numbers` in tables, `sections`, and the arms' `settings`.
 
     numbers: the content of report.json.
     settings: the flat settings of each arm.
@@ -25,7 +25,7 @@ def markdown(numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any]], 
         "",
         f"`{numbers['command']}`",
         "",
-        *overridden_flags(numbers.get("overridden", ())),
+        *flag_warnings(numbers.get("overridden", ())),
     ]
     lines += _scores(numbers, arms) + _significance(numbers, arms) + _all_metrics(numbers, arms)
     lines += list(sections) + _sweeps(numbers, arms) + _counts(numbers, arms) + _notes(numbers)
@@ -57,10 +57,10 @@ def cell(summary: Mapping[str, Any]) -> str:
 
 
 def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str:
-    """Return the significance marks of an arm's score: `+` for p < .05 over seeds, `*` for p < .05 over examples.
+    """Return the marks of a significant `difference` from the baseline: `+` for p < .05 over seeds, `*` over examples.
 
     p_values: the p-values over seeds and over examples; None for the baseline.
-    difference: the difference of means; there are no marks if it is 0.
+    difference: the difference of means, of either sign; there are no marks if it is 0.
     """
     return "".join(
         mark

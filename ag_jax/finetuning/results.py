@@ -39,7 +39,8 @@ def read_rows(directory: epath.Path, split: str) -> list[PredictionRow]:
         for number, row in enumerate(rows, 1):
             if missing := {"id", "prediction", "scores"} - row.keys():
                 raise ValueError(
-                    f"every row must have id, prediction and scores, row {number} has no {', '.join(sorted(missing))}"
+                    f"every line must have id, prediction and scores, but line {number} has no "
+                    f"{', '.join(sorted(missing))}"
                 )
     except ValueError as error:
         raise ValueError(f"{path}: {error}. Delete {directory} and run the command again") from error
@@ -135,7 +136,7 @@ class Chosen:
 def choose(
     splits: Splits, recipe: Recipe, results: Sequence[tuple[Result, epath.Path]], failed: Sequence[Result] = ()
 ) -> Chosen:
-    """Choose the best learning rate and batch size of a sweep by the development metric only, and read the predictions.
+    """Choose the point of a sweep that is best by the development metric alone; return it with its trials' predictions.
 
     results: the results of the trials, each with its directory.
     failed: the results of failed trials, whose points are not chosen.
@@ -146,9 +147,9 @@ def choose(
     points = choosing.points([result for result, _ in results if choosing.point_of(result) not in broken])
     if not points:
         raise ValueError(
-            f"every point of the sweep of {splits.task.name} failed with some seed, such as: {failed[0]['failed']}. "
-            "Change the settings and take another --workdir; or, to try these once more, delete the directories of "
-            "the trials that failed"
+            f"every point of the sweep of {splits.task.name} failed with some seed; the first failure: "
+            f"{failed[0]['failed']}. Change the settings and take another --workdir; or, to try these once more, "
+            "delete the directories of the trials that failed"
         )
     best = choosing.best_point(points, splits.task.metric)
     places = {_key(result): directory for result, directory in results}

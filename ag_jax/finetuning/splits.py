@@ -14,7 +14,7 @@ _SUBSET = 0x5B5E7  # key of the random numbers that draw a subset of a split's e
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """The examples of a task, or of one fold of it.
+    """The examples of a task, or of one of the task's folds, divided into training, development and further splits.
 
     task: the task, with the recipe's metric.
     train: the examples to train on.
@@ -32,7 +32,7 @@ class Splits:
 
 
 def find_task(name: str, recipe: Recipe) -> Task:
-    """Return the catalogue's task `name` with the recipe's metric; with `recipe.ranking`, as a choice among candidates.
+    """Return the catalogue's task `name` with the recipe's metric; if `recipe.ranking`, as a choice among candidates.
 
     Raises ValueError if the task is unknown, or if a setting of the recipe does not go with it.
     """

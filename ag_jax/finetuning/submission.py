@@ -58,9 +58,10 @@ def _shown(task: Task, prediction: Any) -> str:
 
 
 def write(directory: epath.Path, task: Task, split: str, predictions: Sequence[Mapping[str, Any]]) -> str | None:
-    """Write a split's submission file and return a sentence for the report; None if the GLUE server has no such split.
+    """Write a split's file for the GLUE server and return a sentence for the report; None if GLUE lacks the split.
 
-    The sentence names the file. If the server would reject the ids, no file is written, and the sentence says why.
+    The sentence names the file. If GLUE lacks the split, or if the server would reject the ids, no file is written; in
+    the latter case the sentence says why.
     """
     name = FILES.get((task.name, split))
     if name is None:
@@ -86,7 +87,7 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
 
 
 def unranked(task: Task, predicted: SplitPredictions, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the class of every pair (text, candidate), from predictions that choose one candidate for each text.
+    """Return rows with the class of each pair (text, candidate), from `rows` that choose one candidate for each text.
 
     The chosen candidate gets the right label (entailment), the text's other candidates the other label.
 

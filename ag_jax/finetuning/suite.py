@@ -208,7 +208,7 @@ class Suite:
 def prepare(
     config: FinetuningConfig, workdir: epath.Path, earlier: Sequence[Suite] = (), labels: Labels = Labels()
 ) -> Suite:
-    """Read the examples, plan the trials and open the checkpoint of a config, with all checks, before any training.
+    """Return a config's suite, checked and ready for training: examples read, trials planned, checkpoint opened.
 
     Raises ValueError or FileNotFoundError.
 
@@ -241,7 +241,7 @@ def _sizes(splits: Splits) -> dict[str, int]:
 
 
 def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
-    """Raise ValueError if a finished trial started from other weights, or if a trial to be trained cannot start.
+    """Raise ValueError if finished trials started from other weights than the rest would, or if the rest cannot start.
 
     earlier: suites that are trained before this one.
     """
@@ -394,7 +394,7 @@ def _check_start(directory: epath.Path, start: str) -> None:
 
 
 def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
-    """Raise ValueError if task `name` starts from finished trials of another task whose best weights were not saved."""
+    """Raise ValueError if task `name` starts from another task's weights, and finished trials of that saved none."""
     first = config.tasks[name].initial_task
     for seed in config.seeds:
         of_seed = [directory_of(workdir, one) for one in trials(config, first) if one.seed == seed]
@@ -416,7 +416,7 @@ def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str,
 
 
 def _initial(suite: Suite, one: Trial) -> Pretrained:
-    """Return a trial's initial encoder: the checkpoint's or, with `initial_task`, that task's best with the same seed.
+    """Return a trial's initial encoder: the checkpoint's, or that of `initial_task`'s best trial with the same seed.
 
     Raises ValueError if finished trials of the seed started from another encoder.
     """

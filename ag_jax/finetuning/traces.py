@@ -17,9 +17,9 @@ from ag_jax.pretraining import mask_trace
 
 
 def resolved(one: Trial, workdir: epath.Path) -> Trial:
-    """Return a trial with `{arms}`, `{task}` and `{trial}` replaced in its setting `adversarial.masking.trace`.
+    """Return a trial whose path to recorded shares of masked attention has `{arms}`, `{task}` and `{trial}` filled in.
 
-    A trial with another method than `scheduled` is returned unchanged.
+    The path is `adversarial.masking.trace`. A trial with another method than `scheduled` is returned unchanged.
 
     workdir: the directory of the trial's suite.
     """
@@ -35,9 +35,10 @@ def resolved(one: Trial, workdir: epath.Path) -> Trial:
 
 
 def check(one: Trial, workdir: epath.Path, layers: int, to_be_recorded: Set[epath.Path]) -> None:
-    """Raise ValueError unless the trace that a trial's `adversarial.masking.trace` names exists or will be recorded.
+    """Raise ValueError unless the shares of masked attention that a trial repeats were or will be recorded before.
 
-    Trials with another method than `scheduled` need no trace.
+    The path of the recording, a trace, is `adversarial.masking.trace`. Trials with another method than `scheduled` need
+    no trace.
 
     layers: number of layers of the model, for each of which the trace must have the share of masked attention.
     to_be_recorded: directories of trials that are trained before this one and record a trace.

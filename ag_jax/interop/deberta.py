@@ -24,7 +24,7 @@ SECTION = "ag_jax"
 
 
 def _names(attention: tuple[Name, ...]) -> tuple[Name, ...]:
-    """Return the table of tensor and parameter names of a DeBERTa, given the lines of its attention projections."""
+    """Return the name table of a DeBERTa (tensor of transformers, parameter here), given the entries for attention."""
     return (
         *families.embeddings("deberta"),
         *attention,

@@ -91,7 +91,7 @@ def find(path: str) -> pathlib.Path:
     if pickled:
         raise ValueError(
             f"{path} has its weights only as a pickle, which can run any program when it is read, so the model is not "
-            f"fetched. If you trust the model, run `hf download {path} --local-dir=DIR` and import --from=DIR; the "
-            "error then has a command that converts the pickle"
+            f"fetched. If you trust the model, run `hf download {path} --local-dir=DIR`, then import --from=DIR: "
+            "this stops with a command that converts the pickle"
         )
     return found

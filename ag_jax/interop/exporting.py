@@ -78,7 +78,7 @@ def convert(
 def _convert_finetuned(
     workdir: epath.Path, step: int | None, path: str, dtype: str, license: str, part: str
 ) -> Exported:
-    """Export a fine-tuned model; `step` and `part` must be the defaults, because it has one checkpoint and no parts."""
+    """Export a fine-tuned model, which has one checkpoint and no generator: `step` must be None and `part` "model"."""
     if step is not None or part != "model":
         raise ValueError(
             f"{workdir} is a fine-tuned model, which has neither steps nor parts: leave --step and --part out"
@@ -106,7 +106,7 @@ def _convert_finetuned(
 
 @dataclasses.dataclass(frozen=True)
 class ExportedContent:
-    """The model, tokenizer and texts to be written to an exported directory.
+    """The model, tokenizer, model card and further keys of config.json to be written to an exported directory.
 
     table: name table for `params`, that of a task's head included.
     architecture: the class of transformers that opens the directory.

@@ -86,7 +86,7 @@ def embeddings(root: str) -> tuple[Name, ...]:
 
 
 def after_attention(root: str) -> tuple[Name, ...]:
-    """Return the name-table entries (tensor of transformers, parameter here) of a layer after attention.
+    """Return the name-table entries (tensor of transformers, parameter here) of what follows self-attention in a layer.
 
     These are the output projection of attention, the feed-forward network and both LayerNorms.
     """
@@ -101,10 +101,10 @@ def after_attention(root: str) -> tuple[Name, ...]:
     )
 
 
-def _plain(root: str) -> tuple[Name, ...]:
-    """Return the name-table entries (tensor of transformers, parameter here) of a plain encoder.
+def _bert_like(root: str) -> tuple[Name, ...]:
+    """Return the name-table entries (tensor of transformers, parameter here) of an encoder like BERT's.
 
-    A plain encoder has absolute positions and separate projections to query, key and value.
+    Such an encoder has absolute positions and separate projections to query, key and value.
     """
     attention = f"{root}.encoder.layer.{{layer}}.attention.self"
     projections = (to_heads(f"{attention}.{name}", f"{LAYERS}attention/{name}") for name in ("query", "key", "value"))
@@ -124,7 +124,7 @@ def bert_word_head() -> tuple[Name, ...]:
 
 
 def read_common(settings: Settings) -> dict[str, Any]:
-    """Return the fields of an EncoderConfig that all families spell alike, and reject unsupported options."""
+    """Return the EncoderConfig fields whose keys all families share; note unsupported options in `problems`."""
     for key, supported in EVERYWHERE.items():
         settings.only(key, supported)
     return {
@@ -207,7 +207,7 @@ BERT = Family(
     root="bert",
     classes="Bert",
     names=(
-        *_plain("bert"),
+        *_bert_like("bert"),
         *bert_word_head(),
         *dense("bert.pooler.dense", "next_head/pooler"),
         *dense("cls.seq_relationship", "next_head/classifier"),
@@ -234,7 +234,7 @@ ROBERTA = Family(
     root="roberta",
     classes="Roberta",
     names=(
-        *_plain("roberta"),
+        *_bert_like("roberta"),
         *dense("lm_head.dense", "word_head/dense"),
         *norm("lm_head.layer_norm", "word_head/norm"),
         Name("lm_head.bias", "word_head/bias"),
@@ -257,7 +257,7 @@ ELECTRA = Family(
     root="electra",
     classes="Electra",
     names=(
-        *_plain("electra"),
+        *_bert_like("electra"),
         *dense("electra.embeddings_project", "encoder/embeddings/projection"),
         *dense("generator_predictions.dense", "word_head/dense"),
         *norm("generator_predictions.LayerNorm", "word_head/norm"),

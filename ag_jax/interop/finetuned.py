@@ -43,7 +43,7 @@ FINGERPRINT = "fingerprint"  # in task.json: of its other values and of the weig
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Settings of a fine-tuned model's head: the task, its kind and labels, and the activation and dropout (`style`).
+    """Settings of a fine-tuned model's head: task, kind, labels and `style`, the family for activation and dropout.
 
     task: name of the task, empty if it is not one of this project's.
     kind, style: see `TaskModel`.
@@ -90,7 +90,7 @@ class FineTuned:
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-    """The content of `task.json` without the fingerprint: settings of head and encoder, and any imported model."""
+    """The content of `task.json` but for the checksum: settings of head and encoder, and origin of imported weights."""
 
     head: Head
     model: EncoderConfig

@@ -31,7 +31,7 @@ SEQUENCE_LENGTH = 128  # of the run, where the model's positions allow it
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """Facts about an imported model: its family, its size, new heads, and tensors that were left out.
+    """Facts about an imported model: its family, its size, heads initialised at random, and tensors that were left out.
 
     family: the `model_type`, with the kind of task for a fine-tuned model.
     parameters: number of parameters written.
@@ -137,18 +137,18 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
     unread = [POSITIONS] if config != source.config else []
     left_out = names.check(
         wanted,
-        sources.untie(source),
+        sources.untied_shapes(source),
         f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} for {head.kind} in "
         "its config.json",
         (*expected, *source.family.left_out, *(name.theirs for name in source.family.names if name.ours in unread)),
-        "\nTo leave out tensors without a place, list the beginnings of their names: --expect=cls,lm_head",
+        "\nTo leave out tensors without a parameter, list prefixes of their names: --expect=cls,lm_head",
     )
     params = names.nested(names.load(wanted, source.tensors, shapes))
     return FineTuned(head, config, _tokenizer(source), params, _origin(source, path)), tuple(left_out)
 
 
 def _kind(source: Source, expected: Sequence[str]) -> str | None:
-    """Return the kind of task of the directory's task head; None without a head, or if it is to be left out.
+    """Return the kind of task that a directory's head is for; None without a task head, or if `expected` excludes it.
 
     expected: prefixes of the names of tensors that may be left out. If they match all tensors of the classifier, the
         head is left out.
@@ -215,7 +215,7 @@ def parameters(
     mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
     init = functools.partial(build.make_program(config, tokenizer, mesh).init, build.random_keys(config.seed)[0])
     fresh = names.flat(build.unboxed(jax.eval_shape(init)))
-    found = sources.untie(source)
+    found = sources.untied_shapes(source)
     # Heads that the run needs and the directory lacks are randomly initialised below; everything else must be stored.
     shapes = {path: leaf.shape for path, leaf in fresh.items()} | _pooler_shapes(source, found, expected)
     new = sorted({path.partition("/")[0] for path in fresh} - {"encoder", *source.heads})
@@ -226,7 +226,7 @@ def parameters(
         found,
         f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} in its config.json",
         (*expected, *source.family.left_out),
-        "\nTo leave out tensors without a place, list the beginnings of their names: --expect=classifier,qa_outputs",
+        "\nTo leave out tensors without a parameter, list prefixes of their names: --expect=classifier,qa_outputs",
     )
     arrays = names.load(wanted, source.tensors, shapes)
     if new:
@@ -236,7 +236,7 @@ def parameters(
 
 
 def _pooler_shapes(source: Source, found: Collection[str], expected: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the stored pooler's parameters by path; {} if none is stored, or if `next_head` has them."""
+    """Return a pooler's parameter shapes by path; {} if no pooler is stored, or if the next-sentence head has it."""
     theirs = [name.theirs for name in source.family.names if name.paths[0].startswith("pooler/")]
     stored = [name for name in theirs if name in found and not name.startswith(tuple(expected))]
     if "next_head" in source.heads or not stored:

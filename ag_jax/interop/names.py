@@ -57,7 +57,7 @@ class StoredTensor:
 
 
 def stored_tensors(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[StoredTensor]:
-    """Return every tensor of transformers that is needed for the parameters `ours`, which are given as path: shape.
+    """Return every tensor of transformers that is needed for the parameters `ours`, a dict of shapes by path.
 
     Entries of the table for other parameters are left out.
     Raises ValueError for parameters that the table has no name for.
@@ -77,8 +77,8 @@ def stored_tensors(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[Sto
     named = {path for stored in found for path in stored.paths}
     if nameless := [f"  {path} {shape}" for path, shape in ours.items() if path not in named]:
         raise ValueError(
-            "the table of tensor names has none for these parameters, so the model cannot be converted; add them to "
-            "the table of its family:\n" + "\n".join(nameless)
+            "the table of tensor names has no entry for these parameters, so the model cannot be converted; add them "
+            "to the table of its family:\n" + "\n".join(nameless)
         )
     return found
 
@@ -90,7 +90,7 @@ def check(
     expected: Sequence[str] = (),
     remedy: str = "",
 ) -> list[str]:
-    """Check that a file holds the wanted tensors, and return the names of the other tensors, which `expected` allows.
+    """Check that a file holds the wanted tensors, and beside them only `expected` ones; return the names of the latter.
 
     theirs: shapes of the file's tensors by name.
     problem, remedy: beginning and end of the error message.
@@ -104,13 +104,15 @@ def check(
         for name, stored in by_name.items()
         if name in theirs and theirs[name] != stored.shape
     ]
-    # A tensor without a place is an error unless the user expects it: weights must not be dropped silently.
+    # A tensor without a parameter is an error unless the user expects it: weights must not be dropped silently.
     left = [name for name in theirs if name not in by_name]
-    extra = [f"  without a place here: {name} {theirs[name]}" for name in left if not name.startswith(tuple(expected))]
+    extra = [
+        f"  without a parameter here: {name} {theirs[name]}" for name in left if not name.startswith(tuple(expected))
+    ]
     if missing or misshapen or extra:
         raise ValueError(
             f"{problem} (tensors: {len(missing)} missing, {len(misshapen)} of another shape, {len(extra)} without a "
-            f"place; {len(by_name)} expected, {len(theirs)} found):\n"
+            f"parameter; {len(by_name)} expected, {len(theirs)} found):\n"
             + "\n".join(missing + misshapen + extra)
             + "\nFor tensors missing or of another shape, copy config.json and the weights anew from the same model."
             + remedy

@@ -32,7 +32,7 @@ class Settings:
         return value
 
     def need(self, key: str) -> int:
-        """Return a size, which must be given; a missing size or one below 1 becomes a problem, and 1 is returned."""
+        """Return the size under a key; if it is missing or below 1, add this to `problems` and return 1."""
         if self._values.get(key) is None:
             self.problems.append(f"{key} is missing: expected a whole number")
             return 1
@@ -42,7 +42,7 @@ class Settings:
         return max(value, 1)
 
     def only(self, key: str, supported: Any, default: Any = None) -> None:
-        """Add a problem unless a key has its only supported value.
+        """Add a key to `problems` unless the key has the `supported` value; a missing key stands for `default`.
 
         default: what a missing key stands for, by default the supported value.
         """

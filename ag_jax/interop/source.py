@@ -55,9 +55,9 @@ def read(directory: pathlib.Path) -> Source:
             f"got {values.get('model_type')!r}; choose a model of one of these families"
         ) from error
     tensors = open_directory(directory)
-    rooted = any(name.startswith(f"{family.root}.") for name in tensors.shapes)
-    tensors = tensors.renamed(lambda name: _modern(name, family, rooted))
-    tensors = tensors.renamed(lambda name: _first_copy(name, family, tensors.shapes))
+    has_root = any(name.startswith(f"{family.root}.") for name in tensors.shapes)
+    tensors = tensors.renamed(lambda name: _current_name(name, family, has_root))
+    tensors = tensors.renamed(lambda name: _original_name(name, family, tensors.shapes))
     settings = Settings(values)
     fields = family.read(settings, tensors.shapes)
     architectures = tuple(map(str, settings.take("architectures", [])))
@@ -128,10 +128,10 @@ def _check_sizes(
         raise ValueError(f"{file} and {tensors.source.name} are of different models:\n{listed}\nCopy both of them anew")
 
 
-def untie(source: Source) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a model's tensors by name, leaving out stored duplicates of tied tensors.
+def untied_shapes(source: Source) -> dict[str, tuple[int, ...]]:
+    """Return {name: shape} of a model's tensors, without stored duplicates of tied tensors.
 
-    Raises ValueError for copies that differ.
+    Raises ValueError if a duplicate differs from its original.
     """
     shapes = dict(source.tensors.shapes)
     for second, first in source.family.tied.items():
@@ -156,15 +156,17 @@ def _json(file: pathlib.Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{file} is missing: expected a model's directory as transformers saves it") from error
 
 
-def _modern(name: str, family: Family, rooted: bool) -> str:
-    """Return the name that transformers gives a tensor today, with the family's prefix.
+def _current_name(name: str, family: Family, has_root: bool) -> str:
+    """Return the name, in current transformers, of a tensor that may be stored under an older name.
 
-    rooted: whether the file's names have that prefix.
+    The returned name begins with the family's prefix, such as `bert.`, if the tensor belongs to the encoder.
+
+    has_root: whether the names in the file already have this prefix.
     """
     for old, new in _OLD.items():
         if name.endswith(old):
             name = name.removesuffix(old) + new
-    if not rooted and name.startswith(_BARE):
+    if not has_root and name.startswith(_BARE):
         name = f"{family.root}.{name}"
     for beginning, meant in family.aliases.items():
         if name.startswith(beginning):
@@ -172,8 +174,10 @@ def _modern(name: str, family: Family, rooted: bool) -> str:
     return name
 
 
-def _first_copy(name: str, family: Family, names: Collection[str]) -> str:
-    """Return the first copy's name if `name` is that of a tied second copy and no first copy is stored; else `name`.
+def _original_name(name: str, family: Family, names: Collection[str]) -> str:
+    """Return the original's name if `name` is a tied duplicate whose original is not stored; otherwise return `name`.
+
+    A tied duplicate is, for example, the output layer's weight, with the word embeddings as the original.
 
     names: names of all stored tensors.
     """

@@ -66,9 +66,9 @@ def names(family: Family, kind: str) -> tuple[Name, ...]:
 
 
 def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> str:
-    """Return the key of `models.heads.STYLES` (activation and dropout) for a new head on texts.
+    """Return the style of a new text head: a key of `models.heads.STYLES`, which stands for an activation and dropout.
 
-    It is that of the imported model's family, or of the most similar family if the model was not imported.
+    The style is that of the imported model's family, or of the most similar family if the model was not imported.
 
     heads: names of the model's heads for pre-training.
     model_type: family of the imported model, empty if the model was not imported.

@@ -98,7 +98,7 @@ def open_directory(directory: pathlib.Path) -> Tensors:
 
 
 def _files(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Return the safetensors files of a directory: the whole file, else all shards that the index names."""
+    """Return the safetensors files of a directory: the single file of a whole model, else all shards in the index."""
     if (directory / WHOLE).exists():
         return [directory / WHOLE]
     if (directory / INDEX).exists():

@@ -12,7 +12,7 @@ Implementation = Literal["auto", "reference", "tpu", "gpu"]
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """Architecture of an encoder; the defaults are RoBERTa-base, with the tokenizer's vocabulary size.
+    """Architecture of an encoder; defaults are RoBERTa-base's, but the vocabulary size is that of the run's tokenizer.
 
     vocabulary_size: number of token embeddings; None takes the size of the tokenizer.
     layers: number of layers.
@@ -81,7 +81,7 @@ class EncoderConfig:
         self._check_positions()
 
     def _check_positions(self) -> None:
-        """Raise ValueError if absolute positions do not fit the mask decoder, or there are no positions of any kind."""
+        """Raise ValueError for decoder positions without a mask decoder, the reverse, or no positions of any kind."""
         if (self.absolute_positions == "decoder") != (self.mask_decoder_passes > 0):
             raise ValueError(
                 f"model.absolute_positions={self.absolute_positions} and "

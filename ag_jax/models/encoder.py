@@ -155,9 +155,9 @@ class Encoder(nn.Module):
     def _encode(
         self, batch: Batch, ports: Ports, deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array | None, Array, layers.Context]:
-        """Return the hidden states before and after the last layer, and the arguments of all layers (`layers.Context`).
+        """Return (input of the last layer `BLD`, output of the last layer `BLD`, arguments that all layers share).
 
-        Those before the last layer are None without a mask decoder, which alone reads them.
+        Only the mask decoder reads the last layer's input, which is None in an encoder without a mask decoder.
 
         embedded_BLE: as in `with_mask_decoder`.
         """
@@ -218,9 +218,11 @@ class Encoder(nn.Module):
         context: layers.Context,
         attack: Attack | None,
     ) -> Array:
-        """Apply an encoder layer with parameters `params` to a query subset; return its hidden states, `BMD`.
+        """Apply an encoder layer to the queries at the M masked positions only; return their new vectors, `BMD`.
 
-        The layer has a dropout key of its own.
+        Keys and values are computed from `hidden_BLD`. The layer has a dropout key of its own.
+
+        params: parameters of the layer.
         """
         config, attend = self.config, self.attend
         # A key is made only if something draws from it, so that models without dropout need no `dropout` stream.

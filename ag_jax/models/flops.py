@@ -52,7 +52,7 @@ class Flops:
 def step_flops(
     config: EncoderConfig, *, rows: int, length: int, predicted: float, next_sentence: bool = False
 ) -> Flops:
-    """Return the FLOPs of a training step on `rows` rows of `length` positions.
+    """Return the FLOPs of a training step on `rows` rows, each with `length` positions and `predicted` predicted words.
 
     predicted: positions of a row at which words are predicted. A program computes `corruption.max_masked`, the number
         of slots of a row; the task needs the masking rate times the length, and utilisation is computed with that.
@@ -80,7 +80,7 @@ def step_flops(
 
 
 def _relative_costs(config: EncoderConfig, length: int) -> tuple[int, int]:
-    """Return two costs of relative positions in one layer: scores for each token, and multiply-adds of projections.
+    """Return what relative positions cost in one layer: (number of scores of each token, multiply-adds of projections).
 
     A token has one score for each distance to other tokens, in each term (c2p, p2c) of disentangled attention. The
     projections are of the whole table of distances, once a step.
@@ -102,6 +102,8 @@ def replaced_tokens_flops(
     config: EncoderConfig, generator: EncoderConfig | None, *, rows: int, length: int, predicted: float
 ) -> Flops:
     """Return the FLOPs of a step of replaced-token detection: encoder, detection head on every token, and generator.
+
+    The generator predicts words at `predicted` positions of each row.
 
     The detection head costs 6 (d^2 + d) a token. The encoder predicts no words, so its mask decoder is not counted.
     Sampling costs nothing more, because it uses the scores that the generator's loss needs.

@@ -58,7 +58,7 @@ class TextHead(nn.Module):
 
     @nn.compact
     def __call__(self, first_BD: Array, *, deterministic: bool) -> Array:
-        """Return the logits `BT` of T classes, float32, from the vector of the first token."""
+        """Return the logits `BC` of C classes, float32, from the vector of the first token."""
         config, (activation, drops_first) = self.config, STYLES[self.style]
         if drops_first:
             first_BD = Dropout(config.dropout, name="dropout_first")(first_BD, deterministic=deterministic)
@@ -80,7 +80,7 @@ class TokenHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_BLD: Array, *, deterministic: bool) -> Array:
-        """Return the logits `BLT` of T classes for each token, float32."""
+        """Return the logits `BLC` of C classes for each token, float32."""
         if self.drops:
             hidden_BLD = Dropout(self.config.dropout, name="dropout")(hidden_BLD, deterministic=deterministic)
         return layers.dense(self.config, self.classes, ("embed", "classes"), "classifier")(hidden_BLD).astype(
@@ -88,9 +88,9 @@ class TokenHead(nn.Module):
         )
 
 
-def _classes(logits_BT: Array, batch: Batch) -> Array:
+def _classes(logits_BC: Array, batch: Batch) -> Array:
     del batch
-    return logits_BT
+    return logits_BC
 
 
 def _numbers(logits_B1: Array, batch: Batch) -> Array:
@@ -185,7 +185,7 @@ class TaskModel(nn.Module):
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
         """Return the logits, float32, in a shape that depends on the kind of task.
 
-        `BT` for classes, `B` for numbers, `BC` for candidates, `BLT` for tags, `BL2` for starts and ends of spans.
+        `BC` for classes and candidates, `B` for numbers, `BLC` for tags, `BL2` for starts and ends of spans.
 
         The encoder and its ports see each candidate of `BCL` as a row. The logit is `NEVER` where `choice_weights` or
         `span_weights` of the batch are 0, because these must not be chosen.

@@ -142,7 +142,9 @@ class EncoderLayer(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Convolution over tokens: activation(dropout(sum_t x[l + t] W_t + b)) with `config.convolution` taps (DeBERTa v2).
+    """Convolution over tokens: activation(dropout(b + sum of x[l + t] W_t over t = -k, ..., k)) (DeBERTa v2).
+
+    k = (`config.convolution` - 1) / 2.
 
     Positions outside the token's own text count as zero: padding, and neighbours in a packed row.
     """

@@ -81,7 +81,7 @@ class Objective:
         raise NotImplementedError
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the weight by which the total of each loss term is divided; it depends on the batch alone."""
+        """Return the divisor of each loss term's total, computed from the batch alone."""
         raise NotImplementedError
 
     def coefficients(self, step: Array) -> dict[str, Array]:
@@ -89,10 +89,9 @@ class Objective:
         raise NotImplementedError
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return, by name, the weights of each prediction's elements when predictions of two passes are compared.
+        """Return, for each prediction in `prediction_names`, the weights of its elements in a comparison of two passes.
 
-        The names are `prediction_names`; elements are examples or positions; passes are, for example, clean and
-        attacked.
+        Elements are examples, tokens or positions; passes are, for example, a clean and an attacked one.
         """
         raise NotImplementedError
 
@@ -172,7 +171,7 @@ class Wrapper(Objective):
         return self.inner.prediction_names
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the weight of each loss term of the inner objective."""
+        """Return the divisor of each loss term of the inner objective."""
         return self.inner.normalizers(batch)
 
     def coefficients(self, step: Array) -> dict[str, Array]:
@@ -180,7 +179,7 @@ class Wrapper(Objective):
         return self.inner.coefficients(step)
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return, by name, the weights of the inner predictions' elements when two passes are compared."""
+        """Return, for each prediction of the inner objective, its elements' weights in a comparison of two passes."""
         return self.inner.counts(batch)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -188,7 +187,7 @@ class Wrapper(Objective):
         return self.inner.forward(params, batch, rngs, step, ports)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return the totals and metrics of the inner objective."""
+        """Return the total of each loss term of the inner objective, and the inner objective's metrics."""
         return self.inner.terms(outputs, batch)
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -197,7 +196,7 @@ class Wrapper(Objective):
 
 
 def loss_factors(objective: Objective, batch: Batch, step: Array) -> dict[str, Array]:
-    """Return the factor by which the loss multiplies the total of each term: coefficient / weight of the batch."""
+    """Return the factor of each loss term's total in the loss: the term's coefficient / its divisor for the batch."""
     coefficients = objective.coefficients(step)
     return {
         term: coefficients[term] / jnp.maximum(weight, 1.0) for term, weight in objective.normalizers(batch).items()

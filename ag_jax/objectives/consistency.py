@@ -71,7 +71,7 @@ def weight(counts: Counts, config: DivergenceConfig) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class SecondPass(Wrapper):
-    """An objective that penalises changed predictions: L_inner + coefficient(step) * D[clean pass, second pass].
+    """An objective that penalises the divergence D of a clean from a disturbed pass: L_inner + coefficient(step) * D.
 
     L_inner is the loss of the wrapped objective. D is the divergence of the predictions of a clean pass from those of a
     second pass in which the model is disturbed.
@@ -115,14 +115,14 @@ class SecondPass(Wrapper):
         return self.inner.coefficients(step) | {self.term_of(name): own for name in self.prediction_names}
 
     def with_second_pass(self, outputs: Outputs, other: Outputs) -> Outputs:
-        """Return the outputs of the clean pass with the second pass's outputs attached, which `terms` compares."""
+        """Return the clean pass's `outputs` with the second pass's, `other`, attached, for `terms` to compare both."""
         return dataclasses.replace(outputs, second_passes=outputs.second_passes | {self.term: other})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return the total of each loss term, and metrics: the inner objective's, and those of the comparison.
+        """Return each loss term summed over the batch, and the metrics: the inner objective's and the comparison's.
 
-        Compared are all predictions of both passes: the total of their terms is the divergence D, and `TERM_loss` is a
-        metric of each; metrics of the second pass are added.
+        Compared are all predictions of both passes: the term of each is the divergence D of the prediction, and
+        `TERM_loss` is a metric of each; metrics of the second pass are added.
         """
         totals, metrics = self.inner.terms(outputs, batch)
         other = outputs.second_passes.get(self.term)
@@ -169,7 +169,7 @@ def _squares(config: DivergenceConfig, clean: Array, other: Array, weights: Arra
 
 
 def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weights_B: Array) -> Array:
-    """Return the divergence of two softmaxes over the examples; the numbers that a pass predicts, `B`, are the logits.
+    """Return the divergence of two distributions over a batch's examples: softmaxes, along B, of the predicted numbers.
 
     Only with `legacy`, as in the released code. Examples of weight 0 get no probability.
     """

@@ -67,7 +67,7 @@ class Guided(Wrapper):
         return self.inner.forward(params, batch, rngs, step, ports)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return the inner objective's totals and metrics, with the guidance loss and each pattern's attention mass.
+        """Return summed loss terms and metrics: the inner objective's, guidance loss, attention mass of each pattern.
 
         The guidance loss is the term `ag`, which does not exist with `mode=bias`.
         """
@@ -83,7 +83,7 @@ class Guided(Wrapper):
         return totals, metrics
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Return a second pass's outputs, to compare with a first: the encoder reads the first pass's batch again.
+        """Run the model on the `encoder_batch` of a first pass; return the outputs, to compare with the first pass's.
 
         encoder_batch: what the encoder read in the first pass (`Outputs.encoder_batch`).
 
@@ -93,9 +93,9 @@ class Guided(Wrapper):
         return self.inner.predict(params, encoder_batch, rngs, step, self._biased(ports, encoder_batch, step))
 
     def _biased(self, ports: Ports, batch: Batch, step: Array) -> Ports:
-        """Return `ports`, extra inputs of the encoder; `mode=bias` adds alpha(step) * P to the attention bias in them.
+        """Return the encoder's extra inputs `ports`, with alpha(step) * P as attention bias if `guidance.mode=bias`.
 
-        P is the target attention of the guided heads.
+        P is the target attention of the guided heads. A bias that `ports` have already is added.
         """
         if self.config.mode != "bias":
             return ports

@@ -19,7 +19,9 @@ MLM = PrimaryMetric("mlm_loss", "MLM loss", "nats per masked token", margin=0.3)
 
 @dataclasses.dataclass(frozen=True)
 class Pretraining(Objective):
-    """-log P(word) averaged over masked positions, plus -log P(`is the next segment random`) averaged over examples.
+    """The objective of BERT: predict the masked words and, in sentence pairs, whether the second segment is random.
+
+    -log P(word) averaged over masked positions, plus -log P(random or not) averaged over examples.
 
     Terms: `mlm`, weighted by the masked positions; `nsp`, weighted by the examples (Devlin et al. 2019, section 3.1).
 
@@ -33,15 +35,15 @@ class Pretraining(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions to compare between passes: of masked words, texts' first tokens and next sentences.
+        """Names of the predictions by which two passes are compared: of masked words, whole texts and next sentences.
 
-        `task` is for the masked words; `sentence` for the first position of each text and `nsp` for the next sentence,
-        if enabled.
+        `task` is for the masked words; if enabled, `sentence`, made at the first position of each text, is for the
+        whole text, and `nsp` for the next sentence.
         """
         return ("task", *self.sentences.prediction_names, *(("nsp",) if self.model.next_sentence else ()))
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term: `mlm` the number of masked positions, `nsp` the number of examples."""
+        """Return the divisor of each loss term: the number of masked positions for `mlm`, of examples for `nsp`."""
         weights = {"mlm": batch["masked_weights"].sum()}
         if self.model.next_sentence:
             weights["nsp"] = _examples(batch).sum()
@@ -53,9 +55,9 @@ class Pretraining(Objective):
         return {term: jnp.ones_like(step, jnp.float32) for term in terms}
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return {prediction: weights}, 1 for each masked position (`task`), text (`sentence`) or example (`nsp`).
+        """Return weights for comparing two passes: 1 for masked words (`task`), texts (`sentence`), examples (`nsp`).
 
-        The weights are for comparing predictions between passes; they are 0 for padding.
+        The keys are names of predictions. The weights are 0 for padding.
         """
         counts = {"task": Counts(batch["masked_weights"])} | self.sentences.counts(batch)
         if self.model.next_sentence:
@@ -85,7 +87,7 @@ class Pretraining(Objective):
         return Outputs(predictions, batch, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return the total of each loss term, and metrics: loss and accuracy of masked words and of next sentences."""
+        """Return each loss term summed over the batch, and metrics: loss and accuracy of words and next sentences."""
         weights, words = self.normalizers(batch), outputs.predictions["task"]
         loss, correct = word_loss(
             words.hidden_BMD, words.embedding_VD, words.bias_V, batch["masked_labels"], batch["masked_weights"]

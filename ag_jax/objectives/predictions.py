@@ -50,7 +50,7 @@ Prediction = Categorical | YesNo | Values | WordDistributions
 
 @flax.struct.dataclass
 class Counts:
-    """The weight of each element of a prediction: of an example, a token or a position.
+    """How much each element of a prediction counts: the weight of each example, token or position.
 
     Losses and comparisons of passes are sums with these weights, which depend on the batch alone.
 

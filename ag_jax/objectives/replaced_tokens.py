@@ -48,8 +48,9 @@ class ReplacedTokensConfig:
 
 
 def detection_loss(logits_BL: Array, replaced_BL: Array, judged_BL: Array) -> tuple[Array, dict[str, LossTerm]]:
-    """Return the sum over the judged tokens of -log sigmoid(+-logit), and metrics of the detection.
+    """Return the loss of replaced-token detection, summed over the tokens where `judged_BL` is true, and metrics.
 
+    The loss of a token is -log sigmoid(logit) if it was replaced, else -log sigmoid(-logit), that is,
     L = -[y log p + (1 - y) log(1 - p)] (Clark et al. 2020, section 2). Zero if and only if every judged token has the
     probability 1 of what it is. `replaced_BL` and `judged_BL` are booleans.
     """
@@ -72,7 +73,9 @@ def detection_loss(logits_BL: Array, replaced_BL: Array, judged_BL: Array) -> tu
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedTokens(Objective):
-    """-log P(replaced or not) averaged over the tokens of the batch, plus the loss of the generator if there is one.
+    """The objective of ELECTRA: predict for every token whether it was replaced; train the generator if there is one.
+
+    -log P(replaced or not) averaged over the tokens of the batch, plus the loss of the generator.
 
     A token counts as replaced if it differs from the original; one that was replaced by itself does not. Terms: `rtd`,
     times `weight`, by the judged tokens, which depend on the batch alone; `mlm`, by the masked positions. Without a
@@ -97,9 +100,9 @@ class ReplacedTokens(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions to compare between passes: of replaced tokens, and of texts' first tokens.
+        """Names of the predictions by which two passes are compared: of replaced tokens and of whole texts.
 
-        `task` is for the replaced tokens; `sentence` for the first position of each text, if enabled.
+        `task` is for replaced tokens; `sentence`, made at the first position of each text, for the text, if enabled.
         """
         return ("task", *self.sentences.prediction_names)
 
@@ -113,9 +116,9 @@ class ReplacedTokens(Objective):
         return (batch["sequences"] > 0) & ~jnp.isin(original_BL, ignored)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term: `rtd` the number of judged tokens, `mlm` that of masked positions.
+        """Return the divisor of each loss term: the number of judged tokens for `rtd`, of masked positions for `mlm`.
 
-        There is no `mlm` without a generator.
+        Judged tokens count in the detection loss. There is no `mlm` without a generator.
         """
         weights = {"rtd": self.judged(batch).sum().astype(jnp.float32)}
         if self.model.generator_config is not None:
@@ -123,16 +126,16 @@ class ReplacedTokens(Objective):
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factor of each loss term: `weight` for `rtd`, and 1 for `mlm` if there is a generator."""
+        """Return the factor of each loss term: the field `weight` for `rtd`, 1 for `mlm` if there is a generator."""
         coefficients = {"rtd": jnp.full_like(step, self.weight, jnp.float32)}
         if self.model.generator_config is not None:
             coefficients["mlm"] = jnp.ones_like(step, jnp.float32)
         return coefficients
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return {prediction: weights}, 1 for each token of the detection loss (`task`) or each text (`sentence`).
+        """Return weights for comparing two passes: 1 for a token of the detection loss (`task`) or a text (`sentence`).
 
-        The weights are for comparing predictions between passes; they are 0 for all else.
+        The keys are names of predictions. The weights are 0 for all else.
         """
         return {"task": Counts(self.judged(batch).astype(jnp.float32))} | self.sentences.counts(batch)
 
@@ -149,7 +152,7 @@ class ReplacedTokens(Objective):
         return dataclasses.replace(outputs, predictions=outputs.predictions | {"generator": words})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return the total of each loss term, and metrics: loss, accuracy, recall and precision of the detection.
+        """Return each loss term summed over the batch, and metrics: the detection's loss, accuracy, recall, precision.
 
         Recall is `replaced_found`, precision `alarms_right`; `replaced_share` is the share of replaced tokens. With a
         generator there are its loss and accuracy, too.
@@ -178,7 +181,7 @@ class ReplacedTokens(Objective):
         return Outputs(predictions, encoder_batch, **sown)
 
     def generate(self, params: Params, batch: Batch, rngs: Rngs) -> tuple[WordDistributions, Batch]:
-        """Return the generator's prediction of the masked words, and the batch with words sampled from it as tokens."""
+        """Return the generator's prediction of the masked words, and the batch with sampled words in place of masks."""
         key = jax.random.key(0) if rngs is None else rngs.get("samples", rngs["dropout"])
         own = None if rngs is None else {"dropout": jax.random.fold_in(key, 1)}
         heads: Any = self.model.apply(

@@ -18,7 +18,7 @@ SentenceTerm = Literal["head", "softmax", "squares", "none"]
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """Settings of a prediction at the first position of each text, for comparing two passes of a model.
+    """Settings of `sentence`, a prediction at the first position of each text by which two model passes are compared.
 
     For the sentence-level term of Wu et al. 2022, equation 10.
 
@@ -46,11 +46,11 @@ class Sentences:
         return positions_BT, jnp.take_along_axis(firsts_BL, positions_BT, axis=1).astype(jnp.float32)
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return weights for comparing the prediction: 1 for every text; an empty dict with `of=none`."""
+        """Return the weights of `sentence` for comparing two passes, 1 for every text; an empty dict with `of=none`."""
         return {} if self.of == "none" else {"sentence": Counts(self.first_positions(batch)[1])}
 
     def hidden(self, encoded_BLD: Array, batch: Batch) -> Prediction:
-        """Return the hidden states at the first position of each text, `BTD`, as logits or as numbers to compare."""
+        """Return the hidden states at texts' first positions, `BTD`: as logits if `of=softmax`, else as numbers."""
         positions_BT, _ = self.first_positions(batch)
         first_BTD = jnp.take_along_axis(encoded_BLD, positions_BT[:, :, None], axis=1).astype(jnp.float32)
         return Categorical(first_BTD) if self.of == "softmax" else Values(first_BTD)

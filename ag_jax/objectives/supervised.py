@@ -43,7 +43,7 @@ def span_loss(logits_B2L: Array, starts_B: Array, ends_B: Array, weights_B: Arra
 
 @dataclasses.dataclass(frozen=True)
 class TaskLoss:
-    """Four functions of one kind of task: prediction, total loss, weights of labels, and weights for comparisons.
+    """Four functions of a kind of task: prediction, summed loss, weights in the loss, weights for comparing two passes.
 
     prediction: logits of the model -> prediction.
     total: (prediction, batch, weights) -> sum of weights * loss, and sum of weights where the prediction is right (None
@@ -67,9 +67,9 @@ def _tag_weights(batch: Batch) -> Array:
 
 
 def _span_weights(batch: Batch) -> Array:
-    """Return the weight of each window, `B`: 0 if the labelled answer begins or ends where no answer may.
+    """Return each window's weight in the loss, `B`: 0 if the labelled answer begins or ends at a forbidden position.
 
-    There the batch's array `span_weights`, `BL`, is 0.
+    Forbidden are the positions where the batch's array `span_weights`, `BL`, is 0. Other windows keep their `weights`.
     """
     weights_B = batch["weights"]
     for name in ("starts", "ends"):
@@ -146,7 +146,7 @@ class Supervised(Objective):
         return {"task": jnp.ones_like(step, jnp.float32)}
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return weights for comparing predictions between passes: of each example, tag, or answer's start and end.
+        """Return the weights for comparing two passes: one for each example, each tag, or an answer's start and end.
 
         They are those of the loss.
         """
@@ -159,7 +159,7 @@ class Supervised(Objective):
         return Outputs({"task": self.task_loss.prediction(logits)}, batch, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return the total of the loss term, and metrics: loss, and accuracy except in regression."""
+        """Return the loss summed over the batch, and metrics: the loss and, except in regression, the accuracy."""
         weights = self.task_loss.weights(batch)
         total, correct = self.task_loss.total(outputs.predictions["task"], batch, weights)
         metrics = {"task_loss": (total, weights.sum())}

@@ -25,7 +25,7 @@ def in_chunks(array_BMx: Array) -> Array:
 def word_loss(
     hidden_BMD: Array, embedding_VD: Array, bias_V: Array, labels_BM: Array, weights_BM: Array
 ) -> tuple[Array, Array]:
-    """Return the weighted sums over masked positions, `BM`, of the cross entropy of word scores and of the right words.
+    """Return two weighted sums over masked positions, `BM`: the cross entropy, and how often the label scores best.
 
     The scores are h E^T + b, and both sums those of `losses.cross_entropy`, computed a few positions at a time. The
     gradient with regard to a score s_v is w (softmax(s)_v - [v = label]), known as soon as the scores are. So the

@@ -24,7 +24,7 @@ def gumbel(key: Array, shape: tuple[int, ...]) -> Array:
 
 
 def sample_words(words: WordDistributions, key: Array) -> Array:
-    """Sample a token id for each masked position, int32 `BM`, with probability softmax(h E^T + b).
+    """Sample a token id for each masked position, int32 `BM`, from the distribution that `words` has for it.
 
     The sample is the argmax of scores plus Gumbel noise. Temperature 1, as Clark et al. 2020 (section 2) sample. No
     gradient flows back. A few positions at a time.

@@ -39,11 +39,11 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """All messages of one kind among device groups of one size, in one execution of a program; counted for one device.
+    """Number and bytes, on one device, of a program's messages of one kind among groups of `devices` devices.
 
     kind: one of `COLLECTIVES`.
     devices: number of devices in a group.
-    count: number of messages.
+    count: number of messages in one execution of the program.
     bytes: of their operands.
     sent: bytes that leave each device in the best algorithm (rings).
     """
@@ -57,7 +57,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Costs of executing a program once on one device.
+    """FLOPs, memory traffic and messages of executing a program once, on one device.
 
     flops: of matrix products, with the iterations of loops counted.
     once_flops: of matrix products, with each loop counted once, as in the compiler's own analysis.
@@ -81,7 +81,7 @@ class Costs:
 
 
 def costs(program: HloModule, devices: int) -> Costs:
-    """Return the costs of a program that runs on `devices` devices."""
+    """Return the FLOPs, memory traffic and messages, on each device, of a program that runs on `devices` devices."""
     counter = _Counter(program, devices)
     counter.walk(program.computations[program.entry], 1)
     return Costs(
@@ -97,7 +97,7 @@ def costs(program: HloModule, devices: int) -> Costs:
 
 
 class _Counter:
-    """Sums over the instructions of a program, with the fields of `Costs`."""
+    """Adds up the costs of a program's instructions, in attributes named as the fields of `Costs`."""
 
     def __init__(self, program: HloModule, devices: int):
         self.program, self.devices = program, devices
@@ -106,7 +106,7 @@ class _Counter:
         self.unknown_loops: list[str] = []
 
     def walk(self, computation: Computation, times: int) -> None:
-        """Add the instructions of a computation that runs `times` times, and of the computations that it calls."""
+        """Add to the sums the costs of a computation that runs `times` times, and of the computations that it calls."""
         for instruction in computation.instructions:
             opcode = instruction.opcode
             called = self.program.called(instruction) if opcode in ("fusion", "call", "async-start") else None
@@ -130,15 +130,15 @@ class _Counter:
                     instruction, computation, self.program, lambda array: array.in_hbm
                 )
                 self.bytes += times * moved_bytes(instruction, computation, self.program, lambda array: True)
-                self.arithmetic(instruction, computation, times)
+                self.products_and_messages(instruction, computation, times)
 
-    def arithmetic(self, one: Instruction, computation: Computation, times: int) -> None:
-        """Add the matrix products and messages of an instruction; for a fusion, of the instructions inside it."""
+    def products_and_messages(self, one: Instruction, computation: Computation, times: int) -> None:
+        """Add the FLOPs and messages of an instruction to the sums; for a fusion, those of the instructions inside."""
         kind = one.opcode.removesuffix("-start")
         if one.opcode == "fusion":
             called = self.program.called(one)
             for inner in called.instructions:
-                self.arithmetic(inner, called, times)
+                self.products_and_messages(inner, called, times)
         elif kind in COLLECTIVES:
             self.message(kind, one, computation, times)
         flops = product_flops(one, computation)
@@ -243,7 +243,7 @@ def _touched(name: str, inside: Computation, program: HloModule, whole: HloArray
 
 
 def product_flops(instruction: Instruction, inside: Computation) -> float:
-    """Return the FLOPs (2 a multiply-add) of a matrix product, convolution or kernel with a declared cost; else 0."""
+    """Return the FLOPs, two per multiply-add, of a product, convolution or kernel with a declared cost; otherwise 0."""
     if instruction.opcode == "custom-call":
         declared = instruction.attribute(r'"cost_estimate":(\{[^{}]*\})')
         return float(json.loads(declared).get("flops", 0)) if declared else 0.0

@@ -77,7 +77,7 @@ class Instruction:
 
 
 class Computation:
-    """A named list of the instructions of an HLO module.
+    """One function of an HLO module: a named list of instructions.
 
     of: instructions by name.
     root: the instruction whose result is that of the computation.
@@ -122,7 +122,10 @@ class HloModule:
             elif name and _START.match(line):
                 lines.append(_instruction(line))
         if self.entry not in self.computations:
-            raise ValueError("this is no text of a compiled module: it has no ENTRY computation")
+            raise ValueError(
+                "expected the text of a compiled HLO module, got a text with no ENTRY computation: pass the whole text "
+                "of `Compiled.as_text()`"
+            )
 
     def called(self, instruction: Instruction) -> Computation | None:
         """Return the computation that a fusion, call or asynchronous start runs; None if it names none."""
@@ -167,7 +170,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _end_of_array(text: str) -> int:
-    """Return the index at which the array type at the beginning of `text` ends."""
+    """Return the index just after the array type with which `text` begins."""
     found = _ARRAY.match(text)
     return found.end() if found else text.index(" ")
 

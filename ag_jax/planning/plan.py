@@ -46,13 +46,13 @@ class Attempt:
 
     @property
     def compiled(self) -> Compiled:
-        """The outcome of a step that fits."""
+        """The compiled step, with its memory and costs; only for a step that fits."""
         return cast(Compiled, self.outcome)
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Bounds of a compiled step's time and speed on the slice, for sequences without padding.
+    """Lower bounds of a compiled step's time on the slice and upper bounds of its speed, for sequences without padding.
 
     task: FLOPs of a step on the whole slice with the expected number of masked positions, from which MFU is computed.
     computed: FLOPs of a step on the whole slice with every slot for masked positions, as a program computes it.
@@ -127,7 +127,7 @@ def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool =
 
 
 def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Bounds:
-    """Return bounds of the time and speed of a training step that was compiled for this config and slice."""
+    """Return lower bounds of the time, and upper bounds of the speed, of a step compiled for this config and slice."""
     data, rows, length = config.data, config.training.batch_size, config.data.sequence_length
     words = vocabulary(config)
     task, computed = (
@@ -197,7 +197,7 @@ class _Planner:
         self.rows = config.training.batch_size // config.training.microbatches // self.parts
 
     def attempt(self, settings: dict[str, Any]) -> Attempt:
-        """Compile the config with `settings`, named `section.key`, changed, and report the time to stderr."""
+        """Compile a step with `settings` (by `section.key`) changed; report to stderr how long compiling takes."""
         config = with_settings(self.config, settings)
         named = ", ".join(f"{name}={value}" for name, value in settings.items()) or "the config as it is"
         with _reported(f"compiling for {self.topology.name}: {named}"):
@@ -231,7 +231,7 @@ class _Planner:
         return None
 
     def candidates(self, own: Attempt) -> Iterator[dict[str, Any]]:
-        """Yield changes of settings that save memory, ordered by how much they should slow a step down.
+        """Yield changes of settings that save memory, beginning with those that should slow a step down least.
 
         From the least to the most: microbatches (the gradient is exactly the same), rematerialisation, and parameters
         split over devices.

@@ -13,7 +13,7 @@ NOT_COMPARED = {"title", "seed"}  # arms that differ only in these settings coun
 
 
 def names(source: str, listed: str | None, setting: str, verb: str) -> list[str]:
-    """Return the names in the comma-separated list `listed` of arms.
+    """Return the names of arms in `listed`, separated by commas; at least one is needed, so None is an error.
 
     source: the config file, for messages.
     setting: the setting that holds the list, for messages.

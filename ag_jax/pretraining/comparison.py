@@ -42,7 +42,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
     if len(measured) > 1:
         raise ValueError(
             f"the arms of {source} are measured by different losses ({', '.join(sorted(measured))}), which cannot "
-            "be compared: replaced_tokens.generator must be none in all of them or in none"
+            "be compared: set replaced_tokens.generator=none in every arm, or in no arm"
         )
     return configs
 

@@ -38,7 +38,7 @@ class ComparisonConfig:
 
 @dataclasses.dataclass(frozen=True)
 class InspectionConfig:
-    """The attention maps that reports show.
+    """Settings of the attention maps that reports show.
 
     sentence: sentence whose attention maps are drawn.
     """
@@ -101,13 +101,13 @@ class ExperimentConfig:
         wanted = "unigram" if generator == "unigram" else "mask"
         if replacement != wanted:
             raise ValueError(
-                f"replaced_tokens.generator={generator} goes with data.masking.replacement={wanted}, got "
-                f"{replacement}: set both"
+                f"replaced_tokens.generator={generator} needs data.masking.replacement={wanted}, got "
+                f"{replacement}: change one of the two"
             )
         if self.detects_replaced_tokens and self.data.format in PAIR_FORMATS:
             raise ValueError(
-                f"replaced-token detection has no next-sentence prediction, which data.format={self.data.format} is "
-                "for: choose another format, or replaced_tokens.generator=none"
+                f"data.format={self.data.format} is for next-sentence prediction, which replaced-token detection "
+                "lacks: choose another format, or predict masked words instead with replaced_tokens.generator=none"
             )
         small = self.generator
         if small is not None and small.heads % self.mesh.tensor:

@@ -33,7 +33,7 @@ def prepare(config: ExperimentConfig, workdir: epath.Path) -> pipeline.Corpus:
 
 
 def record(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> None:
-    """Store the tokenizer and the summary of a new run, or check the rows of a resumed run against its stored summary.
+    """Store a new run's tokenizer and text summary (`corpus.json`), or check a resumed run's rows against the summary.
 
     A resumed run's summary is rewritten if it is missing or if the files changed; if the rows changed, too, the old
     summary is kept under `earlier`.
@@ -183,7 +183,7 @@ def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpu
 
 
 def _changed_facts(recorded: dict[str, Any], corpus: pipeline.Corpus) -> list[str]:
-    """Return a line for each fact about the rows that changed; none if only the tokenizer's fingerprint changed."""
+    """Return a line for each fact, such as the number of rows, that differs now; none if only the tokenizer does."""
     now = corpus.facts()
     different = [fact for fact in now if recorded.get(fact) != now[fact]]
     return (

@@ -22,12 +22,15 @@ def earlier_lengths(workdir: epath.Path) -> list[int]:
 
 
 def is_finished(steps: int, workdir: epath.Path) -> bool:
-    """Whether the run in `workdir` was trained to its end with `training.steps` of `steps`."""
+    """Whether the run in `workdir`, whose `config.json` has `steps` training steps, was trained to its end."""
     return (workdir / SUMMARY).exists() or steps in earlier_lengths(workdir)
 
 
 def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Mark a finished run of `steps` steps as unfinished by renaming its summary, and print its new length."""
+    """Begin to extend a finished run of `steps` steps to `config.training.steps`, and print both numbers.
+
+    The run's summary is renamed, so that the run counts as unfinished.
+    """
     if (workdir / SUMMARY).exists():
         (workdir / SUMMARY).rename(workdir / f"summary-{steps}.json")
     print(
@@ -39,7 +42,7 @@ def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def kept_steps(config: ExperimentConfig, workdir: epath.Path) -> tuple[int, ...]:
-    """Return the steps whose checkpoints stay because they were at fixed fractions of the run before an extension.
+    """Return the steps of the milestones that a run had before it was extended; their checkpoints are never deleted.
 
     These are the `training.milestones` of all earlier lengths of the run.
     """

@@ -12,10 +12,10 @@ from ag_jax.training.metrics import read_metrics
 
 
 def read(config: AdversarialConfig, layers: int) -> Trace | None:
-    """Read how much attention each layer masked over the run at `adversarial.masking.trace`; None unless `scheduled`.
+    """Read the share of attention that was masked in each layer during the run `adversarial.masking.trace`; return None
+    if `adversarial.method` is not `scheduled`.
 
-    `scheduled` is the value of `adversarial.method` that needs a trace. The share of a layer, logged every few steps,
-    is that of the pairs of a query and a key that are masked.
+    The share of a layer, logged every few steps, is that of the pairs of a query and a key that are masked.
 
     layers: the number of layers of the model to be trained.
 
@@ -53,19 +53,20 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
     return Trace(tuple(middle / planned for middle in middles), shares)
 
 
-def _planned_steps(directory: epath.Path, last: int) -> int | None:
-    """Return how many steps a run or trial was planned to have; None if it was not trained to its end.
+def _planned_steps(directory: epath.Path, last_logged: int) -> int | None:
+    """Return the planned number of steps of a run or trial, whose last logged step is `last_logged`; None if it was not
+    trained to its end.
 
     A trial that `patience` stopped early has ended, too: its result.json has the planned number.
 
     directory: directory of the run or trial.
-    last: the last logged step, which is the planned number unless a result.json has another one.
+    last_logged: the last logged step, which is the planned number unless a result.json has another one.
     """
     if (directory / "result.json").exists():
-        found = {"planned_steps": last} | read_json(directory / "result.json")
+        found = {"planned_steps": last_logged} | read_json(directory / "result.json")
         check_fields(directory / "result.json", found, {"planned_steps": int})
         return found["planned_steps"]
-    return last if (directory / "summary.json").exists() else None
+    return last_logged if (directory / "summary.json").exists() else None
 
 
 def directory_of(config: AdversarialConfig) -> epath.Path:

@@ -52,7 +52,9 @@ class Origin:
 
 
 def write(directory: epath.Path, origin: Origin, pooler: Pooler) -> None:
-    """Store an origin and its pooler, if it has one, in a run directory."""
+    """Write to a run directory the imported model that the run's weights started from, and the pooler of that model,
+    unless `pooler` is empty.
+    """
     if pooler:
         tensors = {name: np.ascontiguousarray(leaf) for name, leaf in pooler.items()}
         (directory / POOLER).write_bytes(safetensors.numpy.save(tensors))
@@ -60,7 +62,8 @@ def write(directory: epath.Path, origin: Origin, pooler: Pooler) -> None:
 
 
 def read(directory: epath.Path, width: int) -> tuple[Origin, Pooler]:
-    """Return the origin and the pooler of a run; an empty origin and {} if none is known.
+    """Return the imported model that a run's weights started from (an Origin with empty fields if unknown), and the
+    pooler of that model, with `width` features ({} if none is stored).
 
     width: the number of features that the pooler must have.
 
@@ -84,9 +87,10 @@ def read(directory: epath.Path, width: int) -> tuple[Origin, Pooler]:
 
 
 def _run_with_origin(directory: epath.Path) -> epath.Path | None:
-    """Return the first run directory that has an `origin.json`: `directory`, the run it started from, and so on.
+    """Follow the run in `directory` back to the run that it started from, and so on; return the first run directory
+    that has an `origin.json`, or None.
 
-    None if no such file is found. The run that another one started from is its `training.initial_weights`.
+    The run that a run started from is its `training.initial_weights`.
     """
     seen = []
     while not (directory / FILE).exists():
@@ -119,8 +123,10 @@ def _read_pooler(file: epath.Path, width: int) -> Pooler:
         raise ValueError(f"{file} is damaged ({error}); copy it anew, or convert the model again") from error
     shapes = {name: leaf.shape for name, leaf in pooler.items()}
     expected = {"kernel": (width, width), "bias": (width,)}
-    if shapes != expected or not all(np.isfinite(leaf).all() for leaf in pooler.values()):
+    if shapes != expected:
+        raise ValueError(f"{file}: expected arrays of the shapes {expected}, got {shapes}; convert the model anew")
+    if damaged := [name for name, leaf in pooler.items() if not np.isfinite(leaf).all()]:
         raise ValueError(
-            f"{file}: expected finite values of the shapes {expected}, got {shapes}; convert the model anew"
+            f"{file}: expected finite values, got infinity or NaN in {' and '.join(damaged)}; convert the model anew"
         )
     return pooler

@@ -32,11 +32,12 @@ def binary_entropy(share: np.ndarray | float) -> np.ndarray | float:
 
 
 def replaced_tokens_loss(frequencies_V: np.ndarray, rate: float, words_share: float) -> float:
-    """Return the detection loss, in nats, of the best guess without context, if words are replaced by unigram draws.
+    """Return the loss, in nats a token, of detecting replaced tokens by the best guess without context, if the share
+    `rate` of the words is replaced by unigram draws; `words_share` of the tokens that count in the loss are words.
 
     frequencies_V: q(v), the frequency of each word.
     rate: the share of words that is replaced.
-    words_share: s, the share of words among the judged tokens.
+    words_share: s, the share of words among the tokens that count in the loss.
 
     Drawn and original words are equally frequent, so an observed word v replaced another word with probability
     rate (1 - q(v)), in any context; other tokens are never replaced. So the loss is
@@ -46,7 +47,8 @@ def replaced_tokens_loss(frequencies_V: np.ndarray, rate: float, words_share: fl
 
 
 def replaced_tokens_loss_of(corpus: pipeline.Corpus, rate: float, ignored: list[int]) -> float:
-    """Return `replaced_tokens_loss` of a corpus, if tokens with the ids `ignored` are not judged.
+    """Return the loss, in nats a token, of detecting replaced tokens in a corpus by the best guess without context, if
+    the share `rate` of the words is replaced by unigram draws; tokens with ids in `ignored` do not count in the loss.
 
     With an `mlm` generator, whose samples improve during training, it is only a rough upper bound.
     """

@@ -94,13 +94,13 @@ def markdown(
     command: str,
     overridden: Sequence[str] = (),
 ) -> str:
-    """Return the report as Markdown.
+    """Return the report of a comparison of runs as Markdown; `results` are its numbers, computed from `arms`.
 
     results: the numbers of the report, as `numbers` returns them.
     figures: (caption, path relative to the report) of each figure.
     overridden: the sentences that `arms.overridden` returns.
     """
-    lines = [f"# {title}", "", f"`{command}`", "", *overridden_flags(overridden)]
+    lines = [f"# {title}", "", f"`{command}`", "", *flag_warnings(overridden)]
     lines += _loss_table(primary, arms, results)
     lines += _reading(primary, arms, results)
     shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
@@ -155,8 +155,8 @@ def _reading(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[s
     ]
 
 
-def overridden_flags(sentences: Sequence[str]) -> list[str]:
-    """Return the lines that warn of flags that override settings of the arms; empty without such flags."""
+def flag_warnings(sentences: Sequence[str]) -> list[str]:
+    """Return the lines of a report for `sentences`, each of which warns that a flag overrides settings of the arms."""
     return [*(f"**{sentence}.**" for sentence in sentences), ""] if sentences else []
 
 

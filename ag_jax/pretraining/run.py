@@ -70,10 +70,9 @@ MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype"
 
 
 def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus, labels: Labels = Labels()) -> Job:
-    """Return the job that trains `config` in `workdir`.
+    """Return the job that trains `config` in the run directory `workdir`; `labels` group the run at Weights & Biases.
 
     corpus: the tokenizer and the rows.
-    labels: labels of the run at Weights & Biases.
     """
     program = build.shared_program(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
     # Every host makes only the rows of a batch that its own devices hold.
@@ -131,7 +130,7 @@ def _wandb_run(config: ExperimentConfig, workdir: epath.Path, labels: Labels) ->
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of this program (a hash of its sources) and of JAX, which must be the same on all hosts."""
+    """Return the versions of ag_jax (a hash of its source files) and of JAX, which must be the same on all hosts."""
     sources = sorted(pathlib.Path(__file__).parents[1].rglob("*.py"))
     program = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     return {"the program (a hash of ag_jax)": program, "jax": jax.__version__}
@@ -217,7 +216,9 @@ def is_begun(workdir: epath.Path) -> bool:
 
 
 def _remove_attempt(workdir: epath.Path) -> None:
-    """Delete the files of an attempt that left nothing worth keeping, before the next one takes them for its own."""
+    """Delete the files of a run that stopped before anything was worth keeping, so that the next run in `workdir`
+    does not go on with them.
+    """
     for name in (pretraining_corpus.SUMMARY, "metrics.jsonl"):
         (workdir / name).unlink(missing_ok=True)
     if (workdir / "checkpoints").exists():
@@ -225,9 +226,8 @@ def _remove_attempt(workdir: epath.Path) -> None:
 
 
 def train(config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = Labels()) -> dict[str, Any]:
-    """Train `config` in the run directory `workdir`, or resume the run there; return and write its summary.
-
-    labels: labels of the run at Weights & Biases.
+    """Train `config` in the run directory `workdir`, or resume the run there; write and return the summary of the run.
+    `labels` group the run at Weights & Biases.
 
     Raises ValueError if a setting is not allowed, or if another process trains there.
     """
@@ -412,7 +412,11 @@ class OpenRun:
 
     @property
     def assignment(self) -> tuple[tuple[str, int], ...]:
-        """Guidance patterns, each with its number of heads, from head 0 on; empty for a run without guidance."""
+        """Guidance patterns, each with the number of heads that the pattern guides in every layer: the first pattern
+        guides head 0 and the heads after it, the next pattern the heads that follow, and so on.
+
+        Empty for a run without guidance.
+        """
         return build.assignment(self.config)
 
     @property

@@ -25,7 +25,9 @@ ChooseAttend = Callable[[EncoderConfig | None], Attend]
 
 
 class Vocabulary(Protocol):
-    """The properties of a tokenizer that a model depends on: vocabulary size, ids of delimiters and of periods."""
+    """The properties of a tokenizer that a model depends on: the vocabulary size, and for patterns the ids of
+    delimiters ([CLS] and [SEP], or <s> and </s>) and of full stops.
+    """
 
     @property
     def vocabulary_size(self) -> int: ...
@@ -142,7 +144,9 @@ def _replaced_tokens_model(
 
 
 def _ignored_ids(config: ExperimentConfig, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the ids of the tokens that replaced-token detection does not judge: delimiters, or none."""
+    """Return the ids of the tokens that replaced-token detection leaves out of its loss: those of the delimiters if
+    `replaced_tokens.tokens` is `words`, otherwise none.
+    """
     return tuple(vocabulary.delimiter_ids) if config.replaced_tokens.tokens == "words" else ()
 
 

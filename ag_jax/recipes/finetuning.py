@@ -50,18 +50,19 @@ GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 FROM_MNLI = ("rte", "stsb", "mrpc")
 
 
-def suite(title: str, chosen: Any) -> Config:
-    """Return a config for `ag-jax finetune` that has no tasks yet; `add` and the recipes below add some.
+def suite(title: str, arguments: Any) -> Config:
+    """Return a config for `ag-jax finetune`, with a config file's `arguments` filled in and without tasks, which `add`
+    and the functions after it add.
 
     title: title of the report.
-    chosen: the config file's arguments as attributes: `seeds` (a number), `data` and optionally `checkpoint`.
+    arguments: the config file's arguments as attributes: `seeds` (a number), `data` and optionally `checkpoint`.
     """
     config = config_reader.default(FinetuningConfig)
     config.title = title
-    config.seeds = tuple(range(chosen.seeds))
-    config.data = chosen.data or None
-    if "checkpoint" in vars(chosen):
-        config.checkpoint = chosen.checkpoint
+    config.seeds = tuple(range(arguments.seeds))
+    config.data = arguments.data or None
+    if "checkpoint" in vars(arguments):
+        config.checkpoint = arguments.checkpoint
     return config
 
 
@@ -89,7 +90,8 @@ def add(config: Config, task: str, **settings: Any) -> None:
 
 
 def roberta_glue(config: Config, tasks: Sequence[str]) -> None:
-    """Add tasks with RoBERTa's sweep for GLUE: six points, ten epochs at most, the best on the development set.
+    """Add tasks with RoBERTa's sweep for GLUE: six points of ten epochs, of which the best point and its best epoch on
+    the development set count.
 
     The primary metric of QQP is accuracy, as in RoBERTa's table 5.
     """
@@ -106,7 +108,10 @@ def start_from_mnli(config: Config) -> None:
     Raises ValueError if MNLI is not among the tasks.
     """
     if "mnli" not in config.tasks:
-        raise ValueError("to start from MNLI's weights it must be among the tasks: add mnli to tasks=...")
+        raise ValueError(
+            "tasks that start from MNLI's weights need mnli among the tasks, got "
+            f"{', '.join(config.tasks) or 'no tasks'}: add mnli to tasks=..."
+        )
     for task in FROM_MNLI:
         if task in config.tasks:
             config.tasks[task].initial_task = "mnli"
@@ -129,9 +134,9 @@ def roberta_race(config: Config, tasks: Sequence[str]) -> None:
 
 
 def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
-    """Add tasks with the settings of Adversarial Self-Attention's table 5.
+    """Add tasks with the settings of Adversarial Self-Attention's table 5; a task that the table lacks gets the
+    settings of the task `like`.
 
-    like: the task whose row is used for tasks that are not in the table.
     Weight decay is 0.01, none for tagging and choice, and gradients are not clipped, as in the released code (AdamW).
     The primary metric of STS-B is Spearman's correlation, as in the paper's table 1.
     """
@@ -190,16 +195,17 @@ def small(config: Config, examples: int = 6400) -> None:
 _SEVERAL_ROWS = ("dream", "hellaswag")  # tasks whose examples have a row for each candidate
 
 
-def asa_suite(title: str, chosen: Any, tasks: Sequence[str]) -> Config:
-    """Return a suite for a table or figure of Adversarial Self-Attention, as plain training; `attack` adds the attack.
+def asa_suite(title: str, arguments: Any, tasks: Sequence[str]) -> Config:
+    """Return a suite with the tasks of a table or figure of Adversarial Self-Attention, but without an attack, which
+    `attack` adds.
 
-    chosen: the config file's arguments: those of `suite`, `scale`, and `tasks`, which may replace `tasks` by others of
-        table 5.
+    arguments: the config file's arguments: those of `suite`, `scale`, and `tasks`, which may replace `tasks` by others
+        of table 5.
     tasks: the tasks of the table or figure.
     """
-    config = suite(title, chosen)
-    asa(config, names(chosen.tasks, tuple(ASA_TABLE_5)) if chosen.tasks else tasks)
-    if chosen.scale == "small":
+    config = suite(title, arguments)
+    asa(config, names(arguments.tasks, tuple(ASA_TABLE_5)) if arguments.tasks else tasks)
+    if arguments.scale == "small":
         small(config)
         for task in set(_SEVERAL_ROWS) & set(config.tasks):
             config.tasks[task].update(train_examples=800, validation_examples=400)
@@ -217,7 +223,8 @@ def attack(config: Config, method: str, **settings: Any) -> None:
 
 
 def freelb(config: Config) -> None:
-    """Set all tasks of a suite to train with FreeLB, with the settings of each task in `FREELB`.
+    """Set all tasks of a suite to train with FreeLB; `FREELB` has the settings of each task, a task that it lacks gets
+    those of another.
 
     Steps are counted as in fairseq, because the settings were released for it.
     """
@@ -229,9 +236,10 @@ def freelb(config: Config) -> None:
 
 
 def longer(config: Config, times: int = 2) -> None:
-    """Set all tasks to train for `times` as many epochs: a baseline that gives plain training the cost of an attack.
+    """Multiply the epochs of all tasks by `times`, for a baseline without an attack that costs as much as training with
+    an attack.
 
-    This sets a factor, so that a flag for `epochs` lengthens or shortens this arm in proportion.
+    The multiple is set as a factor, so that a flag for `epochs` lengthens or shortens this arm in proportion.
     """
     for recipe in config.tasks.values():
         recipe.epochs_factor = times

@@ -30,7 +30,7 @@ PROGRESS = "progress"  # key in the fingerprint: the checksum of the rest of the
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """Restored training state, with the JSON values saved next to it.
+    """Restored training state, with the progress of the training loop that was saved next to the state.
 
     state: the training state.
     progress: what else the loop needs to resume, such as metric sums and evaluations, as `Progress.to_json` returns it.
@@ -101,7 +101,9 @@ class Checkpoints:
             ) from error
 
     def _suspects(self) -> str:
-        """Return the metadata files that are not JSON, joined for a message, or all of them if every one is JSON."""
+        """Return, joined for a message, the metadata files that may be damaged: those that are not valid JSON, or all
+        if every file is valid JSON.
+        """
         files = [self._directory / str(step) / _DESCRIPTION for step in steps_in(self._directory)]
         broken = []
         for file in files:
@@ -195,7 +197,9 @@ class Checkpoints:
     def _load(
         self, reader: ocp.CheckpointManager, step: int, like: Tree
     ) -> tuple[Tree, dict[str, Any], StoredFingerprint]:
-        """Return state, progress and fingerprint, after a check of the progress; arrays are not checked yet."""
+        """Return a checkpoint's state, progress and stored fingerprint; of the checksums in the fingerprint, only that
+        of the progress is compared here, not those of the arrays.
+        """
         items = ocp.args.Composite(state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore())
         restored = reader.restore(step, args=items)
         progress = dict(restored["progress"])
@@ -259,7 +263,7 @@ class Checkpoints:
                 if hosts.is_first():
                     print(f"warning: {moved}; moved to {aside}, resuming from step {step}", file=sys.stderr)
             return found
-        if damaged or hosts.from_first("damaged checkpoints", self._has_only_damaged):
+        if damaged or hosts.from_first("damaged checkpoints", self._has_moved_damaged):
             reasons = "".join(f"  {error}\n" for error in damaged) or f"  they were moved to {ASIDE}\n"
             raise ValueError(
                 f"all checkpoints of {self._directory.parent} are damaged, so training cannot be resumed:\n{reasons}"
@@ -268,8 +272,11 @@ class Checkpoints:
             )
         return None
 
-    def _has_only_damaged(self) -> bool:
-        """Whether all checkpoints of the run were damaged, and moved to `corrupt_checkpoints` by an earlier version."""
+    def _has_moved_damaged(self) -> bool:
+        """Whether `corrupt_checkpoints` holds damaged checkpoints of the run.
+
+        Earlier versions of ag_jax moved them there even if no other checkpoint was left.
+        """
         aside = self._directory.parent / ASIDE
         return aside.exists() and any(aside.iterdir())
 

@@ -44,7 +44,7 @@ def judge(step: int, folder: epath.Path, error: Exception) -> CorruptCheckpointE
 
 
 def cause_of(error: Exception) -> str:
-    """Return the first cause of an error, in one line."""
+    """Return the message of the innermost exception in an error's chain of causes, in one line."""
     *_, first = _chain(error)
     return first_line(first)
 

@@ -81,5 +81,7 @@ def _hashed_sum(array: jax.Array) -> jax.Array:
 
 
 def _weighted_sum(array: jax.Array) -> jax.Array:
-    """Return the checksum that older versions stored for an array: sum_i bits_i (2 i + 1) mod 2^32."""
+    """Return the checksum that older versions of ag_jax stored for an array: sum_i bits_i (2 i + 1) mod 2^32, where
+    bits_i are the bits of element i = 0, 1, ... as an unsigned integer.
+    """
     return (_bits(array) * (2 * element_index(array.shape) + 1)).sum(dtype=jnp.uint32)

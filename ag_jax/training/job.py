@@ -48,7 +48,8 @@ class Evaluation:
 
 @dataclasses.dataclass
 class Progress:
-    """Metric sums, token count and evaluations that are saved in a checkpoint with the training state.
+    """Metric sums over the latest steps and over all steps, token count and evaluations of a job, which are saved in a
+    checkpoint with the training state.
 
     interval: sums of the metrics since the last row in `metrics.jsonl`.
     since_evaluation: sums of the primary metric since the last evaluation.
@@ -87,7 +88,7 @@ def never(history: list[Evaluation]) -> bool:
 
 
 def keep_nothing(state: TrainState, history: list[Evaluation]) -> bool:
-    """Return False: the `keep` of jobs that save no best model after an evaluation."""
+    """Return False, because nothing was saved: the function `keep` of jobs that do not save their best model."""
     del state, history
     return False
 

@@ -139,7 +139,9 @@ class Loop:
         return step == self.job.config.steps or bool(every and step and step % every == 0)
 
     def _collect(self) -> None:
-        """Add the metrics of pending steps to the sums; raise NonFiniteError at the first that is not finite."""
+        """Add the metrics of the steps since the last call to the metric sums; raise NonFiniteError at the first step
+        with a metric that is not finite.
+        """
         steps, on_device = [step for step, _ in self.pending], [values for _, values in self.pending]
         self.pending, progress = [], self.progress
         for step, values in zip(steps, jax.device_get(on_device), strict=True):

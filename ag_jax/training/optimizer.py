@@ -86,7 +86,9 @@ def make_optimizer(
 
 
 def _groups(params: Any) -> Any:
-    """Return the optimizer of each top-level entry of the parameters for `optax.partition`: "model" or `ADVERSARY`."""
+    """Return for each top-level entry of the parameters the label, "model" or `ADVERSARY`, by which `optax.partition`
+    finds the optimizer of the entry.
+    """
     if not isinstance(params, dict):  # `tree_map_params` passes one placeholder for all parameters
         return "model"
     return {name: ADVERSARY if name == ADVERSARY else "model" for name in params}

@@ -55,7 +55,10 @@ class StopSignal:
             hosts.publish(f"{self._key}/{hosts.index()}", self._steps)
 
     def reached(self) -> str | None:
-        """Count a step; return the name of the signal if the run must stop after this step, on all hosts alike."""
+        """Return the name of the signal if all hosts must stop after the current step, otherwise None.
+
+        This must be called once in every step, because the calls count the steps.
+        """
         if hosts.count() == 1:
             return self._requested()
         with self._lock:

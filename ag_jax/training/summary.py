@@ -11,12 +11,11 @@ from ag_jax.training.job import Progress
 
 
 def summarise(workdir: epath.Path, metric: str, progress: Progress) -> dict[str, Any]:
-    """Return the content of `summary.json`, after the last evaluation of a run.
+    """Return the content of `summary.json` for a run whose last evaluation is done; `metric` is the primary
+    metric of the run.
 
     In the result, `train_loss` is the mean of `metric` over the last twentieth of the training rows in `metrics.jsonl`,
     `validation_loss` is its value in the last evaluation, and `average_train_loss` its mean over all steps.
-
-    metric: the primary metric.
     """
     last = progress.history[-1]
     losses = hosts.from_first("the last rows of metrics", lambda: _last_losses(workdir, metric))

@@ -133,5 +133,5 @@ def test_the_picture_of_step_times(tmp_path):
     ]
     assert [text.get_text() for text in panel.get_xticklabels()] == ["128", "256", "512"]
     picture(attack_figures.step_time_figure({"asa": {128: 2.1}}, tmp_path / "speed.png"))
-    with pytest.raises(ValueError, match="no times to draw"):
+    with pytest.raises(ValueError, match="no step times to draw"):
         attack_figures.draw_step_times({"asa": {}})

@@ -84,7 +84,7 @@ def test_rows_without_a_value_are_left_out():
 
 
 def test_what_cannot_be_drawn():
-    with pytest.raises(ValueError, match="no train row"):
+    with pytest.raises(ValueError, match="there is no curve to draw"):
         plots.draw_losses({"mlm": [[row(1, 2.0, "validation")]], "ag": []})
     with pytest.raises(ValueError, match="step or tokens_seen, got 'hours'"):
         plots.draw_losses({"mlm": [MLM]}, x="hours")

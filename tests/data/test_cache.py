@@ -153,7 +153,7 @@ def test_a_large_file_is_checked_as_it_is_read_or_wholly_when_asked(tmp_path, mo
     with pytest.raises(ValueError, match="damaged"):
         np.diff(array)
 
-    cache.build_once(tmp_path / "y", write, whole=True)
+    cache.build_once(tmp_path / "y", write, check_large=True)
     assert path.read_bytes() == numbers.tobytes()
 
 

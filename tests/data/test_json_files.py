@@ -41,9 +41,9 @@ def test_fields_that_an_object_must_have(tmp_path):
     file.write_text('{"loss": 2, "tasks": {}, "more": 3}')
     assert read_json(file, dict, fields) == {"loss": 2, "tasks": {}, "more": 3}
     for content, said in (
-        ("{}", "a.json: expected a JSON number as 'loss', got nothing"),
-        ('{"loss": null, "tasks": {}}', "expected a JSON number as 'loss', got None"),
-        ('{"loss": 2, "tasks": []}', r"expected a JSON object as 'tasks', got \[\]"),
+        ("{}", "a.json: expected a JSON number under the key 'loss', got nothing"),
+        ('{"loss": null, "tasks": {}}', "expected a JSON number under the key 'loss', got None"),
+        ('{"loss": 2, "tasks": []}', r"expected a JSON object under the key 'tasks', got \[\]"),
     ):
         file.write_text(content)
         with pytest.raises(ValueError, match=said):

@@ -82,8 +82,9 @@ def test_the_best_span_is_that_of_trying_all(longest):
         assert chosen.text == text
         none = min(logits[0].sum() for logits, _ in made)
         assert chosen.none == pytest.approx(none) and chosen.answers[0][1] == pytest.approx(score)
-        assert chosen.or_none() == ("" if none > score else text)
-        assert chosen.or_none(chosen.none - score + 1e-9) == text and chosen.or_none(chosen.none - score - 0.1) == ""
+        assert chosen.best_or_empty() == ("" if none > score else text)
+        assert chosen.best_or_empty(chosen.none - score + 1e-9) == text
+        assert chosen.best_or_empty(chosen.none - score - 0.1) == ""
 
 
 def test_spans_of_nothing():
@@ -100,8 +101,9 @@ def test_an_ensemble_of_answers_by_hand():
     together = answers.average([made(0.2, a=0.5, b=0.3), made(0.1, b=0.6, a=0.2, c=0.1)])
     assert [text for text, _ in together.answers] == ["b", "a", "c"]
     assert np.exp([score for _, score in together.answers]) == pytest.approx([0.45, 0.35, 0.05])
-    assert np.exp(together.none) == pytest.approx(0.15) and together.or_none() == "b" == together.or_none(-1.0)
-    assert together.or_none(np.log(0.15 / 0.45) - 0.01) == ""
+    assert np.exp(together.none) == pytest.approx(0.15)
+    assert together.best_or_empty() == "b" == together.best_or_empty(-1.0)
+    assert together.best_or_empty(np.log(0.15 / 0.45) - 0.01) == ""
 
 
 def test_the_best_answers_come_in_order_and_only_so_many():

@@ -94,7 +94,7 @@ def test_an_answer_where_there_may_be_none(tokenizer):
     examples = Examples(tuple(EXAMPLES["squad2"]), "a test")
     features = encode(TASKS["squad2"], examples, tokenizer, 64, 1, stride=16)
     found = scores(TASKS["squad2"], examples, features, run(TASKS["squad2"], features))
-    assert found[0].or_none() == found[0].text == "the dog" and found[1].or_none() == "" != found[1].text
+    assert found[0].best_or_empty() == found[0].text == "the dog" and found[1].best_or_empty() == "" != found[1].text
 
 
 def softmax(scores):
@@ -118,7 +118,7 @@ def test_an_ensemble_averages_probabilities(tokenizer, name):
             best = max(
                 shares[0].keys() | shares[1].keys(), key=lambda text: sum(share.get(text, 0.0) for share in shares)
             )
-            assert (found.or_none() or None) == best
+            assert (found.best_or_empty() or None) == best
         else:
             assert softmax(found) == pytest.approx((softmax(both[0]) + softmax(both[1])) / 2, abs=1e-5)
         assert decide(task, example, average(task, both[:1])) == decide(task, example, both[0])

@@ -439,7 +439,7 @@ def test_a_second_watcher_follows_and_stop_ends_it(cloud):
     wait_until(lambda: "runs already; following it" in second.stderr.readline())
     assert cloud.run("tpu_run.sh", "one", "--stop").returncode == 0
     _, err = second.communicate(timeout=30)
-    assert second.returncode == 130 and "stopped; the same command goes on" in err
+    assert second.returncode == 130 and "stopped; the same command resumes" in err
     assert len(cloud.ran()) == 1
 
 
@@ -451,7 +451,7 @@ def test_ctrl_c_leaves_the_command_alone(cloud):
     os.killpg(watcher.pid, signal.SIGINT)
     err = watcher.communicate(timeout=30)[1]
     assert watcher.returncode == 130, err
-    assert "what was started goes on" in err
+    assert "the started command continues" in err
     assert " running " in cloud.run("tpu_logs.sh", "one").stdout
     (cloud.folder / "go").touch()
     assert cloud.train().returncode == 0
@@ -575,7 +575,7 @@ def test_a_tpu_that_was_made_elsewhere(cloud):
     assert cloud.train(*place).returncode == 0
     cloud.fates("preempted")
     result = cloud.train(*place)
-    assert result.returncode == 1 and "cannot be made again from here" in result.stderr
+    assert result.returncode == 1 and "cannot be recreated from here" in result.stderr
 
 
 def test_what_is_not_committed_travels_and_what_is_ignored_does_not(cloud):

@@ -28,7 +28,7 @@ def request(tmp_path, **more) -> cli.Request:
         ("train", {"coordinator": "x", "hosts": "2", "host": 1}, "--coordinator must be HOST:PORT"),
         ("train", {"hosts": "auto"}, "--hosts=auto found no Cloud TPU pod slice"),
         ("train", {"join_timeout": 0}, "--join_timeout must be at least 1 second, got 0"),
-        ("inspect", {"coordinator": "x:1", "hosts": "2", "host": 1}, "this verb runs on one machine"),
+        ("inspect", {"coordinator": "x:1", "hosts": "2", "host": 1}, "`ag-jax inspect` runs on one machine"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(tmp_path, capsys, verb, flags, message):

@@ -50,8 +50,8 @@ def test_config_survives_json():
         ("data.format", "segment_pair_nsp", "model.token_types=1: set it to 2"),
         ("data.format", "full_sentence", "did you mean 'full_sentences'"),
         ("replaced_tokens.generator", "unigrams", "replaced_tokens.generator must be one of none, unigram, mlm"),
-        ("replaced_tokens.generator", "unigram", "goes with data.masking.replacement=unigram, got mask: set both"),
-        ("data.masking.replacement", "unigram", "generator=none goes with data.masking.replacement=mask, got unigram"),
+        ("replaced_tokens.generator", "unigram", "needs data.masking.replacement=unigram, got mask: change one"),
+        ("data.masking.replacement", "unigram", "generator=none needs data.masking.replacement=mask, got unigram"),
     ],
 )
 def test_what_is_wrong_is_named(key, value, message):
@@ -88,7 +88,7 @@ def test_generators_that_cannot_be():
         electra(**{"replaced_tokens.generator_fraction": 0.3})
     with pytest.raises(ValueError, match="mesh.tensor=2 must divide the generator's 3 heads"):
         electra(**{"mesh.tensor": 2, "training.batch_size": 64})
-    with pytest.raises(ValueError, match="has no next-sentence prediction"):
+    with pytest.raises(ValueError, match="is for next-sentence prediction, which"):
         electra(**{"data.format": "segment_pair_nsp", "model.token_types": 2})
 
 

@@ -97,19 +97,23 @@ def draw_temperatures(by_task: Mapping[str, Temperatures]) -> Figure:
 
 
 def step_time_figure(ratios: Mapping[str, Mapping[int, float]], path: str | os.PathLike) -> epath.Path:
-    """Write the figure of each method's step times by sequence length (`draw_step_times`) as a PNG; return the path."""
+    """Write the figure of relative step times with and without attacks (`draw_step_times`) as a PNG; return the path.
+
+    ratios: as for `draw_step_times`.
+    """
     return save(draw_step_times(ratios), path)
 
 
 def draw_step_times(ratios: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Draw each method's step time, relative to the first method, against sequence length (Wu et al. 2022, figure 4 a).
+    """Draw the step time of training methods over the first method's, by sequence length (Wu et al. 2022, figure 4 a).
 
     Raises ValueError if there are no ratios.
 
-    ratios: {method: {sequence length in tokens: time of a step / time of a step of the first method}}.
+    ratios: {method, such as training without an attack: {sequence length in tokens: time of a step / time of a step of
+        the first method}}.
     """
     if not any(ratios.values()):
-        raise ValueError("there are no times to draw: give at least one method and length")
+        raise ValueError("there are no step times to draw: give at least one training method and one sequence length")
     figure = Figure((5.2, 3.4), layout="constrained")
     panel = figure.subplots()
     chosen = colours(ratios)

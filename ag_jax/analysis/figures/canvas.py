@@ -81,7 +81,10 @@ def weight_scale() -> PowerNorm:
 
 
 def block_size(length: int, inches: float, pixels: int = 3) -> int:
-    """Return the number of tokens per cell of a map `inches` wide, such that a cell has at least `pixels` pixels."""
+    """Return how many tokens a side of a cell spans in a map of `length` tokens that is `inches` wide.
+
+    It is the smallest number with which a cell is at least `pixels` pixels wide.
+    """
     return math.ceil(length * pixels / (inches * DPI))
 
 

@@ -49,7 +49,7 @@ def draw_losses(series: Mapping[str, Sequence[MetricRows]], x: str = "step", hea
         raise ValueError(f"loss curves run over {' or '.join(AXES)}, got {x!r}")
     loss = headline.metric
     if not any(_points(rows, "train", x, loss) for seeds in series.values() for rows in seeds):
-        raise ValueError(f"no train row with the metric {loss} is given: there is no curve to draw")
+        raise ValueError(f"there is no curve to draw: give metrics of a run whose train split has values of {loss}")
     has_guidance = any(_points(rows, "train", x, "ag_loss") for seeds in series.values() for rows in seeds)
     figure = Figure((8.0, 5.8 if has_guidance else 4.0), layout="constrained")
     panels = figure.subplots(1 + has_guidance, 1, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_guidance])[
@@ -79,7 +79,7 @@ def draw_losses(series: Mapping[str, Sequence[MetricRows]], x: str = "step", hea
 
 
 def _points(rows: MetricRows, split: str, x: str, key: str) -> dict[int, tuple[float, float]]:
-    """Return {step: (x, metric)} for the rows of metrics of a split that hold a value of the metric `key`."""
+    """Return {step: (value of `x`, value of the metric `key`)} for a split's rows of metrics that hold `key`."""
     own = (row for row in rows if row.get("split", "train") == split)
     return {row["step"]: (row[x], row[key]) for row in own if row.get(key) is not None}
 
@@ -160,9 +160,9 @@ def _guided_patterns(rows: MetricRows) -> list[str]:
 
 
 def _mass_over_steps(rows: MetricRows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps at which the cells to draw begin and end, and a pattern's attention mass in each cell, `NS`.
+    """Return S + 1 steps that bound a heat map's S columns, and a pattern's attention mass by layer and column, `NS`.
 
-    Each of S logged rows has a column of cells, between two of S + 1 steps. The mass is NaN where the pattern had no
+    Each of S logged rows of metrics has a column, with a cell for each layer. The mass is NaN where the pattern had no
     target.
     """
     kept = [row for row in rows if row.get("split", "train") == "train" and row.get(f"mass/{name}") is not None]

@@ -103,10 +103,10 @@ def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assig
 def draw_heads(
     maps: AttentionMaps, assignment: Assignment, special: PatternTokens, layers: Sequence[int] | None = None
 ) -> Figure:
-    """Draw the first head of each guided pattern beside its target, and below them the first two free heads.
+    """Draw, for each pattern that guides heads, the first such head beside the pattern's target; below, two free heads.
 
-    Each head has a row, and each layer a column. The title of a guided head's map has its mass on the target; the title
-    of a free head's map has the pattern that explains it best, and the mass on it.
+    The free heads are the first two. Each head has a row, and each layer a column. The title of a guided head's map has
+    the head's mass on the target; the title of a free head's map has the head's `strongest_pattern` and the mass on it.
 
     layers: layers to draw; None draws the first, the middle and the last.
     """

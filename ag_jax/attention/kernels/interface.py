@@ -182,11 +182,11 @@ class KernelConfig:
         return 1.0 / (1.0 - self.rate)
 
     def keep(self, scalars: Array | Sequence[Array], example: Array, head: Array, query: Array, key: Array) -> Array:
-        """Return whether dropout keeps the elements at query and key positions, which broadcast.
+        """Return whether dropout keeps the element at each query and key position; `scalars` holds the seeds.
 
         scalars: int32; the two seeds' bits, the number of this device's first example, and of its first head.
         example, head: indices within this device.
-        query, key: positions.
+        query, key: positions, which broadcast.
         """
         # Signed and unsigned integers multiply and add to the same bits.
         row = ((example + scalars[2]) * self.all_heads + head + scalars[3]) * self.queries

@@ -41,9 +41,9 @@ def dropout_of(rate: float, key: Array | None) -> Callable[[Array], Array]:
 
 
 def mix(weights_BHQK: Array, inputs: AttentionInputs) -> Mixed:
-    """Return the output (H * M) V, and ||H||^2 and <H, P> of the guided heads, from probabilities H.
+    """Return (H * M) V, for probabilities H and dropout's multiplier M, and ||H||^2 and <H, P> of the guided heads.
 
-    M is the multiplier of dropout; without guides, None stands for the two statistics.
+    H is `weights_BHQK`; without guides, None stands for the two statistics.
     """
     drop, statistics, guides = dropout_of(inputs.rate, inputs.key), None, inputs.guides
     if guides is not None:

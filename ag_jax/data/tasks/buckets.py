@@ -54,27 +54,36 @@ def batches(
     seed: int = 0,
     epoch: int = 0,
     shuffle: bool,
-    drop: bool = False,
-    lengths: Sequence[int] = (),
+    drop_last: bool = False,
+    allowed_lengths: Sequence[int] = (),
 ) -> Iterator[HostBatch]:
     """Yield the batches of one epoch; the module docstring lists the fields of a batch.
 
     shuffle: draw the order of rows and batches from (seed, epoch); otherwise rows go from the shortest to the longest,
         and the field "rows" gives the index of each in the features.
-    drop: leave out the last batch if it is not full.
-    lengths: allowed batch lengths, ascending; empty: those that `bucket_lengths` returns for the features.
-    Raises ValueError if batch_size is below 1 or a row is longer than the longest of `lengths`.
+    drop_last: leave out the last batch if it is not full.
+    allowed_lengths: lengths of batches, ascending; empty: those that `bucket_lengths` returns for the features.
+    Raises ValueError if batch_size is below 1 or a row is longer than the longest of `allowed_lengths`.
     """
-    for planned in plan(features, batch_size, max_length, seed, epoch, shuffle=shuffle, drop=drop, lengths=lengths):
+    for planned in plan(
+        features,
+        batch_size,
+        max_length,
+        seed,
+        epoch,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        allowed_lengths=allowed_lengths,
+    ):
         yield make_batch(features, planned, batch_size)
 
 
-def steps(rows: int, batch_size: int, drop: bool = False) -> int:
+def steps(rows: int, batch_size: int, drop_last: bool = False) -> int:
     """Return the number of batches in an epoch of `rows` rows.
 
-    drop: leave out the last batch if it is not full.
+    drop_last: leave out the last batch if it is not full.
     """
-    return rows // batch_size if drop else -(-rows // batch_size)
+    return rows // batch_size if drop_last else -(-rows // batch_size)
 
 
 def plan(
@@ -85,10 +94,10 @@ def plan(
     epoch: int = 0,
     *,
     shuffle: bool,
-    drop: bool = False,
-    lengths: Sequence[int] = (),
+    drop_last: bool = False,
+    allowed_lengths: Sequence[int] = (),
 ) -> list[Planned]:
-    """Assign rows to the batches of an epoch and choose the shape of each batch.
+    """Return the rows and the shape of each batch of an epoch.
 
     Arguments and errors are those of `batches`.
     """
@@ -99,7 +108,7 @@ def plan(
     candidates = np.asarray(
         [row["tokens"].shape[0] if row["tokens"].ndim == 2 else 0 for row in features.rows], np.int64
     )
-    allowed = np.asarray(lengths or bucket_lengths(sizes, max_length), np.int64)
+    allowed = np.asarray(allowed_lengths or bucket_lengths(sizes, max_length), np.int64)
     if count and sizes.max() > allowed[-1]:
         raise ValueError(
             f"expected rows of at most {allowed[-1]} tokens, the longest batch length, got {sizes.max()}; encode with "
@@ -115,7 +124,7 @@ def plan(
     # moves the rows left over in a bucket to the next bucket.
     order = order[np.lexsort((length_N[order], candidates_N[order]))]
     parts = [order[at : at + batch_size] for at in range(0, count, batch_size)]
-    if drop and parts and len(parts[-1]) < batch_size:
+    if drop_last and parts and len(parts[-1]) < batch_size:
         parts.pop()
     planned = [Planned(rows, int(candidates_N[rows].max()), int(length_N[rows].max())) for rows in parts]
     if shuffle:
@@ -179,10 +188,9 @@ def _axes(rank: int, has_candidates: bool) -> str:
 
 
 def _padded_candidates(candidates: np.ndarray) -> np.ndarray:
-    """Return each row's number of candidates after padding, given each row's number before padding, `candidates`.
+    """Return each row's number of candidates, `candidates`, rounded up so that batches have few shapes.
 
-    If the numbers differ, each is rounded up to a power of two, at most the largest number, so that batches have few
-    shapes.
+    If the numbers differ, each becomes a power of two, or the largest number if that is less.
     """
     if not len(candidates) or candidates.min() == candidates.max():
         return candidates

@@ -75,8 +75,8 @@ def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
             fields = next(rows, None)
         except csv.Error as error:
             raise ValueError(
-                f"{file}, line {begins}: expected a row of a table with well-formed quotes, got an error ({error}); "
-                "no row after this line can be read, even if malformed rows are left out: mend the quotes of this line"
+                f"{file}, line {begins}: expected a row of a table with well-formed quotes, got others ({error}); "
+                "skip_malformed does not help, as no row after this line can be read: mend the quotes of this line"
             ) from error
         if fields is None:
             return
@@ -123,7 +123,7 @@ def dialogues(file: pathlib.Path) -> Iterator[Placed]:
 
 
 def articles(file: pathlib.Path) -> Iterator[Placed]:
-    """Yield the questions of a SQuAD file, each with its context.
+    """Read the articles of a SQuAD file and yield their questions, each with its context.
 
     The file is {"data": [{"paragraphs": [{"context", "qas": [...]}]}]}.
     """
@@ -134,7 +134,7 @@ def articles(file: pathlib.Path) -> Iterator[Placed]:
 
 
 def passages(file: pathlib.Path) -> Iterator[Placed]:
-    """Yield the queries of a ReCoRD file, each with its passage.
+    """Read the passages of a ReCoRD file and yield their queries, each with its passage.
 
     The file is {"data": [{"passage", "qas": [...]}]} or, in SuperGLUE's form, a .jsonl file of {"passage", "qas"}.
     """

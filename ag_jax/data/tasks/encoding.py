@@ -55,7 +55,8 @@ def _texts(
 
 
 def encode_choices(task: Task, examples: Sequence[Choices], tokenizer: Tokenizer, settings: RowSettings) -> Features:
-    """Encode multiple-choice examples: the row of an example holds all its candidates, each a pair of texts.
+    """Encode multiple-choice examples: the row of an example is a stack of token sequences, one for each candidate (a
+    pair of texts).
 
     In the row of an example with C candidates, of which the longest has L tokens, `tokens`, `sequences` and `segments`
     have the shape [C, L], and `labels` and `choice_weights` the shape [C].
@@ -114,7 +115,8 @@ def encode_words(
 def pieces_of_words(
     words: tuple[str, ...], ids: list[int], places: list[tuple[int, int]], unknown: int
 ) -> list[list[int]]:
-    """Group the token ids of a sentence by word.
+    """Return the token ids of each word of a sentence; `places` are the tokens' character ranges, and a word without a
+    token gets the id `unknown`.
 
     words: the words of the sentence.
     ids: token ids of the words joined by single spaces, so that the row is tokenised as in pre-training.

@@ -25,12 +25,12 @@ def lines(name: str, columns: Mapping[str, Any], splits: Mapping[str, str] = SPL
     return FileLayout("jsonl", {split: f"{split}.jsonl" for split in splits}, (f"glue/{name}", name), columns)
 
 
-def tables(official: str, columns: Mapping[str, Any], files: Mapping[str, str] = TABLES, **options: Any) -> FileLayout:
-    """Return the layout of a task's official .tsv files, in which quotes have no meaning.
+def tables(folder: str, columns: Mapping[str, Any], files: Mapping[str, str] = TABLES, **options: Any) -> FileLayout:
+    """Return the layout of GLUE's own .tsv files for a task, in the folder `folder`, such as `CoLA`.
 
-    Test files have an index and no label.
+    Quotes have no meaning in these files. Test files have an index and no label.
     """
-    folders = (official, f"glue/{official}", f"GLUE/{official}", f"glue_data/{official}")
+    folders = (folder, f"glue/{folder}", f"GLUE/{folder}", f"glue_data/{folder}")
     return FileLayout("tsv", files, folders, {"id": "index", **columns}, options)
 
 

@@ -23,9 +23,14 @@ RIGHT = {"qnli": "entailment", "wnli": "entailment"}  # the label of right candi
 
 
 def ranked(task: Task) -> Task:
-    """Return the task as a choice among candidates. Raises ValueError for a task that cannot be ranked."""
+    """Return QNLI or WNLI as the task of choosing the right second text for a first text. Raises ValueError for another
+    task.
+    """
     if task.name not in RIGHT:
-        raise ValueError(f"task {task.name} cannot be ranked: expected {' or '.join(RIGHT)}")
+        raise ValueError(
+            f"task {task.name} cannot be ranked: expected the task {' or '.join(RIGHT)}; set "
+            f"tasks.{task.name}.ranking=False"
+        )
     kind = "ranking" if task.name == "qnli" else "choice"
     return dataclasses.replace(task, kind=kind, labels=(), metric="accuracy", metrics=("accuracy",))
 

@@ -32,7 +32,8 @@ SHOWN = 5  # the most malformed rows that an error lists
 
 
 def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, legacy: bool = False) -> Examples:
-    """Read the examples of a split, in the order of their file.
+    """Read the examples of a split, in the order of their file; `skip_malformed` leaves out malformed rows, `legacy`
+    reads as the code released with a paper did.
 
     root: a directory with the folders of the tasks, in any of the layouts of the catalogue; "" reads TFDS.
     skip_malformed: leave malformed rows out and count them in `Examples.skipped`; otherwise they are an error.
@@ -104,9 +105,9 @@ def _local(task: Task, root: str, split: str) -> tuple[FileLayout, list[pathlib.
                         return layout, found
                 tried.append(f"{folder}/{name}")
     raise FileNotFoundError(
-        f"task {task.name}: no split {split!r} below {base}: expected one of "
-        f"{', '.join(dict.fromkeys(tried)) or 'no file'}; put it there, or set data to another directory, or to none "
-        "for TFDS"
+        f"task {task.name}: no split {split!r} below {base}: "
+        + (f"expected one of {', '.join(dict.fromkeys(tried))}; put such a file there, or " if tried else "")
+        + "set data to another directory, or to none for TFDS"
     )
 
 
@@ -122,7 +123,8 @@ def _prepared(task: Task, split: str) -> tuple[FileLayout, list[pathlib.Path]]:
 
 
 def _records(layout: FileLayout, file: pathlib.Path, split: str) -> Iterator[Placed]:
-    """Yield (location, record) for each record of a file; a record's fields have the names that parsers read, and "id".
+    """Yield (location, record) for each record of a file, a dict with the field names that `PARSERS` read, among them
+    always "id".
 
     In place of a malformed record, the ValueError that describes the fault is yielded.
     """

@@ -108,7 +108,8 @@ def longest_first(first: Sequence[int], second: Sequence[int], room: int) -> tup
 def first_gives_way(
     first: Sequence[int], second: Sequence[int], room: int, limit: int
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Truncate a pair to `room` tokens: the second text keeps its last `limit` tokens, the first gives way (RACE).
+    """Truncate a pair to `room` tokens: keep the last `limit` tokens of the second text, and cut the first text at its
+    end to what remains (RACE).
 
     The second text is a question with its answer at the end. Of the first text, the beginning that still fits is kept.
     """

@@ -10,7 +10,7 @@ STRIPPED = 16  # the most leading white space of a context, in characters, that 
 
 
 def squad(record: Record, task: Task, labelled: bool) -> list[Question]:
-    """Return the question of a SQuAD record.
+    """Return the example of a SQuAD record, a question with its context and answers, in a list.
 
     Raises ValueError if an answer is not at its stated position in the context, or is missing.
     """
@@ -47,9 +47,10 @@ def _answer(context: str, answer: Any) -> tuple[str, int]:
 
 
 def _moved(context: str, text: str, start: int) -> int:
-    """Return the position of an answer in a context from which TFDS stripped leading white space.
+    """Return the position of the answer `text` in `context`, whose leading white space TFDS stripped; `start` is the
+    position before stripping.
 
-    TFDS does not correct `start` for it. Returns `start` if the answer is not found before it.
+    If the answer is not found at `start` or up to `STRIPPED` characters before, `start` is returned.
     """
     moves = (start - move for move in range(min(STRIPPED, start) + 1))
     return next((place for place in moves if context.startswith(text, place)), start)

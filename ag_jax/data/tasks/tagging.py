@@ -35,7 +35,10 @@ def check_bio(tags: Sequence[str], labels: Sequence[str]) -> None:
         if tag not in labels:
             raise ValueError(f"unknown tag {tag!r} at word {number}: expected one of {', '.join(labels)}")
         if tag.startswith("I-") and before[2:] != tag[2:]:
-            raise ValueError(f"the tags are not BIO: {tag} at word {number} follows {before}")
+            raise ValueError(
+                f"the tags are not BIO: {tag} at word {number} follows {before}, expected B-{tag[2:]} or {tag} before "
+                "it; mend the tags"
+            )
         before = tag
 
 

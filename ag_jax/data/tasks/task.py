@@ -45,7 +45,7 @@ class Choices:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaggedSentence:
-    """An example of tagging: the words of a sentence.
+    """An example of tagging: the words of a sentence, with a tag for each.
 
     tags: a BIO tag for each word; None: not known.
     """
@@ -183,7 +183,9 @@ class Examples(Sequence):
         return iter(self.items)
 
     def take(self, indices: Sequence[int] | slice) -> "Examples":
-        """Return the examples at these indices, in the given order; `source` and `skipped` are unchanged."""
+        """Return the examples at these indices, in the given order, with the same source files and the same number of
+        skipped rows.
+        """
         chosen = self.items[indices] if isinstance(indices, slice) else tuple(self.items[index] for index in indices)
         return dataclasses.replace(self, items=chosen)
 

@@ -48,7 +48,9 @@ def texts(record: Record, task: Task, labelled: bool) -> list[Texts]:
 
 
 def numbers(record: Record, task: Task, labelled: bool) -> list[Texts]:
-    """Return one example labelled with a number within `task.span`, from the same fields as `texts`."""
+    """Return one example labelled with a number within `task.span`, from the fields id, first, label, and optionally
+    second.
+    """
     return [_example(record, lambda label: _number(task, label), labelled)]
 
 
@@ -63,14 +65,14 @@ def paws(record: Record, task: Task, labelled: bool) -> list[Texts]:
     """Return one example from a PAWS-QQP record.
 
     Under Python 3 the script of PAWS writes b'...' around each sentence; this is removed.
-    Raises ValueError for a row of the published index, which has token numbers in place of sentences.
+    Raises ValueError for a row of the published index, which has the positions of tokens in place of sentences.
     """
     first, second = (_unwrapped(text) for text in pair_of(record))
     if "qid1" in record or (_INDEX.fullmatch(first) and _INDEX.fullmatch(second)):
         raise ValueError(
-            "this is the index of PAWS-QQP, whose sentences are numbers of tokens: make the sentences from the QQP "
-            "corpus with qqp_generate_data.py of PAWS (github.com/google-research-datasets/paws), and put its files "
-            "here"
+            "this is the index of PAWS-QQP, which has the positions of tokens in place of sentences: make the "
+            "sentences from the QQP corpus with qqp_generate_data.py of PAWS "
+            "(github.com/google-research-datasets/paws), and put its files here"
         )
     return texts({**record, "first": first, "second": second}, task, labelled)
 

@@ -114,7 +114,9 @@ def _windows(
 
 
 def _begins(length: int, room: int, stride: int) -> list[int]:
-    """Return the index in the context at which each window begins; the last window reaches the end of the context."""
+    """Return the index of the first token of each window of `room` tokens in a context of `length` tokens: each window
+    begins `stride` tokens after the window before it, and the last window reaches the end of the context.
+    """
     begins = [0]
     while begins[-1] + room < length:
         begins.append(begins[-1] + stride)
@@ -122,8 +124,8 @@ def _begins(length: int, room: int, stride: int) -> list[int]:
 
 
 def _widest(length: int, begins: list[int], room: int) -> np.ndarray:
-    """Return for each token of a context the index of the window in which the token is farthest from the nearer end of
-    the window.
+    """Return for each token of a context the index of the window that gives the token the most context, counted on the
+    side with fewer tokens.
 
     As in run_squad.py (`max_context`), the score of a window is the smaller of the numbers of its tokens to the left
     and to the right of the token, plus 0.01 of the window's length; of windows with equal scores the first is taken.

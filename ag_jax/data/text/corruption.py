@@ -137,11 +137,13 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
 
 
 def _span_keys(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
-    """Return the tokens' random keys, `BL` (batch, length), changed so that the smallest keys, whose tokens are masked,
-    belong to whole spans of tokens.
+    """Return the random keys of the tokens, `BL` (batch, length), changed so that masking the tokens with the smallest
+    keys masks whole spans of at most `longest` tokens.
 
     longest: the largest number of tokens of a span.
     keys_BL: a random key of each token; the tokens with the smallest keys are chosen for masking.
+    maskable_BL: whether each token may be masked.
+    row_B1: a random number for each row, from which the lengths of the row's spans are drawn.
 
     A span begins at every token, with the key of that token. It has n tokens with p(n) ~ 1 / n, up to `longest`, and
     ends before the first token that must not be masked. A token gets the smallest key of the spans that cover it. So
@@ -173,9 +175,9 @@ def _replacements(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndar
 
 
 def _random_tokens(config, row_B1, positions_BM, tokenizer) -> np.ndarray:
-    """Return uniformly drawn token ids, `BM` (batch, masked positions).
+    """Return token ids drawn uniformly from the vocabulary without special tokens, `BM` (batch, masked positions).
 
-    Special tokens are drawn, too, but only with `count="bernoulli"`.
+    With `count="bernoulli"`, special tokens are drawn, too.
     """
     if config.count == "bernoulli":
         return randomness.below(tokenizer.vocabulary_size, row_B1, _TOKEN_STREAM, positions_BM)

@@ -146,7 +146,9 @@ def table(opened: IO[bytes], place: str, field: str, *, delimiter: str) -> Itera
     if header:
         _check_field(field, header, f"{where}, the header")
     if header.count(field) > 1:
-        raise ValueError(f'{where}: expected one column "{field}", got {header.count(field)}; rename some')
+        raise ValueError(
+            f'{where}: expected one column "{field}", got {header.count(field)} of this name; rename the others'
+        )
     for where, row in rows:
         if len(row) != len(header):
             raise ValueError(f"{where}: expected {len(header)} columns, as in the header, got {len(row)}; mend the row")

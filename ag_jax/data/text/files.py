@@ -134,7 +134,7 @@ def _archive(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
         opened.seek(-tarfile.BLOCKSIZE, os.SEEK_END)
         if any(opened.read()):  # tarfile accepts an archive that was cut off between two members
             # `fields.damaged` adds the name of the archive and the remedy.
-            raise tarfile.ReadError("expected a block of zeros at the end of the archive, got data: the end is missing")
+            raise tarfile.ReadError("expected a block of zeros at the end, got other bytes: the archive was cut off")
     if left_out:
         warn_once(f"{place}: left out {left_out} members that are links, hidden, or have other endings")
 

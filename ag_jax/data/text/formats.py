@@ -94,10 +94,11 @@ def packed_sentences(store: TextStore, special: SpecialTokens, length: int, *, a
 
 
 def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
-    """Yield rows with two runs of sentences, A and B, from document `number` (Devlin et al. 2019, appendix A.2).
+    """Yield rows with two segments of consecutive sentences: A from document `number`, B from this document or another
+    (Devlin et al. 2019, appendix A.2).
 
-    Sentences are gathered up to a target length. A is a random number of them; B is the rest or, half the time, a run
-    from a random document, and then the rest is used again for the next pair. While the pair is too long, its longer
+    Sentences are gathered up to a target length. A is a random number of them; B is the rest or, half the time, from a
+    random document, and then the rest is used again for the next pair. While the pair is too long, its longer
     segment loses a token at a random end. The target is a whole row or, for one document in ten, a random length; it is
     the same for all pairs of a document, as in BERT's create_pretraining_data.py, and drawn again for each of the
     `duplicates`.
@@ -117,7 +118,7 @@ def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number:
         is_random = len(chunk) == 1 or draws.unit() < 0.5
         if is_random:  # also without a sentence that could continue A
             at -= len(chunk) - split
-            second = _random_run(store, number, target - len(first), room, draws)
+            second = _random_segment(store, number, target - len(first), room, draws)
         else:
             second = np.concatenate(chunk[split:])
         yield _pair(special, *_truncate(first, second, room, draws), is_random)
@@ -132,7 +133,7 @@ def sentence_pairs(store: TextStore, special: SpecialTokens, length: int, number
         first, at = sentences[at], at + 1
         is_random = at == len(sentences) or draws.unit() < 0.5
         if is_random:
-            second = _random_run(store, number, 1, room, draws)
+            second = _random_segment(store, number, 1, room, draws)
         else:
             second, at = sentences[at], at + 1
         yield _pair(special, *_truncate(first, second, room, draws), is_random)
@@ -145,7 +146,7 @@ def _pieces(sentences: list[np.ndarray], room: int) -> Iterator[np.ndarray]:
             yield sentence[start : start + room]
 
 
-def _random_run(store: TextStore, other_than: int, target: int, room: int, draws: Draws) -> np.ndarray:
+def _random_segment(store: TextStore, other_than: int, target: int, room: int, draws: Draws) -> np.ndarray:
     """Return consecutive sentences from a random place of another document, until they have `target` tokens or more.
 
     other_than: number of the document that is avoided, unless it is the only one.

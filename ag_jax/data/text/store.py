@@ -204,8 +204,8 @@ class Rows:
         return np.where(row_B > 0, self.ends[np.maximum(row_B - 1, 0)], 0), self.ends[row_B]
 
     @property
-    def texts(self) -> int:
-        """The number of texts; in packed rows several texts share a row, without attention between them."""
+    def text_count(self) -> int:
+        """The number of texts in all rows; in packed rows several texts share a row, without attention between them."""
         return len(self.text_starts) if self.is_packed else len(self)
 
     def counts(self, vocabulary_size: int) -> np.ndarray:

@@ -40,12 +40,13 @@ class Unigram:
         return np.cumsum(self.counts_V)
 
     def draw(self, *key) -> np.ndarray:
-        """Return one token id for each element of `key`: inverse transform sampling with a hash of the element.
+        """Return token ids drawn by their frequency, one for each element of the broadcast arguments `key`.
 
-        key: integers or integer arrays, broadcast, which `randomness.units` hashes to random numbers: equal keys give
-            equal token ids.
+        key: integers or integer arrays, which `randomness.units` hashes to random numbers: equal keys give equal token
+            ids.
 
-        A token id is that of a uniformly drawn position of the sorted tokens; the cumulative counts are exact integers.
+        Inverse transform sampling: a token id is that of a uniformly drawn position of the sorted tokens; the
+        cumulative counts are exact integers.
         """
         place = (randomness.units(*key) * self._cumulative_V[-1]).astype(np.int64)
         return np.searchsorted(self._cumulative_V, place, side="right")

@@ -128,13 +128,13 @@ class FreeLBConfig:
 
     @property
     def passes(self) -> int:
-        """Number of forward and backward passes in a training step."""
+        """Number of passes in a training step, each of them forward and backward."""
         return self.steps + (self.count == "fairseq")
 
 
 @dataclasses.dataclass(frozen=True)
 class SmartConfig:
-    """SMART's smoothness-inducing regularizer (Jiang et al. 2020), without the proximal term: there is no teacher.
+    """SMART's smoothness-inducing regularizer (Jiang et al. 2020), without SMART's proximal term (momentum teacher).
 
     alpha: coefficient of the regularizer.
     steps: K, steps of ascent on the noise.
@@ -213,14 +213,15 @@ class AdversarialConfig:
         return AdversarialConfig(self.method, **read)
 
     @property
-    def compares(self) -> AsaConfig | FixedMaskConfig | None:
-        """Settings of the attack if it masks attention (section `asa` or `masking`); None for other methods."""
+    def attention_attack(self) -> AsaConfig | FixedMaskConfig | None:
+        """Settings of an attack that masks attention (section `asa` or `masking`); None for other methods."""
         return self.asa if self.method == "asa" else self.masking if self.method in NAIVE else None
 
     @property
     def sentence_prediction(self) -> SentenceTerm:
-        """What clean and attacked pass compare at a text's first position: `head`, `softmax`, `squares` or `none`.
+        """How pre-training compares the clean and the attacked pass at a text's first position (setting `sentence`).
 
-        The setting `sentence` of the attack, which pre-training reads; `none` unless the attack masks attention.
+        `head` compares the predictions of the model's head; `softmax` and `squares` compare hidden states, as logits or
+        by squared error; `none` compares nothing, and stands for attacks that do not mask attention.
         """
-        return self.compares.sentence if self.compares else "none"
+        return self.attention_attack.sentence if self.attention_attack else "none"

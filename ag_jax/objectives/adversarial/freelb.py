@@ -22,7 +22,7 @@ _SMALLEST = 1e-12  # the gradient of a text is divided by at least this; that of
 
 @dataclasses.dataclass(frozen=True)
 class FreeLB(Wrapper):
-    """Mean over passes t = 0, 1, ... of the inner objective's loss at word embeddings words + delta_t.
+    """Mean over passes t = 0, 1, ... of the inner objective's loss, with delta_t added to the word embeddings.
 
     From Zhu et al. 2020, algorithm 1. There are `config.passes` passes, K or K + 1, with one step of gradient ascent
     between consecutive passes:
@@ -59,7 +59,7 @@ class FreeLB(Wrapper):
         # cost 2 P - 1.
         run = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
         # Before `begin_step` all passes run, unperturbed: the compiled step is the same.
-        sequences_BL, has_begun = perturbation.rows(batch), step >= self.config.begin_step
+        sequences_BL, has_begun = perturbation.encoder_segments(batch), step >= self.config.begin_step
         delta_BLE = self.init(jax.random.fold_in(rngs["dropout"], _INITIAL), sequences_BL)
         delta_BLE = jnp.where(has_begun, delta_BLE, 0.0)
         sums: Any = None

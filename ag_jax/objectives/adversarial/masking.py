@@ -51,7 +51,7 @@ class RandomMasks:
     policy: MaskPolicy = flax.struct.field(pytree_node=False)
 
     def __call__(
-        self, hidden_BLD: Array, sequences_BL: Array, scores: Callable[[], Array], key: Array | None
+        self, hidden_BLD: Array, sequences_BL: Array, probabilities: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
         """Return random masks for one layer. Raises ValueError without a key."""
         if key is None:
@@ -74,10 +74,10 @@ class LargestMasks:
     policy: MaskPolicy = flax.struct.field(pytree_node=False)
 
     def __call__(
-        self, hidden_BLD: Array, sequences_BL: Array, scores: Callable[[], Array], key: Array | None
+        self, hidden_BLD: Array, sequences_BL: Array, probabilities: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
-        """Return the masks of one layer, computed from its attention weights `scores()`."""
-        weights_BQK = jax.lax.stop_gradient(scores())
+        """Return the masks of one layer, computed from its attention weights `probabilities()`."""
+        weights_BQK = jax.lax.stop_gradient(probabilities())
         ranked_BQK = jnp.where(segments.same_segment_mask(sequences_BL), -weights_BQK, 1.0)
         rank_BQK = jnp.argsort(jnp.argsort(ranked_BQK, axis=-1), axis=-1)
         number_BQ = jnp.floor(self.share_N * segments.sizes(sequences_BL) + 0.5)
@@ -87,7 +87,12 @@ class LargestMasks:
 
 @dataclasses.dataclass(frozen=True)
 class NaiveMasks:
-    """Attacker with non-learned masks: `bernoulli`, `scheduled` or `magnitude`, in a run of `steps` steps."""
+    """Attacker whose masks are not learnt: random ones, or those of the largest attention weights.
+
+    method: `bernoulli` masks a fixed share at random; `scheduled` masks, at random, the shares in `trace`, which an
+        earlier run masked; `magnitude` masks the largest attention weights of each query.
+    steps: number of steps of the run.
+    """
 
     method: str
     config: FixedMaskConfig

@@ -45,7 +45,7 @@ class Perturbation(Protocol):
         """Return the perturbation after one step along its gradient `slope_BLE`; the gradient is 0 on padding."""
 
 
-def rows(batch: Batch) -> Array:
+def encoder_segments(batch: Batch) -> Array:
     """Return the segment ids that the encoder reads, `BL`, with each candidate answer of an example as a row.
 
     Only examples of multiple choice or ranking have several candidates.

@@ -144,7 +144,7 @@ class AttackedAttention(SecondPass):
         return jnp.asarray(step >= self.delay_steps, jnp.float32)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the weight of each loss term: of the inner objective, of the divergence D and of the penalty."""
+        """Return the divisor of each loss term: of the inner objective, of the divergence D and of the penalty."""
         weights = super().normalizers(batch)
         if self.penalty is not None:
             weights["penalty"] = self.penalty.weight(encoder.rows(batch)["sequences"])
@@ -196,9 +196,9 @@ class AttackedAttention(SecondPass):
 
 
 def masked(counts_NB: MaskCounts, begun: Array) -> dict[str, LossTerm]:
-    """Return metrics of the masked share of attention, 1 - kept / all: of all layers, and of each.
+    """Return two metrics of the masked share of attention, 1 - kept / all: over all layers, and layer by layer.
 
-    The share is 0 until the attack has begun.
+    begun: whether the attack has begun; the share is 0 until then.
     """
     all_N = counts_NB.all_B.sum(1)
     masked_N = jnp.where(begun, all_N - counts_NB.kept_B.sum(1), 0.0)

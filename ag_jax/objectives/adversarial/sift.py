@@ -24,9 +24,10 @@ _EPSILON = 1e-6  # added to the largest component of a gradient, as in the relea
 
 @flax.struct.dataclass
 class Normalized:
-    """Normalisation of a token's summed embeddings e: x = (e - mean) / sqrt(variance + 1e-7); with `unit` e / ||e||.
+    """Normalisation of a token's summed embeddings e: x = (e - mean) / sqrt(variance + 1e-7).
 
-    With a perturbation it is stop_gradient(x) + delta, so that embeddings learn from the clean pass alone.
+    With `unit`, x = e / sqrt(||e||^2 + 1e-7). With a perturbation, the result is stop_gradient(x) + delta, so that
+    embeddings learn from the clean pass alone.
     """
 
     delta_BLE: Array | None
@@ -89,7 +90,7 @@ class SiftPerturbation:
 
 
 def sift(inner: Objective, config: SiftConfig, width: int) -> Smooth:
-    """Return the objective `inner` with SiFT's regularizer, in which no gradient flows through the targets of KL.
+    """Return the objective `inner` with SiFT's regularizer, where no gradient flows through p in any KL(p || q).
 
     KL stands for the cross entropies of the released code: those are larger by the entropies of fixed targets, with the
     same gradient. Training sees normalised embeddings, everything else the model as it is: LayerNorm of what is

@@ -44,7 +44,10 @@ class SmartPerturbation:
         return dataclasses.replace(ports, embedding_delta=perturbation.plus(ports.embedding_delta, delta_BLE))
 
     def init(self, key: Array, sequences_BL: Array) -> Array:
-        """Return the initial noise, `BLE`, from N(0, noise^2); it may exceed `epsilon`, the bound of later steps."""
+        """Return the initial noise, `BLE`, of standard deviation `config.noise`.
+
+        Components may exceed `epsilon`, the bound after each step.
+        """
         return perturbation.normal(key, sequences_BL, self.width, self.config.noise)
 
     def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
@@ -84,19 +87,19 @@ class MtDnnPerturbation(SmartPerturbation):
         return stable_kl(clean.logits, other.logits, counts.weights)
 
     def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """Return the noise after one step of ascent, with each token's noise divided by its largest component."""
+        """Return the noise after one step of ascent, with each token's noise divided by its largest absolute value."""
         del sequences_BL
         moved_BLE = delta_BLE + self.config.length_of_step * slope_BLE
         return moved_BLE / (jnp.abs(moved_BLE).max(-1, keepdims=True) + _EPSILON)
 
 
 def stable_kl(clean: Array, other: Array, weights: Array) -> Array:
-    """Return the sum of w 2 q (logit(q) - logit(p)), where q = softmax(other), p = softmax(clean), w are `weights`.
+    """Return the sum over elements and classes of 2 w q (logit(q) - logit(p)), with logit(x) = log(x / (1 - x)).
 
-    No gradient flows through logit(q) and logit(p).
+    Here p = softmax(clean), q = softmax(other) and w are `weights`. No gradient flows through logit(q) and logit(p).
 
-    logit(p) = -log(1 / (p + e) - 1 + e), e = 1e-6, stands where KL has log(p): for two classes they differ by what is
-    fixed. At least about 0.
+    logit(p), computed as -log(1 / (p + e) - 1 + e) with e = 1e-6, stands where KL has log(p): for two classes they
+    differ by what is fixed. At least about 0.
     """
 
     def logit(probabilities: Array) -> Array:

@@ -71,7 +71,7 @@ class Smooth(SecondPass):
         delta_BLE = self._worst(params, outputs, self.counts(batch), rngs, step, ports)
         ports = self.perturbation.perturbed(ports, delta_BLE)
         other = self.predict(params, outputs.encoder_batch, self._rngs(rngs, self.steps), step, ports)
-        metrics = {"delta_norm": perturbation.length_metric(delta_BLE, perturbation.rows(batch))}
+        metrics = {"delta_norm": perturbation.length_metric(delta_BLE, perturbation.encoder_segments(batch))}
         return self.with_second_pass(outputs, dataclasses.replace(other, metrics=metrics))
 
     def _worst(
@@ -87,7 +87,7 @@ class Smooth(SecondPass):
         # Parameters and clean predictions are fixed, so a step costs a forward pass and half a backward one: the
         # gradient with regard to the perturbation alone.
         params, clean = jax.lax.stop_gradient((params, outputs.predictions))
-        sequences_BL = perturbation.rows(outputs.encoder_batch)
+        sequences_BL = perturbation.encoder_segments(outputs.encoder_batch)
 
         def objective(delta_BLE: Array, rngs: dict[str, Array]) -> Array:
             perturbed = self.perturbation.perturbed(ports, delta_BLE)

@@ -57,8 +57,8 @@ def test_an_epoch_holds_every_row_once_in_as_few_batches_as_can_be(sizes, batch_
 @given(SIZES, st.integers(1, 13))
 @settings(deadline=None)
 def test_a_batch_that_is_not_full_can_be_dropped(sizes, batch_size):
-    made = list(batches(features(sizes), batch_size, max_length=90, shuffle=True, drop=True))
-    assert len(made) == steps(len(sizes), batch_size, drop=True) == len(sizes) // batch_size
+    made = list(batches(features(sizes), batch_size, max_length=90, shuffle=True, drop_last=True))
+    assert len(made) == steps(len(sizes), batch_size, drop_last=True) == len(sizes) // batch_size
     assert all((batch["rows"] >= 0).all() for batch in made)
 
 
@@ -108,10 +108,10 @@ def test_short_sentences_cost_little():
 
 
 def test_lengths_can_be_given():
-    made = plan(features([5, 40, 17]), 1, 64, shuffle=False, lengths=(32, 64))
+    made = plan(features([5, 40, 17]), 1, 64, shuffle=False, allowed_lengths=(32, 64))
     assert [planned.length for planned in made] == [32, 32, 64]
     with pytest.raises(ValueError, match="expected rows of at most 32 tokens.*, got 40"):
-        plan(features([5, 40]), 1, 64, shuffle=False, lengths=(16, 32))
+        plan(features([5, 40]), 1, 64, shuffle=False, allowed_lengths=(16, 32))
     with pytest.raises(ValueError, match="at least one row, got batch_size=0"):
         plan(features([5, 40]), 0, 64, shuffle=False)
     assert plan(features([]), 3, 64, shuffle=True) == []

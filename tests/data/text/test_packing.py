@@ -117,7 +117,7 @@ def test_packed_rows_hold_the_texts_of_the_plain_ones(config, corpus, capsys):
     for name in ("train", "validation"):
         packed, alone = getattr(corpus, name), getattr(plain, name)
         assert (packed.is_packed, alone.is_packed) == (True, False)
-        assert packed.texts == alone.texts == len(alone) > len(packed)
+        assert packed.text_count == alone.text_count == len(alone) > len(packed)
         assert packed.fill_rate(96) > alone.fill_rate(96)
         ends = [*packed.text_starts[1:], len(packed.tokens)]
         found = [packed.tokens[start:end].tolist() for start, end in zip(packed.text_starts, ends, strict=True)]
@@ -127,9 +127,8 @@ def test_packed_rows_hold_the_texts_of_the_plain_ones(config, corpus, capsys):
 def test_what_is_said_of_packed_rows(config, corpus, tmp_path, capsys):
     pipeline.prepare(dataclasses.replace(config, cache_dir=str(tmp_path)))
     rows = corpus.train
-    expected = (
-        f"data: train: {rows.texts:,} texts in {len(rows):,} rows, {rows.fill_rate(96):.1%} of their positions filled"
-    )
+    filled = f"{rows.fill_rate(96):.1%} of their positions filled"
+    expected = f"data: train: {rows.text_count:,} texts in {len(rows):,} rows, {filled}"
     assert expected in capsys.readouterr().err.splitlines()
 
 

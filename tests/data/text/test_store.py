@@ -42,7 +42,7 @@ def test_rows_come_back_padded(tmp_path):
     sequences_BL = read.segment_ids(np.array([2, 0, 2]), 6)
     assert sequences_BL.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]]
     assert sequences_BL.dtype == np.int32
-    assert read.fill_rate(5) == 10 / 15 and read.texts == 3
+    assert read.fill_rate(5) == 10 / 15 and read.text_count == 3
 
 
 def test_rows_of_several_texts_know_where_each_begins(tmp_path):
@@ -53,7 +53,7 @@ def test_rows_of_several_texts_know_where_each_begins(tmp_path):
     ]
     store.write_rows(tmp_path, rows, 300, is_packed=True)
     read = Rows(tmp_path)
-    assert (len(read), read.texts, read.is_packed, read.has_pairs) == (3, 6, True, False)
+    assert (len(read), read.text_count, read.is_packed, read.has_pairs) == (3, 6, True, False)
     assert read.text_starts.tolist() == [0, 3, 7, 11, 14, 17]
     sequences_BL = read.segment_ids(np.array([2, 1, 0, 2]), 11)
     assert sequences_BL.dtype == np.int32

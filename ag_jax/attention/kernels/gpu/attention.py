@@ -33,11 +33,11 @@ from ag_jax.attention.kernels.gpu.tile import HeadRefs, Ref, ScoreTile, exponent
 from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, KernelConfig, KernelInputs
 
 
-def _program_rows(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[HeadRefs, Array, Array, Array]:
-    """Return a GPU program's head, the first position of its own block, and the range of blocks that pass through.
+def _program_place(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[HeadRefs, Array, Array, Array]:
+    """Return a GPU program's head, the first position of its queries (or keys), and the range of blocks to loop over.
 
-    The program's own block, of queries (or keys), stays in fast memory, while blocks of keys (or queries) pass through:
-    from the first block of the range to the one before its end.
+    The program's block of queries (or keys) stays in fast memory, while blocks of keys (or queries) pass through: from
+    the first block of the range to the one before its end.
     """
     block, head, example = (pl.program_id(axis) for axis in range(3))
     streamed = refs["visits"][example, block, 0], refs["visits"][example, block, 1]
@@ -46,7 +46,7 @@ def _program_rows(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[Hea
 
 def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
     """Write output, log-sum-exps and guidance statistics, ||H||^2 and <H, P>, of a block of queries to `results`."""
-    head, held, first, last = _program_rows(call, refs, blocks)
+    head, held, first, last = _program_place(call, refs, blocks)
     queries, config, scale = head.queries(held, blocks.held), call.config, score_scale(call.config)
 
     def step(block: Array, carry: tuple) -> tuple:
@@ -83,7 +83,7 @@ def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: d
 
 def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
     """Compute dQ, the gradient of a block of queries."""
-    head, held, first, last = _program_rows(call, refs, blocks)
+    head, held, first, last = _program_place(call, refs, blocks)
     queries = head.queries(held, blocks.held)
 
     def step(block: Array, g_query: Array) -> Array:
@@ -98,7 +98,7 @@ def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dic
 
 def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
     """Compute dK and dV, the gradients of a block of keys and of their values."""
-    head, held, first, last = _program_rows(call, refs, blocks)
+    head, held, first, last = _program_place(call, refs, blocks)
     keys = head.keys(held, blocks.held)
 
     def step(block: Array, carry: tuple) -> tuple:

@@ -53,7 +53,7 @@ class Blocks:
     stages: int
 
     def fit(self, held_length: int, streamed_length: int) -> "Blocks":
-        """Return these settings with blocks no larger than the lengths of the two sides need.
+        """Return these settings with each block no larger than `held_length` or `streamed_length` positions need.
 
         Warps are in proportion to `held`, the size of the block that stays in fast memory.
         """
@@ -64,7 +64,7 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class KernelBlocks:
-    """Block sizes of the four GPU kernels.
+    """Block sizes of the four GPU kernels: forward, dQ, dK with dV, and dbias.
 
     forward: of the kernel for output and guidance statistics, which holds queries.
     query: of the kernel for dQ, which holds queries.
@@ -79,7 +79,7 @@ class KernelBlocks:
 
 
 def choose_blocks(config: KernelConfig, itemsize: int) -> KernelBlocks:
-    """Choose blocks that let two programs fit on a multiprocessor, or one if a head's row is wider than 256 bytes.
+    """Return blocks with which two programs fit on a multiprocessor, or one if a head's query takes over 256 bytes.
 
     itemsize: bytes of an element of `query`.
     """
@@ -168,10 +168,9 @@ class Call:
 
 
 def visits(held_segments: Array, streamed_segments: Array, blocks: Blocks, band: Band) -> Array:
-    """Return, for each block that stays in fast memory (held), the range of blocks that pass through (streamed).
+    """Return for each block in fast memory (held) the first and last + 1 of the blocks to loop over (streamed), `BTC`.
 
-    Streamed are only blocks that the held block may see. Their range is the first and the last + 1: `BTC` int32 for T
-    held blocks, with C = 2.
+    The range has all blocks that may be seen from the held block, or may see it. T held blocks, C = 2, int32.
 
     band: of streamed positions around a held one.
 

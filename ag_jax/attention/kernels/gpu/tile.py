@@ -44,7 +44,7 @@ def _inside(first: Array | int, size: int, length: int) -> Array | None:
 
 
 def _crossed(rows: Array | None, columns: Array | None) -> Array | None:
-    """Return the mask of a matrix from the masks of its rows and columns, of which None masks nothing."""
+    """Return the mask of a matrix from the masks of its rows and columns; None means true everywhere."""
     if rows is None:
         return None if columns is None else columns[None, :]
     return rows[:, None] if columns is None else rows[:, None] & columns[None, :]
@@ -91,12 +91,12 @@ class Keys:
 
 
 def score_scale(config: KernelConfig) -> float:
-    """Return log2(e) / sqrt(W), by which Q K^T is multiplied so that 2^x gives the exponential of the scores."""
+    """Return c = log2(e) / sqrt(W), with which 2^(c Q K^T) = exp(Q K^T / sqrt(W))."""
     return math.log2(math.e) / math.sqrt(config.width)
 
 
 def exponential(config: KernelConfig, scores: Array, powers: Array) -> Array:
-    """Return 2^(scale scores - powers) = exp(Q K^T / sqrt(W)) 2^-powers; exactly zero below about 2^-126."""
+    """Return exp(scores / sqrt(W)) * 2^-powers, for scores that are not scaled yet; exactly zero below about 2^-126."""
     scale = score_scale(config)
     if config.interpret:
         return jnp.exp2(scale * scores - powers)
@@ -113,7 +113,7 @@ def exponential(config: KernelConfig, scores: Array, powers: Array) -> Array:
 
 
 class HeadRefs:
-    """One attention head of one example: loads and stores blocks of the head's arrays, never beyond an array's end.
+    """The arrays of one head of one example: methods load and store blocks of them, never beyond an array's end.
 
     Rows of a head are loaded as wide as the next power of two, filled up with 0.
 
@@ -237,7 +237,7 @@ class ScoreTile:
         return head.config.keep(head.scalars, head.example, head.head, *self.positions)
 
     def gradient(self) -> tuple[Array, Array]:
-        """Return (1 - rate) dS, the gradient of the scores, and the probabilities H, 0 where dropout drops them.
+        """Return the scores' gradient dS times 1 - rate, and the probabilities H, set to 0 where dropout drops them.
 
         The rows of delta and of the statistics' gradients come multiplied by 1 - rate.
         """

@@ -89,9 +89,9 @@ def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> N
 
 
 def _if_visible(tile: Tile):
-    """Return a decorator that runs a function in those grid steps whose tile is not hidden entirely by the band.
+    """Return a decorator that runs a function in those grid steps in which a query of the tile may see one of its keys.
 
-    Where no band hides anything, the function is called without a check at run time.
+    Without causal or windowed attention, the function is called without a check at run time.
     """
     return (lambda function: function()) if tile.is_visible is True else pl.when(tile.is_visible)
 
@@ -154,7 +154,10 @@ def _backward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> 
 
 
 def _bias_gradient(shared: int, tile: Tile, results: tuple, _) -> None:
-    """Compute dbias, summed over the `shared` innermost grid axes (examples, heads), whose steps follow one another."""
+    """Compute dbias, summed over examples or heads that share the bias: the innermost grid axes, `shared` in number.
+
+    The steps along these axes follow one another.
+    """
     (g_bias,) = results
     first = jnp.bool_(True)
     for axis in range(4 - shared, 4):
@@ -186,7 +189,7 @@ def _operands(inputs: KernelInputs) -> dict[str, Array | None]:
 
 
 def _prefetched(inputs: KernelInputs) -> tuple[Array | None, Array]:
-    """Return the arrays that kernels read one number at a time: the shifts of all heads, and the scalars of dropout."""
+    """Return the arrays read one number at a time: the offsets of all heads' targets, and the seeds of dropout."""
     return inputs.shifts_H, inputs.scalars
 
 

@@ -26,15 +26,19 @@ _VMEM = 64 * 2**20
 
 
 def head_group(heads: int, head_width: int) -> int:
-    """Return the number of heads in a grid step: the smallest divisor of `heads` that fills whole lanes, or `heads`."""
+    """Return the number of heads in a grid step: the fewest whose total width is a multiple of 128 lanes.
+
+    The number divides `heads`; if none fits, it is `heads`.
+    """
     fitting = (group for group in range(1, heads) if heads % group == 0 and group * head_width % _LANES == 0)
     return next(fitting, heads)
 
 
 def lane_width(heads: int, head_width: int, length: int) -> int:
-    """Return the number of lanes for a head: its width, which in rows longer than `BLOCK` may be padded.
+    """Return the number of lanes for a head: its width, in long sequences padded so that fewer heads fill 128 lanes.
 
-    Padding lets a few heads fill whole lanes.
+    A width is padded to 8, 16, 32, 64 or a multiple of 128 lanes, in sequences longer than `BLOCK` whose group of heads
+    (`head_group`) would take more than 128 lanes.
     """
     # A row of several blocks has the dQ of its whole group of heads in on-chip memory, of which a TPU v4 has 16 MiB.
     if length <= BLOCK or head_group(heads, head_width) * head_width <= _LANES:
@@ -43,7 +47,7 @@ def lane_width(heads: int, head_width: int, length: int) -> int:
 
 
 def block_length(length: int) -> int:
-    """Return the number of rows in a block: all up to `BLOCK`, above it the multiple of 128 with the least padding."""
+    """Return a block's number of positions: `length` up to `BLOCK`, else the multiple of 128 with the least padding."""
     if length <= BLOCK:
         return length
     blocks = -(-length // BLOCK)
@@ -98,9 +102,9 @@ class Side:
 
 
 def _streamed(band: Band, held_block: Array, held: Side, streamed: Side, step: Array) -> tuple[Array, Array | bool]:
-    """Return the block that passes through at `step`, beside a block that stays on the chip, and whether the two meet.
+    """Return the block that a grid step pairs with a block on the chip, and whether any query in them may see any key.
 
-    They meet if the band of visible keys lets a query in the one see a key in the other.
+    By the band of visible keys; False also for steps beyond the last block.
 
     held_block: index of the block of queries (or keys) that stays on the chip while `step` counts up.
     held, streamed: the side of which a block stays, and the side of which blocks pass through.
@@ -175,12 +179,18 @@ class Grid:
         return visible * queries.block * keys.block
 
     def by_query(self, example: Array, group: Array, query_block: Array, step: Array) -> GridStep:
-        """Return a step's indices: a block of queries stays on the chip, the blocks of keys they see pass through."""
+        """Return a grid step's indices, where a block of queries stays on the chip and blocks of keys pass through.
+
+        Only blocks pass through whose keys the queries may see.
+        """
         key_block, is_visible = _streamed(self.config.band, query_block, self.queries, self.keys, step)
         return GridStep(example, group, query_block, key_block, is_visible)
 
     def by_key(self, example: Array, group: Array, key_block: Array, step: Array) -> GridStep:
-        """Return a step's indices: a block of keys stays on the chip, blocks of queries seeing them pass through."""
+        """Return a grid step's indices, where a block of keys stays on the chip and blocks of queries pass through.
+
+        Only blocks pass through whose queries may see the keys.
+        """
         query_block, is_visible = _streamed(self.config.band.reversed, key_block, self.keys, self.queries, step)
         return GridStep(example, group, query_block, key_block, is_visible)
 

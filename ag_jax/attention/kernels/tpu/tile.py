@@ -121,7 +121,7 @@ class Tile:
         return jnp.where(self.visible_KQ, scores_KQ, MASKED_SCORE)
 
     def probabilities(self, head: int) -> Array:
-        """Return attention probabilities H, from saved log-sum-exps, or by a softmax over all keys without them."""
+        """Return attention probabilities H, from the log-sum-exps if saved, else by a softmax over all keys."""
         scores_KQ = self.scores(head)
         if self.operands.log_sums is not None:
             return jnp.exp(scores_KQ - self.operands.log_sums[0, head])
@@ -141,7 +141,7 @@ class Tile:
         return jnp.where(keep_KQ, self.config.dropout_scale, 0.0)
 
     def gradient(self, head: int) -> tuple[Array, Array]:
-        """Return the scores' gradient dS, and the probabilities after dropout H * M; both 0 in rows without keys."""
+        """Return the scores' gradient dS and the probabilities H * M after dropout; both 0 for queries with no key."""
         H_KQ = dropped_KQ = self.probabilities(head)
         dH_KQ = product(self.of(self.operands.value, head), self.of(self.operands.g_output, head), 1, 1)
         if self.config.rate:
