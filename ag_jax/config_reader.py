@@ -57,7 +57,7 @@ def default_of(field: dataclasses.Field) -> Any:
 
 
 def _with_placeholders(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return `values`, those of the dataclass `kind`, as a `ConfigDict` holds them: None as a typed placeholder.
+    """Return the settings `values` of the dataclass `kind` as a `ConfigDict` holds them: None as a typed placeholder.
 
     Sections become dicts. A placeholder has the setting's type; a plain None could not be changed by flags.
     """
@@ -89,7 +89,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def parse(kind: type[Kind], values: ConfigDict | dict[str, Any]) -> Kind:
-    """Return `values` as the dataclass `kind`, checked.
+    """Return the settings `values` as a checked instance of the dataclass `kind`.
 
     Raises ValueError that names the wrong setting and the values that it may have.
     """
@@ -97,7 +97,7 @@ def parse(kind: type[Kind], values: ConfigDict | dict[str, Any]) -> Kind:
 
 
 def check(config: Any, section: str = "") -> None:
-    """Raise ValueError, as `parse` does, if a dataclass that was made in Python has values that are not allowed.
+    """Raise ValueError if a config dataclass that was made by code, not by `parse`, has values that are not allowed.
 
     section: path of the dataclass in the config, such as "model"; empty for a whole config.
     """
@@ -231,7 +231,7 @@ def _entry(kind: type, value: Any, path: str) -> Any:
 
 
 def _renamed(kind: type, path: str = "") -> dict[str, str]:
-    """Return {earlier path: path} for the renamed settings of a dataclass and of its sections."""
+    """Return {earlier path: present path} for the renamed settings of a dataclass and of its sections."""
     found = {path + old: path + new for old, new in getattr(kind, "EARLIER_NAMES", {}).items()}
     for name, hint in get_type_hints(kind).items():
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -272,7 +272,8 @@ def check_overrides(config: ConfigDict, items: Iterable[str], config_types: Sequ
 def read_flags(
     arguments: Sequence[str], config_types: Sequence[type] = ()
 ) -> tuple[str | None, ConfigDict | None, list[str]]:
-    """Return from a command line the value of `--config`, that file's config, and all other arguments.
+    """Read a command line; return the value of `--config`, the config of the file that this value names, and all other
+    arguments.
 
     The flags `--config.section.key=value` have not changed the config yet. Without `--config`, the first two are None.
 
@@ -309,7 +310,7 @@ def read_flags(
 
 
 class _Declared(BaseException):
-    """Exception that ends the `get_config` of a config file and hands the arguments of the file to `choices_of`.
+    """Exception by which `choices_of` stops a config file's `get_config` early, to learn what arguments the file takes.
 
     Raised by the function `arguments`. Not derived from `Exception`, so that no handler in the config file catches it.
     """
@@ -420,7 +421,7 @@ def _get_config(path_and_argument: str) -> ConfigDict:
 
 
 def choices_of(given: str) -> dict[str, Any]:
-    """Return the arguments that the config file `given` takes, {name: choices or default}; empty if there are none.
+    """Return the arguments that the config file `given` takes, {name: choices or default}; {} if the file takes none.
 
     They are the keywords with which the file's `get_config` calls the function `arguments`.
     """
@@ -509,7 +510,7 @@ def _errors_named(path: str, origin: str) -> Iterator[None]:
 
 
 def _message(error: BaseException) -> str:
-    """Return the message of an error; of a KeyError, without the quotes that `str` puts around it."""
+    """Return the message of an error; for a KeyError, without the quotes that `str` adds."""
     while len(error.args) == 1 and isinstance(error.args[0], BaseException):
         error = error.args[0]  # ml_collections wraps a KeyError in an AttributeError
     return " ".join(str(error.args[0]).split()) if isinstance(error, KeyError) and error.args else str(error)

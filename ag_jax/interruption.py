@@ -97,7 +97,8 @@ def deferred() -> Iterator[None]:
 
 
 def guard(command: Callable[[], int]) -> int:
-    """Run the program's command and return its exit status; a signal ends the process, with one line on stderr.
+    """Run `command`, a command line's main function, and return the exit status; a signal ends the process, with a line
+    on stderr.
 
     The exit status is then that of `status`: 130 for SIGINT, 143 for SIGTERM.
 

@@ -252,7 +252,7 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
 
 
 class _Predict:
-    """A function from examples of a fine-tuned model's task to their predictions and logits."""
+    """Function from examples of a fine-tuned model's task to the predictions and logits of the examples."""
 
     def __init__(self, tuned: FineTuned):
         head = tuned.head
@@ -272,7 +272,7 @@ class _Predict:
 
 
 def _split_at_masks(text: str, tokenizer: Tokenizer) -> list[str]:
-    """Return the parts of a text between its masks, without spaces before a mask: they belong to the missing word."""
+    """Return the parts of a text between masks. Spaces before a mask belong to the missing word and are dropped."""
     own = tokenizer.tokens([tokenizer.specials.mask])[0]
     parts = text.replace(own, "<mask>").split("<mask>")
     return [part.rstrip() for part in parts[:-1]] + parts[-1:]

@@ -19,12 +19,12 @@ END = 0.2  # fraction at the end of training over which the masked share is aver
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedShare:
-    """Share of query-key pairs that an attack masked, over all layers and by layer, at each logged step of training.
+    """Share of units (query-key pairs) that an attack masked, over all layers and by layer, at each logged step.
 
     begin_S: last step before each row; a row is the mean over the steps from begin_S + 1 to steps_S.
     steps_S: last step of each row.
-    share_S: masked share over all layers, from 0 to 1.
-    share_SN: masked share by layer, from 0 to 1.
+    share_S: share of masked units over all layers, from 0 to 1.
+    share_SN: share of masked units by layer, from 0 to 1.
     """
 
     begin_S: np.ndarray
@@ -34,34 +34,34 @@ class MaskedShare:
 
     @property
     def late_S(self) -> np.ndarray:
-        """Whether each of the S logged rows of metrics is from the last fifth of training; if none is, the last."""
+        """Which of the S logged rows of metrics are from the last fifth of training; if no row is, only the last."""
         late_S = self.begin_S >= (1 - END) * self.steps_S[-1]
         return late_S if late_S.any() else self.steps_S == self.steps_S[-1]
 
     @property
     def late_steps(self) -> tuple[int, int]:
-        """First and last training step over which `at_end` averages the masked share."""
+        """First and last training step over which `at_end` averages the share of masked units."""
         return int(self.begin_S[self.late_S][0]) + 1, int(self.steps_S[-1])
 
     @property
     def at_end(self) -> tuple[float, np.ndarray]:
-        """Masked share over all layers, and by layer `N`, as means over `late_steps`, the end of training."""
+        """Shares of masked units, over all layers and by layer `N`, as means over `late_steps`, the end of training."""
         weights_S = np.where(self.late_S, self.steps_S - self.begin_S, 0)
         return float(np.average(self.share_S, weights=weights_S)), np.average(self.share_SN, axis=0, weights=weights_S)
 
     def numbers(self) -> dict[str, Any]:
-        """Return the masked share at the end of training, overall and by layer, with that end's first and last step.
+        """Return the share of units masked in the last steps, overall and by layer, and the range of these steps.
 
-        For `report.json`. The share is the mean over all steps from the first to the last.
+        For `report.json`. The share is the mean over `late_steps`, of which the range has the first and the last.
         """
         share, share_N = self.at_end
         return {"all": share, "layers": share_N.tolist(), "steps": list(self.late_steps)}
 
 
 def masked_share(seeds: Sequence[MetricRows]) -> MaskedShare | None:
-    """Return the mean masked share of runs with different seeds, at the steps that all runs logged; None without any.
+    """Return the share of units that an attack masked, as a mean over seeds, at each step that all seeds logged.
 
-    There is no such step, for example, if nothing was masked.
+    None if there is no such step, for example without an attack.
 
     seeds: rows of metrics of each run.
     """
@@ -85,10 +85,10 @@ def masked_share(seeds: Sequence[MetricRows]) -> MaskedShare | None:
 
 
 def masked_table(header: Sequence[str], shares: Mapping[Any, MaskedShare]) -> list[str]:
-    """Return the lines of a Markdown section with a table of masked shares at the end of training, in per cent.
+    """Return the lines of a Markdown section with a table of the shares of units masked at the end of training.
 
     header: names of the first columns.
-    shares: {cells of the first columns: masked share}.
+    shares: {cells of the first columns: share of masked units}, as fractions; the table has per cent.
     """
     layers = max(share.share_SN.shape[1] for share in shares.values())
     columns = [*header, "Steps", "All layers", *(f"Layer {number}" for number in range(1, layers + 1))]

@@ -110,7 +110,7 @@ def targets(maps: AttentionMaps, special: PatternTokens, names: Iterable[str]) -
 
 
 def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a pattern's target matrix `QK` for the sentence of `maps`, and whether each row `Q` has a target."""
+    """Return a pattern's target matrix `QK` for the sentence of `maps`, and which of the rows `Q` have a target."""
     tokens_BL = jnp.asarray(maps.ids_L)[None]
     sequences_BL = jnp.ones(tokens_BL.shape, jnp.int32)
     target = patterns.find_target(name, tokens_BL, sequences_BL, special)
@@ -129,12 +129,12 @@ def head_patterns(assignment: Assignment, heads: int) -> tuple[str | None, ...]:
 
 
 def title(name: str) -> str:
-    """Return a pattern's name as the paper writes it: `next` is [Next], `my_patterns.second` is [Second]."""
+    """Return a pattern's name as in Deshpande & Narasimhan 2020: `next` is [Next], `my_patterns.second` is [Second]."""
     return f"[{name.rpartition('.')[2].capitalize()}]"
 
 
 def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
-    """Return {pattern: attention mass of each layer and head, `NH`} for built-in patterns and those of `assignment`.
+    """Return {pattern: attention mass of each layer and head, `NH`} for built-in patterns and all in `assignment`.
 
     The mass is the sum of the weights where the target is not zero, averaged over the rows that have a target. It is
     NaN if the pattern has no target in this sentence, such as [Period] in a sentence without a full stop.
@@ -159,7 +159,7 @@ def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assign
 def strongest_pattern(
     maps: AttentionMaps, special: PatternTokens, assignment: Assignment
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each layer and head, `NH`, the pattern whose attention mass exceeds chance most, and that mass.
+    """Return for each layer and head, `NH`, the pattern whose attention mass exceeds chance most, and this mass.
 
     Not the pattern with the largest mass: the target of [Delim] contains that of [First], but a head that
     attends only to the first token is better explained by the smaller target.

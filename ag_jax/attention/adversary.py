@@ -31,7 +31,7 @@ ADVERSARY = "adversary"
 
 
 def split_params(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split parameters, or their gradient, into those of the model and those of the adversary (empty without one)."""
+    """Split parameters, or their gradient, into the model's and the adversary's part (empty without an adversary)."""
     model = {name: tree for name, tree in params.items() if name != ADVERSARY}
     return model, {name: tree for name, tree in params.items() if name == ADVERSARY}
 
@@ -119,7 +119,7 @@ class Adversary:
     def __call__(
         self, hidden_BLD: Array, segments_BL: Array, probabilities: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
-        """Return the attention mask of one layer from its input `hidden_BLD`; gradients of the parameters are reversed.
+        """Return the attention mask of a layer with the input `hidden_BLD`; gradients of the adversary are reversed.
 
         probabilities: not used; other attacks read them.
         """

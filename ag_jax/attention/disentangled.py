@@ -75,7 +75,7 @@ class DisentangledConfig:
 
     @property
     def half(self) -> int:
-        """Half the number of rows of the table of distance embeddings: `buckets` if that is set, otherwise `span`."""
+        """Half the number of rows of the table of distance embeddings: `buckets` if set, otherwise `span`."""
         return self.buckets or self.span
 
     @property
@@ -109,7 +109,7 @@ def rows(config: DisentangledConfig, distances: np.ndarray) -> np.ndarray:
 
 
 def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, np.ndarray]:
-    """Return the slice of the distance table that texts of `length` need, and each distance's row within that slice.
+    """Return a slice of the table of distance embeddings, for texts of `length`, and each distance's row in the slice.
 
     The 2 `length` distances, of which the last is never read, are in the order of the last axis of the products that
     `skew` takes.
@@ -122,7 +122,7 @@ def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, n
 
 
 def skew(products: Array, positions_BQ: Array | None = None) -> Array:
-    """Return scores of queries by key, `BHQK`, from products by distance: each query's row is shifted by its position.
+    """Return scores `BHQK` from products by distance, by shifting each query's row by the query's position.
 
     out[..., q, j] = products[..., q, j - p_q + L - 1], with L the length of the text and p_q the position of query q.
 
@@ -143,7 +143,7 @@ def skew(products: Array, positions_BQ: Array | None = None) -> Array:
 
 
 def rows_at(matrix_BHLK: Array, positions_BQ: Array | None) -> Array:
-    """Return the rows of `matrix_BHLK` at the queries' positions, `BHQK`; all rows if `positions_BQ` is None.
+    """Return, with axes BHQK, `matrix_BHLK` at the positions of the queries; at all positions if these are None.
 
     A matrix with a single row, which broadcasts to all queries, is returned unchanged.
     """
@@ -159,7 +159,7 @@ def relative_scores(
     projected: dict[str, tuple[Array, np.ndarray]],
     positions_BQ: Array | None = None,
 ) -> Array:
-    """Return the part of the attention scores that depends on relative positions, `BHQK` in float32.
+    """Return the part of the attention scores `BHQK`, in float32, that depends on relative positions.
 
     It is the sum over the T enabled terms, such as `c2p`, divided by sqrt((1 + T) W), with W the width of a head.
 

@@ -19,7 +19,7 @@ def _mix(x: Array) -> Array:
 
 
 def element_index(shape: tuple[int, ...]) -> Array:
-    """Return each element's flat row-major index as uint32, in an array of the shape; it wraps around at 2^32."""
+    """Return each element's flat row-major index as uint32, in an array of this shape; indices wrap around at 2^32."""
     index = jnp.zeros((1,) * len(shape), jnp.uint32)
     for axis, size in enumerate(shape):
         index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
@@ -35,7 +35,7 @@ def random_bits(seeds: tuple[Array, Array] | Array, index: Array) -> Array:
 
 
 def seeds(key: Array) -> Array:
-    """Return two uint32 drawn from `key`; together with an element's index, they decide whether dropout keeps it."""
+    """Return two uint32 drawn from `key`; together with an element's index, they decide whether it is dropped."""
     return jax.random.bits(key, (2,), jnp.uint32)
 
 

@@ -76,7 +76,7 @@ class GuidanceConfig:
 
 
 def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
-    """Return (pattern, how many heads of every layer it guides) for each pattern, counted off from head 0.
+    """Return (pattern, number of heads that it guides in every layer) for each pattern, counted off from head 0.
 
     The remaining heads are free.
 
@@ -184,7 +184,7 @@ def with_boundary(
     band: Band = EVERYTHING,
     total_BHQ: Array | float = 1.0,
 ) -> Array:
-    """Return <H, P> for each query, `BHQ`: `overlap_BHQ` if its text has a key at `target.offset`, else with uniform P.
+    """Return <H, P> by query: `overlap_BHQ` if the query's text has a key at `target.offset`, else with uniform P.
 
     Queries at the boundary of a text have no such key. Their target is uniform over the n keys that the query sees, so
     that <H, P> is sum(H) / n; it is 0 where no key is seen.
@@ -256,7 +256,7 @@ def bias(guides: Guides, segments_BL: Array, heads: int, scale: Array) -> Array:
 
 
 def _square_norm(target: Target, segments_BL: Array, boundary: str) -> Array:
-    """Return ||P||^2, the squared norm of every row of the target, `BQ`."""
+    """Return ||P||^2 for each query `BQ`: the squared norm of the query's row of the target."""
     if isinstance(target, Shift):
         tokens_BQ = jnp.maximum(segments.sizes(segments_BL), 1).astype(jnp.float32)
         outside = 1.0 / tokens_BQ if boundary == "uniform" else 0.0
@@ -267,7 +267,7 @@ def _square_norm(target: Target, segments_BL: Array, boundary: str) -> Array:
 def guidance_loss(
     statistics_NBHQ: AttentionStatistics, guides: Guides, segments_BL: Array, config: GuidanceConfig
 ) -> tuple[Array, list[tuple[Array, Array]]]:
-    """Return the guidance loss L_AG, summed over texts, and for each pattern (sum of attention masses, their number).
+    """Return the guidance loss L_AG, summed over texts, and for each pattern (sum, number) of attention masses.
 
     For the mean loss, divide by the number of texts. With e[k, t, j, p] = ||H - P||^2 of layer k, text t, head j, row
     p, and n_t the tokens of t, one text has

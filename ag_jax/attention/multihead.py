@@ -143,8 +143,9 @@ class MultiHeadAttention(nn.Module):
         )(mixed_BQHW)
 
     def _project(self, query_BQD: Array, source_BKD: Array, relative_RD: Array | None) -> Projected:
-        """Return the projections of tokens to queries, keys and values of all heads and, with relative positions, those
-        of the embeddings of R distances, `relative_RD`.
+        """Return queries, keys and values of all heads: projections of `query_BQD` (queries) and `source_BKD`.
+
+        With relative positions, also the projections of `relative_RD`, the R embeddings of distances.
         """
         key_bias = self.relative.key_bias
         # Queries of disentangled attention are scaled once more before they are rounded (`_query_and_bias`).
@@ -177,7 +178,7 @@ class MultiHeadAttention(nn.Module):
     def _query_and_bias(
         self, projected: Projected, query_BQHW: Array, bias: Array | None, positions_BQ: Array | None
     ) -> tuple[Array, Array | None]:
-        """Return the query and the bias from which a kernel computes all scores, those of relative positions included.
+        """Return the query and the bias from which a kernel computes scores that include the relative positions.
 
         A kernel computes the scores Q K^T / sqrt(W) + bias, where W is the width of a head. With relative positions,
         their scores are added to the bias, and the query is scaled by `content_scale`.

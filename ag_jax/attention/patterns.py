@@ -109,15 +109,15 @@ def same_token(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> 
 
 
 def first_token(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Columns:
-    """Return the target of the pattern [First]: P[p, 1] = 1, where 1 is the first token of the text."""
+    """Return the target of the pattern [First]: P[p, f] = 1, where f is the first token in the text of token p."""
     del tokens_BL, special
     return columns(segments.is_first(segments_BL), segments_BL)
 
 
 def delimiters(tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Columns:
-    """Return the target of the pattern [Delim]: P[p, q] = 1/n if token q is one of the n border tokens of the text.
+    """Return the target of the pattern [Delim]: P[p, q] = 1/n if token q is one of the n delimiters of the text.
 
-    The tokenizer added these tokens, such as [SEP]; n is CNT(DELIM) in the paper.
+    Delimiters are tokens that the tokenizer adds, such as [SEP]; n is CNT(DELIM) in the paper.
     """
     return columns(_among(tokens_BL, special.delimiters), segments_BL)
 
@@ -204,7 +204,7 @@ def has_target(target: Target, segments_BQ: Array, key_segments_BK: Array | None
 
 
 def dense(target: Target, segments_BL: Array, *, boundary: str = "uniform") -> Array:
-    """Return the target as a dense matrix `P_BQK` (batch, query, key), 0 in rows of padding and between texts.
+    """Return the target as a dense matrix `P_BQK` (batch, query, key): 0 for queries on padding, and between texts.
 
     For tests, pictures and `guidance.mode=bias`, which adds the matrix to the scores.
 

@@ -18,20 +18,20 @@ def same_segment_mask(segments_BL: Array) -> Array:
 
 
 def totals(values_BL: Array, segments_BL: Array) -> Array:
-    """Return for every position the sum of `values_BL` over its text, `BL` (batch, length); 0 on padding."""
+    """Return for every position the sum of `values_BL` over the text of the position; 0 on padding."""
     # A plain sum over pairs, because differences of running sums would lose digits. For TPUs, XLA makes no array of the
     # pairs; for CPUs it does, for a moment, so do not call this in every layer.
     return jnp.where(same_segment_mask(segments_BL), values_BL[:, None, :], 0).sum(-1)
 
 
 def sizes(segments_BL: Array) -> Array:
-    """Return for every position the number of tokens of its text, `BL` (batch, length) int32; 0 on padding."""
+    """Return for every position, as int32, the number of tokens in the text of the position; 0 on padding."""
     first_BL, last_BL = _bounds(segments_BL)
     return jnp.where(segments_BL > 0, last_BL - first_BL + 1, 0)
 
 
 def order(segments_BL: Array) -> Array:
-    """Return for every position its index within its text, 0, 1, ..., `BL` (batch, length) int32; 0 on padding."""
+    """Return for every position, as int32, the index of the position in the text, counted from 0; 0 also on padding."""
     first_BL, _ = _bounds(segments_BL)
     return jnp.where(segments_BL > 0, jnp.arange(segments_BL.shape[1])[None, :] - first_BL, 0)
 

@@ -115,7 +115,7 @@ def visible_mask(query_segments_BQ: Array, key_segments_BK: Array, band: Band = 
 
 
 def visible_tokens(query_segments_BQ: Array, key_segments_BK: Array, band: Band = EVERYTHING) -> Array:
-    """Return the number of keys that each query sees, `BQ` (batch, query) int32.
+    """Return, as int32 `BQ` (batch, query), the number of keys that each query sees.
 
     A query on padding sees only keys on padding; they count as 1 key, or 0 if there are none.
     """
@@ -128,6 +128,6 @@ def visible_tokens(query_segments_BQ: Array, key_segments_BK: Array, band: Band 
 
 
 def visible_targets(weights_BK: Array, query_segments_BQ: Array, key_segments_BK: Array, band: Band) -> Array:
-    """Return how many keys with a positive target weight, `weights_BK`, each query sees: `BQ` (batch, query) int32."""
+    """Return, as int32 `BQ` (batch, query), how many keys with a positive weight in `weights_BK` each query sees."""
     visible_BQK = visible_mask(query_segments_BQ, key_segments_BK, band)
     return (visible_BQK & (weights_BK > 0)[:, None, :]).sum(-1, dtype=jnp.int32)

@@ -17,10 +17,9 @@ _WORD = 2**64 - 1
 
 
 def words(*components) -> np.ndarray:
-    """Return one random uint64 for each key, by hashing; `components` are the integers of all keys, as arrays.
+    """Return a random uint64 for each key, by hashing; a key is a tuple of integers, one from each array `components`.
 
-    The arrays broadcast: a key has one integer of each. Each component has its own mixing round. Scalars count as
-    arrays of one element.
+    The arrays broadcast. Each component has its own mixing round. Scalars count as arrays of one element.
     """
     state: Any = np.uint64(0)
     for component in components:
@@ -31,21 +30,29 @@ def words(*components) -> np.ndarray:
 
 
 def units(*components) -> np.ndarray:
-    """Return one random float64, uniform in [0, 1), for each key, from the integers `components` (as in `words`)."""
+    """Return a random float64, uniform in [0, 1), for each key; a key is a tuple of integers, one from each array
+    `components`.
+
+    As in `words`, the arrays broadcast.
+    """
     return (words(*components) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(limit: int, *components) -> np.ndarray:
-    """Return one random integer, uniform in 0..limit-1, for each key, from the integers `components` (as in `words`).
+    """Return a random integer, uniform in 0..limit-1, for each key; a key is a tuple of integers, one from each array
+    `components`.
 
-    `limit` may be up to 2^32; the bias is below limit / 2^32.
+    As in `words`, the arrays broadcast. `limit` may be up to 2^32; the bias is below limit / 2^32.
     """
     return ((words(*components) >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
 
 
 @functools.lru_cache(maxsize=4)  # two epochs that share a batch, for training and for one more reader
 def permutation(count: int, *key: int) -> np.ndarray:
-    """Return 0..count-1 in a random order that `key` determines; read-only, because the cached array is shared."""
+    """Return the numbers 0..count-1 in a random order, which the integers `key` determine; the array is read-only.
+
+    The array is cached and shared by all callers.
+    """
     # A stable sort makes the order well-defined even if two of the random words are equal.
     order = np.argsort(words(*key, np.arange(count)), kind="stable")
     order = order.astype(np.uint32 if count <= 2**32 else np.int64)
@@ -60,11 +67,11 @@ class Draws:
         self._state = int(words(*key)[0])
 
     def unit(self) -> float:
-        """Return the next number as a float uniform in [0, 1)."""
+        """Return the next random number, a float uniform in [0, 1)."""
         return (self._word() >> 11) * 2.0**-53
 
     def integer(self, low: int, high: int) -> int:
-        """Return the next number as an integer uniform in low..high, both included."""
+        """Return the next random number, an integer uniform in low..high, both included."""
         return low + (self._word() * (high - low + 1) >> 64)
 
     def _word(self) -> int:
@@ -76,7 +83,7 @@ class Draws:
 
 
 def _mix(state: np.ndarray) -> np.ndarray:
-    """Mix the bits of each word by a bijective function, in place, and return `state`.
+    """Mix the bits of each 64-bit word by a bijective function, in place, and return `state`.
 
     In place, because this is the inner loop of masking; the caller must not share the array.
     """

@@ -68,7 +68,7 @@ class SpecialTokens:
 
 
 class Tokenizer:
-    """A tokenizer with its special tokens; created by `train`, `load` or `of_library`.
+    """A tokenizer with its special tokens; created by `train`, `load` or, from a tokenizer of a library, `of_library`.
 
     backend: the adapter of a library's tokenizer.
     origin: name of the tokenizer in error messages.
@@ -147,7 +147,7 @@ class Tokenizer:
 
 
 def of_library(tokenizer: huggingface.Tokenizer, origin: str) -> Tokenizer:
-    """Return a `Tokenizer` that wraps a tokenizer of the library `tokenizers`; errors name it by `origin`."""
+    """Return a `Tokenizer` that wraps a tokenizer of the library `tokenizers`; errors call it `origin`."""
     return Tokenizer(HuggingFace(tokenizer), origin)
 
 
@@ -258,7 +258,10 @@ def _load(given: pathlib.Path, origin: str) -> Tokenizer:
 
 
 def _find_specials(backend, origin: str) -> SpecialTokens:
-    """Find the special tokens by RoBERTa's names (<s>) or BERT's ([CLS]). Raises ValueError if one is missing."""
+    """Return the ids of the special tokens, found by RoBERTa's names (<s>) or BERT's names ([CLS]).
+
+    Raises ValueError if a special token is missing.
+    """
     found = {}
     for role, names in _ROLES.items():
         ids = [id for id in map(backend.id, names) if id is not None]
@@ -307,7 +310,7 @@ def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFa
 
 
 def _is_inside_words(tokenizer: huggingface.Tokenizer, letter: str) -> bool:
-    """Whether the pre-tokenizer leaves a word whole that has the character `letter` inside."""
+    """Whether the character `letter` can be inside a word, because the pre-tokenizer does not split the word there."""
     word = tokenizer.normalizer.normalize_str(f"a{letter}a")
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(word)) == 1
 

@@ -47,7 +47,7 @@ def directory(name: epath.PathLike) -> epath.Path:
 
 
 def write_whole(path: epath.Path, text: str) -> None:
-    """Write a file atomically: readers, also after a crash, find either its old content or all of the new."""
+    """Write a file atomically: readers, also after a crash, find the whole old content or the whole new content."""
     if is_remote(path):
         path.write_text(text)
         return

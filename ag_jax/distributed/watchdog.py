@@ -63,7 +63,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def patience(self, what: str, seconds: float = COMPILING) -> Iterator[None]:
-        """Allow `seconds` more without progress within a `with` statement, for the work named `what`."""
+        """Context manager in which `seconds` more than usual may pass without progress, for the work named `what`."""
         self.beat(what)
         self._extra = seconds
         try:

@@ -111,10 +111,10 @@ def to_plain(found: Scores) -> Any:
 
 
 def array_from_plain(value: Any) -> np.ndarray:
-    """Convert the result of `to_plain` for an array back to an array."""
+    """Convert a number or nested lists, made by `to_plain` from an array of scores, back to the array."""
     return np.asarray(value, np.float64)
 
 
 def answers_from_plain(value: Any) -> Candidates:
-    """Convert the result of `to_plain` for the answers to a question back to `Candidates`."""
+    """Return the `Candidates` (best answers with scores) of a question, from the dict that `to_plain` made of them."""
     return Candidates(tuple((text, score) for text, score in value["answers"]), value["none"])

@@ -53,7 +53,7 @@ class Arm:
         return [suite.directory_of(self.suite.workdir, trial) for trial in found]
 
     def model(self, task: str) -> FineTuned | None:
-        """Return a task's fine-tuned model of the first seed; None if its weights were not saved, or with folds."""
+        """Return a task's fine-tuned model of the first seed; None if the task has folds or no saved weights."""
         directories = [
             suite.directory_of(self.suite.workdir, trial) for trial in self.suite.planned[task] if self._is_first(trial)
         ]
@@ -104,7 +104,7 @@ def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[st
 
 
 def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath.Path) -> list[str]:
-    """Return the report's sections on attacks as lines of Markdown, and draw their figures in `workdir/figures`.
+    """Return the report's sections on attacks as lines of Markdown, and draw the figures in `workdir/figures`.
 
     numbers: the content of report.json, to which the masked shares are added.
 
@@ -127,7 +127,7 @@ def _shown(caption: str, path: epath.Path) -> list[str]:
 
 
 def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str, MaskedShare]]:
-    """Return the masked shares as the figure groups them: {title of a group of panels: {name of a curve: share}}.
+    """Return the shares of masked units grouped for the figure: {title of a group of panels: {name of a curve: share}}.
 
     One task gives one group with a curve for each arm; several tasks give a group for each arm, with a curve for each
     task.

@@ -63,7 +63,7 @@ def point_of(result: Result) -> tuple[float, int]:
 
 
 def points(results: Sequence[Result]) -> list[Point]:
-    """Group results by point (learning rate, batch size) and seed; points are in the order of their first results."""
+    """Group results by point (learning rate, batch size) and seed; return the points in the order of first results."""
     found: dict[tuple[float, int], dict[int, list[Result]]] = {}
     for result in results:
         of_point = found.setdefault(point_of(result), {})
@@ -74,7 +74,7 @@ def points(results: Sequence[Result]) -> list[Point]:
 
 
 def best_point(candidates: Sequence[Point], metric: str) -> Point:
-    """Return the point with the largest median over seeds of the development metric; the first of equal ones.
+    """Return the point with the largest median over seeds of the development metric; if several are equal, the first.
 
     Raises ValueError if there are no candidates.
     """
@@ -84,7 +84,7 @@ def best_point(candidates: Sequence[Point], metric: str) -> Point:
 
 
 def best_of_seed(candidates: Sequence[Point], metric: str, seed: int) -> Result:
-    """Return the result of a seed's trial with the largest development metric; the first of equal ones.
+    """Return the result of the best trial with this seed, by the development metric; if several are equal, the first.
 
     Raises ValueError if the seed has no trial.
     """

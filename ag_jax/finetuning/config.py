@@ -215,7 +215,7 @@ class FinetuningConfig:
 
     @property
     def ordered_tasks(self) -> tuple[str, ...]:
-        """The names of the tasks in the order of training: a task comes before those that start from its weights."""
+        """Names of the tasks in the order of training: a task comes before the tasks that start from its weights."""
         return tuple(sorted(self.tasks, key=lambda name: bool(self.tasks[name].initial_task)))
 
     def keeps_weights(self, task: str) -> bool:

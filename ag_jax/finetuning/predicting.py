@@ -32,7 +32,7 @@ class Predicted:
 def logits_of(
     predict: Callable[[dict[str, np.ndarray]], Any], features: Features, batch_size: int, max_length: int
 ) -> list[np.ndarray]:
-    """Return the logits of every row of the features, in their order.
+    """Return the logits of every row of the features, in the order of the rows.
 
     predict: batch -> logits of its rows, on the device.
     """

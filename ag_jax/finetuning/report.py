@@ -13,7 +13,7 @@ ReportFigures = dict[str, Any]
 
 
 def markdown(numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any]], sections: Sequence[str] = ()) -> str:
-    """Return the report of `ag-jax finetune` as Markdown: `numbers` in tables, `sections`, and the arms' `settings`.
+    """Return the report of `ag-jax finetune` as Markdown: tables of scores, sweeps and settings, with `sections`.
 
     numbers: the content of report.json.
     settings: the flat settings of each arm.

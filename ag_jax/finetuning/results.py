@@ -48,7 +48,7 @@ def read_rows(directory: epath.Path, split: str) -> list[PredictionRow]:
 
 
 def read_predictions(directory: epath.Path, split: str, examples: Examples) -> list[PredictionRow]:
-    """Read the predictions of a trial for a split, and check that they are those of `examples`, in their order.
+    """Read the predictions of a trial for a split; check that the ids are the ids of `examples`, in the same order.
 
     Raises ValueError if the ids of the examples differ, such as when files of a task have changed since, or if the
     predictions have several types; otherwise as `read_rows`.

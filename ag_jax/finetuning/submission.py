@@ -32,7 +32,8 @@ HEADER = "index\tprediction"
 
 
 def table(task: Task, predictions: Sequence[Mapping[str, Any]]) -> str:
-    """Return the content of a test set's submission file, from rows with `id` and `prediction`, sorted by id.
+    """Return the content of a test set's submission file, with a line for each prediction (a dict with `id` and
+    `prediction`), sorted by id.
 
     The ids are the server's indices. Raises ValueError unless they are the numbers from 0 on, because the server
     rejects a file with others, or scores it wrongly.
@@ -76,7 +77,10 @@ def write(directory: epath.Path, task: Task, split: str, predictions: Sequence[M
 
 
 def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
-    """Write the ensemble's predictions to a task's submission files; return a sentence on each file for the report."""
+    """Write a task's files for the GLUE server; return a sentence about each file for the report.
+
+    The predictions are those of the ensemble of all seeds' models at the chosen point.
+    """
     notes = []
     for split, predicted in chosen.predicted.items():
         task, rows = catalogue.find(chosen.task.name), predicted.together()
@@ -87,12 +91,14 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
 
 
 def unranked(task: Task, predicted: SplitPredictions, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return rows with the class of each pair (text, candidate), from `rows` that choose one candidate for each text.
+    """Turn the choice of one candidate for each text back into a class for each pair (text, candidate); return the
+    classes as dicts with `id` and `prediction`.
 
     The chosen candidate gets the right label (entailment), the text's other candidates the other label.
 
     task: QNLI or WNLI as classification.
-    predicted, rows: the examples, each with its candidates, and the number of the candidate chosen for each.
+    predicted: the examples, each a text with its candidates.
+    rows: for each example, a dict whose `prediction` is the number of the chosen candidate.
     """
     right = task.labels.index(ranking.RIGHT[task.name])
     return [

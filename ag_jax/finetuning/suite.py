@@ -63,7 +63,7 @@ def trials(config: FinetuningConfig, task: str) -> Iterator[Trial]:
 
 
 def directory_of(workdir: epath.Path, one: Trial) -> epath.Path:
-    """Return the directory of a trial below `workdir`, the directory of all trials of the config."""
+    """Return the directory of a trial; `workdir` is the directory of the suite, which holds all trials."""
     return workdir / one.task / one.name
 
 
@@ -126,7 +126,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
 
 
 def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
-    """Write `config.json` with the settings of the suite and of other tasks that already have trials in `workdir`.
+    """Write the suite's settings to `config.json`, but keep there the settings of other tasks with trials in `workdir`.
 
     Raises ValueError as `check_directory` does, or if the directory cannot be written.
     """
@@ -164,7 +164,7 @@ def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
 
 
 def _comparable_recipe(stored: dict[str, Any]) -> dict[str, Any]:
-    """Convert the stored settings of one task so that they can be compared with those of the present version.
+    """Convert the stored settings of one task so that they can be compared with settings of the present version.
 
     Missing settings get their defaults, except `subset_seed`, which stands for how a subset was taken. `epochs` is
     multiplied by `epochs_factor`, because only their product matters.
@@ -176,7 +176,7 @@ def _comparable_recipe(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(config: FinetuningConfig) -> dict[str, Splits]:
-    """Read the examples of every task in the config.
+    """Read the examples of every task in the config; return {task: examples by split}.
 
     This is done before anything is trained, so that missing or malformed files show at once and not hours later.
     """
@@ -241,7 +241,8 @@ def _sizes(splits: Splits) -> dict[str, int]:
 
 
 def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
-    """Raise ValueError if finished trials started from other weights than the rest would, or if the rest cannot start.
+    """Raise ValueError if finished trials started from other weights than unfinished trials will, or if an unfinished
+    trial cannot start.
 
     earlier: suites that are trained before this one.
     """
@@ -372,12 +373,12 @@ def _check_lengths(config: FinetuningConfig, longest: int) -> None:
             )
 
 
-def _with_whole_path(start: str) -> str:
-    """Return the description of a start, such as "step 9 of runs/ag", with an absolute path.
+def _with_absolute_path(description: str) -> str:
+    """Return the description of a checkpoint, such as "step 9 of runs/ag", with the path made absolute.
 
     Older versions stored the path as it was typed.
     """
-    step, separator, path = start.rpartition(" of ")
+    step, separator, path = description.rpartition(" of ")
     return f"{step}{separator}{storage.directory(path)}"
 
 
@@ -386,7 +387,7 @@ def _check_start(directory: epath.Path, start: str) -> None:
     if not is_done(directory):
         return
     theirs = str(trial.read_result(directory).get("start", start))
-    if _with_whole_path(theirs) != _with_whole_path(start):
+    if _with_absolute_path(theirs) != _with_absolute_path(start):
         raise ValueError(
             f"{directory} started from {theirs}, trials would now start from {start}: delete {directory.parent} to "
             "train all of them again, or choose another --workdir"
@@ -394,7 +395,9 @@ def _check_start(directory: epath.Path, start: str) -> None:
 
 
 def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
-    """Raise ValueError if task `name` starts from another task's weights, and finished trials of that saved none."""
+    """Raise ValueError if task `name` starts from the weights of another task, but finished trials of the other task
+    saved no weights.
+    """
     first = config.tasks[name].initial_task
     for seed in config.seeds:
         of_seed = [directory_of(workdir, one) for one in trials(config, first) if one.seed == seed]
@@ -409,14 +412,15 @@ def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, met
 
 
 def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int) -> epath.Path:
-    """Return the directory of the trial of task `name` with the best development `metric` among those of a seed."""
+    """Return the directory of the best trial of task `name` with this seed, by the development `metric`."""
     done, _ = _ended(config, workdir, name, metric)
     best = choosing.best_of_seed(choosing.points([result for result, _ in done]), metric, seed)
     return next(directory for result, directory in done if result is best)
 
 
 def _initial(suite: Suite, one: Trial) -> Pretrained:
-    """Return a trial's initial encoder: the checkpoint's, or that of `initial_task`'s best trial with the same seed.
+    """Return the encoder that a trial starts from, read from the suite's checkpoint, or from the best trial of
+    `initial_task` with the same seed.
 
     Raises ValueError if finished trials of the seed started from another encoder.
     """
@@ -446,7 +450,7 @@ def _initial(suite: Suite, one: Trial) -> Pretrained:
 
 
 def _keep_best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
-    """Delete the saved weights of a task's trials that are not the best of their seed; with folds, keep all."""
+    """Delete the saved weights of a task's trials, except the best trial of each seed; with folds, delete nothing."""
     if not config.keeps_weights(name) or config.tasks[name].folds:
         return
     done, _ = _ended(config, workdir, name, metric)

@@ -17,9 +17,10 @@ from ag_jax.pretraining import mask_trace
 
 
 def resolved(one: Trial, workdir: epath.Path) -> Trial:
-    """Return a trial whose path to recorded shares of masked attention has `{arms}`, `{task}` and `{trial}` filled in.
+    """Return a copy of a trial with `{arms}`, `{task}` and `{trial}` replaced in `adversarial.masking.trace`, the path
+    of an earlier trial that recorded which share of attention was masked.
 
-    The path is `adversarial.masking.trace`. A trial with another method than `scheduled` is returned unchanged.
+    A trial with another method than `scheduled` is returned unchanged.
 
     workdir: the directory of the trial's suite.
     """
@@ -35,7 +36,8 @@ def resolved(one: Trial, workdir: epath.Path) -> Trial:
 
 
 def check(one: Trial, workdir: epath.Path, layers: int, to_be_recorded: Set[epath.Path]) -> None:
-    """Raise ValueError unless the shares of masked attention that a trial repeats were or will be recorded before.
+    """Raise ValueError if a trial is to repeat the shares of attention that an earlier trial masked, but no record of
+    the shares exists or will be made in time.
 
     The path of the recording, a trace, is `adversarial.masking.trace`. Trials with another method than `scheduled` need
     no trace.

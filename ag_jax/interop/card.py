@@ -126,14 +126,14 @@ def _origin_lines(origin: Origin) -> list[str]:
 
 
 def _citation(origin: Origin) -> list[str]:
-    """Return the section with the BibTeX entries of the imported model's card; empty if it has none."""
+    """Return the section with the BibTeX entries of the imported model's card; empty if the card has no entries."""
     if not origin.citation:
         return []
     return ["## Citation", "", f"Of `{origin.name}`, as its card has it:", "", "```bibtex", origin.citation, "```", ""]
 
 
 def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the dict `settings` itself, with its directories set to None, as they mean nothing on another machine."""
+    """Set the directories in `settings` to None, because they mean nothing on another machine; return `settings`."""
     settings["data"]["cache_dir"] = settings["data"]["tokenizer"]["path"] = settings["training"]["initial_weights"] = (
         None
     )

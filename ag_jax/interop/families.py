@@ -52,28 +52,29 @@ class Family:
 
 
 def dense(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the name-table entries (tensor of transformers, parameter here) of a linear layer.
+    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for a linear layer.
 
-    theirs, ours: the layer's prefix of tensor names in transformers, and of parameter paths here.
+    theirs, ours: the layer's prefix of tensor names in transformers, and of parameter paths in ag_jax.
     """
     return Name(f"{theirs}.weight", f"{ours}/kernel", TRANSPOSED), Name(f"{theirs}.bias", f"{ours}/bias")
 
 
 def norm(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the name-table entries (tensor of transformers, parameter here) of the scale and bias of a LayerNorm."""
+    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for a LayerNorm."""
     return Name(f"{theirs}.weight", f"{ours}/scale"), Name(f"{theirs}.bias", f"{ours}/bias")
 
 
 def to_heads(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the name-table entries (tensor of transformers, parameter here) of a query, key or value projection.
+    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for one projection to
+    queries, keys or values.
 
-    The kernel and bias are split by head here, and not in transformers.
+    The kernel and bias are split by head in ag_jax, and not in transformers.
     """
     return Name(f"{theirs}.weight", f"{ours}/kernel", TO_HEADS), Name(f"{theirs}.bias", f"{ours}/bias", BY_HEAD)
 
 
 def embeddings(root: str) -> tuple[Name, ...]:
-    """Return the name-table entries (tensor of transformers, parameter here) of the embeddings.
+    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for the embeddings.
 
     These are the word, position and token-type embeddings, and their LayerNorm.
     """
@@ -86,7 +87,8 @@ def embeddings(root: str) -> tuple[Name, ...]:
 
 
 def after_attention(root: str) -> tuple[Name, ...]:
-    """Return the name-table entries (tensor of transformers, parameter here) of what follows self-attention in a layer.
+    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for the parts of a layer
+    after self-attention.
 
     These are the output projection of attention, the feed-forward network and both LayerNorms.
     """
@@ -102,7 +104,7 @@ def after_attention(root: str) -> tuple[Name, ...]:
 
 
 def _bert_like(root: str) -> tuple[Name, ...]:
-    """Return the name-table entries (tensor of transformers, parameter here) of an encoder like BERT's.
+    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for an encoder like BERT.
 
     Such an encoder has absolute positions and separate projections to query, key and value.
     """
@@ -112,7 +114,8 @@ def _bert_like(root: str) -> tuple[Name, ...]:
 
 
 def bert_word_head() -> tuple[Name, ...]:
-    """Return the name-table entries (tensor of transformers, parameter here) of the head that predicts words.
+    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for the masked-language
+    head.
 
     BERT and DeBERTa have this head, as `cls.predictions`.
     """
@@ -124,7 +127,7 @@ def bert_word_head() -> tuple[Name, ...]:
 
 
 def read_common(settings: Settings) -> dict[str, Any]:
-    """Return the EncoderConfig fields whose keys all families share; note unsupported options in `problems`."""
+    """Return the EncoderConfig fields whose keys all families share; add unsupported options to `settings.problems`."""
     for key, supported in EVERYWHERE.items():
         settings.only(key, supported)
     return {

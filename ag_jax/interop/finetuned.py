@@ -43,7 +43,8 @@ FINGERPRINT = "fingerprint"  # in task.json: of its other values and of the weig
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Settings of a fine-tuned model's head: task, kind, labels and `style`, the family for activation and dropout.
+    """Settings of a fine-tuned model's task head: task, kind, labels, and `style`, the model family whose activation
+    and dropout the head has.
 
     task: name of the task, empty if it is not one of this project's.
     kind, style: see `TaskModel`.
@@ -90,7 +91,9 @@ class FineTuned:
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-    """The content of `task.json` but for the checksum: settings of head and encoder, and origin of imported weights."""
+    """The content of `task.json` without the checksum: settings of the task head and the encoder, and the imported
+    model that the weights started from.
+    """
 
     head: Head
     model: EncoderConfig

@@ -115,7 +115,7 @@ def origin_of(opened: OpenModel, path: str) -> Origin:
 
 
 def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, tuple[str, ...]]:
-    """Return the model of a directory with its task head, and the names of the tensors that were left out.
+    """Return the fine-tuned model of a directory, task head included, and the names of the tensors left out.
 
     expected: prefixes of the names of tensors that may be left out.
     Raises ValueError if the model has no task head, or anything does not fit.
@@ -148,10 +148,11 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
 
 
 def _kind(source: Source, expected: Sequence[str]) -> str | None:
-    """Return the kind of task that a directory's head is for; None without a task head, or if `expected` excludes it.
+    """Return the kind of task that a directory's task head is for; None if the directory has no task head, or if the
+    head is to be left out.
 
-    expected: prefixes of the names of tensors that may be left out. If they match all tensors of the classifier, the
-        head is left out.
+    expected: prefixes of the names of tensors that may be left out. If these prefixes match all
+        tensors of the classifier, the head is left out.
     """
     kind = task_heads.kind_of(source.family, source.architectures)
     # The last two names are the classifier's; a dense layer before it may be the encoder's pooler.
@@ -236,7 +237,9 @@ def parameters(
 
 
 def _pooler_shapes(source: Source, found: Collection[str], expected: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return a pooler's parameter shapes by path; {} if no pooler is stored, or if the next-sentence head has it."""
+    """Return the shapes of the pooler's parameters by path; {} if no pooler is stored, if `expected` leaves the pooler
+    out, or if the pooler is imported as a part of the next-sentence head.
+    """
     theirs = [name.theirs for name in source.family.names if name.paths[0].startswith("pooler/")]
     stored = [name for name in theirs if name in found and not name.startswith(tuple(expected))]
     if "next_head" in source.heads or not stored:

@@ -28,7 +28,7 @@ class Name:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of the parameters, as a tuple even if there is only one."""
+        """The paths of the parameters that the tensor holds, as a tuple even for a single parameter."""
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
 
@@ -90,7 +90,8 @@ def check(
     expected: Sequence[str] = (),
     remedy: str = "",
 ) -> list[str]:
-    """Check that a file holds the wanted tensors, and beside them only `expected` ones; return the names of the latter.
+    """Check that a file holds all wanted tensors; return the names of the file's other tensors, which must all be
+    among the expected ones.
 
     theirs: shapes of the file's tensors by name.
     problem, remedy: beginning and end of the error message.
@@ -121,7 +122,7 @@ def check(
 
 
 def load(wanted: Sequence[StoredTensor], tensors: Tensors, ours: Mapping[str, Shape]) -> dict[str, np.ndarray]:
-    """Read the wanted tensors one after another, and return the parameters in them by path, as float32.
+    """Read the wanted tensors one after another; return the parameters that the tensors hold, {path: float32 array}.
 
     ours: shapes of the parameters by path.
     Raises ValueError, with the names of the tensor and of its file, for values that are not finite.
@@ -145,7 +146,7 @@ def load(wanted: Sequence[StoredTensor], tensors: Tensors, ours: Mapping[str, Sh
 
 
 def store(wanted: Iterable[StoredTensor], ours: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Return the tensors by name, made from the parameters `ours` and converted to `dtype`, the inverse of `load`.
+    """Return {name: array} of the tensors that hold the parameters `ours`, converted to `dtype`: the inverse of `load`.
 
     Raises ValueError if a value is not finite, or too large for `dtype`.
     """
@@ -177,7 +178,7 @@ def flat(tree: Mapping, path: str = "") -> dict:
 
 
 def nested(leaves: Mapping) -> dict:
-    """Return the nested dict of a flattened one, the inverse of `flat`."""
+    """Return the nested dict for the flattened dict `leaves`, whose keys are paths: the inverse of `flat`."""
     tree: dict = {}
     for path, value in leaves.items():
         *sections, last = path.split("/")

@@ -175,7 +175,7 @@ def _current_name(name: str, family: Family, has_root: bool) -> str:
 
 
 def _original_name(name: str, family: Family, names: Collection[str]) -> str:
-    """Return the original's name if `name` is a tied duplicate whose original is not stored; otherwise return `name`.
+    """Return the original's name if, of two tied tensors, only the duplicate `name` is stored; otherwise return `name`.
 
     A tied duplicate is, for example, the output layer's weight, with the word embeddings as the original.
 

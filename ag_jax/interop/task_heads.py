@@ -57,7 +57,7 @@ _ONLY = {
 
 
 def names(family: Family, kind: str) -> tuple[Name, ...]:
-    """Return the name table of a kind of task head: which tensors of `transformers` hold which of its parameters."""
+    """Return the name table of a kind of task head: for each parameter of the head, the tensor of `transformers`."""
     head = HEADS[kind]
     if head.layer:
         return dense(head.layer, _OURS)
@@ -83,7 +83,7 @@ def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> 
 
 
 def misfits(family: Family, kind: str, style: str) -> list[str]:
-    """Return the reasons why a task head cannot be exported with this family; empty if it can."""
+    """Return the reasons why a task head cannot be exported with this family; empty if the head can be exported."""
     head = HEADS[kind]
     if head.ending == _CHOICE and family.model_type == "deberta":
         return ["transformers has no DebertaForMultipleChoice"]
@@ -103,9 +103,9 @@ def settings(head: Head) -> dict[str, Any]:
 
 
 def kind_of(family: Family, architectures: Collection[str]) -> str | None:
-    """Return the kind of task for which one of the `transformers` classes `architectures` has a head; None if none has.
+    """Return the kind of task for which a class in `architectures` has a head; None if no class has a task head.
 
-    architectures: names of classes, as in config.json.
+    architectures: names of classes of `transformers`, as in config.json.
     """
     endings = {name.removeprefix(family.classes) for name in architectures}
     return next((kind for kind, head in HEADS.items() if head.ending in endings), None)
@@ -137,7 +137,7 @@ def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) 
 
 
 def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the labels in order, from `id2label`; LABEL_0 and LABEL_1 if config.json does not have it.
+    """Return the names of the labels in order, from `id2label`; LABEL_0 and LABEL_1 if config.json lacks this key.
 
     transformers leaves the key out for two labels without names.
     """

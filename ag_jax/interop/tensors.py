@@ -72,7 +72,7 @@ class Tensors:
 
 
 def open_directory(directory: pathlib.Path) -> Tensors:
-    """Open the tensors of a directory, apart from buffers.
+    """Return the tensors of a checkpoint directory, to be read later, without PyTorch buffers such as `position_ids`.
 
     Raises FileNotFoundError if it has no file of weights, ValueError if a file is damaged, quantised or a pickle.
     """

@@ -81,7 +81,7 @@ class EncoderConfig:
         self._check_positions()
 
     def _check_positions(self) -> None:
-        """Raise ValueError for decoder positions without a mask decoder, the reverse, or no positions of any kind."""
+        """Raise ValueError if only one of decoder positions and mask decoder is set, or if no kind of positions is."""
         if (self.absolute_positions == "decoder") != (self.mask_decoder_passes > 0):
             raise ValueError(
                 f"model.absolute_positions={self.absolute_positions} and "

@@ -51,7 +51,8 @@ class Ports:
 
 @flax.struct.dataclass
 class ConvolutionBranch:
-    """Convolution parallel to the first layer: its output, and parameters of the LayerNorm on the sum of both outputs.
+    """Output of the convolution parallel to the first layer, and parameters of the LayerNorm that `join` applies to the
+    sum of this output and the first layer's output.
 
     convolved_BLD: output of the convolution, to be added to the first layer's output.
     norm: parameters of the LayerNorm.
@@ -67,7 +68,7 @@ class ConvolutionBranch:
 
 
 def rows(batch: Batch) -> Batch:
-    """Return the fields that an encoder and guidance patterns read, with each candidate answer of an example as a row.
+    """Return the fields of a batch that encoder and guidance patterns read, with each candidate of an example as a row.
 
     Fields `BCL` with C candidates, as in multiple choice, become `(B C)L`.
 

@@ -80,10 +80,11 @@ def step_flops(
 
 
 def _relative_costs(config: EncoderConfig, length: int) -> tuple[int, int]:
-    """Return what relative positions cost in one layer: (number of scores of each token, multiply-adds of projections).
+    """Return what relative positions cost in one layer, beside ordinary attention: (additional scores of each token,
+    multiply-adds of the additional projections).
 
-    A token has one score for each distance to other tokens, in each term (c2p, p2c) of disentangled attention. The
-    projections are of the whole table of distances, once a step.
+    A token has one additional score for each distance to other tokens, in each term (c2p, p2c) of disentangled
+    attention. The projections are of the whole table of distances, once a step.
     """
     terms, table = len(config.relative.names), min(2 * length - 1, 2 * config.relative.half)
     return terms * min(length, table), terms * table * config.width**2

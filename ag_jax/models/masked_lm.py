@@ -54,7 +54,9 @@ class MaskedLanguageHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_BMD: Array) -> tuple[Array, Array]:
-        """Return arguments of `word_scores`: vectors in the width of the word embeddings, and the bias of each word."""
+        """Return what `word_scores` needs to score the vocabulary: a vector for each of the M masked positions, `BME`,
+        and a bias for each word, `V`.
+        """
         config = self.config
         width = config.embedding_width or config.width
         hidden_BMD = layers.gelu(layers.dense(config, width, ("embed", "embed_out"), "dense")(hidden_BMD))

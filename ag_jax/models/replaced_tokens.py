@@ -56,7 +56,9 @@ class Generator(nn.Module):
         self.word_head = MaskedLanguageHead(self.config)
 
     def __call__(self, batch: Batch, embedded_BLE: Array, *, deterministic: bool) -> tuple[Array, Array]:
-        """Return arguments of `word_scores`: vectors `BME` of the M masked positions, and the bias `V` of each word."""
+        """Return what `word_scores` needs to score the vocabulary: a vector for each of the M masked positions, `BME`,
+        and a bias for each word, `V`.
+        """
         _, decoded_BMD = self.encoder.with_mask_decoder(batch, embedded_BLE=embedded_BLE, deterministic=deterministic)
         return self.word_head(decoded_BMD)
 
@@ -107,7 +109,8 @@ class ReplacedTokensModel(nn.Module):
 
 
 def generator_parameters(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the generator's parameters in the layout of a `PretrainingModel`, shared embeddings included.
+    """Return the generator's parameters, with the shared embeddings, in the layout of a `PretrainingModel`, which is an
+    encoder with a masked-language head.
 
     params: parameters of a `ReplacedTokensModel` with a generator.
     """

@@ -54,7 +54,7 @@ class PrimaryMetric:
     metric: name of the loss among the metrics.
     label: name of the loss in reports and progress lines.
     unit: for reports, such as `nats per token`.
-    margin: how far the loss is below that of guessing without context when a run has left this plateau.
+    margin: how far the loss is below the loss of guessing without context when a run has left this plateau.
     """
 
     metric: str
@@ -69,7 +69,7 @@ class Objective:
     A new objective defines the two attributes and all methods above `predict`; the others are derived from them.
 
     primary_metric: the loss by which runs are summarised.
-    prediction_names: the predictions that another pass of the model can be compared in, with `task` first.
+    prediction_names: names of the predictions in which a clean and an attacked pass are compared, with `task` first.
     """
 
     @property
@@ -81,17 +81,17 @@ class Objective:
         raise NotImplementedError
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term's total, computed from the batch alone."""
+        """Return the divisor of each loss term's sum over the batch, computed from the batch alone."""
         raise NotImplementedError
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the coefficient of each loss term at a step."""
+        """Return the coefficient of each loss term in the loss at a training step."""
         raise NotImplementedError
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return, for each prediction in `prediction_names`, the weights of its elements in a comparison of two passes.
+        """Return the weights of predictions' elements when a clean and an attacked pass are compared, by name.
 
-        Elements are examples, tokens or positions; passes are, for example, a clean and an attacked one.
+        The names are `prediction_names`; an element is an example, a token or a position.
         """
         raise NotImplementedError
 
@@ -104,14 +104,17 @@ class Objective:
         raise NotImplementedError
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return the total of each loss term, and the metrics as (total, weight)."""
+        """Return the sum of each loss term over the batch, by name, and each metric as a pair (sum, weight)."""
         raise NotImplementedError
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Run the encoder once more on the batch that it read (`Outputs.encoder_batch`), to compare predictions.
+        """Return the outputs of a second pass of the model, on the batch that the encoder read in the first pass.
 
-        Not the same as `forward` where that draws samples or collects statistics of guided heads: a second pass must
-        read the first one's samples, and statistics that no term uses would still cost time in a fused kernel.
+        encoder_batch: `Outputs.encoder_batch` of the first pass.
+
+        Not the same as `forward` where `forward` draws samples or collects statistics of guided heads: a second pass
+        must read the samples of the first pass, and statistics that no term uses would still cost time in a fused
+        kernel.
         """
         return self.forward(params, encoder_batch, rngs, step, ports)
 
@@ -124,7 +127,7 @@ class Objective:
         factors: dict[str, Array],
         ports: Ports = Ports(),
     ) -> tuple[Array, dict[str, LossTerm]]:
-        """Return the loss, which is the sum over terms of factor * total, and the metrics.
+        """Return the loss, the sum over loss terms of `factors[term]` * the term's sum over the batch, and the metrics.
 
         factors: from `loss_factors`, for the whole batch of a training step, also if `batch` is a microbatch of it.
         """
@@ -137,15 +140,15 @@ class Objective:
     ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
         """Return `loss` and its gradient with regard to the parameters, as ((loss, metrics), gradient).
 
-        A method, so that an objective whose gradient is not that of one forward pass can override it. It must then be
-        the outermost one, because objectives that wrap it would only call its `forward` and `terms`.
+        A method, so that an objective can override it whose gradient is not the gradient of one forward pass. Such an
+        objective must be the outermost, because objectives around it would only call its `forward` and `terms`.
         """
         return jax.value_and_grad(self.loss, has_aux=True)(params, batch, rngs, step, factors)
 
 
 @dataclasses.dataclass(frozen=True)
 class Wrapper(Objective):
-    """Base class of objectives that extend an inner objective; methods that are not overridden call the inner ones.
+    """Base class of objectives that extend an inner objective; by default, methods call the inner objective's methods.
 
     Raises ValueError around an objective that overrides `value_and_grad`.
     """
@@ -179,7 +182,7 @@ class Wrapper(Objective):
         return self.inner.coefficients(step)
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return, for each prediction of the inner objective, its elements' weights in a comparison of two passes."""
+        """Return the weights of inner predictions' elements when a clean and an attacked pass are compared, by name."""
         return self.inner.counts(batch)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -187,16 +190,16 @@ class Wrapper(Objective):
         return self.inner.forward(params, batch, rngs, step, ports)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return the total of each loss term of the inner objective, and the inner objective's metrics."""
+        """Return the sum of each loss term of the inner objective over the batch, and the inner objective's metrics."""
         return self.inner.terms(outputs, batch)
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Run the inner objective's encoder on `encoder_batch`, read by an earlier pass; return this pass's outputs."""
+        """Return the outputs of a second pass of the inner objective's model, on `encoder_batch` of the first pass."""
         return self.inner.predict(params, encoder_batch, rngs, step, ports)
 
 
 def loss_factors(objective: Objective, batch: Batch, step: Array) -> dict[str, Array]:
-    """Return the factor of each loss term's total in the loss: the term's coefficient / its divisor for the batch."""
+    """Return the factor of each loss term's sum in the loss: coefficient of the term / divisor of the term."""
     coefficients = objective.coefficients(step)
     return {
         term: coefficients[term] / jnp.maximum(weight, 1.0) for term, weight in objective.normalizers(batch).items()

@@ -65,7 +65,7 @@ def divergence(clean: Prediction, other: Any, counts: Counts, config: Divergence
 
 
 def weight(counts: Counts, config: DivergenceConfig) -> Array:
-    """Return the number by which the sum of `divergence` is divided to get a mean: the sum of its weights."""
+    """Return the divisor that makes the sum `divergence` a mean: the sum of the weights in `counts`."""
     return (counts.weights if counts.rows_B is None or not config.legacy else counts.rows_B).sum()
 
 
@@ -85,14 +85,14 @@ class SecondPass(Wrapper):
     term: str
 
     def distance(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """Return the divergence D of one prediction between both passes, summed with the weights in `counts`.
+        """Return the divergence D between two passes' predictions, `clean` and `other`, summed with weights `counts`.
 
         clean, other: the prediction in the clean and in the second pass.
         """
         raise NotImplementedError
 
     def weight(self, counts: Counts) -> Array:
-        """Return the number by which the sum `distance` is divided to get a mean: the sum of its weights."""
+        """Return the divisor that makes the sum `distance` a mean: the sum of the weights in `counts`."""
         return weight(counts, DivergenceConfig())
 
     def coefficient_at(self, step: Array) -> Array:
@@ -100,29 +100,29 @@ class SecondPass(Wrapper):
         raise NotImplementedError
 
     def term_of(self, prediction: str) -> str:
-        """Return the name of the loss term that compares the named prediction between both passes."""
+        """Return the name of the loss term that compares the named prediction between the clean and the second pass."""
         return self.term if prediction == "task" else f"{self.term}_{prediction}"
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term: those of the inner objective, and one for each compared prediction."""
+        """Return the divisors of the inner objective's loss terms and of the divergence of each prediction, by term."""
         counts = self.counts(batch)
         own = {self.term_of(name): self.weight(counts[name]) for name in self.prediction_names}
         return self.inner.normalizers(batch) | own
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factor of each loss term: those of the inner objective, and one for each compared prediction."""
+        """Return the factors of the inner objective's loss terms and of the divergence of each prediction, by term."""
         own = self.coefficient_at(step)
         return self.inner.coefficients(step) | {self.term_of(name): own for name in self.prediction_names}
 
     def with_second_pass(self, outputs: Outputs, other: Outputs) -> Outputs:
-        """Return the clean pass's `outputs` with the second pass's, `other`, attached, for `terms` to compare both."""
+        """Return `outputs` of the clean pass, with `other`, the second pass's outputs, attached for a comparison."""
         return dataclasses.replace(outputs, second_passes=outputs.second_passes | {self.term: other})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return each loss term summed over the batch, and the metrics: the inner objective's and the comparison's.
+        """Return loss terms, summed over the batch, and metrics: of the inner objective and of both passes' divergence.
 
-        Compared are all predictions of both passes: the term of each is the divergence D of the prediction, and
-        `TERM_loss` is a metric of each; metrics of the second pass are added.
+        For each prediction, the divergence D of both passes is a loss term and the metric `TERM_loss`. Metrics of the
+        second pass are added.
         """
         totals, metrics = self.inner.terms(outputs, batch)
         other = outputs.second_passes.get(self.term)
@@ -141,7 +141,7 @@ def _two_classes(logits: Array) -> Array:
 
 
 def _one_or_both_ways(config: DivergenceConfig, one_way, clean: Array, other: Array) -> Array:
-    """Return `one_way(clean, other)`, or with `form=symmetric` its mean with `one_way(other, clean)`.
+    """Return `one_way(clean, other)`, with `form=symmetric` the mean of this and `one_way(other, clean)`.
 
     one_way: (target, judged) -> divergence of each element; gradients are stopped as `stop_gradient` says.
     """

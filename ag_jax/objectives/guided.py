@@ -42,9 +42,9 @@ class Guided(Wrapper):
         return guidance.Guides(targets, counts, self.config.probabilities == "after_dropout")
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term: those of the inner objective, and for `ag` the number of texts.
+        """Return the divisors of the inner objective's loss terms, and of the guidance loss `ag`: the number of texts.
 
-        There is no `ag` with `mode=bias`.
+        There is no term `ag` with `mode=bias`.
         """
         weights = self.inner.normalizers(batch)
         if self.config.mode == "loss":
@@ -52,9 +52,9 @@ class Guided(Wrapper):
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factor of each loss term: those of the inner objective, and for `ag` alpha(step).
+        """Return the factors of the inner objective's loss terms, and of the guidance loss `ag`: alpha(step).
 
-        There is no `ag` with `mode=bias`.
+        There is no term `ag` with `mode=bias`.
         """
         coefficients = self.inner.coefficients(step)
         if self.config.mode == "loss":
@@ -67,9 +67,10 @@ class Guided(Wrapper):
         return self.inner.forward(params, batch, rngs, step, ports)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return summed loss terms and metrics: the inner objective's, guidance loss, attention mass of each pattern.
+        """Return loss terms, summed over the batch, and metrics: of the inner objective, and of guidance.
 
-        The guidance loss is the term `ag`, which does not exist with `mode=bias`.
+        Guidance adds the attention mass on every pattern's target to the metrics. With `mode=loss` it also adds the
+        guidance loss: the loss term `ag` and the metric `ag_loss`.
         """
         totals, metrics = self.inner.terms(outputs, batch)
         # The guides are found once more, as in `forward`: they depend on the batch alone, so the compiler finds them
@@ -83,9 +84,9 @@ class Guided(Wrapper):
         return totals, metrics
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Run the model on the `encoder_batch` of a first pass; return the outputs, to compare with the first pass's.
+        """Return the outputs of a second pass of the model, on the batch that the encoder read in the first pass.
 
-        encoder_batch: what the encoder read in the first pass (`Outputs.encoder_batch`).
+        encoder_batch: `Outputs.encoder_batch` of the first pass.
 
         No statistics of the guided heads are collected. With `mode=bias`, the attention scores are biased as in
         `forward`.

@@ -35,7 +35,7 @@ class Pretraining(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions by which two passes are compared: of masked words, whole texts and next sentences.
+        """Names of the predictions in which a clean and an attacked pass are compared: of words, texts, next sentences.
 
         `task` is for the masked words; if enabled, `sentence`, made at the first position of each text, is for the
         whole text, and `nsp` for the next sentence.
@@ -55,9 +55,9 @@ class Pretraining(Objective):
         return {term: jnp.ones_like(step, jnp.float32) for term in terms}
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return weights for comparing two passes: 1 for masked words (`task`), texts (`sentence`), examples (`nsp`).
+        """Return the weights of predictions' elements when a clean and an attacked pass are compared, by name.
 
-        The keys are names of predictions. The weights are 0 for padding.
+        The weight is 1 for each masked word (`task`), text (`sentence`) and example (`nsp`), and 0 for padding.
         """
         counts = {"task": Counts(batch["masked_weights"])} | self.sentences.counts(batch)
         if self.model.next_sentence:

@@ -100,7 +100,7 @@ class ReplacedTokens(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions by which two passes are compared: of replaced tokens and of whole texts.
+        """Names of the predictions in which a clean and an attacked pass are compared: of replaced tokens, of texts.
 
         `task` is for replaced tokens; `sentence`, made at the first position of each text, for the text, if enabled.
         """
@@ -133,9 +133,9 @@ class ReplacedTokens(Objective):
         return coefficients
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return weights for comparing two passes: 1 for a token of the detection loss (`task`) or a text (`sentence`).
+        """Return the weights of predictions' elements when a clean and an attacked pass are compared, by name.
 
-        The keys are names of predictions. The weights are 0 for all else.
+        The weight is 1 for each token of the detection loss (`task`) and each text (`sentence`), and 0 for all else.
         """
         return {"task": Counts(self.judged(batch).astype(jnp.float32))} | self.sentences.counts(batch)
 

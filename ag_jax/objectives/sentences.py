@@ -18,14 +18,14 @@ SentenceTerm = Literal["head", "softmax", "squares", "none"]
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """Settings of `sentence`, a prediction at the first position of each text by which two model passes are compared.
+    """Settings of the prediction `sentence`, at each text's first position, to compare a clean and an attacked pass.
 
     For the sentence-level term of Wu et al. 2022, equation 10.
 
     of: `head`: the output of the pre-training head; `softmax`: the hidden state as the logits of a distribution;
         `squares`: the hidden state itself, compared by squared error; `none`: no prediction. The paper does not say
         which.
-    texts: the largest number of texts of a row that have one; 1 unless texts are packed.
+    texts: the largest number of texts of a row that have this prediction; 1 unless texts are packed.
     """
 
     of: SentenceTerm = "none"
@@ -33,24 +33,27 @@ class Sentences:
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """The name of the prediction, `sentence`, in a tuple; an empty tuple with `of=none`."""
+        """The name of the prediction, `sentence`, in a tuple; an empty tuple if the field `of` is `none`."""
         return () if self.of == "none" else ("sentence",)
 
     def first_positions(self, batch: Batch) -> tuple[Array, Array]:
         """Return the positions at which the texts of each row begin, and weights, both `BT` (batch, texts of a row).
 
-        A row with fewer texts is filled up with other positions, whose weight is 0; all others have weight 1.
+        The weight is 1 where a text begins, and 0 for other positions, with which a row of fewer texts is filled up.
         """
         firsts_BL = segments.is_first(batch["sequences"])
         positions_BT = jnp.argsort(jnp.logical_not(firsts_BL), axis=1, stable=True)[:, : self.texts]
         return positions_BT, jnp.take_along_axis(firsts_BL, positions_BT, axis=1).astype(jnp.float32)
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return the weights of `sentence` for comparing two passes, 1 for every text; an empty dict with `of=none`."""
+        """Return {"sentence": weights} for comparing a clean and an attacked pass; {} if the field `of` is `none`.
+
+        The weight is 1 for each text, and 0 for the other positions that fill a row up.
+        """
         return {} if self.of == "none" else {"sentence": Counts(self.first_positions(batch)[1])}
 
     def hidden(self, encoded_BLD: Array, batch: Batch) -> Prediction:
-        """Return the hidden states at texts' first positions, `BTD`: as logits if `of=softmax`, else as numbers."""
+        """Return the hidden states at texts' first positions, `BTD`, as logits if `of` is `softmax`, else vectors."""
         positions_BT, _ = self.first_positions(batch)
         first_BTD = jnp.take_along_axis(encoded_BLD, positions_BT[:, :, None], axis=1).astype(jnp.float32)
         return Categorical(first_BTD) if self.of == "softmax" else Values(first_BTD)

@@ -1,6 +1,6 @@
 """The objective of fine-tuning: the labels of a task.
 
-Shape letters: B batch, C candidates of an example, L length, T classes.
+Shape letters: B batch, C candidates of an example, L length.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ TASK = PrimaryMetric("task_loss", "task loss", "of an example or a tag", margin=
 
 
 def choice_loss(logits_BC: Array, labels_BC: Array, weights_B: Array) -> tuple[Array, Array]:
-    """Return sum -w sum_c y_c log softmax(logits)_c, and the sum of w where the best candidate is a right one.
+    """Return sum -w sum_c y_c log softmax(logits)_c, and the sum of w over examples with a right best candidate.
 
-    y_c is the label of candidate c. With two candidates the loss is that of pairwise ranking,
-    log(1 + exp(s_wrong - s_right)).
+    w is the weight of an example, y_c the label of candidate c. With two candidates the loss is the pairwise ranking
+    loss, log(1 + exp(s_wrong - s_right)).
     """
     losses_B = -(labels_BC * jax.nn.log_softmax(logits_BC, axis=-1)).sum(-1)
     best_B1 = jnp.argmax(logits_BC, axis=-1)[:, None]
@@ -33,7 +33,10 @@ def choice_loss(logits_BC: Array, labels_BC: Array, weights_B: Array) -> tuple[A
 
 
 def span_loss(logits_B2L: Array, starts_B: Array, ends_B: Array, weights_B: Array) -> tuple[Array, Array]:
-    """Sum of -w (log P(start) + log P(end)) / 2 (Devlin et al. 2019, section 4.2), and of w where both are right."""
+    """Return sum -w (log P(start) + log P(end)) / 2, and the sum of w over examples with start and end predicted right.
+
+    w is the weight of an example. Devlin et al. 2019, section 4.2.
+    """
     labels_B2 = jnp.stack([starts_B, ends_B], axis=-1)
     both_B2 = jnp.broadcast_to(weights_B[:, None], labels_B2.shape)
     total, _ = cross_entropy(logits_B2L, labels_B2, both_B2)
@@ -43,13 +46,14 @@ def span_loss(logits_B2L: Array, starts_B: Array, ends_B: Array, weights_B: Arra
 
 @dataclasses.dataclass(frozen=True)
 class TaskLoss:
-    """Four functions of a kind of task: prediction, summed loss, weights in the loss, weights for comparing two passes.
+    """Four functions for a kind of task: prediction, loss, weights in the loss, weights in comparisons of two passes.
 
     prediction: logits of the model -> prediction.
     total: (prediction, batch, weights) -> sum of weights * loss, and sum of weights where the prediction is right (None
         for numbers).
     weights: batch -> weight of each label, `B`, for tags `BL`.
-    counts: (batch, weights) -> weights of the elements of the prediction, for comparisons of two passes.
+    counts: (batch, weights) -> weights that the elements of the prediction have when a clean and an attacked pass are
+        compared.
     """
 
     prediction: Callable[[Array], Prediction]
@@ -67,9 +71,10 @@ def _tag_weights(batch: Batch) -> Array:
 
 
 def _span_weights(batch: Batch) -> Array:
-    """Return each window's weight in the loss, `B`: 0 if the labelled answer begins or ends at a forbidden position.
+    """Return each row's weight in the loss, `B`: 0 if the labelled answer begins or ends where no answer may lie.
 
-    Forbidden are the positions where the batch's array `span_weights`, `BL`, is 0. Other windows keep their `weights`.
+    No answer may lie where the batch's array `span_weights`, `BL`, is 0, as in the question. Other rows keep their
+    `weights`.
     """
     weights_B = batch["weights"]
     for name in ("starts", "ends"):
@@ -121,7 +126,7 @@ SPAN_LOSS = TaskLoss(_over_positions, _span_total, _span_weights, _span_counts)
 
 @dataclasses.dataclass(frozen=True)
 class Supervised(Objective):
-    """The loss of a task's labels, averaged over the examples of the batch, or over its tags.
+    """The loss of a task's labels, averaged over the examples of the batch; for tagging, over the tags of the batch.
 
     One term, `task`: cross entropy of classes, tags, candidates or both ends of a span; squared error of numbers.
     Examples with `weights` 0 fill a batch up and count for nothing; nor does a window of which the answer may not be
@@ -146,9 +151,9 @@ class Supervised(Objective):
         return {"task": jnp.ones_like(step, jnp.float32)}
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return the weights for comparing two passes: one for each example, each tag, or an answer's start and end.
+        """Return {"task": weights}, the weights of the labels when a clean and an attacked pass are compared.
 
-        They are those of the loss.
+        There is a weight for each example, each tag, or each start and end of an answer, as in the loss.
         """
         return {"task": self.task_loss.counts(batch, self.task_loss.weights(batch))}
 
@@ -159,7 +164,7 @@ class Supervised(Objective):
         return Outputs({"task": self.task_loss.prediction(logits)}, batch, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return the loss summed over the batch, and metrics: the loss and, except in regression, the accuracy."""
+        """Return the loss term, summed over the batch, and metrics: the same loss and, but for regression, accuracy."""
         weights = self.task_loss.weights(batch)
         total, correct = self.task_loss.total(outputs.predictions["task"], batch, weights)
         metrics = {"task_loss": (total, weights.sum())}

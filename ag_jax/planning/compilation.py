@@ -70,10 +70,10 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True)
 class TooLarge:
-    """A training step that does not fit into a device's memory.
+    """Result of compiling a training step that does not fit into a device's memory.
 
     needed: bytes that a device would need.
-    available: bytes that it has.
+    available: bytes that the device has.
     """
 
     needed: float
@@ -81,7 +81,8 @@ class TooLarge:
 
 
 def compile_step(config: ExperimentConfig, topology: Topology, devices: list[jax.Device]) -> Compiled | TooLarge:
-    """Compile the training step of `config` for these devices; return its memory and costs, or that it is too large.
+    """Compile the training step of `config` for these devices; return the memory and costs of the step, or a `TooLarge`
+    if the step does not fit into the memory of a device.
 
     Raises ValueError if mesh or batch do not go with the number of devices.
     """

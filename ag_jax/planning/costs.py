@@ -1,4 +1,4 @@
-"""Costs of a compiled program: FLOPs of matrix products, HBM traffic, and messages between devices.
+"""Costs of a compiled program: FLOPs of matrix products, HBM traffic, and collective communication between devices.
 
 `Compiled.cost_analysis()` counts the body of a loop once, however often it runs (a scanned stack of 12 layers counts as
 one layer), and counts memories on the chip like HBM. So this module reads the program's own text, and multiplies by the
@@ -39,12 +39,12 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Number and bytes, on one device, of a program's messages of one kind among groups of `devices` devices.
+    """Number and bytes, on one device, of a program's collective operations of one kind among groups of one size.
 
     kind: one of `COLLECTIVES`.
     devices: number of devices in a group.
-    count: number of messages in one execution of the program.
-    bytes: of their operands.
+    count: number of operations in one execution of the program.
+    bytes: size of the operands of all these operations.
     sent: bytes that leave each device in the best algorithm (rings).
     """
 
@@ -57,13 +57,13 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """FLOPs, memory traffic and messages of executing a program once, on one device.
+    """FLOPs, memory traffic and collective communication of one execution of a program, on one device.
 
     flops: of matrix products, with the iterations of loops counted.
     once_flops: of matrix products, with each loop counted once, as in the compiler's own analysis.
     hbm_bytes: read from and written to main memory.
     bytes: read and written in all memories, those on the chip included, as the compiler's own analysis counts them.
-    collectives: messages between devices.
+    collectives: collective operations, which send data between devices.
     unknown_loops: loops whose number of iterations could not be found; their bodies are counted once.
     """
 
@@ -81,7 +81,7 @@ class Costs:
 
 
 def costs(program: HloModule, devices: int) -> Costs:
-    """Return the FLOPs, memory traffic and messages, on each device, of a program that runs on `devices` devices."""
+    """Return the costs, on each device, of one execution of a program that runs on `devices` devices."""
     counter = _Counter(program, devices)
     counter.walk(program.computations[program.entry], 1)
     return Costs(
@@ -97,7 +97,7 @@ def costs(program: HloModule, devices: int) -> Costs:
 
 
 class _Counter:
-    """Adds up the costs of a program's instructions, in attributes named as the fields of `Costs`."""
+    """Adds up the costs of a program's instructions, in attributes that have the names of the fields of `Costs`."""
 
     def __init__(self, program: HloModule, devices: int):
         self.program, self.devices = program, devices
@@ -130,23 +130,25 @@ class _Counter:
                     instruction, computation, self.program, lambda array: array.in_hbm
                 )
                 self.bytes += times * moved_bytes(instruction, computation, self.program, lambda array: True)
-                self.products_and_messages(instruction, computation, times)
+                self.products_and_collectives(instruction, computation, times)
 
-    def products_and_messages(self, one: Instruction, computation: Computation, times: int) -> None:
-        """Add the FLOPs and messages of an instruction to the sums; for a fusion, those of the instructions inside."""
+    def products_and_collectives(self, one: Instruction, computation: Computation, times: int) -> None:
+        """Add the FLOPs and the collective communication of an instruction to the sums; for a fusion, add the FLOPs and
+        communication of all instructions inside.
+        """
         kind = one.opcode.removesuffix("-start")
         if one.opcode == "fusion":
             called = self.program.called(one)
             for inner in called.instructions:
-                self.products_and_messages(inner, called, times)
+                self.products_and_collectives(inner, called, times)
         elif kind in COLLECTIVES:
-            self.message(kind, one, computation, times)
+            self.collective(kind, one, computation, times)
         flops = product_flops(one, computation)
         self.flops += times * flops
         self.once_flops += flops
 
-    def message(self, kind: str, one: Instruction, computation: Computation, times: int) -> None:
-        """Add the messages of a collective instruction that runs `times` times."""
+    def collective(self, kind: str, one: Instruction, computation: Computation, times: int) -> None:
+        """Add the number and the bytes of a collective instruction that runs `times` times to the sums."""
         group = _group_size(one, self.devices)
         size = sum(array.bytes for name in one.operands for array in computation.arrays(name))
         others = (group - 1) / group
@@ -172,10 +174,12 @@ def _group_size(one: Instruction, devices: int) -> int:
     return devices
 
 
-def moved_bytes(one: Instruction, inside: Computation, program: HloModule, counts: Callable[[HloArray], bool]) -> float:
-    """Return the bytes that an instruction reads and writes of the arrays for which `counts` is true.
+def moved_bytes(
+    one: Instruction, inside: Computation, program: HloModule, is_counted: Callable[[HloArray], bool]
+) -> float:
+    """Return the bytes that an instruction reads and writes of the arrays for which `is_counted` is true.
 
-    Slices read only what they take, and updates in place write only what they change.
+    A slice reads only the part that is taken, and an update in place writes only the part that changes.
     inside: the computation that the instruction belongs to.
     """
     opcode = one.opcode
@@ -183,35 +187,35 @@ def moved_bytes(one: Instruction, inside: Computation, program: HloModule, count
         return 0.0
     if opcode in ("copy-start", "slice-start"):  # the arrays of the result are source and destination
         source, destination = one.arrays[:2]
-        return min(source.physical_bytes, destination.physical_bytes) * (counts(source) + counts(destination))
+        return min(source.physical_bytes, destination.physical_bytes) * (is_counted(source) + is_counted(destination))
     if opcode == "fusion":
         called = program.called(one)
         roots = [called.of[name] for name in called.root.operands] if called.root.opcode == "tuple" else [called.root]
         written = sum(
             _written(root, called, program, array)
             for root, array in zip(roots, one.arrays, strict=False)
-            if counts(array)
+            if is_counted(array)
         )
         read = sum(
             _touched(called.parameters[place].name, called, program, array)
             for place, name in enumerate(one.operands)
             for array in inside.arrays(name)
-            if counts(array)
+            if is_counted(array)
         )
         return read + written
     if opcode in _SLICES:
         sources = inside.arrays(one.operands[0])
-        return sum(array.physical_bytes * (counts(array) + all(map(counts, sources))) for array in one.arrays)
+        return sum(array.physical_bytes * (is_counted(array) + all(map(is_counted, sources))) for array in one.arrays)
     if opcode == "dynamic-update-slice":  # reads the update and writes it in place
         update = inside.arrays(one.operands[1])[0]
-        return update.physical_bytes * (counts(one.arrays[0]) + counts(update))
+        return update.physical_bytes * (is_counted(one.arrays[0]) + is_counted(update))
     operands = [array for name in one.operands for array in inside.arrays(name)]
     results = one.arrays[: len(one.arrays) // 2] if opcode.endswith("-start") else one.arrays
-    return sum(array.physical_bytes for array in (*operands, *results) if counts(array))
+    return sum(array.physical_bytes for array in (*operands, *results) if is_counted(array))
 
 
 def _written(root: Instruction, inside: Computation, program: HloModule, whole: HloArray) -> float:
-    """Return how many bytes of a result a fusion writes: all, or only the part that it updates in place."""
+    """Return how many bytes of a result a fusion writes: all, or only the part that the fusion updates in place."""
     if root.opcode == "bitcast" and root.operands[0] in inside.of:
         return _written(inside.of[root.operands[0]], inside, program, whole)
     if root.opcode == "fusion":
@@ -223,7 +227,7 @@ def _written(root: Instruction, inside: Computation, program: HloModule, whole: 
 
 
 def _touched(name: str, inside: Computation, program: HloModule, whole: HloArray) -> float:
-    """Return how many bytes of an operand a fusion reads: all, or only the slices that it takes."""
+    """Return how many bytes of an operand a fusion reads: all, or only the slices that the fusion takes."""
     if inside.of[name].is_root:
         return whole.physical_bytes  # the caller gets all of it
     total = 0.0

@@ -73,7 +73,7 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Whether a config fits on a TPU slice, with a suggested change if it does not, and the largest batch that fits.
+    """Whether a config fits on a TPU slice, with a suggested change if not, and the largest batch that fits.
 
     mesh: axis sizes by name.
     own: the config as it is.
@@ -161,7 +161,9 @@ def with_settings(config: ExperimentConfig, settings: dict[str, Any]) -> Experim
 
 @contextlib.contextmanager
 def _reported(what: str) -> Iterator[None]:
-    """Print `what` when it begins, every `REMIND_EVERY` seconds with the time so far, and when it ends, to stderr."""
+    """Report the work in a `with` block, described by `what`, to stderr: when the work begins, every `REMIND_EVERY`
+    seconds with the time so far, and when the work ends.
+    """
     began, done = time.monotonic(), threading.Event()
 
     def remind() -> None:
@@ -183,7 +185,7 @@ def _reported(what: str) -> Iterator[None]:
 
 
 class _Planner:
-    """A config to be planned for a TPU slice: compiles it with changed settings, and searches for changes that fit.
+    """Compiles a config, as it is and with changed settings, for a TPU slice, and searches for changes that fit.
 
     parts: number of devices among which the rows of a batch are divided.
     rows: number of rows that a device has in a microbatch.
@@ -204,11 +206,11 @@ class _Planner:
             return Attempt(settings, config, compile_step(config, self.topology, self.devices))
 
     def state_bytes(self) -> float:
-        """Return the bytes of the training state on one device, about what a step of no rows would need."""
+        """Return the bytes of the training state on one device, nearly the memory of a step with an empty batch."""
         return _state_bytes(self.config, self.mesh)
 
     def largest(self, own: Attempt) -> Attempt | None:
-        """Return the compiled config with the largest batch that fits, other settings unchanged; None if none does."""
+        """Return the config, compiled with the largest batch that fits and no other change; None if no batch fits."""
         unit = self.parts * self.config.training.microbatches
         attempts = {self.rows: own}
 
@@ -223,7 +225,7 @@ class _Planner:
         return attempts.get(rows)
 
     def suggestion(self, own: Attempt) -> Attempt | None:
-        """Compile changes of settings until one fits into memory, and return it; None if none fits."""
+        """Return the first of the `candidates` whose compiled step fits into memory; None if no candidate fits."""
         for settings in self.candidates(own):
             found = self.attempt(settings)
             if found.fits:

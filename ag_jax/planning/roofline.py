@@ -11,7 +11,7 @@ class Roofline:
 
     products: matrix products at the chip's peak.
     memory: HBM traffic at full bandwidth.
-    messages: messages between chips at full bandwidth.
+    messages: communication between chips at full bandwidth.
     """
 
     products: float
@@ -20,15 +20,22 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """The lower bound of the step's time: the largest bound, as if products, memory and messages overlapped."""
+        """The lower bound of the step's time: the largest bound, because computation, memory traffic and communication
+        may overlap.
+        """
         return max(self.products, self.memory, self.messages)
 
     @property
     def binds(self) -> str:
-        """The name of the resource with the largest bound: `products`, `memory` or `messages`."""
+        """What limits the step's time: `products` (matrix products), `memory` (HBM traffic) or `messages`
+        (communication between chips).
+        """
         return max(("products", "memory", "messages"), key=lambda name: getattr(self, name))
 
 
 def roofline(device: Chip, *, flops: float, hbm_bytes: float, sent_bytes: float) -> Roofline:
-    """Return the bounds for the FLOPs, HBM bytes and sent bytes of one device; `device` is a chip's `per_device`."""
+    """Return lower bounds of a step's time, from the FLOPs, HBM bytes and sent bytes of the step on one device.
+
+    device: specification of one JAX device, from `Chip.per_device`.
+    """
     return Roofline(flops / device.flops, hbm_bytes / device.memory_bandwidth, sent_bytes / device.link_bandwidth)

@@ -26,10 +26,9 @@ def largest(
 
     The search ends when a number of rows larger by a share of at most `NEAR` does not fit.
 
-
     probe: compiles for a number of rows.
     known: outcomes that need no probe, by number of rows.
-    fixed_bytes: what a step of no rows would need.
+    fixed_bytes: bytes that a step with an empty batch would need.
     available: bytes that a device has.
     There are at most `MOST_PROBES` compilations, of which at most `MOST_FITTING` fit: if memory is not linear, a few
     more rows may fit.

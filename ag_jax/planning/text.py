@@ -126,7 +126,7 @@ def _memory(step: Compiled, usable: float) -> str:
 
 
 def _step(attempt: Attempt, topology: Topology) -> str:
-    """Return the lines on FLOPs, HBM traffic and messages of a step on one device."""
+    """Return the lines on FLOPs, HBM traffic and collective communication of a step on one device."""
     costs, found = attempt.compiled.costs, _bounds(attempt, topology)
     parts = ", ".join(
         f"{name.replace('_', ' ')} {value / topology.devices / 1e12:.3g}"
@@ -141,10 +141,10 @@ def _step(attempt: Attempt, topology: Topology) -> str:
         "traffic",
         f"  compiler's own sum    {reported} (it counts the body of a loop once)",
     ]
-    for message in costs.collectives:
+    for collective in costs.collectives:
         lines.append(
-            f"  {message.kind:<21} {message.count:,.0f} over {message.devices} devices, {message.bytes / 1e6:,.4g} MB, "
-            f"of which a device sends {message.sent / 1e6:,.4g} MB"
+            f"  {collective.kind:<21} {collective.count:,.0f} over {collective.devices} devices, "
+            f"{collective.bytes / 1e6:,.4g} MB, of which a device sends {collective.sent / 1e6:,.4g} MB"
         )
     if costs.unknown_loops:
         lines.append(f"  loops counted once, because their iterations are unknown: {', '.join(costs.unknown_loops)}")

@@ -13,13 +13,13 @@ NOT_COMPARED = {"title", "seed"}  # arms that differ only in these settings coun
 
 
 def names(source: str, listed: str | None, setting: str, verb: str) -> list[str]:
-    """Return the names of arms in `listed`, separated by commas; at least one is needed, so None is an error.
+    """Return the names of arms in the comma-separated text `listed`, which must hold at least one name.
 
     source: the config file, for messages.
     setting: the setting that holds the list, for messages.
     verb: the command that trains a config without arms, for messages.
 
-    Raises ValueError if there are none, or if a name occurs twice.
+    Raises ValueError if `listed` is empty or None, or if a name occurs twice.
     """
     if not listed:
         raise ValueError(f"{source} names no arms to compare; set {setting}, or use `ag-jax {verb}` without arms")
@@ -47,7 +47,7 @@ def overridden(source: str, compared: Iterable[str], overrides: Mapping[str, Any
 
 
 def announce(sentences: Sequence[str]) -> None:
-    """Print the sentences that `overridden` returned to stderr, on host 0 only."""
+    """Print to stderr, on host 0 only, the sentences that `overridden` returned."""
     if hosts.is_first():
         for sentence in sentences:
             print(sentence, file=sys.stderr, flush=True)

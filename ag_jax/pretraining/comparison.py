@@ -117,7 +117,9 @@ def _compare(
 
 
 def _rows(directory: epath.Path, metric: str) -> list[dict[str, Any]]:
-    """Return the rows of a run's metrics. Raises ValueError if a row lacks a number that the report needs."""
+    """Return the lines of a run's `metrics.jsonl`, each as a dict. Raises ValueError if a line lacks a number that the
+    report needs.
+    """
     rows = read_metrics(directory)
     for row in rows:
         wanted = ("tokens_seen", *((metric, "tokens_per_second") if row["split"] == "train" else ()))

@@ -54,7 +54,8 @@ def check_files(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def prepare_for_evaluation(config: ExperimentConfig, workdir: epath.Path) -> tuple[pipeline.Corpus, dict[str, Any]]:
-    """Return tokenizer and rows of a run, and a description of the held-out text; warns if it is not the run's text.
+    """Return a run's tokenizer and rows, and a description of the held-out text; warn if the model may have been
+    trained on some of the held-out text.
 
     The description has the source, its numbers of documents, rows and tokens, `is_the_text_of_the_run` (true, false, or
     None if unknown) and, if there is one, the warning.
@@ -108,7 +109,7 @@ def with_own_tokenizer(config: DataConfig, workdir: epath.Path) -> DataConfig:
 
 
 def _has_begun(workdir: epath.Path) -> bool:
-    """Whether a run has begun: its directory has a text summary, metrics or checkpoints.
+    """Whether a run has begun: the run directory has a `corpus.json`, metrics or checkpoints.
 
     These are written after the tokenizer, which is therefore complete.
     """
@@ -162,7 +163,9 @@ def _refuse_unless_accepted(config: ExperimentConfig, workdir: epath.Path, chang
 
 
 def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> tuple[bool | None, str | None]:
-    """Return whether an evaluation is on the text of the run (None: unknown), and a warning or None."""
+    """Return whether an evaluation is on the text that the run was trained with (None if unknown), and a warning (None
+    if there is no reason for a warning).
+    """
     recorded = read_summary(workdir)
     if recorded is None:
         return None, f"the run has no {SUMMARY}, so nothing says whether this is the text that it was trained with"
@@ -183,7 +186,9 @@ def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpu
 
 
 def _changed_facts(recorded: dict[str, Any], corpus: pipeline.Corpus) -> list[str]:
-    """Return a line for each fact, such as the number of rows, that differs now; none if only the tokenizer does."""
+    """Return a line for each fact about the text, such as the number of rows, that has changed since the run began; an
+    empty list if nothing but the tokenizer has changed.
+    """
     now = corpus.facts()
     different = [fact for fact in now if recorded.get(fact) != now[fact]]
     return (
@@ -194,7 +199,7 @@ def _changed_facts(recorded: dict[str, Any], corpus: pipeline.Corpus) -> list[st
 
 
 def _changed_files(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return lines on files that were added, removed or changed; none if the same contents come in the same order."""
+    """Return lines on files that were added, removed or changed; an empty list if contents and order are the same."""
     if _contents(then) == _contents(now):
         return []
     before, after = _named(then), _named(now)

@@ -12,14 +12,14 @@ from ag_jax.training.metrics import read_metrics
 
 
 def read(config: AdversarialConfig, layers: int) -> Trace | None:
-    """Read the share of attention that was masked in each layer during the run `adversarial.masking.trace`; return None
-    if `adversarial.method` is not `scheduled`.
+    """Return the share of attention that was masked in each layer in the course of an earlier run, the run that the
+    setting `adversarial.masking.trace` names; None unless `adversarial.method` is `scheduled`.
 
-    The share of a layer, logged every few steps, is that of the pairs of a query and a key that are masked.
+    The share of a layer, logged every few steps, is the share of the pairs of a query and a key that are masked.
 
     layers: the number of layers of the model to be trained.
 
-    Raises ValueError if that run recorded no shares, did not end, or has a model with another number of layers.
+    Raises ValueError if the earlier run recorded no shares, did not end, or has a model with another number of layers.
     """
     if config.method != "scheduled":
         return None
@@ -54,8 +54,8 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
 
 
 def _planned_steps(directory: epath.Path, last_logged: int) -> int | None:
-    """Return the planned number of steps of a run or trial, whose last logged step is `last_logged`; None if it was not
-    trained to its end.
+    """Return the planned number of steps of a run or trial, whose last logged step is `last_logged`; None if the
+    training did not reach its end.
 
     A trial that `patience` stopped early has ended, too: its result.json has the planned number.
 

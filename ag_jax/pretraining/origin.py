@@ -22,7 +22,7 @@ Pooler = dict[str, np.ndarray]  # `kernel` and `bias`; empty if there is none
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The imported model that weights started from; the fields that describe it are empty if there was none.
+    """Description of the imported model that weights started from; fields about the model are empty if there was none.
 
     model_type: its family, such as `camembert`.
     name: its name on the Hugging Face hub, or the name of its directory if it was read from disk.
@@ -44,16 +44,17 @@ class Origin:
     left_out: tuple[str, ...] = ()
 
     def untrained(self, step: int) -> tuple[str, ...]:
-        """Return the names of parts of the parameters, such as `word_head`, that are still untrained at `step`.
+        """Return the names of the parts of the parameters, such as `word_head`, that were randomly initialised and that
+        no step up to `step` has trained.
 
-        All of `new`, the randomly initialised parts, at step 0; none later.
+        These are all of `new` at step 0, and none later.
         """
         return self.new if step == 0 else ()
 
 
 def write(directory: epath.Path, origin: Origin, pooler: Pooler) -> None:
-    """Write to a run directory the imported model that the run's weights started from, and the pooler of that model,
-    unless `pooler` is empty.
+    """Write to a run directory the description of the imported model that the run's weights started from. Unless
+    `pooler` is empty, also write the pooler of the imported model.
     """
     if pooler:
         tensors = {name: np.ascontiguousarray(leaf) for name, leaf in pooler.items()}
@@ -62,8 +63,8 @@ def write(directory: epath.Path, origin: Origin, pooler: Pooler) -> None:
 
 
 def read(directory: epath.Path, width: int) -> tuple[Origin, Pooler]:
-    """Return the imported model that a run's weights started from (an Origin with empty fields if unknown), and the
-    pooler of that model, with `width` features ({} if none is stored).
+    """Return the description of the imported model that a run's weights started from (an `Origin` with empty fields if
+    unknown), and the pooler of the imported model ({} if no pooler is stored).
 
     width: the number of features that the pooler must have.
 

@@ -32,8 +32,8 @@ def binary_entropy(share: np.ndarray | float) -> np.ndarray | float:
 
 
 def replaced_tokens_loss(frequencies_V: np.ndarray, rate: float, words_share: float) -> float:
-    """Return the loss, in nats a token, of detecting replaced tokens by the best guess without context, if the share
-    `rate` of the words is replaced by unigram draws; `words_share` of the tokens that count in the loss are words.
+    """Return the plateau loss of replaced-token detection, in nats a token, if the share `rate` of the words is
+    replaced by draws from the word frequencies.
 
     frequencies_V: q(v), the frequency of each word.
     rate: the share of words that is replaced.
@@ -47,8 +47,10 @@ def replaced_tokens_loss(frequencies_V: np.ndarray, rate: float, words_share: fl
 
 
 def replaced_tokens_loss_of(corpus: pipeline.Corpus, rate: float, ignored: list[int]) -> float:
-    """Return the loss, in nats a token, of detecting replaced tokens in a corpus by the best guess without context, if
-    the share `rate` of the words is replaced by unigram draws; tokens with ids in `ignored` do not count in the loss.
+    """Return the plateau loss of replaced-token detection in a corpus, in nats a token, if the share `rate` of the
+    words is replaced by draws from the word frequencies.
+
+    ignored: ids of the tokens that the loss leaves out.
 
     With an `mlm` generator, whose samples improve during training, it is only a rough upper bound.
     """

@@ -39,7 +39,8 @@ class Vocabulary(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyInfo:
-    """A `Vocabulary` without a tokenizer, for plans of runs whose tokenizer is not trained yet, and as a cache key.
+    """The size and special ids of a vocabulary, without a tokenizer: for plans of runs whose tokenizer is not trained
+    yet, and as a cache key.
 
     The defaults are the special ids of a tokenizer that a run trains.
     """
@@ -144,8 +145,8 @@ def _replaced_tokens_model(
 
 
 def _ignored_ids(config: ExperimentConfig, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the ids of the tokens that replaced-token detection leaves out of its loss: those of the delimiters if
-    `replaced_tokens.tokens` is `words`, otherwise none.
+    """Return the ids of the tokens that replaced-token detection leaves out of the loss: the ids of the delimiters
+    if `replaced_tokens.tokens` is `words`, otherwise no ids.
     """
     return tuple(vocabulary.delimiter_ids) if config.replaced_tokens.tokens == "words" else ()
 

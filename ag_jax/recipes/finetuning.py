@@ -51,8 +51,8 @@ FROM_MNLI = ("rte", "stsb", "mrpc")
 
 
 def suite(title: str, arguments: Any) -> Config:
-    """Return a config for `ag-jax finetune`, with a config file's `arguments` filled in and without tasks, which `add`
-    and the functions after it add.
+    """Return a config for `ag-jax finetune` that has the values of a config file's `arguments` but no tasks yet; tasks
+    are added by `add` and by functions such as `asa`.
 
     title: title of the report.
     arguments: the config file's arguments as attributes: `seeds` (a number), `data` and optionally `checkpoint`.
@@ -223,8 +223,8 @@ def attack(config: Config, method: str, **settings: Any) -> None:
 
 
 def freelb(config: Config) -> None:
-    """Set all tasks of a suite to train with FreeLB; `FREELB` has the settings of each task, a task that it lacks gets
-    those of another.
+    """Set all tasks of a suite to train with FreeLB, with the settings in `FREELB`; a task without settings there gets
+    the settings of QQP (`paws_qqp`) or MNLI (all others).
 
     Steps are counted as in fairseq, because the settings were released for it.
     """
@@ -236,8 +236,8 @@ def freelb(config: Config) -> None:
 
 
 def longer(config: Config, times: int = 2) -> None:
-    """Multiply the epochs of all tasks by `times`, for a baseline without an attack that costs as much as training with
-    an attack.
+    """Multiply the epochs of all tasks by `times`, so that a baseline without attack costs as much as training with an
+    attack.
 
     The multiple is set as a factor, so that a flag for `epochs` lengthens or shortens this arm in proportion.
     """

@@ -64,7 +64,7 @@ ENCODERS = {
 
 
 def encoder(config: Config, name: str) -> None:
-    """Set the architecture to that of an encoder in `ENCODERS`; dropout and tokenizer are unchanged."""
+    """Set the architecture to the encoder `name` in `ENCODERS`; dropout and tokenizer are unchanged."""
     config.model.update(ENCODERS[name])
 
 
@@ -100,11 +100,11 @@ def epochs(config: Config, tokens: float, count: float) -> None:
 
 
 def roberta_table_9(config: Config) -> None:
-    """Set RoBERTa-base's pre-training (Liu et al. 2019, table 9): FULL-SENTENCES, 8k rows a step, no clipping.
+    """Set a config to the pre-training of RoBERTa-base (Liu et al. 2019, table 9).
 
-    Each row has a fixed number of masks, as in fairseq. RoBERTa's tokenizer is GPT-2's byte-level BPE: set
-    `data.tokenizer.path` to a directory with its vocab.json and merges.txt; otherwise a byte-level BPE with a
-    vocabulary of 50,265 is trained.
+    FULL-SENTENCES, 8k rows a step, no clipping. Each row has a fixed number of masks, as in fairseq.
+    RoBERTa's tokenizer is GPT-2's byte-level BPE: set `data.tokenizer.path` to a directory with its vocab.json and
+    merges.txt; otherwise a byte-level BPE with a vocabulary of 50,265 is trained.
     """
     config.data.update(format="full_sentences", sequence_length=512)
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=50_265)
@@ -117,7 +117,7 @@ def roberta_table_9(config: Config) -> None:
 
 
 def bert_base(config: Config) -> None:
-    """Set BERT-base's pre-training as in RoBERTa's ablations.
+    """Set a config to the pre-training of BERT-base in RoBERTa's ablations.
 
     256 rows of 512 tokens a step, 1M steps, peak learning rate 1e-4.
     Betas, epsilon and weight decay are those of Liu et al. 2019 (section 3.1); as theirs, gradients are not clipped.
@@ -128,7 +128,7 @@ def bert_base(config: Config) -> None:
 
 
 def deberta_base(config: Config) -> None:
-    """Set DeBERTa-base's pre-training in the ablation of He et al. 2021 (section 5.2).
+    """Set a config to the pre-training of DeBERTa-base in the ablation of He et al. 2021 (section 5.2).
 
     The ablation has BERT's text and BERT's number of rows a step. From the released script: 256 rows of 512 tokens
     from one stream, 1M steps, peak learning rate 1e-4 after 10,000 steps; the rest is from the paper's table for base

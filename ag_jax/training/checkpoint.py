@@ -71,7 +71,7 @@ class Checkpoints:
         self._manager = self._open(alone=read_only)
 
     def _open(self, *, alone: bool) -> ocp.CheckpointManager:
-        """Open an Orbax manager: of all hosts, or, if `alone`, a read-only manager that needs no other host.
+        """Open an Orbax manager that all hosts share or, if `alone`, a read-only manager that needs no other host.
 
         Raises ValueError if Orbax's description of a checkpoint is damaged.
         """
@@ -101,8 +101,8 @@ class Checkpoints:
             ) from error
 
     def _suspects(self) -> str:
-        """Return, joined for a message, the metadata files that may be damaged: those that are not valid JSON, or all
-        if every file is valid JSON.
+        """Return the names of the metadata files that may be damaged, joined for an error message: the files that are
+        not valid JSON, or all files if every file is valid JSON.
         """
         files = [self._directory / str(step) / _DESCRIPTION for step in steps_in(self._directory)]
         broken = []
@@ -185,7 +185,9 @@ class Checkpoints:
         return Checkpoint(state, progress)
 
     def _read(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any], StoredFingerprint]:
-        """Return state, progress and stored fingerprint of a checkpoint, after a check of its parameters' shapes."""
+        """Return a checkpoint's training state, progress of the training loop, and stored fingerprint (a checksum for
+        each array of the state), after a check of the parameters' shapes.
+        """
         with self._reader() as reader:
             with self._judged(step):
                 saved = dict(reader.item_metadata(step)["state"])
@@ -197,8 +199,9 @@ class Checkpoints:
     def _load(
         self, reader: ocp.CheckpointManager, step: int, like: Tree
     ) -> tuple[Tree, dict[str, Any], StoredFingerprint]:
-        """Return a checkpoint's state, progress and stored fingerprint; of the checksums in the fingerprint, only that
-        of the progress is compared here, not those of the arrays.
+        """Return a checkpoint's training state, progress of the training loop, and stored fingerprint (a checksum for
+        each array of the state). The progress is compared with its stored checksum; comparing the arrays is left to the
+        caller.
         """
         items = ocp.args.Composite(state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore())
         restored = reader.restore(step, args=items)
@@ -226,7 +229,8 @@ class Checkpoints:
             raise damage.judge(step, folder, error) from error
 
     def restore_params(self, step: int) -> Tree:
-        """Read only the parameters of `step`, onto this process's first device, whatever they were trained on.
+        """Read only the parameters in the checkpoint of `step`, onto this process's first device, whatever devices they
+        were trained on.
 
         Raises CorruptCheckpointError if they differ from those that were saved, and OSError if something else prevents
         reading them.

@@ -32,7 +32,7 @@ class Evaluator(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Results of a job's evaluators after one of its steps.
+    """The metrics that a job's evaluators returned after a training step.
 
     step: number of updates done.
     train_loss: mean of the primary metric over the steps since the previous evaluation; None if their weight is 0.
@@ -82,13 +82,13 @@ class Progress:
 
 
 def never(history: list[Evaluation]) -> bool:
-    """Return False: the stop rule of jobs that never stop before their last step."""
+    """Return False, for "do not stop": the function `Job.stop` for jobs that never stop before the last step."""
     del history
     return False
 
 
 def keep_nothing(state: TrainState, history: list[Evaluation]) -> bool:
-    """Return False, because nothing was saved: the function `keep` of jobs that do not save their best model."""
+    """Return False, for "nothing was saved": the function `Job.keep` for jobs that do not save the best model."""
     del state, history
     return False
 

@@ -33,7 +33,7 @@ def _plus(left: Any, right: Any) -> Any:
 
 
 def divide(sums: Sums) -> dict[str, Any]:
-    """Return total / weight of each metric: a number, or a list with one for each layer; None for a weight of 0."""
+    """Return total / weight of each metric: a number, or a list of numbers, one a layer; None for a weight of 0."""
 
     def quotient(total: Any, weight: Any) -> Any:
         if isinstance(total, list):
@@ -87,7 +87,7 @@ class MetricWriter:
                 self._events = _Events(workdir / "tensorboard", step)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a row, which has the keys `step` and `split`. Raises OSError with advice if the disk is full."""
+        """Append a row of metrics with the keys `step` and `split`. Raises OSError with advice if the disk is full."""
         scalars = dict(_scalars(row))
         with self._explained():
             self._rows.add(json.dumps(row) + "\n")
@@ -97,14 +97,14 @@ class MetricWriter:
             self._wandb.log(row["step"], scalars)
 
     def flush(self) -> None:
-        """Write or upload all rows and events that are still buffered."""
+        """Write or upload all rows of metrics and TensorBoard events that are still buffered."""
         with self._explained():
             self._rows.flush()
             if self._events:
                 self._events.flush()
 
     def close(self, failed: bool = False) -> None:
-        """Flush and close; `failed` marks the wandb run as failed."""
+        """Flush and close all outputs; `failed` marks the run at Weights & Biases as failed."""
         with self._explained():
             self._rows.flush()
             if self._events:
@@ -144,18 +144,18 @@ class _Events:
             self._writer.write_event(event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=start))
 
     def add(self, scalars: dict[str, float], step: int) -> None:
-        """Write all numbers of a row as one event."""
+        """Write all numbers of a row of metrics as one TensorBoard event."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
         self._writer.flush()
 
     def flush(self) -> None:
-        """Upload the file, if the run directory is in an object store."""
+        """Upload the TensorBoard file, if the run directory is in an object store."""
         if self._copy:
             self._copy.flush()
 
     def close(self) -> None:
-        """Close the file, and upload it if the run directory is in an object store."""
+        """Close the TensorBoard file, and upload the file if the run directory is in an object store."""
         self._writer.close()
         if self._copy:
             self._copy.close()
@@ -195,7 +195,7 @@ def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """Parse a line as a row of metrics; None if it is not one."""
+    """Return the row of metrics that a line of `metrics.jsonl` holds; None if the line holds no such row."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

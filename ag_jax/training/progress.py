@@ -10,7 +10,7 @@ from ag_jax.training import metrics
 
 
 class Silence:
-    """Stand-in for `ProgressLine` and `MetricWriter` that does nothing, on all hosts but the first."""
+    """Stand-in for `ProgressLine` and `MetricWriter` on all hosts but the first, with methods that do nothing."""
 
     def update(self, row: dict[str, Any], seconds_left: float) -> None:
         """Do nothing."""

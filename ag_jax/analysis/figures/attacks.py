@@ -14,18 +14,18 @@ from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, colours, label, save, 
 
 
 def masked_figure(groups: Mapping[str, Mapping[str, MaskedShare]], path: str | os.PathLike) -> epath.Path:
-    """Write the figure of masked shares of attention, by step and layer (`draw_masked`), as a PNG; return the path."""
+    """Write the figure of the share of masked units by step and layer (`draw_masked`) as a PNG; return the path."""
     return save(draw_masked(groups), path)
 
 
 def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
-    """Draw the share of attention that is masked, during training and by layer at its end (Wu et al. 2022, figure 5).
+    """Draw the share of masked units during training, and by layer at the end of training (Wu et al. 2022, figure 5).
 
     Each group has a row of two panels with a line for each name, in the same colour in all groups. The first panel is
     over steps if all lines of the group have equally many, otherwise over per cent of training. Raises ValueError if
     there is nothing to draw.
 
-    groups: {group: {name of the line: masked share}}.
+    groups: {group: {name of the line: share of masked units}}.
     """
     if not any(groups.values()):
         raise ValueError("there is no masked share to draw: give at least one run with an attack on attention")
@@ -105,7 +105,7 @@ def step_time_figure(ratios: Mapping[str, Mapping[int, float]], path: str | os.P
 
 
 def draw_step_times(ratios: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Draw the step time of training methods over the first method's, by sequence length (Wu et al. 2022, figure 4 a).
+    """Draw step times relative to the first training method's, by sequence length (Wu et al. 2022, figure 4 a).
 
     Raises ValueError if there are no ratios.
 

@@ -36,7 +36,7 @@ def mass_curves(rows_by_arm: Mapping[str, MetricRows], path: str | os.PathLike) 
 
 
 def draw_losses(series: Mapping[str, Sequence[MetricRows]], x: str = "step", headline: PrimaryMetric = MLM) -> Figure:
-    """Draw the primary loss of each arm over steps or tokens seen, and below it the guidance loss if there is one.
+    """Draw each arm's primary loss over steps or tokens seen and, in a panel below, the guidance loss of guided arms.
 
     A thick line is the mean over an arm's seeds, thin lines are the seeds, and dots are the mean validation loss
     (Deshpande & Narasimhan 2020, figures 3, 5 and 6). Raises ValueError if no row holds a loss.

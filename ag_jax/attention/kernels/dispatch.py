@@ -40,7 +40,7 @@ class Fused(Attend):
     heads: str | None = None
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return the output, and the guidance statistics ||H||^2 and <H, P> of the guided heads (None without guides).
+        """Return the output, and the guidance statistics ||H||^2 and <H, P> (None if no head is guided).
 
         Raises ValueError for guidance after dropout, which kernels do not compute.
         """

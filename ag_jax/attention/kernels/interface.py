@@ -74,7 +74,7 @@ class Attend(abc.ABC):
         rate: float = 0.0,
         key: Array | None = None,
     ) -> Mixed:
-        """Return the output `BQHW`, and the guidance statistics ||H||^2 and <H, P> (None without guides).
+        """Return the output `BQHW`, and the guidance statistics ||H||^2 and <H, P> (None if no head is guided).
 
         query_BQHW, key_BKHW, value_BKHW: in the precision of the computation; scores and softmax are float32. Queries
             and keys may differ in length.
@@ -101,7 +101,7 @@ class Attend(abc.ABC):
 
     @abc.abstractmethod
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return the output and the guidance statistics, ||H||^2 and <H, P> (None without guides), like `__call__`."""
+        """Return the output and the statistics ||H||^2 and <H, P> (None if no head is guided), like `__call__`."""
 
 
 def _check_shapes(query: Array, key: Array, value: Array, query_segments: Array, key_segments: Array) -> None:

@@ -61,7 +61,7 @@ def mix(weights_BHQK: Array, inputs: AttentionInputs) -> Mixed:
 
 
 class Reference(Attend):
-    """Attention in plain JAX, compiled by XLA; memory grows with the number of queries times that of keys.
+    """Attention in plain JAX, compiled by XLA; memory grows with the number of query-key pairs.
 
     save: function to call with the probabilities `BHQK`, float32, before dropout; None to save nothing.
     """

@@ -188,9 +188,11 @@ def _axes(rank: int, has_candidates: bool) -> str:
 
 
 def _padded_candidates(candidates: np.ndarray) -> np.ndarray:
-    """Return each row's number of candidates, `candidates`, rounded up so that batches have few shapes.
+    """Return, for each row, the number of candidates to which the row is padded, so that batches have few shapes.
 
-    If the numbers differ, each becomes a power of two, or the largest number if that is less.
+    candidates: the number of candidates of each row.
+
+    If the numbers differ, each is rounded up to a power of two, or to the largest number if that is less.
     """
     if not len(candidates) or candidates.min() == candidates.max():
         return candidates

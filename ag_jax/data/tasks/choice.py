@@ -18,13 +18,13 @@ _GAP = re.compile("_+")
 
 
 def hellaswag(record: Record, task: Task, labelled: bool) -> list[Choices]:
-    """Return one example from a HellaSWAG record: a context and four endings."""
+    """Return a list with the one example of a HellaSWAG record: a context and four endings."""
     endings = _texts(record, "endings")
     return [_choices(record["id"], text_of(record, "ctx"), endings, record.get("label"), labelled)]
 
 
 def swag(record: Record, task: Task, labelled: bool) -> list[Choices]:
-    """Return one example from a SWAG record: a sentence, and the beginning of the next sentence with four endings."""
+    """Return a list with the one example of a SWAG record: a sentence, the beginning of the next, and four endings."""
     start = text_of(record, "sent2")
     endings = [f"{start} {text_of(record, f'ending{number}')}" for number in range(4)]
     return [_choices(record["id"], text_of(record, "sent1"), endings, record.get("label"), labelled)]
@@ -75,7 +75,8 @@ def dream(record: Record, task: Task, labelled: bool) -> list[Choices]:
 
 
 def record(record: Record, task: Task, labelled: bool) -> list[Choices]:
-    """Return one example from a ReCoRD record: a passage, and a query whose gap an entity of the passage fills.
+    """Return a list with the one example of a ReCoRD record: a passage, and a query with a gap for one of the entities
+    of the passage.
 
     All names of the right entity are right. Entities that are written alike are one candidate. Markers such as
     "@highlight" stay in the passage.

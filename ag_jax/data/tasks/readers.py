@@ -32,7 +32,7 @@ SHOWN = 5  # the most malformed rows that an error lists
 
 
 def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, legacy: bool = False) -> Examples:
-    """Read the examples of a split, in the order of their file; `skip_malformed` leaves out malformed rows, `legacy`
+    """Read the examples of a split, in the order of their file; `skip_malformed` leaves out malformed records, `legacy`
     reads as the code released with a paper did.
 
     root: a directory with the folders of the tasks, in any of the layouts of the catalogue; "" reads TFDS.
@@ -123,8 +123,8 @@ def _prepared(task: Task, split: str) -> tuple[FileLayout, list[pathlib.Path]]:
 
 
 def _records(layout: FileLayout, file: pathlib.Path, split: str) -> Iterator[Placed]:
-    """Yield (location, record) for each record of a file, a dict with the field names that `PARSERS` read, among them
-    always "id".
+    """Yield (location, record) for each record of a file; a record is a dict with an "id", and with its other fields
+    under the names that the task's parser expects.
 
     In place of a malformed record, the ValueError that describes the fault is yielded.
     """
@@ -163,7 +163,7 @@ def _class_names(feature: Any) -> list[str] | None:
 
 
 def _plain(value: Any, names: list[str] | None) -> Any:
-    """Convert TFDS values: bytes to str, arrays to lists, class indices to names; -1 for an unknown class stays."""
+    """Return a TFDS value in plain Python: bytes as str, arrays as lists, class indices as names, but -1 unchanged."""
     if isinstance(value, dict):
         return {name: _plain(part, None) for name, part in value.items()}
     if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim):

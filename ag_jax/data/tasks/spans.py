@@ -10,7 +10,7 @@ STRIPPED = 16  # the most leading white space of a context, in characters, that 
 
 
 def squad(record: Record, task: Task, labelled: bool) -> list[Question]:
-    """Return the example of a SQuAD record, a question with its context and answers, in a list.
+    """Return a list with the one example of a SQuAD record: a question with its context and answers.
 
     Raises ValueError if an answer is not at its stated position in the context, or is missing.
     """
@@ -47,8 +47,8 @@ def _answer(context: str, answer: Any) -> tuple[str, int]:
 
 
 def _moved(context: str, text: str, start: int) -> int:
-    """Return the position of the answer `text` in `context`, whose leading white space TFDS stripped; `start` is the
-    position before stripping.
+    """Return the position of the answer `text` in `context`, after TFDS stripped the white space at the start of the
+    context; `start` is the position before stripping.
 
     If the answer is not found at `start` or up to `STRIPPED` characters before, `start` is returned.
     """

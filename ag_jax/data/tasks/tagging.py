@@ -7,7 +7,7 @@ from ag_jax.data.tasks.task import TaggedSentence, Task
 
 
 def words(record: Record, task: Task, labelled: bool) -> list[TaggedSentence]:
-    """Return the tagged sentence of a record. Raises ValueError if its tags are unknown or not BIO."""
+    """Return a list with the one sentence of a record. Raises ValueError if the tags are unknown or not BIO."""
     forms, tags = record.get("words"), record.get("tags")
     if not isinstance(forms, list) or not forms or not all(isinstance(form, str) and form.strip() for form in forms):
         raise ValueError(f"expected a list of words, got {forms!r}")
@@ -20,7 +20,7 @@ def words(record: Record, task: Task, labelled: bool) -> list[TaggedSentence]:
 
 
 def chunked_words(record: Record, task: Task, labelled: bool) -> list[TaggedSentence]:
-    """Return the sentence of a CoNLL-2003 record, with IOB1 tags converted to BIO.
+    """Return a list with the one sentence of a CoNLL-2003 record, with IOB1 tags converted to BIO.
 
     CoNLL-2003's own files use IOB1: B- only between adjacent entities of one type. BIO tags are unchanged.
     """

@@ -145,7 +145,7 @@ class Task:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits that some layout of the task has; their files need not exist."""
+        """Names of the splits that some layout of the task has; the files of a split need not exist."""
         return tuple(dict.fromkeys(split for form in (*self.layouts, *self.prepared) for split in form.files))
 
     def label_index(self, value: Any) -> int:
@@ -161,12 +161,12 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Examples(Sequence):
-    """The examples of a split, a sequence.
+    """A sequence of the examples of a split.
 
     items: the examples.
     source: the files that the examples come from.
-    skipped: number of malformed rows that were left out. If one file is divided into splits or folds, its malformed
-        rows are counted once, in the train part.
+    skipped: number of malformed records that were left out. If one file is divided into splits or folds, its malformed
+        records are counted once, in the train part.
     """
 
     items: tuple[Example, ...]
@@ -183,8 +183,8 @@ class Examples(Sequence):
         return iter(self.items)
 
     def take(self, indices: Sequence[int] | slice) -> "Examples":
-        """Return the examples at these indices, in the given order, with the same source files and the same number of
-        skipped rows.
+        """Return the examples at these indices, in the given order; the source files and the number of malformed
+        records that were left out stay the same.
         """
         chosen = self.items[indices] if isinstance(indices, slice) else tuple(self.items[index] for index in indices)
         return dataclasses.replace(self, items=chosen)

@@ -16,7 +16,7 @@ _INDEX = re.compile(rf"{_TOKEN}(?:/{_TOKEN})+")
 
 
 def text_of(record: Record, name: str) -> str:
-    """Return a field of a record. Raises ValueError unless it is a text that is not blank."""
+    """Return a field of a record. Raises ValueError unless the field is a text that is not blank."""
     value = record.get(name)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"the field {name!r} must be a text, got {value!r}")
@@ -43,13 +43,14 @@ def is_unknown(value: Any) -> bool:
 
 
 def texts(record: Record, task: Task, labelled: bool) -> list[Texts]:
-    """Return one example labelled with a class, from the fields id, first, label, and optionally second."""
+    """Return a list with the one example of a classification record (fields id, first, label; optionally second)."""
     return [_example(record, task.label_index, labelled)]
 
 
 def numbers(record: Record, task: Task, labelled: bool) -> list[Texts]:
-    """Return one example labelled with a number within `task.span`, from the fields id, first, label, and optionally
-    second.
+    """Return a list with the one example of a regression record (fields id, first, label; optionally second).
+
+    The label must be in the range `task.span` (lowest, highest).
     """
     return [_example(record, lambda label: _number(task, label), labelled)]
 
@@ -62,7 +63,7 @@ def _example(record: Record, read: Callable[[Any], int | float], labelled: bool)
 
 
 def paws(record: Record, task: Task, labelled: bool) -> list[Texts]:
-    """Return one example from a PAWS-QQP record.
+    """Return a list with the one example of a PAWS-QQP record.
 
     Under Python 3 the script of PAWS writes b'...' around each sentence; this is removed.
     Raises ValueError for a row of the published index, which has the positions of tokens in place of sentences.

@@ -60,7 +60,8 @@ def mask(
     tokenizer: Tokenizer,
     unigram: Unigram | None = None,
 ) -> Corrupted:
-    """Choose the tokens to predict and replace them, by default as BERT does (Devlin et al. 2019, section 3.1).
+    """Return a masked batch: tokens to predict are chosen and replaced, by default as in BERT (Devlin et al. 2019,
+    section 3.1).
 
     config: choice and replacement of tokens; `MaskingConfig` names the implementations that each option follows.
     tokens_BL: token ids, padded on the right.
@@ -105,7 +106,8 @@ def mask(
 
 
 def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of the tokens to mask, and which entries are in use: arrays `BM` (batch, masked positions).
+    """Return the positions of the tokens to mask, and whether each position is in use: two arrays `BM` (batch, masked
+    positions).
 
     Positions ascend. A row with fewer chosen tokens than M has entries at its end that are not in use.
     """
@@ -137,8 +139,8 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
 
 
 def _span_keys(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
-    """Return the random keys of the tokens, `BL` (batch, length), changed so that masking the tokens with the smallest
-    keys masks whole spans of at most `longest` tokens.
+    """Return a sort key for each token, made from the random `keys_BL` so that the tokens with the smallest keys form
+    spans of at most `longest` tokens.
 
     longest: the largest number of tokens of a span.
     keys_BL: a random key of each token; the tokens with the smallest keys are chosen for masking.

@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def make_rows(config: DataConfig, store: TextStore, special: SpecialTokens) -> Iterator[Row]:
-    """Yield the rows of a text in `config.format`, of at most `config.sequence_length` tokens."""
+    """Yield rows of at most `config.sequence_length` tokens, made of the stored texts by the format `config.format`."""
     length = config.sequence_length
     if config.format == "fixed_blocks":
         yield from fixed_blocks(store, special, length)
@@ -125,7 +125,7 @@ def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number:
 
 
 def sentence_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
-    """Yield pairs of sentences from document `number`; half the time the second one is from a random document."""
+    """Yield rows with two sentences: A from document `number`, B the next or, half the time, from a random document."""
     room = length - 2 - special.pair_separators
     sentences = list(_pieces(store.document(number), room))
     at = 0
@@ -169,7 +169,7 @@ def _random_segment(store: TextStore, other_than: int, target: int, room: int, d
 
 
 def _truncate(first: np.ndarray, second: np.ndarray, room: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
-    """Drop tokens of the longer segment, each at a random end, until both fit into `room`."""
+    """Return both segments, cut to at most `room` tokens in total: the longer segment loses tokens at random ends."""
     while len(first) + len(second) > room:
         longer = first if len(first) > len(second) else second
         cut = longer[1:] if draws.unit() < 0.5 else longer[:-1]

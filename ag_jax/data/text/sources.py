@@ -191,8 +191,9 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _check_circles(directory: str, above: tuple[str, ...] = ()) -> None:
-    """Raise ValueError if a link, `directory` itself or below it, leads to a directory that contains the link; `above`
-    has the resolved paths of the directories that contain `directory`.
+    """Raise ValueError if `directory`, or a directory below, is a link to a directory that contains this link.
+
+    above: resolved paths of the directories that contain `directory`.
     """
     place = os.path.realpath(directory)
     if place in above:

@@ -21,7 +21,10 @@ class Unigram:
 
     @classmethod
     def of(cls, rows: Rows, tokenizer: Tokenizer) -> "Unigram":
-        """Return the distribution of `rows`. Raises ValueError if the rows have only special tokens."""
+        """Return the unigram distribution of the tokens in `rows`.
+
+        Raises ValueError if the rows have only special tokens.
+        """
         counts_V = rows.counts(tokenizer.vocabulary_size).copy()
         counts_V[list(tokenizer.special_ids)] = 0
         if not counts_V.any():
@@ -39,14 +42,15 @@ class Unigram:
     def _cumulative_V(self) -> np.ndarray:
         return np.cumsum(self.counts_V)
 
-    def draw(self, *key) -> np.ndarray:
-        """Return token ids drawn by their frequency, one for each element of the broadcast arguments `key`.
+    def draw(self, *components) -> np.ndarray:
+        """Return a token id, drawn at random by frequency, for each key; a key is a tuple of integers, one from each
+        array `components`.
 
-        key: integers or integer arrays, which `randomness.units` hashes to random numbers: equal keys give equal token
-            ids.
+        components: integers or integer arrays, which broadcast; `randomness.units` hashes each key to a random number,
+            so equal keys give equal token ids.
 
         Inverse transform sampling: a token id is that of a uniformly drawn position of the sorted tokens; the
         cumulative counts are exact integers.
         """
-        place = (randomness.units(*key) * self._cumulative_V[-1]).astype(np.int64)
+        place = (randomness.units(*components) * self._cumulative_V[-1]).astype(np.int64)
         return np.searchsorted(self._cumulative_V, place, side="right")

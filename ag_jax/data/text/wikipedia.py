@@ -7,7 +7,7 @@ SHORTEST_ARTICLE = 128  # words
 
 
 def clean_wikipedia(text: str) -> str:
-    """Return the prose of a Wikipedia article, after Megatron-LM's clean-up (Shoeybi et al. 2019, section 4.2).
+    """Return the prose of a Wikipedia article, cleaned as in Megatron-LM (Shoeybi et al. 2019, section 4.2).
 
     Headings, tables and list items (lines that do not end like a sentence) are dropped, and everything from the
     references on. An article with fewer than 128 words of prose gives the empty string.

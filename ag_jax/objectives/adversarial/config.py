@@ -18,7 +18,7 @@ Strength = Annotated[float, "> 0", "<= 1e6"]
 class AsaConfig:
     """Adversarial self-attention (Wu et al. 2022). Where paper and released code differ, the defaults follow the code.
 
-    tau: the penalty's coefficient is tau ** tau_power; a lower one masks more.
+    tau: the coefficient of the adversary's penalty on masking is tau ** tau_power; with a lower tau more is masked.
     tau_power: exponent of tau: 1 in the paper, 2 in the released code.
     count: what the penalty counts: unmasked `units` of all layers, or the sum over layers of the unmasked `fraction`.
     strength: C, the number that is subtracted from the score of a masked unit.
@@ -65,7 +65,7 @@ class AsaConfig:
 
     @property
     def penalty(self) -> float:
-        """Coefficient of the penalty for attention that the adversary does not mask, tau ** tau_power."""
+        """Coefficient of the loss term that makes masking costly for the adversary: tau ** tau_power."""
         return self.tau**self.tau_power
 
 
@@ -207,7 +207,7 @@ class AdversarialConfig:
 
     @property
     def in_effect(self) -> "AdversarialConfig":
-        """This config with every section that `method` does not read reset to its defaults."""
+        """This config, in which the sections that the chosen `method` ignores have their default values."""
         section = "masking" if self.method in NAIVE else self.method
         read = {section: getattr(self, section)} if self.method != "none" else {}
         return AdversarialConfig(self.method, **read)

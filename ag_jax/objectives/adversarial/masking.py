@@ -34,7 +34,7 @@ class Trace:
     shares: tuple[tuple[float, ...], ...]
 
     def at(self, progress: Array) -> Array:
-        """Return the masked share of each of the N layers, shape `N`, after the fraction `progress` of a run's steps.
+        """Return the share of units that each layer masks after the fraction `progress` of a run's steps, shape `N`.
 
         The share is interpolated; outside of the recorded range, the nearest recorded share is returned.
         """
@@ -87,7 +87,7 @@ class LargestMasks:
 
 @dataclasses.dataclass(frozen=True)
 class NaiveMasks:
-    """Attacker whose masks are not learnt: random ones, or those of the largest attention weights.
+    """Attack on attention with masks that are not learnt: of random units, or of the most attended units.
 
     method: `bernoulli` masks a fixed share at random; `scheduled` masks, at random, the shares in `trace`, which an
         earlier run masked; `magnitude` masks the largest attention weights of each query.
@@ -101,7 +101,7 @@ class NaiveMasks:
     trace: Trace | None
 
     def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Attack:
-        """Return the attack of a step.
+        """Return the attack, a function that makes the masks of a layer, for a training step.
 
         All layers mask the same share, or with `scheduled` the shares of `trace` after this fraction of the run.
         """

@@ -42,7 +42,7 @@ class Perturbation(Protocol):
         """
 
     def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """Return the perturbation after one step along its gradient `slope_BLE`; the gradient is 0 on padding."""
+        """Return the perturbation after one step along the gradient `slope_BLE`, which is 0 on padding."""
 
 
 def encoder_segments(batch: Batch) -> Array:
@@ -59,18 +59,18 @@ def on_texts(delta_BLE: Array, sequences_BL: Array) -> Array:
 
 
 def norms(values_BLE: Array, sequences_BL: Array) -> Array:
-    """Return, for every position, the Euclidean norm of the values in its whole text, `BL1`; 0 on padding."""
+    """Return, for every position, the Euclidean norm of all values in the same text, `BL1`; 0 on padding."""
     return jnp.sqrt(segments.totals(jnp.square(values_BLE).sum(-1), sequences_BL))[:, :, None]
 
 
 def largest(values_BLE: Array, sequences_BL: Array) -> Array:
-    """Return, for every position, the largest absolute value in its whole text, `BL1`; 0 on padding."""
+    """Return, for every position, the largest absolute value in the same text, `BL1`; 0 on padding."""
     of_tokens_B1L = jnp.abs(values_BLE).max(-1)[:, None, :]
     return jnp.where(segments.same_segment_mask(sequences_BL), of_tokens_B1L, 0.0).max(-1)[:, :, None]
 
 
 def normal(key: Array, sequences_BL: Array, width: int, deviation: float) -> Array:
-    """Sample N(0, deviation^2) for each embedding component of valid tokens, `BLE`; 0 on padding."""
+    """Return a sample of N(0, deviation^2) for each embedding component of every token, `BLE`; 0 on padding."""
     return on_texts(deviation * jax.random.normal(key, (*sequences_BL.shape, width)), sequences_BL)
 
 
@@ -80,7 +80,7 @@ def plus(before_BLE: Array | None, delta_BLE: Array) -> Array:
 
 
 def length_metric(delta_BLE: Array, sequences_BL: Array) -> LossTerm:
-    """Return the mean Euclidean norm of a text's perturbation, as a metric (total, weight)."""
+    """Return the mean Euclidean norm of a text's perturbation, as a metric (sum over texts, number of texts)."""
     firsts_BL = segments.is_first(sequences_BL)
     lengths_BL = norms(delta_BLE, sequences_BL)[:, :, 0]
     return jnp.where(firsts_BL, lengths_BL, 0.0).sum(), firsts_BL.sum().astype(jnp.float32)

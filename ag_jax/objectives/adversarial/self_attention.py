@@ -35,14 +35,14 @@ class Attacker(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LearntMasks:
-    """Attacker that masks attention by an adversary, whose parameters are `params["adversary"]`."""
+    """Attack on attention by an adversary, whose parameters are `params["adversary"]`."""
 
     config: AsaConfig
     encoder: EncoderConfig
     special: PatternTokens
 
     def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Adversary:
-        """Return the adversary with the parameters `params["adversary"]`; the step changes nothing."""
+        """Return the adversary with the parameters `params["adversary"]`; `step` is not used."""
         del step
         config, shape, special_NBL = self.config, self.encoder, None
         if config.protect_specials:
@@ -85,9 +85,11 @@ def _texts(sequences_BL: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Penalty:
-    """Penalty on the units (query-key pairs) that the adversary keeps unmasked: tau^power * L_c, where L_c counts them.
+    """Loss term that makes masking costly for the adversary: coefficient * L_c, where L_c counts the unmasked units.
 
-    coefficient: tau^power.
+    A unit is a query-key pair. The adversary learns by the reversed gradient, and so raises this term.
+
+    coefficient: tau^power, from `AsaConfig`.
     count: L_c is the number of kept units, summed over layers, a mean over texts (`units`); or their share of all
         units, summed over layers, a mean over rows (`fraction`).
     """
@@ -96,13 +98,13 @@ class Penalty:
     count: str
 
     def weight(self, sequences_BL: Array) -> Array:
-        """Return the divisor of `total()`: the number of texts if `count="units"`, of non-empty rows if "fraction"."""
+        """Return the divisor that makes `total()` a mean: the number of texts for `units`, else of non-empty rows."""
         return _texts(sequences_BL) if self.count == "units" else (sequences_BL > 0).any(-1).sum().astype(jnp.float32)
 
     def total(self, counts_NB: MaskCounts) -> Array:
-        """Return L_c, the sum of kept units (query-key pairs), or of their shares, over a batch.
+        """Return L_c summed over the batch: the number of kept units (query-key pairs), or their share in each row.
 
-        Its gradient is reversed, and reaches only the adversary.
+        The gradient of L_c is reversed, and reaches only the adversary.
         """
         if self.count == "units":
             return counts_NB.kept_B.sum()
@@ -111,12 +113,14 @@ class Penalty:
 
 @dataclasses.dataclass(frozen=True)
 class AttackedAttention(SecondPass):
-    """The inner objective's loss + the divergence D[p(y|x), p(y|x, attack)] + tau^2 * unmasked attention L_c.
+    """An inner objective, plus the divergence of clean and attacked predictions and an adversary's penalty on masking.
 
-    From Wu et al. 2022, equations 9 and 10. The inner objective sees the clean pass; a second pass of its model runs
-    with the attack. Model and adversary are trained by one gradient, reversed where it reaches the adversary: the model
-    lowers D, the adversary raises D and the kept units L_c, so it masks where that disturbs most. The term of L_c is
-    `penalty`. From `delay_steps` on all terms of the attack count. An evaluation is the inner objective's.
+    L_inner + D[p(y|x), p(y|x, attack)] + tau^power * L_c, from Wu et al. 2022, equations 9 and 10. L_inner is the loss
+    of the inner objective, and L_c measures how many units stay unmasked (`Penalty`). The inner objective sees the
+    clean pass; a second pass of its model runs with the attack. Model and adversary are trained by one gradient, which
+    is reversed where it reaches the adversary: the model lowers D, the adversary raises D and L_c, so the adversary
+    masks where masking disturbs most. The term of L_c is `penalty`. From `delay_steps` on all terms of the attack
+    count. An evaluation is the inner objective's.
 
     attacker: makes the attack of a step.
     divergence: settings of D.
@@ -136,7 +140,7 @@ class AttackedAttention(SecondPass):
         return consistency.divergence(clean, other, counts, self.divergence)
 
     def weight(self, counts: Counts) -> Array:
-        """Return the weight by which the summed divergence D is divided."""
+        """Return the divisor that makes the sum `distance` a mean: the sum of the weights in `counts`."""
         return consistency.weight(counts, self.divergence)
 
     def coefficient_at(self, step: Array) -> Array:
@@ -144,23 +148,23 @@ class AttackedAttention(SecondPass):
         return jnp.asarray(step >= self.delay_steps, jnp.float32)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term: of the inner objective, of the divergence D and of the penalty."""
+        """Return the divisors of the inner loss terms, the divergence of both passes and the penalty on masking."""
         weights = super().normalizers(batch)
         if self.penalty is not None:
             weights["penalty"] = self.penalty.weight(encoder.rows(batch)["sequences"])
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the coefficient of each loss term: of the inner objective, of the divergence D and of the penalty."""
+        """Return the factors of the inner loss terms, the divergence of both passes and the penalty on masking."""
         coefficients = super().coefficients(step)
         if self.penalty is not None:
             coefficients["penalty"] = self.coefficient_at(step) * self.penalty.coefficient
         return coefficients
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Run a clean pass and, in training, an attacked one; measure the share of attention that is masked.
+        """Return the outputs of a clean pass with, in training, the outputs of an attacked pass attached.
 
-        The outputs of the attacked pass have this share as metrics, overall and by layer.
+        The outputs of the attacked pass have the masked share of units as metrics, overall and by layer.
         """
         outputs = self.inner.forward(params, batch, rngs, step, ports)
         if rngs is None:
@@ -182,7 +186,7 @@ class AttackedAttention(SecondPass):
         return self.with_second_pass(outputs, dataclasses.replace(attacked, metrics=metrics))
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return loss terms and metrics: of the inner objective, of the divergence D and of the penalty.
+        """Return summed loss terms, and metrics, of the inner objective, the divergence and the penalty on masking.
 
         The metric `kept_units` is the number of unmasked units (query-key pairs) of a text.
         """
@@ -196,7 +200,7 @@ class AttackedAttention(SecondPass):
 
 
 def masked(counts_NB: MaskCounts, begun: Array) -> dict[str, LossTerm]:
-    """Return two metrics of the masked share of attention, 1 - kept / all: over all layers, and layer by layer.
+    """Return two metrics of the masked share of units, 1 - kept / all: over all layers, and layer by layer.
 
     begun: whether the attack has begun; the share is 0 until then.
     """

@@ -73,10 +73,9 @@ class MtDnnPerturbation(SmartPerturbation):
     """
 
     def objective(self, clean: Any, other: Prediction, counts: Counts) -> Array:
-        """Return the value that the noise maximises: `stable_kl` for class logits and binary logits, else as in SMART.
+        """Return the value that the noise maximises: mt-dnn's `stable_kl` for class and binary logits, else SMART's.
 
-        As in SMART's paper, numbers are compared by squares and words of a vocabulary by `symmetric_kl`; mt-dnn does
-        not compare words.
+        SMART compares numbers by squares and words of a vocabulary by `symmetric_kl`; mt-dnn does not compare words.
         """
         if isinstance(other, YesNo):
             clean, other = (
@@ -94,9 +93,9 @@ class MtDnnPerturbation(SmartPerturbation):
 
 
 def stable_kl(clean: Array, other: Array, weights: Array) -> Array:
-    """Return the sum over elements and classes of 2 w q (logit(q) - logit(p)), with logit(x) = log(x / (1 - x)).
+    """Return the sum of 2 w q (logit(q) - logit(p)) over elements and classes, p = softmax(clean), q = softmax(other).
 
-    Here p = softmax(clean), q = softmax(other) and w are `weights`. No gradient flows through logit(q) and logit(p).
+    Here w are `weights`, and logit(x) = log(x / (1 - x)). No gradient flows through logit(q) and logit(p).
 
     logit(p), computed as -log(1 / (p + e) - 1 + e) with e = 1e-6, stands where KL has log(p): for two classes they
     differ by what is fixed. At least about 0.

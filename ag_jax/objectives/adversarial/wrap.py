@@ -25,10 +25,10 @@ from ag_jax.objectives.base import Objective
 
 @dataclasses.dataclass(frozen=True)
 class AttackContext:
-    """Facts about the model and the run that attacks need besides their own settings.
+    """What an attack needs to know about the model and the run, besides the attack's own settings.
 
     encoder: the model's config.
-    special: special token ids of its tokenizer.
+    special: special token ids of the model's tokenizer.
     steps: number of steps of the run.
     trace: the trace named by `adversarial.masking.trace`.
     """
@@ -72,7 +72,7 @@ def _check_precision(config: SmartConfig, encoder: EncoderConfig) -> None:
 
 
 def learnt(config: AdversarialConfig, encoder: EncoderConfig, special: PatternTokens) -> LearntMasks | None:
-    """Return the attacker with a learning adversary, without its parameters; None if the attack does not learn."""
+    """Return the attack by an adversary, without the adversary's parameters; None if the attack does not learn."""
     return LearntMasks(config.asa, encoder, special) if config.method == "asa" else None
 
 

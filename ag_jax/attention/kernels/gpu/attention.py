@@ -34,7 +34,7 @@ from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, KernelCo
 
 
 def _program_place(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[HeadRefs, Array, Array, Array]:
-    """Return a GPU program's head, the first position of its queries (or keys), and the range of blocks to loop over.
+    """Return a Triton program's head, its first query (or key) position, and the range of blocks to loop over.
 
     The program's block of queries (or keys) stays in fast memory, while blocks of keys (or queries) pass through: from
     the first block of the range to the one before its end.
@@ -73,12 +73,12 @@ def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: d
     # Rows without visible keys: everything is 0 here, and H = 2^(MASKED_SCORE - 0) = 0 in the backward pass.
     seen = largest > MASKED_SCORE
     inverse = jnp.where(seen, 1.0 / total, 0.0)
-    head.store_query_rows(results["output"], held, mixed * (inverse * config.dropout_scale)[:, None])
+    head.store_query_vectors(results["output"], held, mixed * (inverse * config.dropout_scale)[:, None])
     log_sums = jnp.where(seen, scale * largest + math.log2(math.e) * jnp.log(total), 0.0)
-    head.store_vector(results["log_sums"], held, log_sums)
+    head.store_query_numbers(results["log_sums"], held, log_sums)
     if config.guided:
-        head.store_vector(results["squares"], held, sums[0] * inverse * inverse)
-        head.store_vector(results["overlap"], held, sums[1] * inverse)
+        head.store_query_numbers(results["squares"], held, sums[0] * inverse * inverse)
+        head.store_query_numbers(results["overlap"], held, sums[1] * inverse)
 
 
 def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
@@ -93,7 +93,7 @@ def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dic
 
     start = jnp.zeros((blocks.held, power_of_two(call.config.width)), jnp.float32)
     g_query = jax.lax.fori_loop(first, last, step, start)
-    head.store_query_rows(results["g_query"], held, g_query * (call.config.dropout_scale * call.config.width**-0.5))
+    head.store_query_vectors(results["g_query"], held, g_query * (call.config.dropout_scale * call.config.width**-0.5))
 
 
 def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
@@ -110,8 +110,8 @@ def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[
 
     start = jnp.zeros((blocks.held, power_of_two(call.config.width)), jnp.float32)
     g_key, g_value = jax.lax.fori_loop(first, last, step, (start, start))
-    head.store_key_rows(results["g_key"], held, g_key * (call.config.dropout_scale * call.config.width**-0.5))
-    head.store_key_rows(results["g_value"], held, g_value * call.config.dropout_scale)
+    head.store_key_vectors(results["g_key"], held, g_key * (call.config.dropout_scale * call.config.width**-0.5))
+    head.store_key_vectors(results["g_value"], held, g_value * call.config.dropout_scale)
 
 
 def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
@@ -151,10 +151,13 @@ def _given(call: Call, operands: dict[str, Array | None]) -> dict[str, Array]:
     }
 
 
-def _over_rows(
+def _over_blocks(
     call: Call, name: str, kernel: Callable, blocks: Blocks, holds_keys: bool, operands: dict, results: dict
 ) -> list[Array]:
-    """Run a kernel with a program for each head and block of queries (of keys if `holds_keys`); return its results."""
+    """Run a kernel with a Triton program for each head and block of queries (or of keys); return the output arrays.
+
+    holds_keys: whether the programs are for blocks of keys.
+    """
     config, segments = call.config, (operands["query_segments"], operands["key_segments"])
     lengths, band = (config.queries, config.keys), config.band
     if holds_keys:
@@ -198,7 +201,7 @@ def _attention_forward(call: Call, inputs: KernelInputs):
     if call.config.guided:
         results |= {"squares": call.vectors(), "overlap": call.vectors()}
     operands = _operands(call, inputs)
-    output, log_sums, *statistics = _over_rows(
+    output, log_sums, *statistics = _over_blocks(
         call, "attention", _forward_kernel, call.kernel_blocks.forward, False, operands, results
     )
     output = output.reshape(query_BQA.shape)
@@ -223,9 +226,9 @@ def _attention_backward(call: Call, residuals: tuple, cotangents: tuple):
     like_query, like_key = call.rows(config.queries, dtype), call.rows(config.keys, dtype)
     g_query = {"g_query": like_query}
     blocks = call.kernel_blocks
-    rows = _over_rows(call, "attention_query_gradient", _query_kernel, blocks.query, False, operands, g_query)
+    rows = _over_blocks(call, "attention_query_gradient", _query_kernel, blocks.query, False, operands, g_query)
     of_keys = {"g_key": like_key, "g_value": like_key}
-    rows += _over_rows(call, "attention_key_gradient", _key_kernel, blocks.key, True, operands, of_keys)
+    rows += _over_blocks(call, "attention_key_gradient", _key_kernel, blocks.key, True, operands, of_keys)
     query, key, value = (gradient.reshape(array.shape) for gradient, array in zip(rows, inputs[:3], strict=True))
     g_bias = None if inputs.bias is None else _backward_bias(call, operands)
     return (KernelInputs(query, key, value, None, None, g_bias, None, None, None),)

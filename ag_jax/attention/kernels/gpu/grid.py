@@ -41,7 +41,7 @@ CAPABILITY, WIDEST = 8.0, 256  # the oldest GPU and the widest head that the ker
 class Blocks:
     """Block sizes and Triton settings of a GPU kernel: a held block stays in fast memory, streamed ones pass through.
 
-    held: number of queries (or keys) in the block that stays in a program's fast memory.
+    held: number of queries (or keys) in the block that stays in the fast memory of a Triton program.
     streamed: number of keys (or queries) in each of the blocks that pass through.
     warps: number of warps of a program.
     stages: number of loads in flight.
@@ -53,7 +53,7 @@ class Blocks:
     stages: int
 
     def fit(self, held_length: int, streamed_length: int) -> "Blocks":
-        """Return these settings with each block no larger than `held_length` or `streamed_length` positions need.
+        """Return these settings with smaller blocks where the held or the streamed sequence is shorter than a block.
 
         Warps are in proportion to `held`, the size of the block that stays in fast memory.
         """
@@ -79,9 +79,9 @@ class KernelBlocks:
 
 
 def choose_blocks(config: KernelConfig, itemsize: int) -> KernelBlocks:
-    """Return blocks with which two programs fit on a multiprocessor, or one if a head's query takes over 256 bytes.
+    """Return block sizes: two Triton programs fit on a multiprocessor, or one if a head's vector exceeds 256 bytes.
 
-    itemsize: bytes of an element of `query`.
+    itemsize: bytes of an element of `query`, of which a head has `config.width` for each position.
     """
     # Two programs, so that one multiplies matrices while the other does not. Blocks of 128 queries read keys and values
     # half as often as those of 64, but have too many numbers in registers if there are statistics or dropout. Wide rows
@@ -130,7 +130,10 @@ class Call:
         operands: dict[str, Array],
         results: dict[str, jax.ShapeDtypeStruct],
     ) -> list[Array]:
-        """Run `kernel(refs, results)` for every step of the grid, on references to whole arrays; return the results."""
+        """Run `kernel` at every step of the grid; return the output arrays.
+
+        kernel: called with references to all operands and results, each to the whole array.
+        """
         config, longest = self.config, max(blocks.held, blocks.streamed)
         # Triton takes arrays whose sizes are powers of two, or multiples of blocks that are; what lies beyond is never
         # touched.
@@ -159,18 +162,19 @@ class Call:
         )(*operands.values())
 
     def rows(self, length: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
-        """Return the shape and dtype of a result with a row for each of `length` positions of each head, `BLHW`."""
+        """Return the shape `BLHW` and dtype of a result with a vector for each of `length` positions and each head."""
         return jax.ShapeDtypeStruct((self.examples, length, self.config.heads, self.config.width), dtype)
 
     def vectors(self) -> jax.ShapeDtypeStruct:
-        """Return the shape and dtype of a float32 result with a number for each query of each head, `BHQ`."""
+        """Return the shape `BHQ` and dtype of a float32 result with a number for each query of each head."""
         return jax.ShapeDtypeStruct((self.examples, self.config.heads, self.config.queries), jnp.float32)
 
 
 def visits(held_segments: Array, streamed_segments: Array, blocks: Blocks, band: Band) -> Array:
-    """Return for each block in fast memory (held) the first and last + 1 of the blocks to loop over (streamed), `BTC`.
+    """Return for each block that is held in fast memory which blocks to stream: the first, and the last + 1.
 
-    The range has all blocks that may be seen from the held block, or may see it. T held blocks, C = 2, int32.
+    An int32 array of shape (batch, held blocks, 2). The range has all blocks that may be seen from the held block, or
+    may see it.
 
     band: of streamed positions around a held one.
 

@@ -57,7 +57,7 @@ def _load(place: Ref, mask: Array | None, other: float) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-    """A block of a head's queries from position `first` on; the fields after `query` are for gradients only."""
+    """A block of a head's queries from position `first` on; fields with default None are for the backward pass."""
 
     first: Array
     segments: Array
@@ -76,7 +76,7 @@ class Queries:
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """A block of a head's keys from position `first` on, with their values and, if guided, their target weights."""
+    """A block of a head's keys from position `first` on, with values and, if guided, weights in the target P."""
 
     first: Array
     segments: Array
@@ -115,7 +115,7 @@ def exponential(config: KernelConfig, scores: Array, powers: Array) -> Array:
 class HeadRefs:
     """The arrays of one head of one example: methods load and store blocks of them, never beyond an array's end.
 
-    Rows of a head are loaded as wide as the next power of two, filled up with 0.
+    Vectors of a head are loaded as wide as the next power of two, filled up with 0.
 
     refs: references to whole arrays, named as in `grid.LETTERS`.
     """
@@ -131,52 +131,52 @@ class HeadRefs:
         rows = [name for name in ("query", "g_output") if name in self.refs]
         vectors = [name for name in ("log_sums", "delta", "g_squares", "g_overlap") if name in self.refs]
         loaded: dict[str, Array] = {
-            name: _load(*self._rows(self.refs[name], first, size, length), 0.0) for name in rows
+            name: _load(*self._vectors(self.refs[name], first, size, length), 0.0) for name in rows
         }
-        loaded |= {name: _load(*self._vector(self.refs[name], first, size, length), 0.0) for name in vectors}
+        loaded |= {name: _load(*self._numbers(self.refs[name], first, size, length), 0.0) for name in vectors}
         return Queries(first, self._segments("query_segments", first, size, length), **loaded)
 
     def keys(self, first: Array, size: int) -> Keys:
         """Load a block of `size` keys, with their values, from position `first` on."""
         length, weights = self.config.keys, None
-        key, value = (_load(*self._rows(self.refs[name], first, size, length), 0.0) for name in ("key", "value"))
+        key, value = (_load(*self._vectors(self.refs[name], first, size, length), 0.0) for name in ("key", "value"))
         if self.config.guided:
-            weights = _load(*self._vector(self.refs["weights"], first, size, length), 0.0)
+            weights = _load(*self._numbers(self.refs["weights"], first, size, length), 0.0)
         return Keys(first, self._segments("key_segments", first, size, length), key, value, weights)
 
     def bias(self, queries: Queries, keys: Keys) -> Array:
-        """Load the bias of a block of queries and a block of keys, `QK`."""
+        """Load the bias `QK` of a block of queries and a block of keys."""
         sides = ((side.first, side.segments.shape[0]) for side in (queries, keys))
         return _load(*self._matrix(self.refs["bias"], *sides), 0.0).astype(jnp.float32)
 
-    def store_query_rows(self, ref: Ref, first: Array, rows: Array) -> None:
-        """Store `rows`, one for each query from position `first` on, in this head's part of a `BQHW` result, `ref`."""
-        self._store_rows(ref, first, rows, self.config.queries)
+    def store_query_vectors(self, ref: Ref, first: Array, vectors_QW: Array) -> None:
+        """Store a vector for each query from position `first` on, in this head's part of the `BQHW` result `ref`."""
+        self._store_vectors(ref, first, vectors_QW, self.config.queries)
 
-    def store_key_rows(self, ref: Ref, first: Array, rows: Array) -> None:
-        """Store `rows`, one for each key from position `first` on, in this head's part of a `BKHW` result, `ref`."""
-        self._store_rows(ref, first, rows, self.config.keys)
+    def store_key_vectors(self, ref: Ref, first: Array, vectors_KW: Array) -> None:
+        """Store a vector for each key from position `first` on, in this head's part of the `BKHW` result `ref`."""
+        self._store_vectors(ref, first, vectors_KW, self.config.keys)
 
-    def store_vector(self, ref: Ref, first: Array, vector: Array) -> None:
-        """Store `vector`, one number for each query from `first` on, in this head's part of a `BHQ` result, `ref`."""
-        place, mask = self._vector(ref, first, vector.shape[0], self.config.queries)
-        triton.store(place, vector, mask=mask)
+    def store_query_numbers(self, ref: Ref, first: Array, numbers_Q: Array) -> None:
+        """Store a number for each query from position `first` on, in this head's part of the `BHQ` result `ref`."""
+        place, mask = self._numbers(ref, first, numbers_Q.shape[0], self.config.queries)
+        triton.store(place, numbers_Q, mask=mask)
 
     def store_matrix(self, ref: Ref, first_query: Array, first_key: Array, matrix_QK: Array) -> None:
-        """Store `matrix_QK` from `first_query` and `first_key` on, in this head's part of a `BHQK` result, `ref`."""
+        """Store `matrix_QK` from `first_query` and `first_key` on, in this head's part of the `BHQK` result `ref`."""
         place, mask = self._matrix(ref, *zip((first_query, first_key), matrix_QK.shape, strict=False))
         triton.store(place, matrix_QK, mask=mask)
 
-    def _store_rows(self, ref: Ref, first: Array, rows: Array, length: int) -> None:
-        place, mask = self._rows(ref, first, rows.shape[0], length)
-        triton.store(place, rows.astype(ref.dtype), mask=mask)
+    def _store_vectors(self, ref: Ref, first: Array, vectors: Array, length: int) -> None:
+        place, mask = self._vectors(ref, first, vectors.shape[0], length)
+        triton.store(place, vectors.astype(ref.dtype), mask=mask)
 
-    def _rows(self, ref: Ref, first: Array, size: int, length: int) -> tuple[Ref, Array | None]:
+    def _vectors(self, ref: Ref, first: Array, size: int, length: int) -> tuple[Ref, Array | None]:
         columns = power_of_two(self.config.width)
         mask = _crossed(_inside(first, size, length), _inside(0, columns, self.config.width))
         return ref.at[self.example, pl.ds(first, size), self.head, pl.ds(0, columns)], mask
 
-    def _vector(self, ref: Ref, first: Array, size: int, length: int) -> tuple[Ref, Array | None]:
+    def _numbers(self, ref: Ref, first: Array, size: int, length: int) -> tuple[Ref, Array | None]:
         return ref.at[self.example, self.head, pl.ds(first, size)], _inside(first, size, length)
 
     def _segments(self, name: str, first: Array, size: int, length: int) -> Array:
@@ -185,7 +185,7 @@ class HeadRefs:
         return _load(place, _inside(first, size, length), -1)
 
     def _matrix(self, ref: Ref, queries: tuple[Array, int], keys: tuple[Array, int]) -> tuple[Ref, Array | None]:
-        """Return a reference to this head's block of a `BHQK` array, and a mask of elements before the array's ends."""
+        """Return a reference to this head's block of a `BHQK` array, and the mask of elements within the array."""
         mask = _crossed(_inside(*queries, self.config.queries), _inside(*keys, self.config.keys))
         # An axis that all examples or all heads share has the size 1.
         example, head = (
@@ -252,5 +252,5 @@ class ScoreTile:
         return H * (dH - self.of_queries(self.queries.delta)), dropped
 
     def _products(self, of_queries: Array, of_keys: Array) -> Array:
-        """Return the dot product of each query's row with each key's row, in the layout of the tile."""
+        """Return the dot product of each query's vector with each key's vector, in the layout of the tile."""
         return product(of_queries, of_keys, 1, 1) if self.queries_first else product(of_keys, of_queries, 1, 1)

@@ -89,7 +89,7 @@ def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> N
 
 
 def _if_visible(tile: Tile):
-    """Return a decorator that runs a function in those grid steps in which a query of the tile may see one of its keys.
+    """Return a decorator that runs a function in the grid steps in which a query of the tile may see a key of the tile.
 
     Without causal or windowed attention, the function is called without a check at run time.
     """
@@ -154,9 +154,9 @@ def _backward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> 
 
 
 def _bias_gradient(shared: int, tile: Tile, results: tuple, _) -> None:
-    """Compute dbias, summed over examples or heads that share the bias: the innermost grid axes, `shared` in number.
+    """Compute dbias, summed over the examples and heads that share a bias.
 
-    The steps along these axes follow one another.
+    The innermost `shared` axes of the grid are the axes of the sum, so that the steps of a sum follow one another.
     """
     (g_bias,) = results
     first = jnp.bool_(True)

@@ -35,7 +35,7 @@ def head_group(heads: int, head_width: int) -> int:
 
 
 def lane_width(heads: int, head_width: int, length: int) -> int:
-    """Return the number of lanes for a head: its width, in long sequences padded so that fewer heads fill 128 lanes.
+    """Return the number of lanes for a head: its width, padded in long sequences if a group of heads exceeds 128 lanes.
 
     A width is padded to 8, 16, 32, 64 or a multiple of 128 lanes, in sequences longer than `BLOCK` whose group of heads
     (`head_group`) would take more than 128 lanes.
@@ -81,13 +81,13 @@ class GridStep(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """The queries or the keys, cut into blocks: `length` rows, padded to a whole number of blocks of `block` rows."""
+    """The queries or the keys of a row: `length` positions, padded and cut into whole blocks of `block` positions."""
 
     length: int
 
     @property
     def block(self) -> int:
-        """Number of rows in a block."""
+        """Number of positions (of queries or keys) in a block."""
         return max(_SUBLANES, block_length(self.length))  # Mosaic does not multiply with a single row of bfloat16
 
     @property
@@ -97,14 +97,15 @@ class Side:
 
     @property
     def padded(self) -> int:
-        """Number of rows in all blocks, with padding."""
+        """Number of positions (of queries or keys) in all blocks, with padding."""
         return self.block * self.blocks
 
 
 def _streamed(band: Band, held_block: Array, held: Side, streamed: Side, step: Array) -> tuple[Array, Array | bool]:
-    """Return the block that a grid step pairs with a block on the chip, and whether any query in them may see any key.
+    """Return the index of the block that a grid step streams, and whether the step has any visible key.
 
-    By the band of visible keys; False also for steps beyond the last block.
+    That is, whether a query of the held and the streamed block may see a key, by the band; False also for steps beyond
+    the last block.
 
     held_block: index of the block of queries (or keys) that stays on the chip while `step` counts up.
     held, streamed: the side of which a block stays, and the side of which blocks pass through.
@@ -160,12 +161,12 @@ class Grid:
 
     @property
     def key_steps(self) -> int:
-        """Number of grid steps for each block of queries: an upper bound of the blocks of keys that it may see."""
+        """Number of grid steps for a block of queries: at least the number of blocks of keys that the queries see."""
         return self.config.band.most_blocks(self.queries.block, self.keys.block, self.keys.blocks)
 
     @property
     def query_steps(self) -> int:
-        """Number of grid steps for each block of keys: an upper bound of the blocks of queries that may see it."""
+        """Number of grid steps for a block of keys: at least the number of blocks of queries that see the keys."""
         return self.config.band.reversed.most_blocks(self.keys.block, self.queries.block, self.queries.blocks)
 
     @property
@@ -243,7 +244,7 @@ class Grid:
         scratch: list,
         products: int,
     ) -> list[Array]:
-        """Run `kernel(tile, results, scratch)` on the tile of every grid step, and return the results.
+        """Run `kernel(tile, results, scratch)` on the tile of every grid step, and return the output arrays.
 
         at: maps the indices of a grid step to its `GridStep`.
         prefetched: the shifts of the heads, and the scalars of `KernelConfig.keep`.

@@ -35,7 +35,7 @@ def column(row: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """References to the blocks that one grid step reads; None for arrays that its kernel does not read.
+    """References to the blocks that one grid step reads; None for arrays that the kernel does not read.
 
     query, query_segments, g_output, g_squares, g_overlap, log_sums, delta: of the step's queries.
     key, value, key_segments, weights: of the step's keys.
@@ -62,7 +62,7 @@ def has_keys(largest: Array) -> Array:
 
 
 class Tile:
-    """The query-key tile of a grid step: its positions, and scores, probabilities and gradients of each of its heads.
+    """The tile (block of queries by block of keys) of a grid step: scores, probabilities and gradients of each head.
 
     corner: example, first head, first query and first key, in numbers of this device.
     query_block: number of the block of queries.
@@ -104,11 +104,11 @@ class Tile:
         return visible_KQ if band.is_everything else visible_KQ & band.contains(self.query_KQ, self.key_KQ)
 
     def lanes(self, head: int) -> slice:
-        """Return the slice of a block's last axis that belongs to a head, counted within the step's group of heads."""
+        """Return a head's slice of a block's last axis; heads are counted within the group of the grid step."""
         return slice(head * self.width, (head + 1) * self.width)
 
     def of(self, ref: Ref, head: int) -> Array:
-        """Return a head's part of a block of queries, keys, values or output gradients, `(rows, width)`."""
+        """Return a head's part of a block of queries, keys, values or output gradients: (positions, width)."""
         return ref[0, :, self.lanes(head)]
 
     def scores(self, head: int) -> Array:
@@ -141,7 +141,7 @@ class Tile:
         return jnp.where(keep_KQ, self.config.dropout_scale, 0.0)
 
     def gradient(self, head: int) -> tuple[Array, Array]:
-        """Return the scores' gradient dS and the probabilities H * M after dropout; both 0 for queries with no key."""
+        """Return dS, the gradient of the scores, and the probabilities after dropout; both 0 where no key is seen."""
         H_KQ = dropped_KQ = self.probabilities(head)
         dH_KQ = product(self.of(self.operands.value, head), self.of(self.operands.g_output, head), 1, 1)
         if self.config.rate:
