@@ -34,13 +34,13 @@ class MaskedShare:
 
     @property
     def late_S(self) -> np.ndarray:
-        """Which of the S logged rows of metrics are from the last fifth of training; if no row is, only the last."""
+        """Which of the S logged rows are from the last fifth of training; only the last row if no row is from there."""
         late_S = self.begin_S >= (1 - END) * self.steps_S[-1]
         return late_S if late_S.any() else self.steps_S == self.steps_S[-1]
 
     @property
     def late_steps(self) -> tuple[int, int]:
-        """First and last training step over which `at_end` averages the share of masked units."""
+        """First and last of the final training steps, over which `at_end` averages the share of masked units."""
         return int(self.begin_S[self.late_S][0]) + 1, int(self.steps_S[-1])
 
     @property

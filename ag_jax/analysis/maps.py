@@ -159,7 +159,7 @@ def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assign
 def strongest_pattern(
     maps: AttentionMaps, special: PatternTokens, assignment: Assignment
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each layer and head, `NH`, the pattern whose attention mass exceeds chance most, and this mass.
+    """Return, by layer and head `NH`, the pattern whose mass most exceeds that of uniform attention, and the mass.
 
     Not the pattern with the largest mass: the target of [Delim] contains that of [First], but a head that
     attends only to the first token is better explained by the smaller target.

@@ -109,10 +109,10 @@ def rows(config: DisentangledConfig, distances: np.ndarray) -> np.ndarray:
 
 
 def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, np.ndarray]:
-    """Return a slice of the table of distance embeddings, for texts of `length`, and each distance's row in the slice.
+    """Return the slice of the distance embeddings that texts of `length` use, and each distance's row in the slice.
 
-    The 2 `length` distances, of which the last is never read, are in the order of the last axis of the products that
-    `skew` takes.
+    The 2 `length` distances (2 `length` - 1 between positions of a text, and a last that is never read) are in the
+    order of the last axis of the products that `skew` takes.
     """
     distances_S = np.minimum(np.arange(2 * length), 2 * length - 2) - (length - 1)  # the last one is never read
     # `skew` takes the place s = other - own + L - 1; own is the query in c2p, and the key in p2c.
@@ -122,8 +122,9 @@ def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, n
 
 
 def skew(products: Array, positions_BQ: Array | None = None) -> Array:
-    """Return scores `BHQK` from products by distance, by shifting each query's row by the query's position.
+    """Return scores `BHQK`: for each query and key, the entry of `products` for the query and its distance to the key.
 
+    Each query's row of products is shifted by the query's position:
     out[..., q, j] = products[..., q, j - p_q + L - 1], with L the length of the text and p_q the position of query q.
 
     products: dot products of each query (key, for the term p2c) with each distance, `BHQS` with S = 2 L.
@@ -143,7 +144,7 @@ def skew(products: Array, positions_BQ: Array | None = None) -> Array:
 
 
 def rows_at(matrix_BHLK: Array, positions_BQ: Array | None) -> Array:
-    """Return, with axes BHQK, `matrix_BHLK` at the positions of the queries; at all positions if these are None.
+    """Return the rows (axis L) of `matrix_BHLK` at `positions_BQ`, as `BHQK`; all rows if `positions_BQ` is None.
 
     A matrix with a single row, which broadcasts to all queries, is returned unchanged.
     """

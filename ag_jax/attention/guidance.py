@@ -133,7 +133,7 @@ def coefficient_schedule(config: GuidanceConfig, total_steps: int) -> Schedule:
 
 @flax.struct.dataclass
 class Guides:
-    """Target patterns of the guided heads of a layer, from head 0 on.
+    """Targets of the patterns that the guided heads of a layer follow; the guided heads are the first heads.
 
     Heads 0 to counts[0] - 1 follow targets[0], the next counts[1] heads targets[1], and so on.
 
@@ -184,10 +184,10 @@ def with_boundary(
     band: Band = EVERYTHING,
     total_BHQ: Array | float = 1.0,
 ) -> Array:
-    """Return <H, P> by query: `overlap_BHQ` if the query's text has a key at `target.offset`, else with uniform P.
+    """Return <H, P> by query: `overlap_BHQ`, or <H, uniform P> where the query's text has no key at `target.offset`.
 
     Queries at the boundary of a text have no such key. Their target is uniform over the n keys that the query sees, so
-    that <H, P> is sum(H) / n; it is 0 where no key is seen.
+    that <H, P> is sum(H) / n; <H, P> is 0 for queries that see no key.
 
     overlap_BHQ: H at the key p + offset of each query p.
     total_BHQ: sum(H) of each row.
@@ -267,7 +267,7 @@ def _square_norm(target: Target, segments_BL: Array, boundary: str) -> Array:
 def guidance_loss(
     statistics_NBHQ: AttentionStatistics, guides: Guides, segments_BL: Array, config: GuidanceConfig
 ) -> tuple[Array, list[tuple[Array, Array]]]:
-    """Return the guidance loss L_AG, summed over texts, and for each pattern (sum, number) of attention masses.
+    """Return the guidance loss L_AG, summed over texts, and each pattern's attention masses as a pair (sum, number).
 
     For the mean loss, divide by the number of texts. With e[k, t, j, p] = ||H - P||^2 of layer k, text t, head j, row
     p, and n_t the tokens of t, one text has

@@ -69,9 +69,9 @@ Pattern = Callable[[Array, Array, PatternTokens], Target]
 
 
 def columns(chosen_BK: Array, segments_BK: Array) -> Columns:
-    """Return the target whose rows are uniform over the chosen columns of their text.
+    """Return the target in which every query attends uniformly to the chosen tokens of the query's text.
 
-    Rows of a text without a chosen column are uniform over all columns of the text.
+    In a text without a chosen token, every query attends uniformly to all tokens of the text.
 
     P[p, q] = 1/CNT if q is chosen, else 0 (appendix A.2; CNT = 0 is undefined there).
     """
@@ -204,7 +204,7 @@ def has_target(target: Target, segments_BQ: Array, key_segments_BK: Array | None
 
 
 def dense(target: Target, segments_BL: Array, *, boundary: str = "uniform") -> Array:
-    """Return the target as a dense matrix `P_BQK` (batch, query, key): 0 for queries on padding, and between texts.
+    """Return the target as a matrix `P_BQK` (batch, query, key): 0 if the query is padding or the key in another text.
 
     For tests, pictures and `guidance.mode=bias`, which adds the matrix to the scores.
 

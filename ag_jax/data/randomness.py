@@ -17,7 +17,8 @@ _WORD = 2**64 - 1
 
 
 def words(*components) -> np.ndarray:
-    """Return a random uint64 for each key, by hashing; a key is a tuple of integers, one from each array `components`.
+    """Return a random 64-bit number (uint64) for each key, by hashing; a key is a tuple of integers, one from each
+    array `components`.
 
     The arrays broadcast. Each component has its own mixing round. Scalars count as arrays of one element.
     """

@@ -65,7 +65,8 @@ def load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
 def settings_beside(
     vocabulary: pathlib.Path, classes: Collection[str], only: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Read and check the tokenizer_config.json beside a vocabulary, and return its settings, without nulls.
+    """Check that the settings in the tokenizer_config.json beside a vocabulary are supported, and return the settings
+    that are not null.
 
     Returns {} if there is no such file.
 

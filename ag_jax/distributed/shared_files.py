@@ -10,7 +10,7 @@ WITHIN = 90.0  # seconds in which a file that one host wrote must show on anothe
 
 
 def wait_for(path: epath.Path) -> list[int]:
-    """Wait up to `WITHIN` seconds for every host to read from a file what host 0 reads; return the hosts that do not.
+    """Wait up to `WITHIN` seconds until every host reads the file's text as host 0 does; return the hosts that do not.
 
     The hosts are returned by number. Every host must call this function.
     """

@@ -57,7 +57,7 @@ def write_whole(path: epath.Path, text: str) -> None:
 
 
 def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path, *, may_write: bool = True) -> T:
-    """Call `write` with `directory`, or with another one if this cannot or may not be written; return the result.
+    """Return the result of `write` for `directory`, or for a substitute if `directory` cannot or may not be written.
 
     So a result that took long to compute is not lost. The directories tried are `directory` (if `may_write`),
     `ag-jax-output/NAME` in the current directory, and a new temporary directory. If `directory` cannot be written, a
@@ -121,7 +121,7 @@ class GrowingFile:
 
 
 class LocalCopy:
-    """Temporary directory for a library that writes only to disks; `flush` copies its files to the store `remote`."""
+    """Temporary directory for a library that writes only to disks; `flush` uploads the files to an object store."""
 
     def __init__(self, remote: epath.Path):
         self._remote = remote

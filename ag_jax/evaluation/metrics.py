@@ -162,7 +162,7 @@ def _chosen_text(example: Choices, prediction: int) -> tuple[str, Sequence[str]]
 
 
 def _answers(example: Question, prediction: str) -> tuple[str, Sequence[str]]:
-    """Return the predicted answer and the texts of the right answers."""
+    """Return the predicted answer, unchanged, and the texts of the right answers, as `answers.f1` takes them."""
     return prediction, [text for text, _ in example.answers]
 
 

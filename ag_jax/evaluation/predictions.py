@@ -45,7 +45,10 @@ def candidate_scores(task: Task, examples: Examples, features: Features, logits:
 
 
 def tag_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return for each sentence the logits (words, classes) at each word's first token, without truncated words."""
+    """Return for each sentence an array (words, classes), the logits at the first token of each word.
+
+    Words that were cut off because the sentence was too long are left out.
+    """
     del task, examples
     pairs = zip(features.rows, logits, strict=True)
     return [np.asarray(of_row, np.float64)[np.flatnonzero(row["label_weights"])] for row, of_row in pairs]
@@ -116,5 +119,5 @@ def array_from_plain(value: Any) -> np.ndarray:
 
 
 def answers_from_plain(value: Any) -> Candidates:
-    """Return the `Candidates` (best answers with scores) of a question, from the dict that `to_plain` made of them."""
+    """Convert a dict, made by `to_plain` from the `Candidates` (best answers) of a question, back to `Candidates`."""
     return Candidates(tuple((text, score) for text, score in value["answers"]), value["none"])

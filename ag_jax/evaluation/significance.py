@@ -51,10 +51,10 @@ def paired_t_test(baseline: Sequence[float] | np.ndarray, other: Sequence[float]
 def paired_t_test_over_examples(
     baseline: Sequence[Sequence[float] | np.ndarray], other: Sequence[Sequence[float] | np.ndarray]
 ) -> float | None:
-    """Return the p-value of a paired t-test over examples, or None if t is undefined (`paired_t_test`).
+    """Return the p-value of a paired t-test in which a pair is an example of the evaluation set, scored in the baseline
+    and in the other arm; None in the cases in which `paired_t_test` returns None.
 
-    A pair is an example of the evaluation set, scored in the baseline and in the other arm. The scores are given as
-    [seed][example], and averaged over the seeds.
+    Each argument has, for each seed, the scores of all examples. The scores of an example are averaged over the seeds.
     This tests whether the arms differ on other examples like these, given the trained models; `paired_t_test` over
     seeds tests whether they differ with other seeds, given these examples.
     """

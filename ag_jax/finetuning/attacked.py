@@ -127,7 +127,8 @@ def _shown(caption: str, path: epath.Path) -> list[str]:
 
 
 def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str, MaskedShare]]:
-    """Return the shares of masked units grouped for the figure: {title of a group of panels: {name of a curve: share}}.
+    """Group shares of masked units, given by (task, arm), for their figure; return {title of a group of panels: {name
+    of a curve: share}}.
 
     One task gives one group with a curve for each arm; several tasks give a group for each arm, with a curve for each
     task.
@@ -142,7 +143,8 @@ def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str
 
 
 def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
-    """Draw attention maps of one sentence for each attacked task, and return the lines of the report about them.
+    """Draw attention maps of one sentence for each task that an arm was trained on under attack; return the report's
+    lines about the maps.
 
     The maps are those of the arms that saved weights, with and without the attack (Wu et al. 2022, figures 1 and 6).
     """

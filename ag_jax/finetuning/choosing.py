@@ -63,7 +63,9 @@ def point_of(result: Result) -> tuple[float, int]:
 
 
 def points(results: Sequence[Result]) -> list[Point]:
-    """Group results by point (learning rate, batch size) and seed; return the points in the order of first results."""
+    """Return the points (learning rate, batch size) of `results`, each point with its results by seed, in the order in
+    which the points first occur.
+    """
     found: dict[tuple[float, int], dict[int, list[Result]]] = {}
     for result in results:
         of_point = found.setdefault(point_of(result), {})

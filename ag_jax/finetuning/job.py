@@ -227,7 +227,9 @@ class _Training:
         return with_params(state, self.opened.params, self.program.shardings)
 
     def batches(self, start: int, stop: int) -> Iterator[HostBatch]:
-        """Yield the batches of steps `start` to `stop` - 1. A batch depends only on the trial's seed and its step."""
+        """Yield the batches of steps `start` to `stop` - 1. A batch depends only on the seed of the trial and the
+        number of the step.
+        """
         trial, features, size = self.trial, self.data.train.features, self.steps_of_epoch
         for epoch in range(start // size, -(-stop // size)):
             planned = buckets.plan(

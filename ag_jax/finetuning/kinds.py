@@ -144,7 +144,7 @@ def average(task: Task, of_models: Sequence[Scores]) -> Scores:
 
 
 def from_plain(task: Task, value: Any) -> Scores:
-    """Convert the scores of an example from JSON, where they are rounded to six decimals."""
+    """Return the scores of an example, read from `value`, the scores in JSON (rounded to six decimals)."""
     return KINDS[task.kind].from_plain(value)
 
 

@@ -70,7 +70,8 @@ class Peak(NamedTuple):
 
 
 def scale_by_peak(apart: tuple[str, ...] = ()) -> optax.GradientTransformation:
-    """Return a transformation that multiplies updates, except of the parameters `apart`, by a peak learning rate.
+    """Return a transformation that multiplies the updates of all parameters by a peak learning rate, except those of
+    the parameters named in `apart`.
 
     The transformation's state has the peak. The transformations before it must have a schedule with the peak 1.
 
@@ -96,7 +97,8 @@ def make_trial_optimizer(spec: ProgramSpec) -> optax.GradientTransformation:
 
 
 class TaskProgram(NamedTuple):
-    """The task model of a `ProgramSpec`, with its compiled training steps and its compiled prediction.
+    """The model for a task, with its compiled training steps and prediction, for the settings in a `ProgramSpec`
+    (encoder, head and training).
 
     program: the training steps.
     model: the encoder with the task's head.

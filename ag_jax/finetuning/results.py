@@ -91,7 +91,7 @@ class SplitPredictions:
         return [kinds.per_example(self.task, self.examples, _predictions(rows)) for rows in self.rows]
 
     def together(self) -> list[PredictionRow]:
-        """Return the predictions of the ensemble of all seeds, which averages their models' scores."""
+        """Return the predictions of an ensemble of all seeds' models, decided from the mean of the models' scores."""
         if len(self.rows) == 1:
             return self.rows[0]
         found: list[PredictionRow] = []

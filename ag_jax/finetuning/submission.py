@@ -91,8 +91,8 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
 
 
 def unranked(task: Task, predicted: SplitPredictions, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Turn the choice of one candidate for each text back into a class for each pair (text, candidate); return the
-    classes as dicts with `id` and `prediction`.
+    """Return a class for each pair (text, candidate) of a task that was trained as ranking, from the candidate chosen
+    for each text. The classes are dicts with `id` and `prediction`.
 
     The chosen candidate gets the right label (entailment), the text's other candidates the other label.
 

@@ -126,7 +126,8 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
 
 
 def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
-    """Write the suite's settings to `config.json`, but keep there the settings of other tasks with trials in `workdir`.
+    """Write the suite's settings to `config.json` in `workdir`. Settings of other tasks that have trials in `workdir`
+    stay in the file.
 
     Raises ValueError as `check_directory` does, or if the directory cannot be written.
     """
@@ -241,8 +242,8 @@ def _sizes(splits: Splits) -> dict[str, int]:
 
 
 def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
-    """Raise ValueError if finished trials started from other weights than unfinished trials will, or if an unfinished
-    trial cannot start.
+    """Raise ValueError if a finished trial did not start from the weights from which the suite's trials start now, or
+    if an unfinished trial cannot start.
 
     earlier: suites that are trained before this one.
     """

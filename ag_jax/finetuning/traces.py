@@ -36,8 +36,8 @@ def resolved(one: Trial, workdir: epath.Path) -> Trial:
 
 
 def check(one: Trial, workdir: epath.Path, layers: int, to_be_recorded: Set[epath.Path]) -> None:
-    """Raise ValueError if a trial is to repeat the shares of attention that an earlier trial masked, but no record of
-    the shares exists or will be made in time.
+    """Raise ValueError if a trial is to mask the same shares of attention as an earlier trial, but the shares are not
+    recorded and will not be recorded before the trial.
 
     The path of the recording, a trace, is `adversarial.masking.trace`. Trials with another method than `scheduled` need
     no trace.

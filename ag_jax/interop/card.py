@@ -34,7 +34,9 @@ class Card:
 
 
 def read_card(file: pathlib.Path) -> Card:
-    """Read the statements of a model card, the README.md `file`; an empty `Card` if there is no such file."""
+    """Read the licence, base model and citations from a model card, the README.md `file`; an empty `Card` if there is
+    no such file.
+    """
     text = file.read_text(encoding="utf-8-sig", errors="replace") if file.exists() else ""
     front = _front_matter(text)
     citation = "\n\n".join(entry.strip() for entry in _BIBTEX.findall(text))

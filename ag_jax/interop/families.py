@@ -52,7 +52,7 @@ class Family:
 
 
 def dense(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for a linear layer.
+    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of a linear layer.
 
     theirs, ours: the layer's prefix of tensor names in transformers, and of parameter paths in ag_jax.
     """
@@ -60,12 +60,12 @@ def dense(theirs: str, ours: str) -> tuple[Name, Name]:
 
 
 def norm(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for a LayerNorm."""
+    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of a LayerNorm."""
     return Name(f"{theirs}.weight", f"{ours}/scale"), Name(f"{theirs}.bias", f"{ours}/bias")
 
 
 def to_heads(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for one projection to
+    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of one projection to
     queries, keys or values.
 
     The kernel and bias are split by head in ag_jax, and not in transformers.
@@ -74,7 +74,7 @@ def to_heads(theirs: str, ours: str) -> tuple[Name, Name]:
 
 
 def embeddings(root: str) -> tuple[Name, ...]:
-    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for the embeddings.
+    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of the embeddings.
 
     These are the word, position and token-type embeddings, and their LayerNorm.
     """
@@ -87,7 +87,7 @@ def embeddings(root: str) -> tuple[Name, ...]:
 
 
 def after_attention(root: str) -> tuple[Name, ...]:
-    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for the parts of a layer
+    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of the parts of a layer
     after self-attention.
 
     These are the output projection of attention, the feed-forward network and both LayerNorms.
@@ -104,7 +104,7 @@ def after_attention(root: str) -> tuple[Name, ...]:
 
 
 def _bert_like(root: str) -> tuple[Name, ...]:
-    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for an encoder like BERT.
+    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of an encoder like BERT.
 
     Such an encoder has absolute positions and separate projections to query, key and value.
     """
@@ -114,7 +114,7 @@ def _bert_like(root: str) -> tuple[Name, ...]:
 
 
 def bert_word_head() -> tuple[Name, ...]:
-    """Return the entries that map tensor names of transformers to parameter paths of ag_jax, for the masked-language
+    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of the masked-language
     head.
 
     BERT and DeBERTa have this head, as `cls.predictions`.
@@ -127,7 +127,9 @@ def bert_word_head() -> tuple[Name, ...]:
 
 
 def read_common(settings: Settings) -> dict[str, Any]:
-    """Return the EncoderConfig fields whose keys all families share; add unsupported options to `settings.problems`."""
+    """Return the EncoderConfig fields whose keys in config.json are the same for all model families (such as BERT); add
+    unsupported options to `settings.problems`.
+    """
     for key, supported in EVERYWHERE.items():
         settings.only(key, supported)
     return {
@@ -144,7 +146,9 @@ def read_common(settings: Settings) -> dict[str, Any]:
 
 
 def write_common(config: EncoderConfig, pad: int) -> dict[str, Any]:
-    """Return the keys of config.json that all families spell alike, the inverse of `read_common`."""
+    """Return {key: value} of config.json for the keys that are the same for all model families (such as BERT), the
+    inverse of `read_common`.
+    """
     return {
         "vocab_size": config.vocabulary_size,
         "num_hidden_layers": config.layers,

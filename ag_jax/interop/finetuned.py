@@ -122,7 +122,7 @@ def save(tuned: FineTuned, directory: epath.Path) -> None:
 
 
 def load(directory: epath.PathLike) -> FineTuned:
-    """Load the fine-tuned model of a directory.
+    """Load a fine-tuned model, with its tokenizer, from a directory that `save` wrote or from a trial's directory.
 
     Raises FileNotFoundError if there is none, ValueError if it is damaged or of another version.
     """

@@ -31,7 +31,8 @@ SEQUENCE_LENGTH = 128  # of the run, where the model's positions allow it
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """Facts about an imported model: its family, its size, heads initialised at random, and tensors that were left out.
+    """Facts about an imported model: its family, its size, output heads that were initialised at random, and tensors
+    that were left out.
 
     family: the `model_type`, with the kind of task for a fine-tuned model.
     parameters: number of parameters written.
@@ -182,7 +183,8 @@ def _tokenizer(source: Source) -> Tokenizer:
 
 
 def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConfig:
-    """Return the config of an imported run: the model's encoder, objectives for the model's heads, training defaults.
+    """Return the config of an imported run: the model's encoder, objectives for the model's output heads (such as that
+    for masked words), training defaults.
 
     tokenizer: path of the tokenizer.
     """

@@ -60,14 +60,16 @@ CONVOLUTION = Layout(
 
 
 def _split(theirs: np.ndarray, *ours: Shape) -> tuple[np.ndarray, ...]:
-    """Split a fused matrix into the parameters of shape (width, head, width of a head) that it holds."""
+    """Split one matrix into the parameters of query, key and value, each of shape (width, head, width of a head)."""
     width, heads, head_width = ours[0]
     by_head = theirs.reshape(heads, len(ours), head_width, width)
     return tuple(by_head[:, part].transpose(2, 0, 1) for part in range(len(ours)))
 
 
 def _join(*ours: np.ndarray) -> np.ndarray:
-    """Fuse parameters of shape (width, head, width of a head) into one matrix, the inverse of `_split`."""
+    """Join the parameters of query, key and value, each of shape (width, head, width of a head), into one matrix, the
+    inverse of `_split`.
+    """
     by_head = np.stack([array.transpose(1, 2, 0) for array in ours], axis=1)
     return by_head.reshape(-1, by_head.shape[-1])
 

@@ -146,7 +146,8 @@ def load(wanted: Sequence[StoredTensor], tensors: Tensors, ours: Mapping[str, Sh
 
 
 def store(wanted: Iterable[StoredTensor], ours: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Return {name: array} of the tensors that hold the parameters `ours`, converted to `dtype`: the inverse of `load`.
+    """Return {name: array} of the tensors `wanted`, made from the parameters `ours` and converted to `dtype`: the
+    inverse of `load`.
 
     Raises ValueError if a value is not finite, or too large for `dtype`.
     """

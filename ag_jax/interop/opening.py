@@ -114,7 +114,8 @@ def is_huggingface(directory: epath.PathLike) -> bool:
 
 
 def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = False) -> Pretrained:
-    """Open the encoder of a run (newest or at `step`), a trial or a Hugging Face directory; without weights if `fresh`.
+    """Open the encoder of a run (its newest checkpoint, or the checkpoint of `step`), of a trial or of a Hugging Face
+    directory; without weights if `fresh`.
 
     fresh: return only its architecture and tokenizer, without parameters.
     Raises FileNotFoundError or ValueError with what was expected, also for a step of a model that has no steps.

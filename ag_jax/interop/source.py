@@ -175,9 +175,10 @@ def _current_name(name: str, family: Family, has_root: bool) -> str:
 
 
 def _original_name(name: str, family: Family, names: Collection[str]) -> str:
-    """Return the original's name if, of two tied tensors, only the duplicate `name` is stored; otherwise return `name`.
+    """Return `name`, or, if `name` is a tied copy of another tensor and only the copy is stored, the name of the
+    other tensor.
 
-    A tied duplicate is, for example, the output layer's weight, with the word embeddings as the original.
+    A tied copy is, for example, the output layer's weight, with the word embeddings as the other tensor.
 
     names: names of all stored tensors.
     """

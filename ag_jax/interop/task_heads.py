@@ -66,7 +66,8 @@ def names(family: Family, kind: str) -> tuple[Name, ...]:
 
 
 def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> str:
-    """Return the style of a new text head: a key of `models.heads.STYLES`, which stands for an activation and dropout.
+    """Return the style of a new task head for whole texts (not tokens): a key of `models.heads.STYLES`, which stands
+    for an activation and dropout.
 
     The style is that of the imported model's family, or of the most similar family if the model was not imported.
 
@@ -83,7 +84,9 @@ def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> 
 
 
 def misfits(family: Family, kind: str, style: str) -> list[str]:
-    """Return the reasons why a task head cannot be exported with this family; empty if the head can be exported."""
+    """Return the reasons why a task head cannot be exported as a transformers model of `family` (such as BERT); empty
+    if the head can be exported.
+    """
     head = HEADS[kind]
     if head.ending == _CHOICE and family.model_type == "deberta":
         return ["transformers has no DebertaForMultipleChoice"]
@@ -112,9 +115,10 @@ def kind_of(family: Family, architectures: Collection[str]) -> str | None:
 
 
 def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) -> Head:
-    """Return the task head (kind, labels, style) of an imported config.json, whose keys are `values`.
+    """Return the task head (kind, labels, style) of an imported model, read from the content `values` of its
+    config.json.
 
-    kind: the kind of its class, which becomes `regression` for a classification with one label.
+    kind: the kind of the model's class, which becomes `regression` for a classification with one label.
     Raises ValueError for options that are not supported.
     """
     problems = [

@@ -51,8 +51,7 @@ class Ports:
 
 @flax.struct.dataclass
 class ConvolutionBranch:
-    """Output of the convolution parallel to the first layer, and parameters of the LayerNorm that `join` applies to the
-    sum of this output and the first layer's output.
+    """Output of a convolution parallel to the first layer, and parameters of the LayerNorm after both are added.
 
     convolved_BLD: output of the convolution, to be added to the first layer's output.
     norm: parameters of the LayerNorm.

@@ -29,7 +29,10 @@ STYLES = {
 
 
 def task_encoder(config: EncoderConfig) -> EncoderConfig:
-    """Return `config` without DeBERTa's mask decoder and the positions added in it, which only masked words need."""
+    """Return `config` without DeBERTa's mask decoder, which is needed only to predict masked words.
+
+    Absolute positions, which are added in the mask decoder, go with it.
+    """
     if not config.mask_decoder_passes:
         return config
     return dataclasses.replace(config, mask_decoder_passes=0, absolute_positions="none")

@@ -96,9 +96,9 @@ class EncoderLayer(nn.Module):
         queries: QuerySubset | None = None,
         attack: Attack | None = None,
     ) -> Array:
-        """Return the hidden states after the layer: `BLD`, or `BQD` for the Q vectors of `queries`.
+        """Return the hidden states after the layer: `BLD`, or `BQD` if only the Q positions in `queries` are computed.
 
-        queries: attend to `hidden_BLD` in its place; the output of attention is added to them.
+        queries: vectors that attend to `hidden_BLD` and get the output added; if None, `hidden_BLD` attends to itself.
         attack: adversarial attack on this layer's attention.
         """
         config = self.config
@@ -153,7 +153,7 @@ class Convolution(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_BLD: Array, segments_BL: Array, *, deterministic: bool) -> Array:
-        """Return the convolved vectors `BLD`."""
+        """Return the output of the convolution over neighbouring tokens, after dropout and activation, `BLD`."""
         config = self.config
         taps, length = config.convolution, hidden_BLD.shape[1]
         kernel_init: Any = nn.with_logical_partitioning(

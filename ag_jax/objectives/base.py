@@ -89,7 +89,7 @@ class Objective:
         raise NotImplementedError
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return the weights of predictions' elements when a clean and an attacked pass are compared, by name.
+        """Return {name of a prediction: weights of the elements} for the comparison of a clean and an attacked pass.
 
         The names are `prediction_names`; an element is an example, a token or a position.
         """
@@ -127,7 +127,7 @@ class Objective:
         factors: dict[str, Array],
         ports: Ports = Ports(),
     ) -> tuple[Array, dict[str, LossTerm]]:
-        """Return the loss, the sum over loss terms of `factors[term]` * the term's sum over the batch, and the metrics.
+        """Return the loss and the metrics; the loss is the sum over terms of `factors[term]` * (the term's batch sum).
 
         factors: from `loss_factors`, for the whole batch of a training step, also if `batch` is a microbatch of it.
         """
@@ -182,7 +182,7 @@ class Wrapper(Objective):
         return self.inner.coefficients(step)
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return the weights of inner predictions' elements when a clean and an attacked pass are compared, by name."""
+        """Return {name of an inner prediction: weights of the elements} for comparing a clean and an attacked pass."""
         return self.inner.counts(batch)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -194,7 +194,7 @@ class Wrapper(Objective):
         return self.inner.terms(outputs, batch)
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Return the outputs of a second pass of the inner objective's model, on `encoder_batch` of the first pass."""
+        """Run the inner objective's model again on what the encoder read in the first pass; return the outputs."""
         return self.inner.predict(params, encoder_batch, rngs, step, ports)
 
 
@@ -209,9 +209,10 @@ def loss_factors(objective: Objective, batch: Batch, step: Array) -> dict[str, A
 def apply_model(
     model: nn.Module, params: Params, batch: Batch, rngs: Rngs, ports: Ports, method: str | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Apply a model; return its result, and what the layers sowed: {"statistics": ..., "mask_counts": ...}.
+    """Apply a model; return the result, and by name what the layers recorded: statistics of guided heads, kept units.
 
-    These are fields of `Outputs`: None without `ports.guides` and `ports.attack`. Dropout is on if `rngs` is not None.
+    The names are those of the fields of `Outputs`: `statistics`, None without `ports.guides`, and `mask_counts`, None
+    without `ports.attack`. Dropout is on if `rngs` is not None.
     """
     collections = {"statistics": ports.guides, "attack": ports.attack}
     result, sown = model.apply(

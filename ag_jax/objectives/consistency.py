@@ -65,16 +65,16 @@ def divergence(clean: Prediction, other: Any, counts: Counts, config: Divergence
 
 
 def weight(counts: Counts, config: DivergenceConfig) -> Array:
-    """Return the divisor that makes the sum `divergence` a mean: the sum of the weights in `counts`."""
+    """Return the sum of the weights in `counts`: the divisor that makes the result of `divergence` a mean."""
     return (counts.weights if counts.rows_B is None or not config.legacy else counts.rows_B).sum()
 
 
 @dataclasses.dataclass(frozen=True)
 class SecondPass(Wrapper):
-    """An objective that penalises the divergence D of a clean from a disturbed pass: L_inner + coefficient(step) * D.
+    """An objective that adds to the loss of another objective the divergence D between a clean and a disturbed pass.
 
-    L_inner is the loss of the wrapped objective. D is the divergence of the predictions of a clean pass from those of a
-    second pass in which the model is disturbed.
+    The loss is L_inner + coefficient(step) * D, with L_inner the loss of the other objective, which is wrapped. D is
+    the divergence of the predictions of a clean pass from those of a second pass in which the model is disturbed.
 
     A subclass runs the second pass in its `forward`, adds it with `with_second_pass`, and defines `distance`. There is
     a term for each prediction of the inner objective: `NAME` for `task`, `NAME_nsp`, `NAME_sentence`, NAME being the
@@ -92,7 +92,7 @@ class SecondPass(Wrapper):
         raise NotImplementedError
 
     def weight(self, counts: Counts) -> Array:
-        """Return the divisor that makes the sum `distance` a mean: the sum of the weights in `counts`."""
+        """Return the sum of the weights in `counts`: the divisor that makes the result of `distance` a mean."""
         return weight(counts, DivergenceConfig())
 
     def coefficient_at(self, step: Array) -> Array:
@@ -104,22 +104,22 @@ class SecondPass(Wrapper):
         return self.term if prediction == "task" else f"{self.term}_{prediction}"
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisors of the inner objective's loss terms and of the divergence of each prediction, by term."""
+        """Return the divisors of all loss terms: the wrapped objective's, and the divergences between both passes."""
         counts = self.counts(batch)
         own = {self.term_of(name): self.weight(counts[name]) for name in self.prediction_names}
         return self.inner.normalizers(batch) | own
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factors of the inner objective's loss terms and of the divergence of each prediction, by term."""
+        """Return the factors of all loss terms: the wrapped objective's, and the divergences between both passes."""
         own = self.coefficient_at(step)
         return self.inner.coefficients(step) | {self.term_of(name): own for name in self.prediction_names}
 
     def with_second_pass(self, outputs: Outputs, other: Outputs) -> Outputs:
-        """Return `outputs` of the clean pass, with `other`, the second pass's outputs, attached for a comparison."""
+        """Return the clean pass's `outputs` with `other`, the second pass's outputs, in the field `second_passes`."""
         return dataclasses.replace(outputs, second_passes=outputs.second_passes | {self.term: other})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return loss terms, summed over the batch, and metrics: of the inner objective and of both passes' divergence.
+        """Return the wrapped objective's summed loss terms and metrics, with the two passes' divergence added to both.
 
         For each prediction, the divergence D of both passes is a loss term and the metric `TERM_loss`. Metrics of the
         second pass are added.
@@ -141,7 +141,7 @@ def _two_classes(logits: Array) -> Array:
 
 
 def _one_or_both_ways(config: DivergenceConfig, one_way, clean: Array, other: Array) -> Array:
-    """Return `one_way(clean, other)`, with `form=symmetric` the mean of this and `one_way(other, clean)`.
+    """Return `one_way(clean, other)`, or with `form=symmetric` the mean of `one_way` in both directions.
 
     one_way: (target, judged) -> divergence of each element; gradients are stopped as `stop_gradient` says.
     """
@@ -169,7 +169,7 @@ def _squares(config: DivergenceConfig, clean: Array, other: Array, weights: Arra
 
 
 def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weights_B: Array) -> Array:
-    """Return the divergence of two distributions over a batch's examples: softmaxes, along B, of the predicted numbers.
+    """Return the divergence of two passes' predicted numbers after a softmax over the batch: of two distributions.
 
     Only with `legacy`, as in the released code. Examples of weight 0 get no probability.
     """
@@ -181,7 +181,7 @@ def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weig
 def _word_divergence(
     config: DivergenceConfig, clean_BMD: Array, other_BMD: Array, embedding_VD: Array, bias_V: Array, weights_BM: Array
 ) -> Array:
-    """Return the divergence of two passes' word distributions, summed with weights over the predicted positions, `BM`.
+    """Return the divergence of two passes' word distributions, summed over the masked positions with `weights_BM`.
 
     It is computed a few positions at a time: the scores of all words at all positions are never in memory at once.
     Gradients are computed in the forward pass, as in `word_loss`.

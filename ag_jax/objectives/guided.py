@@ -42,7 +42,7 @@ class Guided(Wrapper):
         return guidance.Guides(targets, counts, self.config.probabilities == "after_dropout")
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisors of the inner objective's loss terms, and of the guidance loss `ag`: the number of texts.
+        """Return the divisors of the wrapped objective's loss terms; for the guidance loss `ag`, the number of texts.
 
         There is no term `ag` with `mode=bias`.
         """
@@ -52,7 +52,7 @@ class Guided(Wrapper):
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factors of the inner objective's loss terms, and of the guidance loss `ag`: alpha(step).
+        """Return the factors of the wrapped objective's loss terms; for the guidance loss `ag`, alpha(step).
 
         There is no term `ag` with `mode=bias`.
         """
@@ -84,7 +84,7 @@ class Guided(Wrapper):
         return totals, metrics
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Return the outputs of a second pass of the model, on the batch that the encoder read in the first pass.
+        """Run the model again (for an attack) on what the encoder read in the first pass; return the outputs.
 
         encoder_batch: `Outputs.encoder_batch` of the first pass.
 

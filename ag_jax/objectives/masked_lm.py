@@ -35,7 +35,7 @@ class Pretraining(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions in which a clean and an attacked pass are compared: of words, texts, next sentences.
+        """Names of the predictions (words, texts, next sentences) in which a clean and an attacked pass are compared.
 
         `task` is for the masked words; if enabled, `sentence`, made at the first position of each text, is for the
         whole text, and `nsp` for the next sentence.
@@ -55,7 +55,7 @@ class Pretraining(Objective):
         return {term: jnp.ones_like(step, jnp.float32) for term in terms}
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return the weights of predictions' elements when a clean and an attacked pass are compared, by name.
+        """Return {name of a prediction: weights of the elements} for the comparison of a clean and an attacked pass.
 
         The weight is 1 for each masked word (`task`), text (`sentence`) and example (`nsp`), and 0 for padding.
         """

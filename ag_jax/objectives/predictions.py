@@ -50,7 +50,7 @@ Prediction = Categorical | YesNo | Values | WordDistributions
 
 @flax.struct.dataclass
 class Counts:
-    """How much each element of a prediction counts: the weight of each example, token or position.
+    """The weights with which the elements of a prediction (examples, tokens or positions) enter sums and means.
 
     Losses and comparisons of passes are sums with these weights, which depend on the batch alone.
 

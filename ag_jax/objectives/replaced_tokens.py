@@ -43,7 +43,7 @@ class ReplacedTokensConfig:
 
     @property
     def coefficient(self) -> float:
-        """The factor of the detection loss: `weight` if it is set, otherwise 50 with the generator `mlm`, else 1."""
+        """The factor of the detection loss: `weight`, or if unset 50 with the generator `mlm` and 1 with any other."""
         return self.weight or (50.0 if self.generator == "mlm" else 1.0)
 
 
@@ -100,7 +100,7 @@ class ReplacedTokens(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions in which a clean and an attacked pass are compared: of replaced tokens, of texts.
+        """Names of the predictions (replaced tokens, texts) in which a clean and an attacked pass are compared.
 
         `task` is for replaced tokens; `sentence`, made at the first position of each text, for the text, if enabled.
         """
@@ -116,9 +116,9 @@ class ReplacedTokens(Objective):
         return (batch["sequences"] > 0) & ~jnp.isin(original_BL, ignored)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term: the number of judged tokens for `rtd`, of masked positions for `mlm`.
+        """Return each loss term's divisor: the number of classified tokens for `rtd`, of masked positions for `mlm`.
 
-        Judged tokens count in the detection loss. There is no `mlm` without a generator.
+        The classified tokens are those that `judged` marks. There is no `mlm` without a generator.
         """
         weights = {"rtd": self.judged(batch).sum().astype(jnp.float32)}
         if self.model.generator_config is not None:
@@ -133,7 +133,7 @@ class ReplacedTokens(Objective):
         return coefficients
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return the weights of predictions' elements when a clean and an attacked pass are compared, by name.
+        """Return {name of a prediction: weights of the elements} for the comparison of a clean and an attacked pass.
 
         The weight is 1 for each token of the detection loss (`task`) and each text (`sentence`), and 0 for all else.
         """

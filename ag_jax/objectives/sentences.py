@@ -18,9 +18,9 @@ SentenceTerm = Literal["head", "softmax", "squares", "none"]
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """Settings of the prediction `sentence`, at each text's first position, to compare a clean and an attacked pass.
+    """Settings of the output `sentence`, read at each text's first position to compare a clean with an attacked pass.
 
-    For the sentence-level term of Wu et al. 2022, equation 10.
+    It has no labels and no loss of its own. For the sentence-level term of Wu et al. 2022, equation 10.
 
     of: `head`: the output of the pre-training head; `softmax`: the hidden state as the logits of a distribution;
         `squares`: the hidden state itself, compared by squared error; `none`: no prediction. The paper does not say
@@ -33,7 +33,7 @@ class Sentences:
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """The name of the prediction, `sentence`, in a tuple; an empty tuple if the field `of` is `none`."""
+        """The name of this prediction in a tuple: ("sentence",); an empty tuple if there is none (`of=none`)."""
         return () if self.of == "none" else ("sentence",)
 
     def first_positions(self, batch: Batch) -> tuple[Array, Array]:
@@ -46,14 +46,14 @@ class Sentences:
         return positions_BT, jnp.take_along_axis(firsts_BL, positions_BT, axis=1).astype(jnp.float32)
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return {"sentence": weights} for comparing a clean and an attacked pass; {} if the field `of` is `none`.
+        """Return {"sentence": weights} to compare a clean and an attacked pass; {} without the prediction (`of=none`).
 
         The weight is 1 for each text, and 0 for the other positions that fill a row up.
         """
         return {} if self.of == "none" else {"sentence": Counts(self.first_positions(batch)[1])}
 
     def hidden(self, encoded_BLD: Array, batch: Batch) -> Prediction:
-        """Return the hidden states at texts' first positions, `BTD`, as logits if `of` is `softmax`, else vectors."""
+        """Return the hidden states at texts' first positions, `BTD`: as logits with `of=softmax`, else as vectors."""
         positions_BT, _ = self.first_positions(batch)
         first_BTD = jnp.take_along_axis(encoded_BLD, positions_BT[:, :, None], axis=1).astype(jnp.float32)
         return Categorical(first_BTD) if self.of == "softmax" else Values(first_BTD)

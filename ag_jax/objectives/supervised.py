@@ -21,9 +21,10 @@ TASK = PrimaryMetric("task_loss", "task loss", "of an example or a tag", margin=
 
 
 def choice_loss(logits_BC: Array, labels_BC: Array, weights_B: Array) -> tuple[Array, Array]:
-    """Return sum -w sum_c y_c log softmax(logits)_c, and the sum of w over examples with a right best candidate.
+    """Return the weighted sum of the examples' losses, and the total weight of examples whose top candidate is right.
 
-    w is the weight of an example, y_c the label of candidate c. With two candidates the loss is the pairwise ranking
+    The loss of an example is -sum_c y_c log softmax(logits)_c, with y_c the label of candidate c. The candidate with
+    the largest logit is right if its label is above 0. With two candidates the loss is the pairwise ranking
     loss, log(1 + exp(s_wrong - s_right)).
     """
     losses_B = -(labels_BC * jax.nn.log_softmax(logits_BC, axis=-1)).sum(-1)
@@ -151,7 +152,7 @@ class Supervised(Objective):
         return {"task": jnp.ones_like(step, jnp.float32)}
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return {"task": weights}, the weights of the labels when a clean and an attacked pass are compared.
+        """Return {"task": weights}: how much each label counts in the comparison of a clean and an attacked pass.
 
         There is a weight for each example, each tag, or each start and end of an answer, as in the loss.
         """

@@ -39,7 +39,7 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Number and bytes, on one device, of a program's collective operations of one kind among groups of one size.
+    """How many collective operations of one kind and one group size a program has, and their bytes on one device.
 
     kind: one of `COLLECTIVES`.
     devices: number of devices in a group.
@@ -177,7 +177,7 @@ def _group_size(one: Instruction, devices: int) -> int:
 def moved_bytes(
     one: Instruction, inside: Computation, program: HloModule, is_counted: Callable[[HloArray], bool]
 ) -> float:
-    """Return the bytes that an instruction reads and writes of the arrays for which `is_counted` is true.
+    """Return how many bytes an instruction reads and writes, counting only arrays for which `is_counted` is true.
 
     A slice reads only the part that is taken, and an update in place writes only the part that changes.
     inside: the computation that the instruction belongs to.
@@ -215,7 +215,7 @@ def moved_bytes(
 
 
 def _written(root: Instruction, inside: Computation, program: HloModule, whole: HloArray) -> float:
-    """Return how many bytes of a result a fusion writes: all, or only the part that the fusion updates in place."""
+    """Return how many bytes a fusion writes for one of its results: all, or only the part that is updated in place."""
     if root.opcode == "bitcast" and root.operands[0] in inside.of:
         return _written(inside.of[root.operands[0]], inside, program, whole)
     if root.opcode == "fusion":

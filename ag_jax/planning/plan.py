@@ -93,9 +93,9 @@ class Plan:
 
     @property
     def chosen(self) -> Attempt | None:
-        """The compiled config that bounds of time and speed are reported for; None if nothing fits.
+        """The compiled config for which the plan reports bounds of time and speed; None if no config fits.
 
-        It is the config as it is if that fits, or else the suggestion, or else the largest batch.
+        This is the config as it is if it fits, or else the suggestion, or else the config with the largest batch.
         """
         return next(
             (attempt for attempt in (self.own, self.suggestion, self.largest) if attempt and attempt.fits), None
@@ -199,14 +199,16 @@ class _Planner:
         self.rows = config.training.batch_size // config.training.microbatches // self.parts
 
     def attempt(self, settings: dict[str, Any]) -> Attempt:
-        """Compile a step with `settings` (by `section.key`) changed; report to stderr how long compiling takes."""
+        """Compile a step with `settings` (by `section.key`) changed, printing the compile time to stderr; return the
+        changed config with the compiled step, or with the memory error if the step does not fit.
+        """
         config = with_settings(self.config, settings)
         named = ", ".join(f"{name}={value}" for name, value in settings.items()) or "the config as it is"
         with _reported(f"compiling for {self.topology.name}: {named}"):
             return Attempt(settings, config, compile_step(config, self.topology, self.devices))
 
     def state_bytes(self) -> float:
-        """Return the bytes of the training state on one device, nearly the memory of a step with an empty batch."""
+        """Return the bytes of the training state on one device: about what a step with an empty batch would need."""
         return _state_bytes(self.config, self.mesh)
 
     def largest(self, own: Attempt) -> Attempt | None:
@@ -225,7 +227,9 @@ class _Planner:
         return attempts.get(rows)
 
     def suggestion(self, own: Attempt) -> Attempt | None:
-        """Return the first of the `candidates` whose compiled step fits into memory; None if no candidate fits."""
+        """Return the first config, compiled with changes of settings from `candidates`, whose step fits into memory;
+        None if none fits.
+        """
         for settings in self.candidates(own):
             found = self.attempt(settings)
             if found.fits:

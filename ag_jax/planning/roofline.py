@@ -34,7 +34,8 @@ class Roofline:
 
 
 def roofline(device: Chip, *, flops: float, hbm_bytes: float, sent_bytes: float) -> Roofline:
-    """Return lower bounds of a step's time, from the FLOPs, HBM bytes and sent bytes of the step on one device.
+    """Return lower bounds of a step's time, from the step's FLOPs, HBM bytes and bytes sent to other chips, on one
+    device.
 
     device: specification of one JAX device, from `Chip.per_device`.
     """

@@ -53,9 +53,10 @@ def largest(
 
 
 def predicted(outcomes: dict[int, Outcome], fixed_bytes: float, available: float) -> int:
-    """Return the number of rows that is predicted to need `available` bytes.
+    """Return how many rows should need `available` bytes, estimated from the memory of the steps compiled so far.
 
-    The prediction is on a straight line through the two compiled steps whose memory is nearest to `available`.
+    The estimate is on a straight line through the two steps whose memory is nearest to `available`; a step without
+    rows counts with `fixed_bytes`.
     """
     points = [(0, fixed_bytes)] + [(rows, needed(outcome)) for rows, outcome in outcomes.items()]
     (rows, size), (other, other_size) = sorted(points, key=lambda point: abs(point[1] - available))[:2]

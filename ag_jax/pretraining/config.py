@@ -48,7 +48,7 @@ class InspectionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-    """A pre-training run: its title, its seed, and a section of settings for each part of the program.
+    """A pre-training run: its title, its seed, and a section of settings for each part of ag_jax.
 
     title: title of reports.
     seed: seed of initial parameters, batches, masks and dropout.

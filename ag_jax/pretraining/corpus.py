@@ -33,7 +33,8 @@ def prepare(config: ExperimentConfig, workdir: epath.Path) -> pipeline.Corpus:
 
 
 def record(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> None:
-    """Store a new run's tokenizer and text summary (`corpus.json`), or check a resumed run's rows against the summary.
+    """Store a new run's tokenizer and facts about its text (the summary `corpus.json`), or check a resumed run's rows
+    against the stored facts.
 
     A resumed run's summary is rewritten if it is missing or if the files changed; if the rows changed, too, the old
     summary is kept under `earlier`.
@@ -163,8 +164,8 @@ def _refuse_unless_accepted(config: ExperimentConfig, workdir: epath.Path, chang
 
 
 def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> tuple[bool | None, str | None]:
-    """Return whether an evaluation is on the text that the run was trained with (None if unknown), and a warning (None
-    if there is no reason for a warning).
+    """Return whether the corpus of an evaluation is the corpus of the training run (None if unknown), and a warning
+    (None if there is no reason for a warning).
     """
     recorded = read_summary(workdir)
     if recorded is None:

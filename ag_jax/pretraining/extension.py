@@ -27,9 +27,10 @@ def is_finished(steps: int, workdir: epath.Path) -> bool:
 
 
 def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Begin to extend a finished run of `steps` steps to `config.training.steps`, and print both numbers.
+    """Mark a finished run of `steps` steps as unfinished, so that training can extend the run to
+    `config.training.steps`; print both numbers.
 
-    The run's summary is renamed, so that the run counts as unfinished.
+    For this, the run's summary is renamed.
     """
     if (workdir / SUMMARY).exists():
         (workdir / SUMMARY).rename(workdir / f"summary-{steps}.json")

@@ -22,7 +22,8 @@ Pooler = dict[str, np.ndarray]  # `kernel` and `bias`; empty if there is none
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Description of the imported model that weights started from; fields about the model are empty if there was none.
+    """Description of the imported model that weights started from; fields about the model are empty if the weights did
+    not start from an imported model.
 
     model_type: its family, such as `camembert`.
     name: its name on the Hugging Face hub, or the name of its directory if it was read from disk.

@@ -156,7 +156,7 @@ def _reading(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[s
 
 
 def flag_warnings(sentences: Sequence[str]) -> list[str]:
-    """Return the lines of a report for `sentences`, each of which warns that a flag overrides settings of the arms."""
+    """Return report lines that show `sentences`; each sentence warns that a flag overrides settings of the arms."""
     return [*(f"**{sentence}.**" for sentence in sentences), ""] if sentences else []
 
 

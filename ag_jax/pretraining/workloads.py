@@ -145,8 +145,8 @@ def _replaced_tokens_model(
 
 
 def _ignored_ids(config: ExperimentConfig, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the ids of the tokens that replaced-token detection leaves out of the loss: the ids of the delimiters
-    if `replaced_tokens.tokens` is `words`, otherwise no ids.
+    """Return the ids of the tokens that replaced-token detection leaves out of the loss: the begin and end tokens (such
+    as <s> and </s>) if `replaced_tokens.tokens` is `words`, otherwise none.
     """
     return tuple(vocabulary.delimiter_ids) if config.replaced_tokens.tokens == "words" else ()
 

@@ -51,11 +51,11 @@ FROM_MNLI = ("rte", "stsb", "mrpc")
 
 
 def suite(title: str, arguments: Any) -> Config:
-    """Return a config for `ag-jax finetune` that has the values of a config file's `arguments` but no tasks yet; tasks
-    are added by `add` and by functions such as `asa`.
+    """Return a config for `ag-jax finetune`, filled from the arguments in `--config=FILE:arguments`, without tasks;
+    `add` and functions such as `roberta_glue` add tasks.
 
     title: title of the report.
-    arguments: the config file's arguments as attributes: `seeds` (a number), `data` and optionally `checkpoint`.
+    arguments: these arguments as attributes: `seeds` (a number), `data` and optionally `checkpoint`.
     """
     config = config_reader.default(FinetuningConfig)
     config.title = title
@@ -90,8 +90,8 @@ def add(config: Config, task: str, **settings: Any) -> None:
 
 
 def roberta_glue(config: Config, tasks: Sequence[str]) -> None:
-    """Add tasks with RoBERTa's sweep for GLUE: six points of ten epochs, of which the best point and its best epoch on
-    the development set count.
+    """Add tasks with RoBERTa's sweep for GLUE: six points of ten epochs each; the point and epoch that score best on
+    the development set are reported.
 
     The primary metric of QQP is accuracy, as in RoBERTa's table 5.
     """
@@ -223,8 +223,8 @@ def attack(config: Config, method: str, **settings: Any) -> None:
 
 
 def freelb(config: Config) -> None:
-    """Set all tasks of a suite to train with FreeLB, with the settings in `FREELB`; a task without settings there gets
-    the settings of QQP (`paws_qqp`) or MNLI (all others).
+    """Set all tasks of a suite to train with FreeLB, with the settings in `FREELB`. Of tasks without settings there,
+    `paws_qqp` gets the settings of QQP, and all others get those of MNLI.
 
     Steps are counted as in fairseq, because the settings were released for it.
     """

@@ -145,7 +145,7 @@ class Checkpoints:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Finish writing and close the directory."""
+        """Wait until every saved checkpoint is on disk, and close the checkpoint manager."""
         with self._explained():
             self._manager.close()
 

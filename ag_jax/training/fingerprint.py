@@ -38,7 +38,7 @@ def fingerprint(tree: Tree) -> dict[str, int]:
 
 
 def changed(arrays: dict[str, jax.Array], written: StoredFingerprint) -> list[str]:
-    """Return the sorted paths of the arrays that differ from a stored fingerprint, or that only one of the two has.
+    """Return the sorted paths of arrays that differ from a stored fingerprint, are missing in it, or are only in it.
 
     arrays: {path: array}, as `paths` returns it.
     written: what `fingerprint` returned for the arrays that were saved.

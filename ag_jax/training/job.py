@@ -72,7 +72,10 @@ class Progress:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Progress":
-        """Return the progress stored by `to_json`, also of earlier versions, which saved no evaluations."""
+        """Return the progress that `to_json` of this or an earlier version of ag_jax turned into `stored`.
+
+        Some earlier versions stored no evaluations; `history` is then empty.
+        """
         history = [Evaluation(**evaluation) for evaluation in stored.get("history", [])]
         return cls(**{**stored, "history": history})
 

@@ -182,7 +182,7 @@ class Loop:
         self.clock, self.clock_step, self.clock_tokens = now, step, self.progress.tokens
 
     def _evaluate(self, state: TrainState, step: int) -> bool:
-        """Run the evaluators and add their values to the history; return whether `job.keep` saved something."""
+        """Run the evaluators and add their values to the history; return whether `job.keep` saved the model."""
         self._collect()
         self._add_seconds()
         began, progress = time.perf_counter(), self.progress

@@ -114,7 +114,7 @@ class MetricWriter:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Add advice to an OSError of writing metrics."""
+        """Return a context manager that adds advice to an OSError raised while metrics are written."""
         try:
             yield
         except OSError as error:

@@ -13,7 +13,9 @@ Decay = Literal["linear", "constant"]
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Settings of AdamW and its schedule; the defaults, clipping included, are those of the attention guidance code.
+    """Settings of AdamW and its schedule; the defaults are those of the code released with Attention Guidance.
+
+    The default of `clip_norm` is from this code, too.
 
     learning_rate: peak learning rate, reached after `warmup_steps`.
     warmup_steps: number of steps in which the learning rate rises from 0 to its peak.

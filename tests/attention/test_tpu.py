@@ -106,12 +106,16 @@ def test_a_band_costs_what_its_blocks_cost():
 
 
 def test_memory_grows_with_the_length_and_not_with_its_square():
-    """At every length a few arrays of the size of the queries; of 32 rows, as arrays of one row stay
-    in the chip's vector memory.
+    """At every length a few arrays of the size of the queries (1.5 to 2 with libtpu 0.0.42, 3 to 3.5 with 0.0.50).
+
+    Of 32 rows, because arrays of one row stay in the chip's vector memory.
     """
+    arrays = {}
     for length in (2048, 4096, 8192):
         queries = 32 * length * 4 * 64 * 4  # bytes, in float32
-        assert 0.5 * queries < compiled("v5e", 32, length, 4, 64).memory_analysis().temp_size_in_bytes < 3 * queries
+        arrays[length] = compiled("v5e", 32, length, 4, 64).memory_analysis().temp_size_in_bytes / queries
+    assert 0.5 < arrays[2048] < 4
+    assert arrays[8192] < 1.5 * arrays[2048], "4 times as much if memory grew with the square of the length"
 
 
 @pytest.mark.parametrize(

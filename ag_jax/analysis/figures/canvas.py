@@ -81,9 +81,9 @@ def weight_scale() -> PowerNorm:
 
 
 def block_size(length: int, inches: float, pixels: int = 3) -> int:
-    """Return how many tokens a side of a cell spans in a map of `length` tokens that is `inches` wide.
+    """Return how many tokens each side of a drawn cell stands for, in a map of `length` tokens, `inches` wide.
 
-    It is the smallest number with which a cell is at least `pixels` pixels wide.
+    This is the smallest number with which a cell is at least `pixels` pixels wide.
     """
     return math.ceil(length * pixels / (inches * DPI))
 

@@ -72,7 +72,7 @@ class Fused(Attend):
         return mixed_BQHW, None if guides is None else guided_statistics(squares_BHQ, overlap_BHQ, inputs)
 
     def _position(self, axes: tuple[str | None, ...]) -> Array:
-        """Return this device's index along axes of the mesh, of which the last varies fastest; 0 for one device."""
+        """Return this device's flat index over mesh axes, counting the last axis fastest; 0 if there is one device."""
         position = jnp.int32(0)
         for axis in axes if self.mesh is not None and self.mesh.size > 1 else ():
             if axis is not None:

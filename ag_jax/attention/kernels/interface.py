@@ -206,15 +206,16 @@ class Kernel(Protocol):
 
 
 def target(shift: Array | int, weights: Array, query: Array, key: Array) -> Array:
-    """Return the target P of one head: 1 at keys `shift` positions after their query, elsewhere each key's weight."""
+    """Return a head's target P: 1 where the key is `shift` positions after the query, otherwise the key's weight."""
     return jnp.where(key - query == shift, 1.0, weights)
 
 
 def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
-    """Return the targets of all heads in the form that kernels read: `shifts_H` int32 and `weights_BHK` float32.
+    """Return each head's target P as the arguments of `target`: shifts `H` (int32) and weights of keys `BHK` (float32).
 
-    P = 0 for heads without guidance. Inside a band, columns have weights 0 and 1: how many of them a row sees is known
-    outside the kernel (`guided_statistics`).
+    A head with a `Shift` has weights 0, a head with `Columns` the shift `NO_SHIFT`, and a head without guidance both,
+    so that P = 0. Inside a band, columns have weights 0 and 1: how many of them a row sees is known outside the kernel
+    (`guided_statistics`).
     """
     guides, (batch, keys, heads, _) = inputs.guides, inputs.key_BKHW.shape
     shifts, weights = [], []

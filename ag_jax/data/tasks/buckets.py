@@ -188,7 +188,8 @@ def _axes(rank: int, has_candidates: bool) -> str:
 
 
 def _padded_candidates(candidates: np.ndarray) -> np.ndarray:
-    """Return, for each row, the number of candidates to which the row is padded, so that batches have few shapes.
+    """Return for each row the number of candidates to choose from, counting the empty candidates that are added as
+    padding so that batches have few shapes.
 
     candidates: the number of candidates of each row.
 

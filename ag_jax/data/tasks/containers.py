@@ -150,7 +150,7 @@ def passages(file: pathlib.Path) -> Iterator[Placed]:
 
 
 def tree(folder: pathlib.Path) -> Iterator[Placed]:
-    """Yield the articles of a RACE folder, whose .txt files hold one JSON object each."""
+    """Yield the articles of a RACE folder, each with its path in the folder; each .txt file is an article, in JSON."""
     for file in sorted(folder.rglob("*.txt")):
         yield f"{file.relative_to(folder)}", _object(read_text(file))
 

@@ -55,11 +55,11 @@ def _texts(
 
 
 def encode_choices(task: Task, examples: Sequence[Choices], tokenizer: Tokenizer, settings: RowSettings) -> Features:
-    """Encode multiple-choice examples: the row of an example is a stack of token sequences, one for each candidate (a
-    pair of texts).
+    """Encode multiple-choice examples, whose candidates are pairs of texts: each example becomes a stack of token
+    sequences, one sequence for each candidate.
 
-    In the row of an example with C candidates, of which the longest has L tokens, `tokens`, `sequences` and `segments`
-    have the shape [C, L], and `labels` and `choice_weights` the shape [C].
+    For an example with C candidates, of which the longest has L tokens, `tokens`, `sequences` and `segments` have the
+    shape [C, L], and `labels` and `choice_weights` the shape [C].
     """
     ids = ids_of(tokenizer, [text for example in examples for pair in example.pairs for text in pair])
     rows, truncated = [], 0

@@ -36,10 +36,11 @@ def ranked(task: Task) -> Task:
 
 
 def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
-    """Return `examples` grouped into choices among candidates for the same first text, and the number of examples left
-    out because they have no candidate to be compared with.
+    """Turn pairs of texts into multiple-choice examples, each of which chooses among pairs with the same first text;
+    return them, and the number of pairs left out because no other pair is left to compare them with.
 
     task: QNLI or WNLI as classification, before `ranked`.
+    examples: the pairs, labelled for classification.
     `Choices.names` are the ids of the candidates, so that a choice can be written as labels of the examples. The
     examples of a text whose labels are not known become candidates together; a single such example is left out.
     Raises ValueError for another task, or if there is nothing to rank.

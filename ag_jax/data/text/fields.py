@@ -86,9 +86,10 @@ def _is_object(line: bytes) -> bool:
 
 
 def _entries(value: Any, field: str, place: str) -> list[Any]:
-    """Return the list of objects in a parsed JSON file.
+    """Return the objects in a parsed JSON file; from each object, the caller reads the field `field`.
 
-    The file holds this list, one object (returned as a list of one), or an object with exactly one list of objects.
+    The file is a list of these objects, a single object with this field (returned as a list of one), or an object in
+    which exactly one key holds a list of objects. Raises ValueError for other files.
     """
     if isinstance(value, list):
         return value

@@ -125,7 +125,9 @@ def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number:
 
 
 def sentence_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
-    """Yield rows with two sentences: A from document `number`, B the next or, half the time, from a random document."""
+    """Yield rows with two sentences: the first is from document `number`; the second is the sentence after the first
+    or, half the time, a random sentence of another document.
+    """
     room = length - 2 - special.pair_separators
     sentences = list(_pieces(store.document(number), room))
     at = 0

@@ -58,17 +58,19 @@ def split(config: DataConfig) -> Iterator[Piece]:
 
 
 def _is_held_out(number: int, fraction: float) -> bool:
-    """Whether document `number`, counted from 0, is for validation: these documents are the share `fraction` of all,
-    evenly spread, beginning with the second.
+    """Whether document `number`, counted from 0, is for validation: if `fraction` is 0.1, every tenth document is,
+    beginning with the second.
+
+    In general, the documents for validation are the share `fraction` of all documents, evenly spread.
     """
     phase = 1.0 - 2.0 * fraction + 1e-9
     return int((number + 1) * fraction + phase) > int(number * fraction + phase)
 
 
 def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
-    """Yield a single document as two pieces: the last sentences, the share `config.validation_fraction` of all, for
-    validation, and the sentences before them for training.
+    """Yield a single document as two pieces: its first sentences for training, and its last sentences for validation.
 
+    `config.validation_fraction` is the share of the sentences that is for validation, at least one sentence.
     Raises ValueError if the document is a single sentence.
     """
     sentences = split_sentences(text)
@@ -82,13 +84,14 @@ def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
 
 
 def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float) -> Iterator[Piece]:
-    """Yield the pieces of all `count` documents: the last sentences of each for validation, in total the share
-    `fraction` of the characters, and the sentences before them for training.
+    """Cut each of the `count` documents into its first sentences for training and its last sentences for validation,
+    and yield these pieces.
 
-    After each document, the characters held out so far are as close to `fraction` of the characters so far as whole
-    sentences allow. A document with too few or too long sentences may thus give more or less than its share; the
-    documents after it make up for the difference. At most half of a document is held out (or `fraction` of it, if that
-    is more), unless it is a single sentence.
+    All pieces for validation together have the share `fraction` of the characters. After each document, the characters
+    held out so far are as close to `fraction` of the characters so far as whole sentences allow. A document with too
+    few or too long sentences may thus give more or less than its share; the documents after it make up for the
+    difference. At most half of a document is held out (or `fraction` of it, if that is more), unless it is a single
+    sentence.
     """
     owed = 0.0  # characters still to be held out
     trained = held_out = 0  # sentences

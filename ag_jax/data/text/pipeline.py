@@ -140,7 +140,10 @@ def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[l
 
 
 def _tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
-    """Return the settings for the key of a cache, with "" for a `path` of None, so that older caches stay valid."""
+    """Return the settings of a tokenizer in the form that enters a cache key.
+
+    A `path` of None is written as "", so that older caches stay valid.
+    """
     return dataclasses.asdict(config) | {"path": config.path or ""}
 
 

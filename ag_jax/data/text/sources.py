@@ -208,7 +208,11 @@ def _check_circles(directory: str, above: tuple[str, ...] = ()) -> None:
 
 
 def _tfds_name(part: str) -> tuple[str, str, str]:
-    """Return name with config, version ("" for the newest) and split of "tfds:NAME[:VERSION][:SPLIT]"."""
+    """Return NAME, VERSION and SPLIT of "tfds:NAME[:VERSION][:SPLIT]"; a missing VERSION becomes "" (the newest), and a
+    missing SPLIT becomes "train".
+
+    NAME may have a config of TensorFlow Datasets, as in wikipedia/20230601.en.
+    """
     pattern = r"tfds:(?P<name>[\w./+-]+)(:(?P<version>\d+\.\d+\.\d+))?(:(?P<split>[a-z_]\S*))?"
     match = re.fullmatch(pattern, part)
     if not match:

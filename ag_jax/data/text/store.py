@@ -56,7 +56,7 @@ class ArrayFile:
         return self._length
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Return the numbers `start` to `stop` - 1."""
+        """Return the elements of the file at indices `start` to `stop` - 1."""
         size = self._dtype.itemsize
         if self._check:
             self._check.check(slice(start * size, stop * size))

@@ -43,8 +43,8 @@ class Unigram:
         return np.cumsum(self.counts_V)
 
     def draw(self, *components) -> np.ndarray:
-        """Return a token id, drawn at random by frequency, for each key; a key is a tuple of integers, one from each
-        array `components`.
+        """Return token ids drawn at random by frequency, one for each key; a key, the seed of a draw, is a tuple of
+        integers, one from each array `components`.
 
         components: integers or integer arrays, which broadcast; `randomness.units` hashes each key to a random number,
             so equal keys give equal token ids.

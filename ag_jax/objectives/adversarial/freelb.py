@@ -46,7 +46,7 @@ class FreeLB(Wrapper):
     def value_and_grad(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
     ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
-        """Return ((loss, metrics), gradient of the parameters), each averaged over the passes.
+        """Return ((loss, metrics), parameter gradient): means over passes with different perturbations.
 
         The metric `delta_norm` is the mean length of a text's perturbation in the last pass.
         """
@@ -83,7 +83,10 @@ class FreeLB(Wrapper):
         return perturbation.on_texts(drawn_BLE * scale_BL[:, :, None], sequences_BL)
 
     def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """Return the perturbation after one step along each text's gradient, cut to the norm `max_norm`, if set."""
+        """Return the perturbation after one step along each text's gradient, scaled down where `max_norm` is exceeded.
+
+        `max_norm` bounds the norm of a text's perturbation; if it is not set, nothing is scaled.
+        """
         slope_BLE = perturbation.on_texts(slope_BLE, sequences_BL)
         length_BL1 = jnp.maximum(perturbation.norms(slope_BLE, sequences_BL), _SMALLEST)
         moved_BLE = delta_BLE + self.config.step_size * slope_BLE / length_BL1

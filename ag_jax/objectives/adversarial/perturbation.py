@@ -22,7 +22,7 @@ class Perturbation(Protocol):
     """Interface of a perturbation of embeddings, and of the gradient ascent that searches for the worst one."""
 
     def clean(self, ports: Ports) -> Ports:
-        """Return the encoder's optional inputs `ports` for the clean pass: changed only if embeddings are normalised.
+        """Return the encoder's optional inputs in the clean pass: `ports`, set to normalise the embeddings if need be.
 
         The clean pass reads normalised embeddings if the perturbation is of normalised embeddings, as in SiFT.
         """
@@ -42,11 +42,11 @@ class Perturbation(Protocol):
         """
 
     def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """Return the perturbation after one step along the gradient `slope_BLE`, which is 0 on padding."""
+        """Return the perturbation after one step along the gradient `slope_BLE`; both arrays are 0 on padding."""
 
 
 def encoder_segments(batch: Batch) -> Array:
-    """Return the segment ids that the encoder reads, `BL`, with each candidate answer of an example as a row.
+    """Return the segment ids (`sequences`) as the encoder reads them, `BL`: each candidate answer is a row of its own.
 
     Only examples of multiple choice or ranking have several candidates.
     """

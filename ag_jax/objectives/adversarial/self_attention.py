@@ -28,7 +28,7 @@ _ATTACKED = 0x5A  # purpose of random keys: the attacked pass
 
 
 class Attacker(Protocol):
-    """Interface of a function: (all parameters, the batch as the encoder reads it, step) -> the attack of that step."""
+    """A function (all parameters, batch as the encoder reads it, step) -> the attack on attention at this step."""
 
     def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Attack: ...
 
@@ -85,9 +85,9 @@ def _texts(sequences_BL: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Penalty:
-    """Loss term that makes masking costly for the adversary: coefficient * L_c, where L_c counts the unmasked units.
+    """Loss term coefficient * L_c, where L_c measures unmasked units: the adversary raises L_c, so masking is costly.
 
-    A unit is a query-key pair. The adversary learns by the reversed gradient, and so raises this term.
+    A unit is a query-key pair. The adversary raises this term because it learns by the reversed gradient.
 
     coefficient: tau^power, from `AsaConfig`.
     count: L_c is the number of kept units, summed over layers, a mean over texts (`units`); or their share of all
@@ -98,13 +98,14 @@ class Penalty:
     count: str
 
     def weight(self, sequences_BL: Array) -> Array:
-        """Return the divisor that makes `total()` a mean: the number of texts for `units`, else of non-empty rows."""
+        """Return the divisor that makes `total()` a mean: texts in the batch if `count=units`, else non-empty rows."""
         return _texts(sequences_BL) if self.count == "units" else (sequences_BL > 0).any(-1).sum().astype(jnp.float32)
 
     def total(self, counts_NB: MaskCounts) -> Array:
-        """Return L_c summed over the batch: the number of kept units (query-key pairs), or their share in each row.
+        """Return the penalty L_c of Wu et al. 2022, summed over the batch: unmasked units, or their shares of all.
 
-        The gradient of L_c is reversed, and reaches only the adversary.
+        The shares, one for each layer and row, are for `count=fraction`. The gradient of L_c is reversed, and reaches
+        only the adversary.
         """
         if self.count == "units":
             return counts_NB.kept_B.sum()
@@ -140,7 +141,7 @@ class AttackedAttention(SecondPass):
         return consistency.divergence(clean, other, counts, self.divergence)
 
     def weight(self, counts: Counts) -> Array:
-        """Return the divisor that makes the sum `distance` a mean: the sum of the weights in `counts`."""
+        """Return the sum of the weights in `counts`: the divisor that makes the result of `distance` a mean."""
         return consistency.weight(counts, self.divergence)
 
     def coefficient_at(self, step: Array) -> Array:
@@ -148,21 +149,21 @@ class AttackedAttention(SecondPass):
         return jnp.asarray(step >= self.delay_steps, jnp.float32)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisors of the inner loss terms, the divergence of both passes and the penalty on masking."""
+        """Return the divisors of all loss terms: inner objective's terms, divergences of passes, masking penalty."""
         weights = super().normalizers(batch)
         if self.penalty is not None:
             weights["penalty"] = self.penalty.weight(encoder.rows(batch)["sequences"])
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factors of the inner loss terms, the divergence of both passes and the penalty on masking."""
+        """Return the factors of all loss terms: inner objective's terms, divergences of passes, masking penalty."""
         coefficients = super().coefficients(step)
         if self.penalty is not None:
             coefficients["penalty"] = self.coefficient_at(step) * self.penalty.coefficient
         return coefficients
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Return the outputs of a clean pass with, in training, the outputs of an attacked pass attached.
+        """Return the outputs of a clean pass; in training, they contain those of an attacked pass in `second_passes`.
 
         The outputs of the attacked pass have the masked share of units as metrics, overall and by layer.
         """

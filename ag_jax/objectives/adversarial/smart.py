@@ -73,7 +73,7 @@ class MtDnnPerturbation(SmartPerturbation):
     """
 
     def objective(self, clean: Any, other: Prediction, counts: Counts) -> Array:
-        """Return the value that the noise maximises: mt-dnn's `stable_kl` for class and binary logits, else SMART's.
+        """Return the value that the noise maximises: `stable_kl` for class and binary logits, otherwise as for SMART.
 
         SMART compares numbers by squares and words of a vocabulary by `symmetric_kl`; mt-dnn does not compare words.
         """

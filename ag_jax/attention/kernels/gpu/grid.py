@@ -53,7 +53,9 @@ class Blocks:
     stages: int
 
     def fit(self, held_length: int, streamed_length: int) -> "Blocks":
-        """Return these settings with smaller blocks where the held or the streamed sequence is shorter than a block.
+        """Return these settings with blocks that are no larger than a row of queries and a row of keys need.
+
+        held_length, streamed_length: numbers of queries and keys, or of keys and queries, in the order of the fields.
 
         Warps are in proportion to `held`, the size of the block that stays in fast memory.
         """

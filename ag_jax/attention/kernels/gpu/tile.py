@@ -33,7 +33,10 @@ def power_of_two(size: int) -> int:
 
 
 def product(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
-    """Return a matrix product in float32, summed over one axis of each tile, at JAX's default matmul precision."""
+    """Return the matrix product of two tiles, summed over `left_axis` of `left` and `right_axis` of `right`.
+
+    The result is float32; the factors are multiplied at JAX's default matmul precision.
+    """
     dimensions = (((left_axis,), (right_axis,)), ((), ()))
     return jax.lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
 
@@ -76,7 +79,10 @@ class Queries:
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """A block of a head's keys from position `first` on, with values and, if guided, weights in the target P."""
+    """A block of a head's keys from position `first` on, with the keys' values and weights in the target P.
+
+    weights: the argument `weights` of `interface.target`; None if no head is guided.
+    """
 
     first: Array
     segments: Array
@@ -180,7 +186,10 @@ class HeadRefs:
         return ref.at[self.example, self.head, pl.ds(first, size)], _inside(first, size, length)
 
     def _segments(self, name: str, first: Array, size: int, length: int) -> Array:
-        """Load `size` segment ids of queries or keys from position `first` on; -1, which no token has, past the end."""
+        """Load `size` segment ids of queries or keys from position `first` on; positions past the end get -1.
+
+        No token has the segment id -1.
+        """
         place = self.refs[name].at[self.example, pl.ds(first, size)]
         return _load(place, _inside(first, size, length), -1)
 
@@ -201,11 +210,11 @@ class ScoreTile:
         self.head, self.queries, self.keys, self.queries_first = head, queries, keys, queries_first
 
     def of_queries(self, vector: Array) -> Array:
-        """Reshape a vector with a number for each query to broadcast along the tile's axis of queries."""
+        """Reshape a vector with a number for each query to lie on the tile's query axis and broadcast over keys."""
         return vector[:, None] if self.queries_first else vector[None, :]
 
     def of_keys(self, vector: Array) -> Array:
-        """Reshape a vector with a number for each key to broadcast along the tile's axis of keys."""
+        """Reshape a vector with a number for each key to lie on the tile's key axis and broadcast over queries."""
         return vector[None, :] if self.queries_first else vector[:, None]
 
     @property
@@ -237,9 +246,9 @@ class ScoreTile:
         return head.config.keep(head.scalars, head.example, head.head, *self.positions)
 
     def gradient(self) -> tuple[Array, Array]:
-        """Return the scores' gradient dS times 1 - rate, and the probabilities H, set to 0 where dropout drops them.
+        """Return (1 - rate) dS, with dS the gradient of the scores, and the probabilities H, 0 for dropped elements.
 
-        The rows of delta and of the statistics' gradients come multiplied by 1 - rate.
+        The rate is that of dropout. The rows of delta and of the statistics' gradients come multiplied by 1 - rate.
         """
         H = dropped = exponential(self.head.config, self.scores(), self.of_queries(self.queries.log_sums))
         dH = self._products(self.queries.g_output, self.keys.value)
@@ -252,5 +261,5 @@ class ScoreTile:
         return H * (dH - self.of_queries(self.queries.delta)), dropped
 
     def _products(self, of_queries: Array, of_keys: Array) -> Array:
-        """Return the dot product of each query's vector with each key's vector, in the layout of the tile."""
+        """Return the dot product of each query's vector with each key's vector: `QK` if `queries_first`, else `KQ`."""
         return product(of_queries, of_keys, 1, 1) if self.queries_first else product(of_keys, of_queries, 1, 1)

@@ -189,7 +189,7 @@ def _operands(inputs: KernelInputs) -> dict[str, Array | None]:
 
 
 def _prefetched(inputs: KernelInputs) -> tuple[Array | None, Array]:
-    """Return the arrays read one number at a time: the offsets of all heads' targets, and the seeds of dropout."""
+    """Return the scalar-prefetch arguments: each head's shift (`interface.target`), and the scalars of dropout."""
     return inputs.shifts_H, inputs.scalars
 
 

@@ -35,10 +35,10 @@ def head_group(heads: int, head_width: int) -> int:
 
 
 def lane_width(heads: int, head_width: int, length: int) -> int:
-    """Return the number of lanes for a head: its width, padded in long sequences if a group of heads exceeds 128 lanes.
+    """Return the number of lanes for a head: `head_width`, padded if sequences are long and a grid step's heads wide.
 
-    A width is padded to 8, 16, 32, 64 or a multiple of 128 lanes, in sequences longer than `BLOCK` whose group of heads
-    (`head_group`) would take more than 128 lanes.
+    The width is padded to 8, 16, 32, 64 or a multiple of 128 lanes if the sequence is longer than `BLOCK` and the heads
+    of a grid step (`head_group`) would together take more than 128 lanes without padding.
     """
     # A row of several blocks has the dQ of its whole group of heads in on-chip memory, of which a TPU v4 has 16 MiB.
     if length <= BLOCK or head_group(heads, head_width) * head_width <= _LANES:
@@ -47,7 +47,10 @@ def lane_width(heads: int, head_width: int, length: int) -> int:
 
 
 def block_length(length: int) -> int:
-    """Return a block's number of positions: `length` up to `BLOCK`, else the multiple of 128 with the least padding."""
+    """Return the number of positions in a block: `length` if it is at most `BLOCK`, else a multiple of 128.
+
+    The multiple is the smallest that needs no more blocks than blocks of `BLOCK` positions would.
+    """
     if length <= BLOCK:
         return length
     blocks = -(-length // BLOCK)
@@ -102,10 +105,9 @@ class Side:
 
 
 def _streamed(band: Band, held_block: Array, held: Side, streamed: Side, step: Array) -> tuple[Array, Array | bool]:
-    """Return the index of the block that a grid step streams, and whether the step has any visible key.
+    """Return the index of the block that a grid step loads, and whether any query-key pair of the step is in `band`.
 
-    That is, whether a query of the held and the streamed block may see a key, by the band; False also for steps beyond
-    the last block.
+    The pairs are those of the held and the loaded block. False also for steps beyond the last block.
 
     held_block: index of the block of queries (or keys) that stays on the chip while `step` counts up.
     held, streamed: the side of which a block stays, and the side of which blocks pass through.
@@ -141,7 +143,7 @@ class Grid:
 
     @property
     def groups(self) -> int:
-        """Number of groups of heads."""
+        """Number of groups of heads; each grid step works on one group."""
         return self.config.heads // self.group
 
     @property
@@ -161,12 +163,12 @@ class Grid:
 
     @property
     def key_steps(self) -> int:
-        """Number of grid steps for a block of queries: at least the number of blocks of keys that the queries see."""
+        """Grid steps per block of queries: an upper bound on the number of blocks of keys that these queries see."""
         return self.config.band.most_blocks(self.queries.block, self.keys.block, self.keys.blocks)
 
     @property
     def query_steps(self) -> int:
-        """Number of grid steps for a block of keys: at least the number of blocks of queries that see the keys."""
+        """Grid steps per block of keys: an upper bound on the number of blocks of queries that see these keys."""
         return self.config.band.reversed.most_blocks(self.keys.block, self.queries.block, self.queries.blocks)
 
     @property
@@ -180,17 +182,17 @@ class Grid:
         return visible * queries.block * keys.block
 
     def by_query(self, example: Array, group: Array, query_block: Array, step: Array) -> GridStep:
-        """Return a grid step's indices, where a block of queries stays on the chip and blocks of keys pass through.
+        """Return a grid step's indices in kernels that hold a block of queries in VMEM and load blocks of keys in turn.
 
-        Only blocks pass through whose keys the queries may see.
+        Only blocks with a key that one of the queries may see are loaded.
         """
         key_block, is_visible = _streamed(self.config.band, query_block, self.queries, self.keys, step)
         return GridStep(example, group, query_block, key_block, is_visible)
 
     def by_key(self, example: Array, group: Array, key_block: Array, step: Array) -> GridStep:
-        """Return a grid step's indices, where a block of keys stays on the chip and blocks of queries pass through.
+        """Return a grid step's indices in kernels that hold a block of keys in VMEM and load blocks of queries in turn.
 
-        Only blocks pass through whose queries may see the keys.
+        Only blocks with a query that may see one of the keys are loaded.
         """
         query_block, is_visible = _streamed(self.config.band.reversed, key_block, self.keys, self.queries, step)
         return GridStep(example, group, query_block, key_block, is_visible)
@@ -209,9 +211,10 @@ class Grid:
         return pl.BlockSpec(shape, index)
 
     def specs(self, at: Callable[..., GridStep], bias: Array | None = None) -> dict[str, pl.BlockSpec]:
-        """Return {operand: `BlockSpec`} for all operands that grid steps may read.
+        """Return {operand: `BlockSpec`}: for each array that the kernels take, the block that a grid step reads.
 
         at: maps the indices of a grid step to its `GridStep`.
+        bias: the bias of the scores; without one, there is no operand `bias`.
         """
         queries = self.spec((1, self.queries.block, self.group * self.width), (0, 2, 1), at)
         keys = self.spec((1, self.keys.block, self.group * self.width), (0, 3, 1), at)

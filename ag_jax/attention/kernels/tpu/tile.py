@@ -23,7 +23,7 @@ Ref = Any
 
 
 def product(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
-    """Return a matrix product in float32, summed over one axis of each tile."""
+    """Return the float32 matrix product of two tiles, summed over `left_axis` of `left` and `right_axis` of `right`."""
     dimensions = (((left_axis,), (right_axis,)), ((), ()))
     return jax.lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
 
@@ -104,7 +104,7 @@ class Tile:
         return visible_KQ if band.is_everything else visible_KQ & band.contains(self.query_KQ, self.key_KQ)
 
     def lanes(self, head: int) -> slice:
-        """Return a head's slice of a block's last axis; heads are counted within the group of the grid step."""
+        """Return a head's slice of a block's last axis; head 0 is the first in the grid step's group of heads."""
         return slice(head * self.width, (head + 1) * self.width)
 
     def of(self, ref: Ref, head: int) -> Array:
@@ -141,7 +141,7 @@ class Tile:
         return jnp.where(keep_KQ, self.config.dropout_scale, 0.0)
 
     def gradient(self, head: int) -> tuple[Array, Array]:
-        """Return dS, the gradient of the scores, and the probabilities after dropout; both 0 where no key is seen."""
+        """Return the scores' gradient dS and the probabilities after dropout, both 0 at keys a query does not see."""
         H_KQ = dropped_KQ = self.probabilities(head)
         dH_KQ = product(self.of(self.operands.value, head), self.of(self.operands.g_output, head), 1, 1)
         if self.config.rate:
