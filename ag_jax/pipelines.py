@@ -100,7 +100,8 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
 
 
 def classify(directory: str) -> Callable[..., Any]:
-    """Return a function that predicts the class of a text as a `Guess`, or the number of a regression task.
+    """Return a function that predicts the class of a text as a `Guess` (class and probability), or, for a regression
+    task, a number.
 
     It takes a text, a pair `(first, second)`, or a list of these, for which it returns a list.
 

@@ -34,7 +34,11 @@ class MaskedShare:
 
     @property
     def late_S(self) -> np.ndarray:
-        """Which of the S logged rows are from the last fifth of training; only the last row if no row is from there."""
+        """Booleans: whether each of the S logged steps counts as the end of training.
+
+        These are the steps whose rows of metrics are means over steps of the last fifth of training only, or, if there
+        is no such row, the last logged step.
+        """
         late_S = self.begin_S >= (1 - END) * self.steps_S[-1]
         return late_S if late_S.any() else self.steps_S == self.steps_S[-1]
 

@@ -105,7 +105,7 @@ class Adversary:
         return scores.dot_product_scores(projected(query), projected(key))
 
     def _merged_scores(self, hidden_BLD: Array, query: dict[str, Array], key: dict[str, Array]) -> Array:
-        """Return the scores of `_projected_scores` for a single head, `B1QK`; W_q and W_k are multiplied first.
+        """Return the scores of `_projected_scores` for a single head, `B1QK`, computed with W_q W_k^T as one matrix.
 
         s = [(h W_q W_k^T + b_q W_k^T) h^T + h W_q b_k^T + b_q b_k^T] / sqrt(width), which needs one projection of h
         instead of two, and has one factor with a gradient.

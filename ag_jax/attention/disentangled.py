@@ -32,7 +32,7 @@ TERMS = ("c2p", "p2c")
 
 @dataclasses.dataclass(frozen=True)
 class DisentangledConfig:
-    """Relative positions of an encoder; by default there are none.
+    """Settings of DeBERTa's relative positions in an encoder; by default an encoder has none.
 
     terms: any of `c2p` (content to position) and `p2c` (position to content), with a comma; "" is plain attention.
     span: k, the distance from which on all are alike.
@@ -109,7 +109,10 @@ def rows(config: DisentangledConfig, distances: np.ndarray) -> np.ndarray:
 
 
 def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, np.ndarray]:
-    """Return the slice of the distance embeddings that texts of `length` use, and each distance's row in the slice.
+    """Return the slice of rows of the distance embeddings' table that texts of `length` use, and, for each distance
+    between positions, the index of its row in this slice.
+
+    term: `c2p` or `p2c`, which read the rows in opposite orders unless `config.index` is `paper`.
 
     The 2 `length` distances (2 `length` - 1 between positions of a text, and a last that is never read) are in the
     order of the last axis of the products that `skew` takes.

@@ -184,10 +184,11 @@ def with_boundary(
     band: Band = EVERYTHING,
     total_BHQ: Array | float = 1.0,
 ) -> Array:
-    """Return <H, P> by query: `overlap_BHQ`, or <H, uniform P> where the query's text has no key at `target.offset`.
+    """Return <H, P>, with attention probabilities H and target P, for each query: `overlap_BHQ`, or the mean of H over
+    the keys that the query sees if the query's text has no key at `target.offset`.
 
-    Queries at the boundary of a text have no such key. Their target is uniform over the n keys that the query sees, so
-    that <H, P> is sum(H) / n; <H, P> is 0 for queries that see no key.
+    Queries at the boundary of a text have no key at `target.offset`. Their target is uniform over the n keys that the
+    query sees, so that <H, P> is sum(H) / n; <H, P> is 0 for queries that see no key.
 
     overlap_BHQ: H at the key p + offset of each query p.
     total_BHQ: sum(H) of each row.

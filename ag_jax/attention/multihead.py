@@ -143,9 +143,8 @@ class MultiHeadAttention(nn.Module):
         )(mixed_BQHW)
 
     def _project(self, query_BQD: Array, source_BKD: Array, relative_RD: Array | None) -> Projected:
-        """Return queries, keys and values of all heads: projections of `query_BQD` (queries) and `source_BKD`.
-
-        With relative positions, also the projections of `relative_RD`, the R embeddings of distances.
+        """Return projections for all heads: queries from `query_BQD`, keys and values from `source_BKD`, and, with
+        relative positions, projected embeddings of distances from `relative_RD`, a table with R rows.
         """
         key_bias = self.relative.key_bias
         # Queries of disentangled attention are scaled once more before they are rounded (`_query_and_bias`).

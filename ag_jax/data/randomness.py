@@ -31,8 +31,8 @@ def words(*components) -> np.ndarray:
 
 
 def units(*components) -> np.ndarray:
-    """Return a random float64, uniform in [0, 1), for each key; a key is a tuple of integers, one from each array
-    `components`.
+    """Return random float64 numbers, uniform in [0, 1), each made by hashing a tuple of integers with one integer from
+    each array `components`.
 
     As in `words`, the arrays broadcast.
     """

@@ -68,7 +68,7 @@ class SpecialTokens:
 
 
 class Tokenizer:
-    """A tokenizer with its special tokens; created by `train`, `load` or, from a tokenizer of a library, `of_library`.
+    """A tokenizer with its special tokens; made by `train`, `load` or `of_library` (from one of Hugging Face).
 
     backend: the adapter of a library's tokenizer.
     origin: name of the tokenizer in error messages.

@@ -26,7 +26,10 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return the mean and deviation of at least one value. Raises ValueError for none."""
+    """Return the mean and the sample standard deviation (None for a single value) of one or more values.
+
+    Raises ValueError without values.
+    """
     if not len(values):
         raise ValueError("a spread needs at least one value, got none")
     return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)

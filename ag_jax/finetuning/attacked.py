@@ -127,11 +127,11 @@ def _shown(caption: str, path: epath.Path) -> list[str]:
 
 
 def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str, MaskedShare]]:
-    """Group shares of masked units, given by (task, arm), for their figure; return {title of a group of panels: {name
-    of a curve: share}}.
+    """Return shares of masked units, given by (task, arm), as their figure needs them: {title of a pair of panels:
+    {name of a curve: share}}, with tasks as titles and arms as curves, or the reverse.
 
-    One task gives one group with a curve for each arm; several tasks give a group for each arm, with a curve for each
-    task.
+    One task gives one pair of panels with a curve for each arm; several tasks give a pair for each arm, with a curve
+    for each task. The title is empty if several tasks have only one arm.
     """
     tasks, arms = (list(dict.fromkeys(key[at] for key in shares)) for at in (0, 1))
     if len(tasks) == 1:

@@ -116,7 +116,7 @@ class Recipe:
 
     @property
     def total_epochs(self) -> int:
-        """The most epochs of a trial: `epochs` times `epochs_factor`."""
+        """The largest number of epochs that a trial trains: `epochs` times `epochs_factor`, which lengthens an arm."""
         return self.epochs * self.epochs_factor
 
     @property

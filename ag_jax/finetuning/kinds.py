@@ -144,7 +144,9 @@ def average(task: Task, of_models: Sequence[Scores]) -> Scores:
 
 
 def from_plain(task: Task, value: Any) -> Scores:
-    """Return the scores of an example, read from `value`, the scores in JSON (rounded to six decimals)."""
+    """Return an example's scores, as `scores` computes them from a model's logits, from `value`, the scores in JSON
+    (rounded to six decimals).
+    """
     return KINDS[task.kind].from_plain(value)
 
 

@@ -32,7 +32,8 @@ class Splits:
 
 
 def find_task(name: str, recipe: Recipe) -> Task:
-    """Return the catalogue's task `name` with the recipe's metric; if `recipe.ranking`, as a choice among candidates.
+    """Return the catalogue's task `name` with the recipe's metric; with `recipe.ranking`, a task that classifies pairs
+    of texts becomes the choice of the right second text among candidates.
 
     Raises ValueError if the task is unknown, or if a setting of the recipe does not go with it.
     """

@@ -154,7 +154,9 @@ def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any
 
 
 def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
-    """Return the flat settings of a fine-tuning config, restricted to `tasks`, for a comparison with another config.
+    """Return the settings of a fine-tuning config as {"section.key": value}, to compare them with another config's.
+
+    Of the tasks, only `tasks` are included.
 
     A setting that did not exist when the config was written counts as its default.
     """
@@ -242,8 +244,9 @@ def _sizes(splits: Splits) -> dict[str, int]:
 
 
 def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
-    """Raise ValueError if a finished trial did not start from the weights from which the suite's trials start now, or
-    if an unfinished trial cannot start.
+    """Raise ValueError if a finished trial was trained from other weights than the config names now.
+
+    Also if an unfinished trial needs weights or a trace of masks of another trial that will not be there.
 
     earlier: suites that are trained before this one.
     """

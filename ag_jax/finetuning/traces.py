@@ -17,10 +17,11 @@ from ag_jax.pretraining import mask_trace
 
 
 def resolved(one: Trial, workdir: epath.Path) -> Trial:
-    """Return a copy of a trial with `{arms}`, `{task}` and `{trial}` replaced in `adversarial.masking.trace`, the path
-    of an earlier trial that recorded which share of attention was masked.
+    """Return a copy of a trial with the placeholders in the path `adversarial.masking.trace` filled in: `{arms}` by the
+    directory of the comparison, `{task}` and `{trial}` by the trial's own task and name.
 
-    A trial with another method than `scheduled` is returned unchanged.
+    The path is that of an earlier trial that recorded which share of attention was masked. A trial with another method
+    than `scheduled` is returned unchanged.
 
     workdir: the directory of the trial's suite.
     """

@@ -34,7 +34,7 @@ class Name:
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file, and the model parameters that are stored in it.
+    """A tensor in a file, and the model parameters that the tensor holds: one, or several that are stored together.
 
     theirs, shape: name and shape of the tensor.
     paths: paths of the parameters.
@@ -57,7 +57,8 @@ class StoredTensor:
 
 
 def stored_tensors(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[StoredTensor]:
-    """Return every tensor of transformers that is needed for the parameters `ours`, a dict of shapes by path.
+    """Return descriptions of the tensors that hold the parameters `ours`, a dict of shapes by path, in a checkpoint of
+    the library transformers.
 
     Entries of the table for other parameters are left out.
     Raises ValueError for parameters that the table has no name for.

@@ -175,10 +175,10 @@ def _current_name(name: str, family: Family, has_root: bool) -> str:
 
 
 def _original_name(name: str, family: Family, names: Collection[str]) -> str:
-    """Return `name`, or, if `name` is a tied copy of another tensor and only the copy is stored, the name of the
-    other tensor.
+    """Return the name under which the stored tensor `name` is read: the original's name if the tensor is a tied copy
+    whose original is not stored, otherwise `name`.
 
-    A tied copy is, for example, the output layer's weight, with the word embeddings as the other tensor.
+    A tied copy is, for example, the output layer's weight, with the word embeddings as the original.
 
     names: names of all stored tensors.
     """

@@ -115,8 +115,8 @@ def kind_of(family: Family, architectures: Collection[str]) -> str | None:
 
 
 def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) -> Head:
-    """Return the task head (kind, labels, style) of an imported model, read from the content `values` of its
-    config.json.
+    """Return the task head of an imported model: kind and labels from the content `values` of config.json, activation
+    and dropout (the style) from the model's `family`.
 
     kind: the kind of the model's class, which becomes `regression` for a classification with one label.
     Raises ValueError for options that are not supported.

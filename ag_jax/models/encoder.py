@@ -61,7 +61,7 @@ class ConvolutionBranch:
     norm: dict[str, Array]
 
     def join(self, config: EncoderConfig, hidden_BLD: Array) -> Array:
-        """Return LayerNorm(hidden_BLD + convolved_BLD), where `hidden_BLD` is the first layer's output."""
+        """Return LayerNorm(hidden_BLD + self.convolved_BLD), where `hidden_BLD` is the first layer's output."""
         norm: Any = layers.layer_norm(config, parent=None)
         return norm.apply({"params": self.norm}, hidden_BLD + self.convolved_BLD)
 

@@ -45,7 +45,7 @@ class Flops:
 
     @property
     def total(self) -> float:
-        """FLOPs of all parts together."""
+        """FLOPs of a training step: those of layers, attention scores and all heads together."""
         return self.body + self.attention + self.head + self.next_sentence + self.decoder
 
 
@@ -80,10 +80,10 @@ def step_flops(
 
 
 def _relative_costs(config: EncoderConfig, length: int) -> tuple[int, int]:
-    """Return what relative positions cost in one layer, beside ordinary attention: (additional scores of each token,
-    multiply-adds of the additional projections).
+    """Return what relative positions add to one layer's ordinary attention: (number of additional scores of each query
+    in each head, multiply-adds of the projections of the relative positions).
 
-    A token has one additional score for each distance to other tokens, in each term (c2p, p2c) of disentangled
+    A query has one additional score for each distance to other tokens, in each term (c2p, p2c) of disentangled
     attention. The projections are of the whole table of distances, once a step.
     """
     terms, table = len(config.relative.names), min(2 * length - 1, 2 * config.relative.half)

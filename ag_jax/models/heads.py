@@ -112,7 +112,7 @@ def _ends(logits_BL2: Array, batch: Batch) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class HeadKind:
-    """Definition of one kind of task head: its module, its input, and the conversion of its output to logits.
+    """Definition of one kind of task head: its module, its input, and how logits are computed from its output.
 
     build: (config, number of classes, style) -> module.
     logits: (output of the module, batch) -> logits.

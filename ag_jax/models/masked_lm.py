@@ -95,7 +95,7 @@ class PretrainingModel(nn.Module):
             self.next_head = NextSentenceHead(self.config)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Predictions:
-        """Return the predictions for a batch with the fields of `ag_jax.data.text.batching`."""
+        """Return the outputs of the pre-training heads for a batch with the fields of `ag_jax.data.text.batching`."""
         hidden_BLD, decoded_BMD = self.encoder.with_mask_decoder(batch, ports=ports, deterministic=deterministic)
         hidden_BMD, bias_V = self.word_head(decoded_BMD)
         embedding_VD = self.encoder.embeddings.word.embedding.astype(hidden_BMD.dtype)

@@ -65,7 +65,11 @@ def divergence(clean: Prediction, other: Any, counts: Counts, config: Divergence
 
 
 def weight(counts: Counts, config: DivergenceConfig) -> Array:
-    """Return the sum of the weights in `counts`: the divisor that makes the result of `divergence` a mean."""
+    """Return the total weight of the examples or tokens compared: the divisor that turns the sum from `divergence` into
+    a mean.
+
+    With `legacy`, the number of examples wherever `counts` has `rows_B`.
+    """
     return (counts.weights if counts.rows_B is None or not config.legacy else counts.rows_B).sum()
 
 
@@ -92,7 +96,9 @@ class SecondPass(Wrapper):
         raise NotImplementedError
 
     def weight(self, counts: Counts) -> Array:
-        """Return the sum of the weights in `counts`: the divisor that makes the result of `distance` a mean."""
+        """Return the total weight of the examples or tokens compared: the divisor that turns the sum from `distance`
+        into a mean.
+        """
         return weight(counts, DivergenceConfig())
 
     def coefficient_at(self, step: Array) -> Array:
@@ -104,13 +110,17 @@ class SecondPass(Wrapper):
         return self.term if prediction == "task" else f"{self.term}_{prediction}"
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisors of all loss terms: the wrapped objective's, and the divergences between both passes."""
+        """Return the divisor of each loss term: the terms of the wrapped objective, and the terms of the divergence
+        between the two passes.
+        """
         counts = self.counts(batch)
         own = {self.term_of(name): self.weight(counts[name]) for name in self.prediction_names}
         return self.inner.normalizers(batch) | own
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factors of all loss terms: the wrapped objective's, and the divergences between both passes."""
+        """Return the factor of each loss term: the terms of the wrapped objective, and the terms of the divergence
+        between the two passes.
+        """
         own = self.coefficient_at(step)
         return self.inner.coefficients(step) | {self.term_of(name): own for name in self.prediction_names}
 
@@ -119,7 +129,8 @@ class SecondPass(Wrapper):
         return dataclasses.replace(outputs, second_passes=outputs.second_passes | {self.term: other})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return the wrapped objective's summed loss terms and metrics, with the two passes' divergence added to both.
+        """Return two dicts, the summed loss terms and the metrics: those of the wrapped objective, and in each dict
+        further entries for the divergence between the two passes.
 
         For each prediction, the divergence D of both passes is a loss term and the metric `TERM_loss`. Metrics of the
         second pass are added.
@@ -169,7 +180,8 @@ def _squares(config: DivergenceConfig, clean: Array, other: Array, weights: Arra
 
 
 def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weights_B: Array) -> Array:
-    """Return the divergence of two passes' predicted numbers after a softmax over the batch: of two distributions.
+    """Return the divergence of two passes' predicted numbers (regression), where a softmax over the batch first turns
+    each pass's numbers into one distribution.
 
     Only with `legacy`, as in the released code. Examples of weight 0 get no probability.
     """

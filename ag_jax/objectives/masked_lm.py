@@ -55,7 +55,8 @@ class Pretraining(Objective):
         return {term: jnp.ones_like(step, jnp.float32) for term in terms}
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return {name of a prediction: weights of the elements} for the comparison of a clean and an attacked pass.
+        """Return {name of a prediction: weights of its masked words, texts or examples} for the comparison of a clean
+        and an attacked pass.
 
         The weight is 1 for each masked word (`task`), text (`sentence`) and example (`nsp`), and 0 for padding.
         """

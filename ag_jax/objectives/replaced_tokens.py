@@ -100,9 +100,9 @@ class ReplacedTokens(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions (replaced tokens, texts) in which a clean and an attacked pass are compared.
+        """Names of the predictions in which a clean and an attacked pass are compared.
 
-        `task` is for replaced tokens; `sentence`, made at the first position of each text, for the text, if enabled.
+        `task` is whether each token was replaced; `sentence`, if enabled, is the output at each text's first position.
         """
         return ("task", *self.sentences.prediction_names)
 
@@ -133,7 +133,8 @@ class ReplacedTokens(Objective):
         return coefficients
 
     def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return {name of a prediction: weights of the elements} for the comparison of a clean and an attacked pass.
+        """Return {name of a prediction: weights of its tokens or texts} for the comparison of a clean and an attacked
+        pass.
 
         The weight is 1 for each token of the detection loss (`task`) and each text (`sentence`), and 0 for all else.
         """

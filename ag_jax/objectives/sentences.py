@@ -33,7 +33,7 @@ class Sentences:
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """The name of this prediction in a tuple: ("sentence",); an empty tuple if there is none (`of=none`)."""
+        """Names of the outputs by which texts are compared: ("sentence",), or an empty tuple with `of=none`."""
         return () if self.of == "none" else ("sentence",)
 
     def first_positions(self, batch: Batch) -> tuple[Array, Array]:
@@ -53,7 +53,11 @@ class Sentences:
         return {} if self.of == "none" else {"sentence": Counts(self.first_positions(batch)[1])}
 
     def hidden(self, encoded_BLD: Array, batch: Batch) -> Prediction:
-        """Return the hidden states at texts' first positions, `BTD`: as logits with `of=softmax`, else as vectors."""
+        """Return the hidden states `BTD` at the first position of each text, in the form in which a clean and an
+        attacked pass are compared.
+
+        With the setting `of=softmax`, they are treated as the logits of a distribution; otherwise as vectors.
+        """
         positions_BT, _ = self.first_positions(batch)
         first_BTD = jnp.take_along_axis(encoded_BLD, positions_BT[:, :, None], axis=1).astype(jnp.float32)
         return Categorical(first_BTD) if self.of == "softmax" else Values(first_BTD)

@@ -227,8 +227,8 @@ class _Planner:
         return attempts.get(rows)
 
     def suggestion(self, own: Attempt) -> Attempt | None:
-        """Return the first config, compiled with changes of settings from `candidates`, whose step fits into memory;
-        None if none fits.
+        """Compile the config with each set of changes that the method `candidates` yields, in turn; return the first
+        attempt whose step fits into memory, or None if no step fits.
         """
         for settings in self.candidates(own):
             found = self.attempt(settings)

@@ -60,7 +60,8 @@ def command(verb: str, source: str, overrides: Mapping[str, Any]) -> str:
 
 
 def check_distinct(source: str, in_effect: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Raise ValueError if two arms have the same settings; the message names the flags that make them equal.
+    """Raise ValueError if two arms have the same settings; the error names the command-line flags that gave both arms
+    one value where the config file gives them different values.
 
     in_effect: the checked config of each arm, with settings that have no effect at their defaults.
     """

@@ -196,8 +196,8 @@ _SEVERAL_ROWS = ("dream", "hellaswag")  # tasks whose examples have a row for ea
 
 
 def asa_suite(title: str, arguments: Any, tasks: Sequence[str]) -> Config:
-    """Return a suite with the tasks of a table or figure of Adversarial Self-Attention, but without an attack, which
-    `attack` adds.
+    """Return a suite with the tasks of a table or figure of Adversarial Self-Attention, still without an attack; call
+    the function `attack` to add one.
 
     arguments: the config file's arguments: those of `suite`, `scale`, and `tasks`, which may replace `tasks` by others
         of table 5.

@@ -338,7 +338,7 @@ def _check(step: int, arrays: dict[str, jax.Array], written: StoredFingerprint) 
 
 
 def _check_shapes(saved: Tree, like: TrainState, where: epath.Path) -> None:
-    """Raise ValueError, naming the differences, if the parameters of a checkpoint have other names or shapes."""
+    """Raise ValueError if the names or shapes of a checkpoint's parameters differ from those of `like`; list them."""
 
     def shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
         leaves = paths(tree).items()

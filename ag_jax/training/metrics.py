@@ -87,7 +87,10 @@ class MetricWriter:
                 self._events = _Events(workdir / "tensorboard", step)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a row of metrics with the keys `step` and `split`. Raises OSError with advice if the disk is full."""
+        """Append `row`, a dict of metrics that must have `step` and `split`, to metrics.jsonl and to other open logs.
+
+        Raises OSError with advice if the disk is full.
+        """
         scalars = dict(_scalars(row))
         with self._explained():
             self._rows.add(json.dumps(row) + "\n")

@@ -100,7 +100,7 @@ class WandbRun:
 
     @contextlib.contextmanager
     def _survived(self):
-        """Turn an error of wandb into a warning, and send no more rows."""
+        """Context manager: if wandb fails in the `with` block, print a warning, and send no more rows from then on."""
         try:
             yield
         except Exception as error:

@@ -97,7 +97,8 @@ def draw_temperatures(by_task: Mapping[str, Temperatures]) -> Figure:
 
 
 def step_time_figure(ratios: Mapping[str, Mapping[int, float]], path: str | os.PathLike) -> epath.Path:
-    """Write the figure of relative step times with and without attacks (`draw_step_times`) as a PNG; return the path.
+    """Write the figure of training methods' step times, relative to the first method's (`draw_step_times`), as a PNG;
+    return the path.
 
     ratios: as for `draw_step_times`.
     """

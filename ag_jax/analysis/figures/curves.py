@@ -79,7 +79,7 @@ def draw_losses(series: Mapping[str, Sequence[MetricRows]], x: str = "step", hea
 
 
 def _points(rows: MetricRows, split: str, x: str, key: str) -> dict[int, tuple[float, float]]:
-    """Return {step: (value of `x`, value of the metric `key`)} for a split's rows of metrics that hold `key`."""
+    """Return {step: (value of `x`, value of `key`)} for the logged metrics of a split, where `key` was logged."""
     own = (row for row in rows if row.get("split", "train") == split)
     return {row["step"]: (row[x], row[key]) for row in own if row.get(key) is not None}
 
@@ -160,9 +160,10 @@ def _guided_patterns(rows: MetricRows) -> list[str]:
 
 
 def _mass_over_steps(rows: MetricRows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return S + 1 steps that bound a heat map's S columns, and a pattern's attention mass by layer and column, `NS`.
+    """Return the edges of a heat map's S columns, S + 1 training steps, and the map's cells: a pattern's attention mass
+    in each layer (N) and column (S), `NS`.
 
-    Each of S logged rows of metrics has a column, with a cell for each layer. The mass is NaN where the pattern had no
+    Each of S logged rows of metrics has a column. The mass is NaN where the pattern had no
     target.
     """
     kept = [row for row in rows if row.get("split", "train") == "train" and row.get(f"mass/{name}") is not None]

@@ -163,7 +163,11 @@ def bucket_lengths(sizes: np.ndarray, max_length: int, most: int = LENGTHS) -> t
 
 
 def make_batch(features: Features, planned: Planned, batch_size: int) -> HostBatch:
-    """Return the arrays of a planned batch, padded to its shape; the module docstring lists the fields."""
+    """Return the arrays of one batch: the rows of `features` that `planned` selects, padded to the shape that `planned`
+    gives.
+
+    The module docstring lists the fields.
+    """
     given = [features.rows[row] for row in planned.rows]
     rows = np.full(batch_size, -1, np.int32)
     rows[: len(given)] = planned.rows

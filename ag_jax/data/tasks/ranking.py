@@ -36,8 +36,8 @@ def ranked(task: Task) -> Task:
 
 
 def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
-    """Turn pairs of texts into multiple-choice examples, each of which chooses among pairs with the same first text;
-    return them, and the number of pairs left out because no other pair is left to compare them with.
+    """Return multiple-choice examples, each a choice among pairs of texts with the same first text, and the number of
+    pairs that are in no example, for want of an alternative.
 
     task: QNLI or WNLI as classification, before `ranked`.
     examples: the pairs, labelled for classification.

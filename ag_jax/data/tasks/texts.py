@@ -43,12 +43,12 @@ def is_unknown(value: Any) -> bool:
 
 
 def texts(record: Record, task: Task, labelled: bool) -> list[Texts]:
-    """Return a list with the one example of a classification record (fields id, first, label; optionally second)."""
+    """Convert a classification record (fields id, first, label; optionally second) to an example, in a list of one."""
     return [_example(record, task.label_index, labelled)]
 
 
 def numbers(record: Record, task: Task, labelled: bool) -> list[Texts]:
-    """Return a list with the one example of a regression record (fields id, first, label; optionally second).
+    """Convert a regression record (fields id, first, label; optionally second) to an example, in a list of one.
 
     The label must be in the range `task.span` (lowest, highest).
     """

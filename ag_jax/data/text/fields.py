@@ -86,10 +86,13 @@ def _is_object(line: bytes) -> bool:
 
 
 def _entries(value: Any, field: str, place: str) -> list[Any]:
-    """Return the objects in a parsed JSON file; from each object, the caller reads the field `field`.
+    """Return the list of objects in a parsed JSON file; an object that has the text field `field` is a list of one.
 
-    The file is a list of these objects, a single object with this field (returned as a list of one), or an object in
-    which exactly one key holds a list of objects. Raises ValueError for other files.
+    Otherwise the file is a list of objects, or an object in which exactly one key holds a list of objects. Raises
+    ValueError for other files.
+
+    field: the field that the caller reads from each object.
+    place: the file, for the error message.
     """
     if isinstance(value, list):
         return value

@@ -73,7 +73,7 @@ def _map(path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None) 
 
 
 class TextStoreWriter:
-    """Writer of the files of a `TextStore` into a directory."""
+    """Writer of a tokenised text into a directory, in the files that `TextStore` opens."""
 
     def __init__(self, directory: pathlib.Path, vocabulary_size: int):
         dtype = token_dtype(vocabulary_size)
@@ -227,7 +227,7 @@ class Rows:
 def write_rows(
     directory: pathlib.Path, rows: Iterable, vocabulary_size: int, *, has_pairs: bool = False, is_packed: bool = False
 ) -> None:
-    """Write rows (`formats.Row`) as the files of a `Rows` into a directory."""
+    """Write rows (`formats.Row`) into a directory, as the files that `Rows` reads."""
     dtype = token_dtype(vocabulary_size)
     directory.mkdir(parents=True, exist_ok=True)
     meta = {"tokens": dtype.name, "has_pairs": has_pairs, "is_packed": is_packed}

@@ -43,11 +43,11 @@ class Unigram:
         return np.cumsum(self.counts_V)
 
     def draw(self, *components) -> np.ndarray:
-        """Return token ids drawn at random by frequency, one for each key; a key, the seed of a draw, is a tuple of
-        integers, one from each array `components`.
+        """Return token ids drawn at random by frequency; the seed of each draw is a tuple of integers with one integer
+        from each array `components`.
 
-        components: integers or integer arrays, which broadcast; `randomness.units` hashes each key to a random number,
-            so equal keys give equal token ids.
+        components: integers or integer arrays, which broadcast; `randomness.units` hashes each tuple to a random
+            number, so equal tuples give equal token ids.
 
         Inverse transform sampling: a token id is that of a uniformly drawn position of the sorted tokens; the
         cumulative counts are exact integers.

@@ -85,9 +85,10 @@ def _texts(sequences_BL: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Penalty:
-    """Loss term coefficient * L_c, where L_c measures unmasked units: the adversary raises L_c, so masking is costly.
+    """Loss term coefficient * L_c, where L_c grows with the number of unmasked units (query-key pairs).
 
-    A unit is a query-key pair. The adversary raises this term because it learns by the reversed gradient.
+    The adversary learns by the reversed gradient, so it maximises this term, and each unit that it masks costs it a
+    little of L_c.
 
     coefficient: tau^power, from `AsaConfig`.
     count: L_c is the number of kept units, summed over layers, a mean over texts (`units`); or their share of all
@@ -98,14 +99,16 @@ class Penalty:
     count: str
 
     def weight(self, sequences_BL: Array) -> Array:
-        """Return the divisor that makes `total()` a mean: texts in the batch if `count=units`, else non-empty rows."""
+        """Return the divisor that makes `total()` a mean: the number of texts in the batch if L_c is counted in units
+        (`count=units`), or of non-empty rows if L_c is counted in fractions.
+        """
         return _texts(sequences_BL) if self.count == "units" else (sequences_BL > 0).any(-1).sum().astype(jnp.float32)
 
     def total(self, counts_NB: MaskCounts) -> Array:
-        """Return the penalty L_c of Wu et al. 2022, summed over the batch: unmasked units, or their shares of all.
+        """Return the penalty L_c of Wu et al. 2022, summed over layers and rows: the number of unmasked units of each
+        layer and row with `count=units`, or the unmasked fraction of its units with `count=fraction`.
 
-        The shares, one for each layer and row, are for `count=fraction`. The gradient of L_c is reversed, and reaches
-        only the adversary.
+        The gradient of L_c is reversed, and reaches only the adversary.
         """
         if self.count == "units":
             return counts_NB.kept_B.sum()
@@ -137,11 +140,13 @@ class AttackedAttention(SecondPass):
     delay_steps: int = 0
 
     def distance(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """Return the divergence D of the clean and the attacked prediction, summed with the weights of `counts`."""
+        """Return the divergence D of clean and attacked predictions, summed over examples or tokens, each with its
+        weight from `counts`.
+        """
         return consistency.divergence(clean, other, counts, self.divergence)
 
     def weight(self, counts: Counts) -> Array:
-        """Return the sum of the weights in `counts`: the divisor that makes the result of `distance` a mean."""
+        """Return the sum of the predictions' weights in `counts`, by which `distance` is divided to get a mean."""
         return consistency.weight(counts, self.divergence)
 
     def coefficient_at(self, step: Array) -> Array:
@@ -149,14 +154,18 @@ class AttackedAttention(SecondPass):
         return jnp.asarray(step >= self.delay_steps, jnp.float32)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisors of all loss terms: inner objective's terms, divergences of passes, masking penalty."""
+        """Return the divisor of each loss term: the terms of the wrapped objective, the terms of the divergence between
+        clean and attacked pass, and the term of the penalty on masking.
+        """
         weights = super().normalizers(batch)
         if self.penalty is not None:
             weights["penalty"] = self.penalty.weight(encoder.rows(batch)["sequences"])
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factors of all loss terms: inner objective's terms, divergences of passes, masking penalty."""
+        """Return the factor of each loss term: the terms of the wrapped objective, the terms of the divergence between
+        clean and attacked pass, and the term of the penalty on masking.
+        """
         coefficients = super().coefficients(step)
         if self.penalty is not None:
             coefficients["penalty"] = self.coefficient_at(step) * self.penalty.coefficient

@@ -24,7 +24,8 @@ _EPSILON = 1e-6  # added to the largest component of a gradient, as in the relea
 
 @flax.struct.dataclass
 class Normalized:
-    """Normalisation of a token's summed embeddings e: x = (e - mean) / sqrt(variance + 1e-7).
+    """Callable that normalises a token's summed embeddings e, x = (e - mean) / sqrt(variance + 1e-7), and adds the
+    perturbation `delta_BLE` unless it is None.
 
     With `unit`, x = e / sqrt(||e||^2 + 1e-7). With a perturbation, the result is stop_gradient(x) + delta, so that
     embeddings learn from the clean pass alone.
@@ -59,7 +60,9 @@ class SiftPerturbation:
     width: int
 
     def clean(self, ports: Ports) -> Ports:
-        """Return `ports`, the optional inputs of the encoder, set to normalise the embeddings."""
+        """Return the optional inputs `ports` of the encoder for the pass without perturbation, in which the embeddings
+        are only normalised.
+        """
         return dataclasses.replace(ports, on_embeddings=self._normalized(None))
 
     def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:

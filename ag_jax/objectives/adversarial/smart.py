@@ -73,9 +73,9 @@ class MtDnnPerturbation(SmartPerturbation):
     """
 
     def objective(self, clean: Any, other: Prediction, counts: Counts) -> Array:
-        """Return the value that the noise maximises: `stable_kl` for class and binary logits, otherwise as for SMART.
+        """Return the value that the noise maximises: `stable_kl` for class and binary logits, else `symmetric_kl`.
 
-        SMART compares numbers by squares and words of a vocabulary by `symmetric_kl`; mt-dnn does not compare words.
+        As in SMART, `symmetric_kl` compares numbers (by squares) and words of a vocabulary; mt-dnn compares no words.
         """
         if isinstance(other, YesNo):
             clean, other = (
@@ -93,9 +93,10 @@ class MtDnnPerturbation(SmartPerturbation):
 
 
 def stable_kl(clean: Array, other: Array, weights: Array) -> Array:
-    """Return the sum of 2 w q (logit(q) - logit(p)) over elements and classes, p = softmax(clean), q = softmax(other).
+    """Return the sum over predictions and classes of 2 w q (logit(q) - logit(p)), where w is the prediction's weight
+    in `weights`, p = softmax(clean) and q = softmax(other).
 
-    Here w are `weights`, and logit(x) = log(x / (1 - x)). No gradient flows through logit(q) and logit(p).
+    Here logit(x) = log(x / (1 - x)). No gradient flows through logit(q) and logit(p).
 
     logit(p), computed as -log(1 / (p + e) - 1 + e) with e = 1e-6, stands where KL has log(p): for two classes they
     differ by what is fixed. At least about 0.

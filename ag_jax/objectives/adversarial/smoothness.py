@@ -21,7 +21,8 @@ _NOISE, _PASS = 0x5317, 0x5A00  # purposes of random keys: the initial perturbat
 
 
 def symmetric_kl(clean: Prediction, other: Any, counts: Counts, stop_gradient: StopGradient) -> Array:
-    """Return sum w [KL(clean || other) + KL(other || clean)], with w from `counts`; squared error for regressions.
+    """Return sum w [KL(clean || other) + KL(other || clean)], where w is the weight that `counts` has for an example or
+    token; for numbers and vectors, the sum of w times the squared error.
 
     stop_gradient: which predictions get no gradient, as in `DivergenceConfig`: `none`, `clean` or `targets`. The
         squared error, w (clean - other)^2, has no targets: with `targets` its gradient goes to both passes.

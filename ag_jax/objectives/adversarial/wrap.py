@@ -72,7 +72,10 @@ def _check_precision(config: SmartConfig, encoder: EncoderConfig) -> None:
 
 
 def learnt(config: AdversarialConfig, encoder: EncoderConfig, special: PatternTokens) -> LearntMasks | None:
-    """Return the attack by an adversary, without the adversary's parameters; None if the attack does not learn."""
+    """Return the attack in which an adversary learns what to mask; None if the configured attack has no adversary.
+
+    The adversary's parameters are not stored in the attack: each call reads them from `params["adversary"]`.
+    """
     return LearntMasks(config.asa, encoder, special) if config.method == "asa" else None
 
 

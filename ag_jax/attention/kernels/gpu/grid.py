@@ -53,7 +53,8 @@ class Blocks:
     stages: int
 
     def fit(self, held_length: int, streamed_length: int) -> "Blocks":
-        """Return these settings with blocks that are no larger than a row of queries and a row of keys need.
+        """Return these settings with `held` and `streamed` reduced to at most `held_length` and `streamed_length`, each
+        rounded up to a power of two.
 
         held_length, streamed_length: numbers of queries and keys, or of keys and queries, in the order of the fields.
 

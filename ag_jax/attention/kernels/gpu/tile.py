@@ -194,7 +194,11 @@ class HeadRefs:
         return _load(place, _inside(first, size, length), -1)
 
     def _matrix(self, ref: Ref, queries: tuple[Array, int], keys: tuple[Array, int]) -> tuple[Ref, Array | None]:
-        """Return a reference to this head's block of a `BHQK` array, and the mask of elements within the array."""
+        """Return a reference to this head's block of a `BHQK` array, and a mask, false beyond the array's last query
+        or last key.
+
+        The mask is None if blocks of this size do not reach beyond the array.
+        """
         mask = _crossed(_inside(*queries, self.config.queries), _inside(*keys, self.config.keys))
         # An axis that all examples or all heads share has the size 1.
         example, head = (
@@ -246,9 +250,10 @@ class ScoreTile:
         return head.config.keep(head.scalars, head.example, head.head, *self.positions)
 
     def gradient(self) -> tuple[Array, Array]:
-        """Return (1 - rate) dS, with dS the gradient of the scores, and the probabilities H, 0 for dropped elements.
+        """Return (1 - rate) dS, where dS is the gradient of the scores and `rate` that of dropout, and the
+        probabilities H with the dropped elements set to 0.
 
-        The rate is that of dropout. The rows of delta and of the statistics' gradients come multiplied by 1 - rate.
+        The rows of delta and of the statistics' gradients come multiplied by 1 - rate.
         """
         H = dropped = exponential(self.head.config, self.scores(), self.of_queries(self.queries.log_sums))
         dH = self._products(self.queries.g_output, self.keys.value)

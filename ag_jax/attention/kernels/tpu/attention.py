@@ -27,7 +27,9 @@ from ag_jax.attention.kernels.tpu.tile import Tile, has_keys, product
 
 
 def _forward_whole(tile: Tile, results: tuple, _) -> None:
-    """Write output and guidance statistics, ||H||^2 and <H, P>, of heads with a single tile each to `results`."""
+    """Write the output and the guidance statistics, ||H||^2 and <H, P>, of each head to `results`; a head's queries and
+    keys all lie in a single tile.
+    """
     output, *rows = results
     for head in range(output.shape[2] // tile.width):
         H_KQ = tile.probabilities(head)
@@ -189,7 +191,9 @@ def _operands(inputs: KernelInputs) -> dict[str, Array | None]:
 
 
 def _prefetched(inputs: KernelInputs) -> tuple[Array | None, Array]:
-    """Return the scalar-prefetch arguments: each head's shift (`interface.target`), and the scalars of dropout."""
+    """Return the scalar-prefetch arguments: for each head the shift of its target P, key position minus query position
+    (`interface.target`), or None without guidance, and the scalars of dropout.
+    """
     return inputs.shifts_H, inputs.scalars
 
 

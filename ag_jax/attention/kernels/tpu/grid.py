@@ -105,7 +105,8 @@ class Side:
 
 
 def _streamed(band: Band, held_block: Array, held: Side, streamed: Side, step: Array) -> tuple[Array, Array | bool]:
-    """Return the index of the block that a grid step loads, and whether any query-key pair of the step is in `band`.
+    """Return the index of the block of keys (or queries) that a grid step loads, and whether `band`, the limits of
+    causal and windowed attention, allows any query-key pair of the step.
 
     The pairs are those of the held and the loaded block. False also for steps beyond the last block.
 
