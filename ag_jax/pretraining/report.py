@@ -119,7 +119,7 @@ def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dic
         f"Mean over {len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
         + (" ± standard deviation;" if len(seeds) > 1 else ";")
         + f" p: paired t-test against {results['baseline']}"
-        + ("." if len(seeds) > 1 else ', which needs two seeds or more: `--config.comparison.seeds="(0, 1, 2)"`.'),
+        + ("." if len(seeds) > 1 else ", which needs two seeds or more: `--config.comparison.seeds=0,1,2`."),
         "",
         f"| Loss ({primary.unit}) | " + " | ".join(arm.name for arm in arms) + " |",
         "|---" * (len(arms) + 1) + "|",
