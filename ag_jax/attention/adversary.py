@@ -1,6 +1,6 @@
 """Adversarial self-attention: masks on attention, learnt from each layer's input so as to raise the model's loss.
 
-Wu et al. 2022, equations 5 to 9, as its released code has it. Each layer has an adversary of its own. From the layer's
+Wu et al. 2022, equations 5 to 9, as its released code has it. Each layer has its own adversary. From the layer's
 input h, which is detached, it keeps (m = 1) or masks (m = 0) units of the attention, a unit being a pair of a row and a
 column,
 

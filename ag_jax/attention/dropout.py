@@ -61,7 +61,7 @@ def dropout(x: Array, key: Array, rate: float) -> Array:
 
 
 class Dropout(nn.Module):
-    """Module that applies `dropout` with a random key of its own."""
+    """Module that applies `dropout` with its own random key."""
 
     rate: float
 

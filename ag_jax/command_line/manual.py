@@ -71,6 +71,7 @@ def explain(names: Sequence[str], load_config_types: Callable[[], Sequence[type]
     name = name.removeprefix("--config.").removeprefix("--config=").partition("=")[0].partition(":")[0]
     if (path := config_reader.find(name)) and path.suffix == ".py":
         return of_config(name, path)
+    # Last, because the dataclasses of settings are imported with JAX, for which the help on a verb does not wait.
     by_kind = {kind: tuple(settings.of(kind)) for kind in load_config_types()}
     texts = {kind: text for kind, found in by_kind.items() if (text := _of_settings(found, name.rstrip(".")))}
     if len(set(texts.values())) == 1:

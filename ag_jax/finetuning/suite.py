@@ -1,4 +1,4 @@
-"""Suites of fine-tuning: a trial for every task, point, seed and fold of a config, each in a directory of its own.
+"""Suites of fine-tuning: a trial for every task, point, seed and fold of a config, each in its own directory.
 
 A point of a sweep is a learning rate with a batch size.
 

@@ -74,10 +74,12 @@ class Objective:
 
     @property
     def primary_metric(self) -> PrimaryMetric:
+        """The loss by which runs are summarised."""
         raise NotImplementedError
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
+        """Names of the predictions in which a clean and an attacked pass are compared, with `task` first."""
         raise NotImplementedError
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:

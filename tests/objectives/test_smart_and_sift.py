@@ -303,7 +303,11 @@ def test_symmetric_kl():
     found = stable_kl(p, q, counts.weights)
     logits = [functions.logit(of) for of in (of_p, of_q)]
     np.testing.assert_allclose(found, (2 * of_q * (logits[1] - logits[0])).sum(-1) @ [1, 2], rtol=1e-3)
-    seek = lambda b: ATTACKS["sift"](perturbed.Linear()).perturbation.objective(Categorical(p), Categorical(b), counts)  # noqa: E731
+
+    def seek(b):
+        perturbation = ATTACKS["sift"](perturbed.Linear()).perturbation
+        return perturbation.objective(Categorical(p), Categorical(b), counts)
+
     fixed = jax.nn.softmax(p), jnp.array([[1.0], [2.0]])  # of KL(p || q) by q's logits: softmax(q) - softmax(p)
     np.testing.assert_allclose(jax.grad(seek)(q), (jax.nn.softmax(q) - fixed[0]) * fixed[1], atol=1e-6)
     yes = MtDnnPerturbation(SmartConfig(mtdnn_compat=True), 5).objective(YesNo(p[:, 0]), YesNo(q[:, 0]), counts)

@@ -84,11 +84,13 @@ def record(record: Record, task: Task, labelled: bool) -> list[Choices]:
     passage, query = record.get("passage"), text_of(record, "query")
     if isinstance(passage, dict):
         text = text_of(passage, "text")
+        # The ends that ReCoRD stores are inclusive.
         entities = [text[place["start"] : place["end"] + 1] for place in passage.get("entities", ())]
     else:
         text, entities = text_of(record, "passage"), _texts(record, "entities")
     if PLACEHOLDER not in query:
         raise ValueError(f"expected {PLACEHOLDER} in the query, got {query!r}")
+    # Entities are mentioned several times; each name is one candidate, in the order of its first mention.
     names = tuple(dict.fromkeys(name for name in entities if name.strip()))
     if not names:
         raise ValueError("expected a passage with at least one entity, got none")

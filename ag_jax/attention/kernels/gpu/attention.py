@@ -169,7 +169,7 @@ def _over_blocks(
 
 
 def _backward_bias(call: Call, operands: dict[str, Array]) -> Array:
-    """Return dbias from a kernel of its own, which the compiler leaves out of programs that do not learn the bias."""
+    """Return dbias from a separate kernel, which the compiler leaves out of programs that do not learn the bias."""
     bias, queries, keys = operands["bias"], call.config.queries, call.config.keys
     blocks = call.kernel_blocks.bias.fit(queries, keys)
     grid = (pl.cdiv(keys, blocks.streamed), pl.cdiv(queries, blocks.held), bias.shape[0] * bias.shape[1])
@@ -218,7 +218,7 @@ def _attention_backward(call: Call, residuals: tuple, cotangents: tuple):
     delta = products.sum(-1).swapaxes(1, 2)
     for factor, statistic, g_statistic in zip((2.0, 1.0), statistics, g_statistics, strict=False):
         delta += factor * statistic * g_statistic
-    # Dropout's factor: rather than an array of its own for g_output / (1 - rate), some rows take its inverse here.
+    # Dropout's factor: instead of storing g_output / (1 - rate), these rows are multiplied by the inverse.
     vectors = [(1.0 - config.rate) * vector for vector in (delta, *g_statistics)]
     known = {"g_output": g_output.astype(dtype), "log_sums": log_sums}
     known |= dict(zip(("delta", "g_squares", "g_overlap"), vectors, strict=False))

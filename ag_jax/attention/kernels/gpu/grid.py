@@ -190,6 +190,7 @@ def visits(held_segments: Array, streamed_segments: Array, blocks: Blocks, band:
         in_blocks = jnp.pad(order, ((0, 0), (0, -length % size)), mode="edge").reshape(-1, -(-length // size), size)
         return in_blocks.min(-1), in_blocks.max(-1)
 
+    # Two blocks may meet if their ranges of segment ids overlap: exact comparisons would need an array of Q x K.
     (held_from, held_to), (from_, to) = ends(held_segments, blocks.held), ends(streamed_segments, blocks.streamed)
     meet_BTS = (held_from[:, :, None] <= to[:, None, :]) & (from_[:, None, :] <= held_to[:, :, None])
     if not band.is_everything:
@@ -197,4 +198,5 @@ def visits(held_segments: Array, streamed_segments: Array, blocks: Blocks, band:
         corners = (held_T1 * blocks.held, blocks.held, streamed_1S * blocks.streamed, blocks.streamed)
         meet_BTS &= band.meets(*corners)[None]
     first, last = jnp.argmax(meet_BTS, -1), meet_BTS.shape[-1] - jnp.argmax(meet_BTS[..., ::-1], -1)
+    # Without any block to stream, argmax gives 0 for both ends, so `last` would count all blocks.
     return jnp.stack([first, jnp.where(meet_BTS.any(-1), last, first)], -1).astype(jnp.int32)

@@ -213,7 +213,7 @@ def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, lis
     steps = (grid.examples, grid.groups, grid.queries.blocks, grid.key_steps)
     run = functools.partial(grid.run, "attention", at=grid.by_query, steps=steps, products=2)
     run = functools.partial(run, operands=_operands(inputs), prefetched=_prefetched(inputs))
-    if grid.is_whole:
+    if grid.is_whole:  # one tile has all scores of a head, so the backward pass needs no saved log-sum-exps
         mixed, *rows = run(_forward_whole, results=[output, *statistics], scratch=[])
         return mixed, None, rows
     row_scratch = pltpu.VMEM((grid.group, 1, grid.queries.block), jnp.float32)
@@ -245,7 +245,7 @@ def _backward(grid: Grid, operands: dict, prefetched: tuple) -> list[Array]:
 
 
 def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
-    """Return dbias from a kernel of its own, which the compiler leaves out of programs that do not learn the bias."""
+    """Return dbias from a separate kernel, which the compiler leaves out of programs that do not learn the bias."""
     bias = operands["bias"]
     is_shared = {0: bias.shape[0] == 1, 1: bias.shape[1] == 1}
     # Axes of a place along the grid. The shared ones are innermost, so that the sum over them stays in one block on the
