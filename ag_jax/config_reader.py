@@ -217,7 +217,10 @@ def _section(value: Any, path: str) -> dict[str, Any]:
 
 
 def _entry(kind: type, value: Any, path: str) -> Any:
-    """Return the settings `value` of the section `path`, such as `tasks.rte`, as a checked dataclass `kind`.
+    """Convert one section of a config to the dataclass `kind`, and check it.
+
+    value: the settings of the section.
+    path: name of the section, such as `tasks.rte`.
 
     Puts `path` before messages of the dataclass's `__post_init__`: several sections have the same dataclass, so
     `__post_init__` does not know the name of the section.
@@ -491,16 +494,22 @@ def packaged() -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def _errors_named(path: str, origin: str) -> Iterator[None]:
-    """Turn any exception that the code of a config file raises into a ValueError with the file and line."""
+def _errors_named(path: str, code_name: str) -> Iterator[None]:
+    """Turn any exception that the code of a config file raises into a ValueError with the file and line.
+
+    path: name of the file for the message.
+    code_name: the name under which the file's code was compiled, as in tracebacks.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
-        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == origin]
+        lines = [
+            line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == code_name
+        ]
         message = _message(error)
         if isinstance(error, SyntaxError):  # of this file, or of one that it imports
             path, lines, message = (
-                error.filename if error.filename not in (None, origin) else path,
+                error.filename if error.filename not in (None, code_name) else path,
                 [error.lineno],
                 error.msg,
             )

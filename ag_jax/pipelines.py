@@ -235,7 +235,7 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
         hidden_BLD = encoded.astype(jnp.float32)
         if pooling == "first":
             return hidden_BLD[:, 0]
-        weights_BL1 = (batch["sequences"] > 0).astype(jnp.float32)[:, :, None]
+        weights_BL1 = (batch["segment_ids"] > 0).astype(jnp.float32)[:, :, None]
         # Rows that fill a batch up have no tokens: a divisor of at least 1 keeps NaN out of them.
         return (hidden_BLD * weights_BL1).sum(1) / jnp.maximum(weights_BL1.sum(1), 1.0)
 

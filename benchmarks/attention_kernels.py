@@ -45,9 +45,9 @@ PRODUCTS = {"forward": 2, "forward_and_backward": 7}
 
 def guides(rows: int, length: int) -> Guides:
     """Return guides for half of the heads, as by default: one Next, one Prev and four First."""
-    sequences_BL = jnp.ones((rows, length), jnp.int32)
+    segments_BL = jnp.ones((rows, length), jnp.int32)
     first_BL = jnp.broadcast_to(jnp.arange(length)[None, :] == 0, (rows, length))
-    return Guides((Shift(1), Shift(-1), patterns.columns(first_BL, sequences_BL)), (1, 1, 4))
+    return Guides((Shift(1), Shift(-1), patterns.columns(first_BL, segments_BL)), (1, 1, 4))
 
 
 def call(attend: Callable, rows: int, length: int, *, guided: bool = False, rate: float = 0.0) -> Callable:

@@ -59,7 +59,7 @@ def batching(length: int, count: str, threads: int) -> float:
     steps, best = 150, 0.0
     for _ in range(REPETITIONS):
         started = time.perf_counter()
-        tokens = sum(int((batch["sequences"] > 0).sum()) for batch in batches.iterate(0, steps, threads=threads))
+        tokens = sum(int((batch["segment_ids"] > 0).sum()) for batch in batches.iterate(0, steps, threads=threads))
         best = max(best, tokens / (time.perf_counter() - started))
     return round(best)
 

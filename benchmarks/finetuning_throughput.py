@@ -63,7 +63,7 @@ def endless(
 def padded(features: Features, options: argparse.Namespace) -> Iterator[dict[str, np.ndarray]]:
     """Yield batches in random order, each padded to its longest row, without end."""
     for batch in endless(features, options, lengths=(options.max_length,)):
-        longest = int((batch["sequences"] > 0).sum(-1).max())
+        longest = int((batch["segment_ids"] > 0).sum(-1).max())
         yield {name: field[:, :longest] if field.ndim == 2 else field for name, field in batch.items()}
 
 
@@ -106,7 +106,10 @@ class Ours:
         before = time.perf_counter()
         for _ in range(start, stop):
             batch = next(self.batches)
-            examples, tokens = examples + int((batch["rows"] >= 0).sum()), tokens + int((batch["sequences"] > 0).sum())
+            examples, tokens = (
+                examples + int((batch["rows"] >= 0).sum()),
+                tokens + int((batch["segment_ids"] > 0).sum()),
+            )
             step = self.compiled[batch["tokens"].shape[-1]]
             self.state, metrics = step(self.state, self._place(batch), self.key)
             before = turns.finish(in_flight, times, before)
@@ -154,7 +157,11 @@ class HuggingFace:
         for _ in range(start, stop):
             began = time.perf_counter()
             batch = next(self.batches)
-            fields = {"input_ids": batch["tokens"], "attention_mask": batch["sequences"] > 0, "labels": batch["labels"]}
+            fields = {
+                "input_ids": batch["tokens"],
+                "attention_mask": batch["segment_ids"] > 0,
+                "labels": batch["labels"],
+            }
             given = {name: torch.from_numpy(np.ascontiguousarray(field, np.int64)) for name, field in fields.items()}
             loss = self.model(**given).loss
             loss.backward()
@@ -163,7 +170,10 @@ class HuggingFace:
             self.optimizer.zero_grad(set_to_none=True)
             loss.item()
             times.append(time.perf_counter() - began)
-            examples, tokens = examples + int((batch["rows"] >= 0).sum()), tokens + int((batch["sequences"] > 0).sum())
+            examples, tokens = (
+                examples + int((batch["rows"] >= 0).sum()),
+                tokens + int((batch["segment_ids"] > 0).sum()),
+            )
         if counted:
             self.times, self.examples, self.tokens = self.times + times, self.examples + examples, self.tokens + tokens
 

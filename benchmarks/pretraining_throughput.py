@@ -127,7 +127,7 @@ class Runner:
             asked = time.perf_counter()
             batch = next(batches)
             waits.append(time.perf_counter() - asked)
-            tokens.append(int((batch["sequences"] > 0).sum()))
+            tokens.append(int((batch["segment_ids"] > 0).sum()))
             self.state, metrics = self.program(self.state, sharding.place_batch(batch, self.mesh), self.job.key)
             before = turns.finish(in_flight, times, before)
             in_flight = metrics["loss"]
@@ -195,7 +195,7 @@ class HuggingFace:
             labels[row, batch["masked_positions"][row, slot]] = batch["masked_labels"][row, slot]
             fields = {
                 "input_ids": batch["tokens"].astype(np.int64),
-                "attention_mask": batch["sequences"] > 0,
+                "attention_mask": batch["segment_ids"] > 0,
                 "labels": labels,
             }
             given = {
@@ -209,7 +209,7 @@ class HuggingFace:
             self.optimizer.zero_grad(set_to_none=True)
             loss.item()  # waits for the device
             times.append(time.perf_counter() - began)
-            tokens += int((batch["sequences"] > 0).sum())
+            tokens += int((batch["segment_ids"] > 0).sum())
         if counted:
             self.times, self.tokens = self.times + times, self.tokens + tokens
 

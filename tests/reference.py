@@ -1,7 +1,7 @@
 """Reference implementations for tests: explicit loops in float64 numpy, written only from the papers.
 
 Nothing here imports from `ag_jax`. Shape letters are the same: N layers, B batch, H head, Q query, K key, L length,
-D width, M masked positions, V vocabulary. `sequences` are segment ids: they number the texts of a row from 1; padding
+D width, M masked positions, V vocabulary. `segments_BL` are segment ids: they number the texts of a row from 1; padding
 has 0.
 """
 
@@ -28,47 +28,47 @@ def packed(lengths, length, *, vocabulary=13, seed=0):
     """
     rng = np.random.default_rng(seed)
     tokens_BL = rng.integers(3, vocabulary, (len(lengths), length)).astype(np.int32)
-    sequences_BL = np.zeros_like(tokens_BL)
+    segments_BL = np.zeros_like(tokens_BL)
     for row, of_row in enumerate(lengths):
         start = 0
         for number, n in enumerate(of_row, 1):
-            sequences_BL[row, start : start + n] = number
+            segments_BL[row, start : start + n] = number
             tokens_BL[row, start : start + n][-1:] = DELIMITERS[1]
             tokens_BL[row, start : start + n][:1] = DELIMITERS[0]
             start += n
-    return np.where(sequences_BL > 0, tokens_BL, 1).astype(np.int32), sequences_BL
+    return np.where(segments_BL > 0, tokens_BL, 1).astype(np.int32), segments_BL
 
 
-def texts(sequences_L):
+def texts(segments_L):
     """Return the positions of each text of a row."""
-    return [np.flatnonzero(sequences_L == number) for number in np.unique(sequences_L) if number > 0]
+    return [np.flatnonzero(segments_L == number) for number in np.unique(segments_L) if number > 0]
 
 
-def text_of(sequences_L, row):
+def text_of(segments_L, row):
     """Return the positions of the text that contains position `row`."""
-    return np.flatnonzero(sequences_L == sequences_L[row])
+    return np.flatnonzero(segments_L == segments_L[row])
 
 
-def random_attention(sequences_BL, layers, heads, seed=0, stochastic=True):
+def random_attention(segments_BL, layers, heads, seed=0, stochastic=True):
     """Return random attention `NBHQK` that is 0 on padding and on other texts.
 
     Queries at padding attend to all tokens. With `stochastic=False` the attention of a query does not sum to 1.
     """
     rng = np.random.default_rng(seed)
-    length = sequences_BL.shape[1]
-    scores = 2.0 * rng.standard_normal((layers, len(sequences_BL), heads, length, length))
-    apart_BQK = (sequences_BL[:, :, None] > 0) & (sequences_BL[:, :, None] != sequences_BL[:, None, :])
-    weights = np.exp(scores) * ((sequences_BL > 0)[:, None, :] & ~apart_BQK)[None, :, None]
+    length = segments_BL.shape[1]
+    scores = 2.0 * rng.standard_normal((layers, len(segments_BL), heads, length, length))
+    apart_BQK = (segments_BL[:, :, None] > 0) & (segments_BL[:, :, None] != segments_BL[:, None, :])
+    weights = np.exp(scores) * ((segments_BL > 0)[:, None, :] & ~apart_BQK)[None, :, None]
     weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-30)
     if not stochastic:
         weights *= (rng.random(weights.shape) > 0.3) / 0.7
     return weights
 
 
-def dense_pattern(name, tokens_L, sequences_L, boundary="uniform"):
+def dense_pattern(name, tokens_L, segments_L, boundary="uniform"):
     """Return the pattern P `QK` of a row of texts in float64: the pattern within each text, 0 between texts."""
     P_QK = np.zeros((len(tokens_L), len(tokens_L)))
-    for places in texts(sequences_L):
+    for places in texts(segments_L):
         P_QK[np.ix_(places, places)] = text_pattern(name, tokens_L[places], boundary)
     return P_QK
 
@@ -100,9 +100,9 @@ def text_pattern(name, tokens_L, boundary):
     return P_QK
 
 
-def names_a_column(name, tokens_L, sequences_L, row):
+def names_a_column(name, tokens_L, segments_L, row):
     """Whether the pattern has a target for query `row`, so that neither the boundary nor the absent rule applies."""
-    places = text_of(sequences_L, row)
+    places = text_of(segments_L, row)
     if name == "next":
         return row != places[-1]
     if name == "prev":
@@ -111,19 +111,19 @@ def names_a_column(name, tokens_L, sequences_L, row):
     return chosen is None or any(tokens_L[place] in chosen for place in places)
 
 
-def guidance_loss(attention_NBHQK, assignment, tokens_BL, sequences_BL, reduction, boundary, absent):
+def guidance_loss(attention_NBHQK, assignment, tokens_BL, segments_BL, reduction, boundary, absent):
     """Return the guidance loss L_AG summed over the texts: squared errors to the dense P, one query at a time."""
     total, guided = 0.0, sum(count for _, count in assignment)
-    for b, (tokens_L, sequences_L) in enumerate(zip(tokens_BL, sequences_BL, strict=True)):
+    for b, (tokens_L, segments_L) in enumerate(zip(tokens_BL, segments_BL, strict=True)):
         head = 0
         for name, count in assignment:
-            P_QK = dense_pattern(name, tokens_L, sequences_L, boundary)
+            P_QK = dense_pattern(name, tokens_L, segments_L, boundary)
             for _ in range(count):
                 for layer in range(len(attention_NBHQK)):
-                    for row in np.flatnonzero(sequences_L):
-                        n = len(text_of(sequences_L, row))
+                    for row in np.flatnonzero(segments_L):
+                        n = len(text_of(segments_L, row))
                         rule = boundary if name in ("next", "prev", "same") else absent
-                        if rule == "ignore" and not names_a_column(name, tokens_L, sequences_L, row):
+                        if rule == "ignore" and not names_a_column(name, tokens_L, segments_L, row):
                             continue
                         error = ((attention_NBHQK[layer, b, head, row] - P_QK[row]) ** 2).sum()
                         total += (
@@ -138,7 +138,7 @@ def guidance_loss(attention_NBHQK, assignment, tokens_BL, sequences_BL, reductio
     return total
 
 
-def masses(attention_NBHQK, assignment, tokens_BL, sequences_BL):
+def masses(attention_NBHQK, assignment, tokens_BL, segments_BL):
     """Return for each pattern the attention on its targets, `N`, and the number of terms in the sum.
 
     The sum is over the pattern's heads and the queries that have a target.
@@ -146,10 +146,10 @@ def masses(attention_NBHQK, assignment, tokens_BL, sequences_BL):
     results, head = [], 0
     for name, count in assignment:
         total_N, rows = np.zeros(len(attention_NBHQK)), 0
-        for b, (tokens_L, sequences_L) in enumerate(zip(tokens_BL, sequences_BL, strict=True)):
-            P_QK = dense_pattern(name, tokens_L, sequences_L)
-            for row in np.flatnonzero(sequences_L):
-                if names_a_column(name, tokens_L, sequences_L, row):
+        for b, (tokens_L, segments_L) in enumerate(zip(tokens_BL, segments_BL, strict=True)):
+            P_QK = dense_pattern(name, tokens_L, segments_L)
+            for row in np.flatnonzero(segments_L):
+                if names_a_column(name, tokens_L, segments_L, row):
                     total_N += attention_NBHQK[:, b, head : head + count, row][:, :, P_QK[row] > 0].sum((1, 2))
                     rows += count
         results.append((total_N, rows))
@@ -207,7 +207,7 @@ def distance_scores(query_BHQW, key_BHKW, params, table_RD, relative):
     return scores
 
 
-def attention(x_BLD, params, sequences_BL, bias_BHQK=0.0, query_BLD=None, table_RD=None, relative=None, keep_BHQK=None):
+def attention(x_BLD, params, segments_BL, bias_BHQK=0.0, query_BLD=None, table_RD=None, relative=None, keep_BHQK=None):
     """Return the output and probabilities of multi-head attention, disentangled if `table_RD` is given.
 
     table_RD: the embeddings of distances.
@@ -223,23 +223,23 @@ def attention(x_BLD, params, sequences_BL, bias_BHQK=0.0, query_BLD=None, table_
         )
     scores = scores / np.sqrt(query.shape[-1]) + bias_BHQK
     if keep_BHQK is not None:
-        kept = (keep_BHQK > 0) & (sequences_BL[:, :, None] == sequences_BL[:, None, :])[:, None]
+        kept = (keep_BHQK > 0) & (segments_BL[:, :, None] == segments_BL[:, None, :])[:, None]
         scores = np.where(kept.any(-1, keepdims=True), np.where(kept, scores, -np.inf), 0.0)
-    scores = np.where((sequences_BL[:, :, None] == sequences_BL[:, None, :])[:, None], scores, -np.inf)
+    scores = np.where((segments_BL[:, :, None] == segments_BL[:, None, :])[:, None], scores, -np.inf)
     weights = functions.softmax(scores, axis=-1)
     mixed = np.einsum("bhqw,hwd->bqd", weights @ value, params["output"]["kernel"])
     return mixed + params["output"]["bias"], weights
 
 
-def convolve(x_BLD, params, sequences_BL, activation):
+def convolve(x_BLD, params, segments_BL, activation):
     """Return a convolution over tokens that does not cross texts, token by token and tap by tap."""
     taps = len(params["kernel"])
     out = np.zeros_like(x_BLD) + params["bias"]
-    for row, sequences_L in enumerate(sequences_BL):
-        for place in range(len(sequences_L)):
+    for row, segments_L in enumerate(segments_BL):
+        for place in range(len(segments_L)):
             for tap in range(taps):
                 other = place + tap - taps // 2
-                if 0 <= other < len(sequences_L) and sequences_L[other] == sequences_L[place]:
+                if 0 <= other < len(segments_L) and segments_L[other] == segments_L[place]:
                     out[row, place] += x_BLD[row, other] @ params["kernel"][tap]
     return {"tanh": np.tanh, "gelu": gelu}[activation](out)
 
@@ -253,17 +253,17 @@ def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0, keep=N
     keep: (layer, its input) -> the mask `BHQK` of its attention; the mask decoder uses the mask of the last layer.
     """
     table, epsilon = params["embeddings"], config.layer_norm_epsilon
-    sequences_BL = np.asarray(batch["sequences"])
-    places_BL = np.zeros(sequences_BL.shape, int)
-    for row, sequences_L in enumerate(sequences_BL):
-        for places in texts(sequences_L):
+    segments_BL = np.asarray(batch["segment_ids"])
+    places_BL = np.zeros(segments_BL.shape, int)
+    for row, segments_L in enumerate(segments_BL):
+        for places in texts(segments_L):
             places_BL[row, places] = np.arange(len(places)) + config.position_offset
     x = table["word"]["embedding"][batch["tokens"]] + delta
     if config.absolute_positions == "input":
         x = x + table["position"]["embedding"][places_BL]
     if "segment" in table:  # a model with one knows no other
-        segments_BL = np.minimum(batch["segments"], len(table["segment"]["embedding"]) - 1)
-        x = x + table["segment"]["embedding"][segments_BL]
+        token_types_BL = np.minimum(batch["token_type_ids"], len(table["segment"]["embedding"]) - 1)
+        x = x + table["segment"]["embedding"][token_types_BL]
     x = layer_norm(x, table["norm"], epsilon)
     if "projection" in table:
         x = linear(x, table["projection"])
@@ -275,7 +275,7 @@ def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0, keep=N
     def apply(index, x, query):
         layer, mask = take_layer(params["layers"], index), keep(index, x) if keep else None
         mixed, weights = attention(
-            x, layer["attention"], sequences_BL, bias_BHQK, query, distances_RD, config.relative, mask
+            x, layer["attention"], segments_BL, bias_BHQK, query, distances_RD, config.relative, mask
         )
         y = layer_norm(query + mixed, layer["attention_norm"], epsilon)
         wide = gelu(linear(y, layer["feedforward_in"]))
@@ -286,7 +286,7 @@ def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0, keep=N
         before = x
         x, weights = apply(index, before, before)
         if index == 0 and "convolution" in params:
-            beside = convolve(before, params["convolution"], sequences_BL, config.convolution_activation)
+            beside = convolve(before, params["convolution"], segments_BL, config.convolution_activation)
             x = layer_norm(x + beside, params["convolution_norm"], epsilon)
         all_weights.append(weights)
     decoded = x

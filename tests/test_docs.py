@@ -47,7 +47,7 @@ def test_the_attack_of_ones_own_masks_what_its_page_says():
     objective = names["attacked"](tiny.supervised(model), model.config.layers)
     rngs = {"dropout": jax.random.key(0)}
     outcome = tiny.evaluate(objective, tiny.params(model, batch), batch, rngs, jnp.int32(3))
-    lengths = (batch["sequences"] > 0).sum(-1)
+    lengths = (batch["segment_ids"] > 0).sum(-1)
     total_N, weight_N = outcome.metrics["masked/layers"]
     assert total_N.tolist() == [lengths.sum()] * 2 and weight_N.tolist() == [(lengths**2).sum()] * 2
     assert outcome.totals["not_itself"] > 0

@@ -64,7 +64,8 @@ def places(tmp_path_factory):
     )
     model = workloads.reference_model(config, TOKENIZER)
     batch = {
-        name: np.ones((1, 6), np.int32) for name in ("tokens", "original", "sequences", "segments", "masked_positions")
+        name: np.ones((1, 6), np.int32)
+        for name in ("tokens", "original", "segment_ids", "token_type_ids", "masked_positions")
     }
     run.write(config, epath.Path(directory / "run"), TOKENIZER, tiny.params(model, batch))
     for name, loss in (("ag-seed0", 2.5), ("mlm-seed0", 2.75), ("mlm-seed1", None)):

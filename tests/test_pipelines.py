@@ -42,7 +42,8 @@ def places(tmp_path_factory):
     )
     model = workloads.reference_model(config, TOKENIZER)
     batch = {
-        name: np.ones((1, 6), np.int32) for name in ("tokens", "original", "sequences", "segments", "masked_positions")
+        name: np.ones((1, 6), np.int32)
+        for name in ("tokens", "original", "segment_ids", "token_type_ids", "masked_positions")
     }
     run.write(config, epath.Path(directory / "run"), TOKENIZER, random_params(model, batch))
     for kind in tasks.KINDS:
@@ -63,7 +64,7 @@ def row(*texts):
 
 
 def as_batch(tokens):
-    return {"tokens": tokens, "sequences": np.ones_like(tokens), "segments": np.zeros_like(tokens)}
+    return {"tokens": tokens, "segment_ids": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
 
 
 @pytest.mark.parametrize("name", ["run", "hf"])

@@ -83,7 +83,7 @@ def model(**settings) -> PretrainingModel:
 def batch(lengths=LENGTHS, length=LENGTH, masked=MASKED, vocabulary=VOCABULARY, seed=0) -> dict[str, np.ndarray]:
     """Return a pre-training batch of rows of the given lengths, with zero, one and more masked positions."""
     rng = np.random.default_rng(seed)
-    original_BL, sequences_BL = reference.ragged(lengths, length, vocabulary=vocabulary, seed=seed)
+    original_BL, segments_BL = reference.ragged(lengths, length, vocabulary=vocabulary, seed=seed)
     tokens_BL = original_BL.copy()
     positions_BM = np.zeros((len(lengths), masked), np.int32)
     labels_BM, weights_BM = positions_BM.copy(), positions_BM.astype(np.float32)
@@ -94,12 +94,12 @@ def batch(lengths=LENGTHS, length=LENGTH, masked=MASKED, vocabulary=VOCABULARY, 
         labels_BM[row, :number] = original_BL[row, places] if number else 0
         tokens_BL[row, places] = 3
     half_B = np.asarray(lengths)[:, None] // 2
-    segments_BL = ((np.arange(length) >= half_B) & (sequences_BL > 0)).astype(np.int32)
+    token_types_BL = ((np.arange(length) >= half_B) & (segments_BL > 0)).astype(np.int32)
     return {
         "tokens": tokens_BL,
         "original": original_BL,
-        "sequences": sequences_BL,
-        "segments": segments_BL,
+        "segment_ids": segments_BL,
+        "token_type_ids": token_types_BL,
         "masked_positions": positions_BM,
         "masked_labels": labels_BM,
         "masked_weights": weights_BM,
@@ -115,18 +115,18 @@ def task_batch(kind, rows=8, candidates=3, seed=0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     several = {"choice": candidates, "ranking": 2}.get(kind)
     lengths = rng.integers(4, LENGTH + 1, rows * (several or 1))
-    tokens, sequences = reference.ragged(lengths, LENGTH, vocabulary=VOCABULARY, seed=seed)
+    tokens, segment_ids = reference.ragged(lengths, LENGTH, vocabulary=VOCABULARY, seed=seed)
     tokens[:, 0] = rng.integers(5, VOCABULARY, len(tokens))  # so that first vectors are far apart
-    segments = ((np.arange(LENGTH) >= 3) & (sequences > 0)).astype(np.int32)
+    token_types = ((np.arange(LENGTH) >= 3) & (segment_ids > 0)).astype(np.int32)
     weights = np.ones(rows, np.float32)
     weights[-1] = 0
-    fields = {"tokens": tokens, "sequences": sequences, "segments": segments}
+    fields = {"tokens": tokens, "segment_ids": segment_ids, "token_type_ids": token_types}
     if several:
         fields = {name: field.reshape(rows, several, LENGTH) for name, field in fields.items()}
         exists = np.ones((rows, several), np.float32)
         if kind == "choice":
             exists[1, 2] = exists[-1, 1] = 0
-            fields["sequences"][1, 2] = 0
+            fields["segment_ids"][1, 2] = 0
         right = np.eye(several, dtype=np.float32)[np.arange(rows) % 2]
         if kind == "choice":
             right[2] = [0.5, 0, 0.5]
@@ -136,12 +136,12 @@ def task_batch(kind, rows=8, candidates=3, seed=0) -> dict[str, np.ndarray]:
     elif kind == "regression":
         fields["labels"] = rng.random(rows).astype(np.float32)
     elif kind == "tagging":
-        first = (rng.random((rows, LENGTH)) < 0.6) & (sequences > 0)
+        first = (rng.random((rows, LENGTH)) < 0.6) & (segment_ids > 0)
         first[0, 2:] = False  # a row with two tags at most
         fields["labels"] = rng.integers(0, 3, (rows, LENGTH)).astype(np.int32)
         fields["label_weights"] = first.astype(np.float32)
     else:
-        fields["span_weights"] = ((segments > 0) | (np.arange(LENGTH) == 0)).astype(np.float32)
+        fields["span_weights"] = ((token_types > 0) | (np.arange(LENGTH) == 0)).astype(np.float32)
         fields["starts"] = np.full(rows, 3, np.int32)
         fields["ends"] = (lengths - 1).astype(np.int32)
         fields["starts"][1] = fields["ends"][1] = 0  # no answer here
@@ -165,11 +165,11 @@ def mixed_batch() -> dict[str, np.ndarray]:
     Rows of 11, 7, 3 and 0 tokens; a row with the texts of 3 and of 7 tokens; and the text of 7 tokens aligned right.
     """
     example = batch((11, 7, 3, 0, 0, 0))
-    for name in ("tokens", "original", "segments"):
+    for name in ("tokens", "original", "token_type_ids"):
         example[name][4, :10] = np.concatenate([example[name][2, :3], example[name][1, :7]])
         example[name][5, 4:] = example[name][1, :7]
-    example["sequences"][4, :10] = [1] * 3 + [2] * 7
-    example["sequences"][5, 4:] = 1
+    example["segment_ids"][4, :10] = [1] * 3 + [2] * 7
+    example["segment_ids"][5, 4:] = 1
     for row, moved in ((4, 3), (5, 4)):
         used = example["masked_weights"][1] > 0
         example["masked_positions"][row] = np.where(used, example["masked_positions"][1] + moved, 0)
@@ -196,8 +196,8 @@ def float64(tree):
 
 def guides(of_batch, assignment=ASSIGNMENT, after_dropout=False) -> guidance.Guides:
     """Return the attention targets of a batch for heads with the assigned patterns."""
-    tokens_BL, sequences_BL = jnp.asarray(of_batch["original"]), jnp.asarray(of_batch["sequences"])
-    targets = tuple(PATTERNS[name](tokens_BL, sequences_BL, SPECIAL) for name, _ in assignment)
+    tokens_BL, segments_BL = jnp.asarray(of_batch["original"]), jnp.asarray(of_batch["segment_ids"])
+    targets = tuple(PATTERNS[name](tokens_BL, segments_BL, SPECIAL) for name, _ in assignment)
     return guidance.Guides(targets, tuple(count for _, count in assignment), after_dropout)
 
 

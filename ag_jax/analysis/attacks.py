@@ -49,7 +49,7 @@ class MaskedShare:
 
     @property
     def at_end(self) -> tuple[float, np.ndarray]:
-        """Shares of masked units, over all layers and by layer `N`, as means over `late_steps`, the end of training."""
+        """Shares of masked units, over all layers and by layer `N`, as means over the last steps of training."""
         weights_S = np.where(self.late_S, self.steps_S - self.begin_S, 0)
         return float(np.average(self.share_S, weights=weights_S)), np.average(self.share_SN, axis=0, weights=weights_S)
 

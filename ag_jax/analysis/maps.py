@@ -87,8 +87,8 @@ def _attention_weights(model: EncoderModel, params: Any, ids_L: jax.Array, attac
     tokens_BL = ids_L[None]
     batch = {
         "tokens": tokens_BL,
-        "sequences": jnp.ones(tokens_BL.shape, jnp.int32),
-        "segments": jnp.zeros(tokens_BL.shape, jnp.int32),
+        "segment_ids": jnp.ones(tokens_BL.shape, jnp.int32),
+        "token_type_ids": jnp.zeros(tokens_BL.shape, jnp.int32),
     }
     ports = Ports() if attacker is None else Ports(attack=attacker(params, batch, jnp.int32(0)))
     _, collections = model.apply(
@@ -112,9 +112,9 @@ def targets(maps: AttentionMaps, special: PatternTokens, names: Iterable[str]) -
 def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return a pattern's target matrix `QK` for the sentence of `maps`, and which of the rows `Q` have a target."""
     tokens_BL = jnp.asarray(maps.ids_L)[None]
-    sequences_BL = jnp.ones(tokens_BL.shape, jnp.int32)
-    target = patterns.find_target(name, tokens_BL, sequences_BL, special)
-    return np.asarray(patterns.dense(target, sequences_BL))[0], np.asarray(patterns.has_target(target, sequences_BL))[0]
+    segments_BL = jnp.ones(tokens_BL.shape, jnp.int32)
+    target = patterns.find_target(name, tokens_BL, segments_BL, special)
+    return np.asarray(patterns.dense(target, segments_BL))[0], np.asarray(patterns.has_target(target, segments_BL))[0]
 
 
 def head_patterns(assignment: Assignment, heads: int) -> tuple[str | None, ...]:

@@ -76,7 +76,7 @@ class GuidanceConfig:
 
 
 def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
-    """Return (pattern, number of heads that it guides in every layer) for each pattern, counted off from head 0.
+    """Return (pattern, number of heads that it guides in every layer) for each pattern, in the order of the heads.
 
     The remaining heads are free.
 

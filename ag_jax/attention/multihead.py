@@ -220,11 +220,10 @@ class MultiHeadAttention(nn.Module):
 def _attacked(
     attacked: AttentionMask, query_BQHW: Array, bias_BHQK: Array | None, positions_BQ: Array | None
 ) -> tuple[Array, Array]:
-    """Return the query and the bias for attacked attention: the attack's mask is added to the bias, and queries
-    whose keys are all masked are set to 0.
+    """Return the query vectors and the bias for attacked attention: the attack's mask is added to the bias.
 
-    If the attack masks all keys of a query, the query's scores are set to 0 before the mask is added, so that the query
-    attends evenly.
+    If the attack masks all keys of a query, the query vector and its bias are set to 0 before, so that the query
+    attends to all keys evenly.
     """
     masked_BHQK = rows_at(attacked.bias_BHQK, positions_BQ)
     if attacked.zeroed_BHQ is not None:

@@ -29,7 +29,7 @@ class Band(NamedTuple):
 
     @property
     def is_everything(self) -> bool:
-        """Whether the band hides nothing."""
+        """Whether every query sees every key."""
         return self.left is None and self.right is None
 
     @property

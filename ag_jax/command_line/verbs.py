@@ -179,7 +179,7 @@ config_flags.register_flag_parser_for_type(float, _NumberOrNone(flags.FloatParse
 
 
 def parse(arguments: Sequence[str], config_types: Sequence[type]) -> tuple[str, dict[str, Any]]:
-    """Return the verb of a command line, and {field: value} for the `cli.Request` that the command line asks for.
+    """Parse a command line into its verb and the values of its flags, {field of `cli.Request`: value}.
 
     arguments: the words after `ag-jax`.
     config_types: the dataclasses that a config may be made for.

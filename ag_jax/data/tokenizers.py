@@ -310,7 +310,7 @@ def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFa
 
 
 def _is_inside_words(tokenizer: huggingface.Tokenizer, letter: str) -> bool:
-    """Whether the character `letter` can be inside a word, because the pre-tokenizer does not split the word there."""
+    """Return whether the pre-tokenizer keeps a word in one piece if the character `letter` stands inside it."""
     word = tokenizer.normalizer.normalize_str(f"a{letter}a")
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(word)) == 1
 

@@ -172,9 +172,10 @@ class _Lock:
                 self._path.unlink(missing_ok=True)
 
     def _wait_for_change(self, text: str) -> tuple[bool, Holder | None]:
-        """Wait, at most `STALE_AFTER` seconds, until the lock file's content is no longer `text`.
+        """Wait, at most `STALE_AFTER` seconds, until the lock file's content is no longer `text`; return (whether the
+        lock is gone, the new holder).
 
-        Returns (whether the lock is gone, the new holder). The lock is gone if the file was removed, or if the content
+        The lock is gone if the file was removed, or if the content
         did not change, which means that the lock is stale. Otherwise the changed file names the new holder, which is
         None if the file is damaged.
         """

@@ -70,9 +70,10 @@ def _check_same(source: str, what: str, values: Mapping[str, Any]) -> None:
 
 
 def finetune(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
-    """Fine-tune one checkpoint on a suite and write the report; returns the path of `report.md`.
+    """Fine-tune one checkpoint on all tasks of a config and write the report; return the path of `report.md`.
 
-    overrides: settings that replace those of the config file `source`.
+    source: the config file.
+    overrides: settings that replace those of the config file.
     """
     config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
     workdir = storage.directory(workdir)

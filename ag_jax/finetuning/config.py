@@ -107,7 +107,7 @@ class Recipe:
         for name in ("batch_sizes", "learning_rates"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
-                raise ValueError(f"{name} must be different numbers, at least one, got {values}")
+                raise ValueError(f"{name} must be one or more numbers without repetition, got {values}")
         for batch_size in self.batch_sizes:
             if self.microbatches and batch_size % self.microbatches:
                 raise ValueError(
@@ -188,7 +188,7 @@ class FinetuningConfig:
                 "file, as in --config=FILE.py:checkpoint=DIR"
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds must be different integers, at least one, got {self.seeds}")
+            raise ValueError(f"seeds must be one or more integers without repetition, got {self.seeds}")
         self._check_tasks()
 
     def _check_tasks(self) -> None:

@@ -50,7 +50,7 @@ def percent(value: float) -> str:
 
 
 def cell(summary: Mapping[str, Any]) -> str:
-    """Format a metric over seeds as mean ± standard deviation (median), or as the only value of a single seed."""
+    """Format a metric over seeds as `mean ± standard deviation (median)`, or as the value itself for a single seed."""
     if summary["n"] == 1:
         return percent(summary["mean"])
     return f"{percent(summary['mean'])} ± {percent(summary['deviation'])} ({percent(summary['median'])})"

@@ -92,7 +92,7 @@ def _check_tasks(path: epath.Path, settings: dict[str, Any]) -> None:
 
 
 def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
-    """Raise ValueError if `workdir` holds trials with other settings, a pre-training run, or another program's files.
+    """Raise ValueError if `workdir` holds trials with other settings, a pre-training run, or files of other software.
 
     The message lists the settings that differ.
     """

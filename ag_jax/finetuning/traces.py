@@ -17,8 +17,10 @@ from ag_jax.pretraining import mask_trace
 
 
 def resolved(one: Trial, workdir: epath.Path) -> Trial:
-    """Return a copy of a trial with the placeholders in the path `adversarial.masking.trace` filled in: `{arms}` by the
-    directory of the comparison, `{task}` and `{trial}` by the trial's own task and name.
+    """Return a copy of a trial in which the path `adversarial.masking.trace` has its placeholders filled in.
+
+    `{arms}` is replaced by the directory that holds the suites of all arms, `{task}` and `{trial}` by the trial's own
+    task and name.
 
     The path is that of an earlier trial that recorded which share of attention was masked. A trial with another method
     than `scheduled` is returned unchanged.

@@ -128,7 +128,7 @@ def _origin_lines(origin: Origin) -> list[str]:
 
 
 def _citation(origin: Origin) -> list[str]:
-    """Return the section with the BibTeX entries of the imported model's card; empty if the card has no entries."""
+    """Return the lines of the section `Citation`: the BibTeX entries from the imported model's own card, if any."""
     if not origin.citation:
         return []
     return ["## Citation", "", f"Of `{origin.name}`, as its card has it:", "", "```bibtex", origin.citation, "```", ""]

@@ -162,9 +162,9 @@ def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any]
 
 
 def _from_zero(config: EncoderConfig, params: dict[str, np.ndarray]) -> tuple[EncoderConfig, dict[str, np.ndarray]]:
-    """Return config and parameters of the model with positions counted from 0 instead of `position_offset`.
+    """Drop the rows of the position table before the first position, so that positions count from 0.
 
-    The rows of the position table before the first position, which only padding reads, are dropped.
+    Only padding reads these rows, `position_offset` of them. Returns the new config and parameters.
     """
     if POSITIONS in params:
         params = params | {POSITIONS: params[POSITIONS][config.position_offset :]}

@@ -116,7 +116,8 @@ def origin_of(opened: OpenModel, path: str) -> Origin:
 
 
 def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, tuple[str, ...]]:
-    """Return the fine-tuned model of a directory, task head included, and the names of the tensors left out.
+    """Return the fine-tuned model of a directory, task head included, and the names of its tensors that were
+    not used.
 
     expected: prefixes of the names of tensors that may be left out.
     Raises ValueError if the model has no task head, or anything does not fit.

@@ -76,7 +76,7 @@ class Inspected:
 
     @property
     def special(self) -> PatternTokens:
-        """The token ids that attention patterns look for."""
+        """Ids of the tokens on which attention patterns depend: delimiters and full stops."""
         return special_tokens(self.tokenizer)
 
 

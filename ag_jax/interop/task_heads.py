@@ -115,10 +115,11 @@ def kind_of(family: Family, architectures: Collection[str]) -> str | None:
 
 
 def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) -> Head:
-    """Return the task head of an imported model: kind and labels from the content `values` of config.json, activation
-    and dropout (the style) from the model's `family`.
+    """Return the settings of an imported model's task head.
 
+    family: the model family, which decides the head's activation and dropout.
     kind: the kind of the model's class, which becomes `regression` for a classification with one label.
+    values: the content of config.json, which has the labels.
     Raises ValueError for options that are not supported.
     """
     problems = [

@@ -77,7 +77,7 @@ class EncoderConfig:
                 f"the nearest that do: {sorted(near)}"
             )
         if self.convolution is not None and self.convolution % 2 == 0:
-            raise ValueError(f"model.convolution must be odd, or none, got {self.convolution}")
+            raise ValueError(f"model.convolution must be an odd number, or none, got {self.convolution}")
         self._check_positions()
 
     def _check_positions(self) -> None:

@@ -73,7 +73,7 @@ def rows(batch: Batch) -> Batch:
 
     `original` is the tokens if the batch has no such field, because nothing was corrupted.
     """
-    read = {name: batch[name] for name in ("tokens", "sequences", "segments")}
+    read = {name: batch[name] for name in ("tokens", "segment_ids", "token_type_ids")}
     read["original"] = batch.get("original", batch["tokens"])
     return {name: field.reshape(-1, field.shape[-1]) for name, field in read.items()}
 
@@ -123,7 +123,7 @@ class Encoder(nn.Module):
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
         """Return the last layer's hidden states `BLD` of `batch["tokens"]`.
 
-        Tokens attend only within their own text: `batch["sequences"]` holds the segment ids.
+        Tokens attend only within their own text: `batch["segment_ids"]` holds the segment ids.
         """
         return self._encode(batch, ports, deterministic)[1]
 
@@ -161,12 +161,12 @@ class Encoder(nn.Module):
 
         embedded_BLE: as in `with_mask_decoder`.
         """
-        config, segments_BL = self.config, batch["sequences"]
+        config, segments_BL = self.config, batch["segment_ids"]
         if embedded_BLE is None:
             embedded_BLE = self.embeddings(
                 batch["tokens"],
                 segments_BL,
-                batch["segments"],
+                batch["token_type_ids"],
                 ports.embedding_delta,
                 deterministic=deterministic,
                 on_sum=ports.on_embeddings,
@@ -204,7 +204,7 @@ class Encoder(nn.Module):
         return before_BLD, hidden_BLD, context
 
     def _distances(self) -> Array | None:
-        """Return the R rows of relative-position embeddings, `RD`, or None without disentangled attention."""
+        """Return the embeddings of the R relative positions, `RD`, or None without disentangled attention."""
         if not self.config.relative.terms:
             return None
         relative_RD = self.relative.embedding.astype(self.config.dtype)

@@ -45,7 +45,7 @@ class Flops:
 
     @property
     def total(self) -> float:
-        """FLOPs of a training step: those of layers, attention scores and all heads together."""
+        """FLOPs of a training step: the sum over layers, attention scores and output heads."""
         return self.body + self.attention + self.head + self.next_sentence + self.decoder
 
 

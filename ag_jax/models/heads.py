@@ -42,7 +42,7 @@ def example(kind: str) -> Batch:
     """Return a dummy batch with one example of a kind of task, to derive parameter shapes from."""
     shape = (1, 2, 4) if head_of(kind).has_candidates else (1, 4)
     tokens, weights = jnp.ones(shape, jnp.int32), jnp.ones(shape)
-    fields = {"tokens": tokens, "sequences": tokens, "segments": jnp.zeros_like(tokens)}
+    fields = {"tokens": tokens, "segment_ids": tokens, "token_type_ids": jnp.zeros_like(tokens)}
     return fields | {"choice_weights": weights[..., 0], "span_weights": weights}
 
 

@@ -101,7 +101,7 @@ class ReplacedTokensModel(nn.Module):
     def generate(self, batch: Batch, *, deterministic: bool) -> Predictions:
         """Return the generator's predictions at the masked positions of `batch["tokens"]`."""
         embedded_BLE = self.encoder.embeddings(
-            batch["tokens"], batch["sequences"], batch["segments"], None, deterministic=deterministic
+            batch["tokens"], batch["segment_ids"], batch["token_type_ids"], None, deterministic=deterministic
         )
         hidden_BME, bias_V = self.generator(batch, embedded_BLE, deterministic=deterministic)
         embedding_VE = self.encoder.embeddings.word.embedding.astype(hidden_BME.dtype)

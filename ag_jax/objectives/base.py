@@ -18,7 +18,7 @@ from jax import Array
 from ag_jax.attention.attack import MaskCounts
 from ag_jax.attention.guidance import AttentionStatistics
 from ag_jax.models.encoder import Batch, Params, Ports
-from ag_jax.objectives.predictions import Counts
+from ag_jax.objectives.predictions import PredictionWeights
 
 LossTerm = tuple[Array, Array]  # (total, weight)
 Rngs = dict[str, Array] | None
@@ -79,7 +79,7 @@ class Objective:
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions in which a clean and an attacked pass are compared, with `task` first."""
+        """Names of the predictions by which clean and attacked passes are compared; the first is always `"task"`."""
         raise NotImplementedError
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
@@ -90,10 +90,10 @@ class Objective:
         """Return the coefficient of each loss term in the loss at a training step."""
         raise NotImplementedError
 
-    def counts(self, batch: Batch) -> dict[str, Counts]:
-        """Return {name of a prediction: weights of the elements} for the comparison of a clean and an attacked pass.
+    def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
+        """Return the weights for the comparison of clean and attacked passes: {name of a prediction: its weights}.
 
-        The names are `prediction_names`; an element is an example, a token or a position.
+        The names are `prediction_names`. An element is an example, a token or a position.
         """
         raise NotImplementedError
 
@@ -183,9 +183,9 @@ class Wrapper(Objective):
         """Return the coefficient of each loss term of the inner objective."""
         return self.inner.coefficients(step)
 
-    def counts(self, batch: Batch) -> dict[str, Counts]:
+    def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
         """Return {name of an inner prediction: weights of the elements} for comparing a clean and an attacked pass."""
-        return self.inner.counts(batch)
+        return self.inner.prediction_weights(batch)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Run the inner objective's model and return its outputs."""

@@ -19,7 +19,7 @@ from jax import Array
 from ag_jax.models.encoder import Batch
 from ag_jax.models.masked_lm import word_scores
 from ag_jax.objectives.base import LossTerm, Outputs, Wrapper
-from ag_jax.objectives.predictions import Counts, Prediction, Values, WordDistributions, YesNo
+from ag_jax.objectives.predictions import Prediction, PredictionWeights, Values, WordDistributions, YesNo
 from ag_jax.objectives.word_loss import in_chunks
 
 Form = Literal["symmetric", "one_way"]
@@ -43,34 +43,34 @@ class DivergenceConfig:
     legacy: bool = False
 
 
-def divergence(clean: Prediction, other: Any, counts: Counts, config: DivergenceConfig) -> Array:
+def divergence(clean: Prediction, other: Any, weights: PredictionWeights, config: DivergenceConfig) -> Array:
     """Return sum w D[clean, other]: the divergence D of two predictions, summed over examples or tokens of weight w.
 
-    To be divided by `weight`. At least 0, and 0 if and only if both predictions are equal. Squared error for numbers,
-    averaged over the components of a vector. Words must be of one model: embeddings and bias are taken from `other`,
-    and get the gradient of both passes.
+    Divided by `total_weight`, the sum is a mean. It is at least 0, and 0 if and only if both predictions are equal.
+    Squared error for numbers, averaged over the components of a vector. Words must be of one model: embeddings and bias
+    are taken from `other`, and get the gradient of both passes.
     """
     if isinstance(clean, WordDistributions):
-        arrays = clean.hidden_BMD, other.hidden_BMD, other.embedding_VD, other.bias_V, counts.weights
+        arrays = clean.hidden_BMD, other.hidden_BMD, other.embedding_VD, other.bias_V, weights.elements
         return _word_divergence(config, *arrays)
     if isinstance(clean, YesNo):
-        return _categorical(config, _two_classes(clean.logits), _two_classes(other.logits), counts.weights)
+        return _categorical(config, _two_classes(clean.logits), _two_classes(other.logits), weights.elements)
     if isinstance(clean, Values):
-        measure = _across_batch if config.legacy and counts.weights.ndim == 1 else _squares
-        return measure(config, clean.values, other.values, counts.weights)
-    weights = counts.weights
-    if config.legacy and counts.rows_B is not None:
-        weights = jnp.broadcast_to(counts.rows_B[:, None], weights.shape)
-    return _categorical(config, clean.logits, other.logits, weights)
+        measure = _across_batch if config.legacy and weights.elements.ndim == 1 else _squares
+        return measure(config, clean.values, other.values, weights.elements)
+    elements = weights.elements
+    if config.legacy and weights.rows_B is not None:
+        elements = jnp.broadcast_to(weights.rows_B[:, None], elements.shape)
+    return _categorical(config, clean.logits, other.logits, elements)
 
 
-def weight(counts: Counts, config: DivergenceConfig) -> Array:
+def total_weight(weights: PredictionWeights, config: DivergenceConfig) -> Array:
     """Return the total weight of the examples or tokens compared: the divisor that turns the sum from `divergence` into
     a mean.
 
-    With `legacy`, the number of examples wherever `counts` has `rows_B`.
+    With `legacy`, the number of examples wherever `weights` has `rows_B`.
     """
-    return (counts.weights if counts.rows_B is None or not config.legacy else counts.rows_B).sum()
+    return (weights.elements if weights.rows_B is None or not config.legacy else weights.rows_B).sum()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,18 +88,19 @@ class SecondPass(Wrapper):
 
     term: str
 
-    def distance(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """Return the divergence D between two passes' predictions, `clean` and `other`, summed with weights `counts`.
+    def distance(self, clean: Prediction, other: Prediction, weights: PredictionWeights) -> Array:
+        """Return the divergence of the predictions of two passes, as a weighted sum over examples or tokens.
 
         clean, other: the prediction in the clean and in the second pass.
+        weights: of the examples or tokens.
         """
         raise NotImplementedError
 
-    def weight(self, counts: Counts) -> Array:
+    def total_weight(self, weights: PredictionWeights) -> Array:
         """Return the total weight of the examples or tokens compared: the divisor that turns the sum from `distance`
         into a mean.
         """
-        return weight(counts, DivergenceConfig())
+        return total_weight(weights, DivergenceConfig())
 
     def coefficient_at(self, step: Array) -> Array:
         """Return the factor of the divergence D in the loss at a step."""
@@ -110,17 +111,13 @@ class SecondPass(Wrapper):
         return self.term if prediction == "task" else f"{self.term}_{prediction}"
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term: the terms of the wrapped objective, and the terms of the divergence
-        between the two passes.
-        """
-        counts = self.counts(batch)
-        own = {self.term_of(name): self.weight(counts[name]) for name in self.prediction_names}
+        """Return {name of a loss term: its divisor}, for the wrapped objective's terms and the divergence's terms."""
+        weights = self.prediction_weights(batch)
+        own = {self.term_of(name): self.total_weight(weights[name]) for name in self.prediction_names}
         return self.inner.normalizers(batch) | own
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factor of each loss term: the terms of the wrapped objective, and the terms of the divergence
-        between the two passes.
-        """
+        """Return {name of a loss term: its factor}, for the wrapped objective's terms and the divergence's terms."""
         own = self.coefficient_at(step)
         return self.inner.coefficients(step) | {self.term_of(name): own for name in self.prediction_names}
 
@@ -139,11 +136,11 @@ class SecondPass(Wrapper):
         other = outputs.second_passes.get(self.term)
         if other is None:
             return totals, metrics
-        counts = self.counts(batch)
+        weights = self.prediction_weights(batch)
         for name in self.prediction_names:
-            total = self.distance(outputs.predictions[name], other.predictions[name], counts[name])
+            total = self.distance(outputs.predictions[name], other.predictions[name], weights[name])
             totals[self.term_of(name)] = total
-            metrics[f"{self.term_of(name)}_loss"] = (total, self.weight(counts[name]))
+            metrics[f"{self.term_of(name)}_loss"] = (total, self.total_weight(weights[name]))
         return totals, metrics | other.metrics
 
 

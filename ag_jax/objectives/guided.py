@@ -36,7 +36,8 @@ class Guided(Wrapper):
         """Return the attention targets of the guided heads, found in the batch's tokens before masking."""
         rows = encoder.rows(batch)
         targets = tuple(
-            patterns.find_target(name, rows["original"], rows["sequences"], self.special) for name, _ in self.assignment
+            patterns.find_target(name, rows["original"], rows["segment_ids"], self.special)
+            for name, _ in self.assignment
         )
         counts = tuple(count for _, count in self.assignment)
         return guidance.Guides(targets, counts, self.config.probabilities == "after_dropout")
@@ -48,7 +49,7 @@ class Guided(Wrapper):
         """
         weights = self.inner.normalizers(batch)
         if self.config.mode == "loss":
-            weights["ag"] = segments.is_first(encoder.rows(batch)["sequences"]).sum().astype(jnp.float32)
+            weights["ag"] = segments.is_first(encoder.rows(batch)["segment_ids"]).sum().astype(jnp.float32)
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
@@ -75,8 +76,8 @@ class Guided(Wrapper):
         totals, metrics = self.inner.terms(outputs, batch)
         # The guides are found once more, as in `forward`: they depend on the batch alone, so the compiler finds them
         # only once.
-        sequences_BL = encoder.rows(batch)["sequences"]
-        total, masses = guidance.guidance_loss(outputs.statistics, self.guides(batch), sequences_BL, self.config)
+        segments_BL = encoder.rows(batch)["segment_ids"]
+        total, masses = guidance.guidance_loss(outputs.statistics, self.guides(batch), segments_BL, self.config)
         metrics |= {f"mass/{name}": mass for (name, _), mass in zip(self.assignment, masses, strict=True)}
         if self.config.mode == "loss":
             totals["ag"] = total
@@ -100,8 +101,8 @@ class Guided(Wrapper):
         """
         if self.config.mode != "bias":
             return ports
-        sequences_BL = encoder.rows(batch)["sequences"]
-        bias_BHQK = guidance.bias(self.guides(batch), sequences_BL, self.heads, self.alpha(step))
+        segments_BL = encoder.rows(batch)["segment_ids"]
+        bias_BHQK = guidance.bias(self.guides(batch), segments_BL, self.heads, self.alpha(step))
         if ports.attention_bias is not None:
             bias_BHQK = bias_BHQK + ports.attention_bias
         return dataclasses.replace(ports, attention_bias=bias_BHQK)

@@ -10,7 +10,7 @@ from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.base import LossTerm, Objective, Outputs, PrimaryMetric, Rngs, apply_model
 from ag_jax.objectives.losses import cross_entropy
-from ag_jax.objectives.predictions import Categorical, Counts, WordDistributions
+from ag_jax.objectives.predictions import Categorical, PredictionWeights, WordDistributions
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
 
@@ -54,16 +54,16 @@ class Pretraining(Objective):
         terms = ("mlm", "nsp") if self.model.next_sentence else ("mlm",)
         return {term: jnp.ones_like(step, jnp.float32) for term in terms}
 
-    def counts(self, batch: Batch) -> dict[str, Counts]:
+    def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
         """Return {name of a prediction: weights of its masked words, texts or examples} for the comparison of a clean
         and an attacked pass.
 
         The weight is 1 for each masked word (`task`), text (`sentence`) and example (`nsp`), and 0 for padding.
         """
-        counts = {"task": Counts(batch["masked_weights"])} | self.sentences.counts(batch)
+        weights = {"task": PredictionWeights(batch["masked_weights"])} | self.sentences.prediction_weights(batch)
         if self.model.next_sentence:
-            counts["nsp"] = Counts(_examples(batch))
-        return counts
+            weights["nsp"] = PredictionWeights(_examples(batch))
+        return weights
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Run the model without losses: predict the masked words, and the next sentence if the data has pairs.
@@ -104,4 +104,4 @@ class Pretraining(Objective):
 
 def _examples(batch: Batch) -> Array:
     """Return the weight of each row, `B`: 1 for an example, 0 for a row without tokens, which fills the batch up."""
-    return (batch["sequences"] > 0).any(-1).astype(jnp.float32)
+    return (batch["segment_ids"] > 0).any(-1).astype(jnp.float32)

@@ -49,15 +49,15 @@ Prediction = Categorical | YesNo | Values | WordDistributions
 
 
 @flax.struct.dataclass
-class Counts:
+class PredictionWeights:
     """The weights with which the elements of a prediction (examples, tokens or positions) enter sums and means.
 
     Losses and comparisons of passes are sums with these weights, which depend on the batch alone.
 
-    weights: as in the task's loss, without the axis of classes, words or width.
+    elements: as in the task's loss, without the axis of classes, words or width.
     rows_B: 1 for an example, 0 for a row that only fills the batch up; given where released code counts all positions
         of a row.
     """
 
-    weights: Array
+    elements: Array
     rows_B: Array | None = None

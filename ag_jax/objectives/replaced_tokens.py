@@ -13,7 +13,7 @@ from jax import Array
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.base import LossTerm, Objective, Outputs, PrimaryMetric, Rngs, apply_model
-from ag_jax.objectives.predictions import Counts, WordDistributions, YesNo
+from ag_jax.objectives.predictions import PredictionWeights, WordDistributions, YesNo
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
 from ag_jax.objectives.word_samples import sample_words
@@ -43,7 +43,7 @@ class ReplacedTokensConfig:
 
     @property
     def coefficient(self) -> float:
-        """The factor of the detection loss: `weight`, or if unset 50 with the generator `mlm` and 1 with any other."""
+        """The factor of the detection loss: `weight` if set, else 50 for the generator `mlm` and 1 for all others."""
         return self.weight or (50.0 if self.generator == "mlm" else 1.0)
 
 
@@ -113,7 +113,7 @@ class ReplacedTokens(Objective):
         """
         original_BL = batch["original"]
         ignored = jnp.asarray(self.ignored, original_BL.dtype)
-        return (batch["sequences"] > 0) & ~jnp.isin(original_BL, ignored)
+        return (batch["segment_ids"] > 0) & ~jnp.isin(original_BL, ignored)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
         """Return each loss term's divisor: the number of classified tokens for `rtd`, of masked positions for `mlm`.
@@ -132,13 +132,14 @@ class ReplacedTokens(Objective):
             coefficients["mlm"] = jnp.ones_like(step, jnp.float32)
         return coefficients
 
-    def counts(self, batch: Batch) -> dict[str, Counts]:
+    def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
         """Return {name of a prediction: weights of its tokens or texts} for the comparison of a clean and an attacked
         pass.
 
         The weight is 1 for each token of the detection loss (`task`) and each text (`sentence`), and 0 for all else.
         """
-        return {"task": Counts(self.judged(batch).astype(jnp.float32))} | self.sentences.counts(batch)
+        judged_BL = self.judged(batch).astype(jnp.float32)
+        return {"task": PredictionWeights(judged_BL)} | self.sentences.prediction_weights(batch)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Predict which tokens are replaced; a generator, if there is one, first fills the masks with its samples.

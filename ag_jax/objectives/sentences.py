@@ -11,7 +11,7 @@ from jax import Array
 
 from ag_jax.attention import segments
 from ag_jax.models.encoder import Batch
-from ag_jax.objectives.predictions import Categorical, Counts, Prediction, Values
+from ag_jax.objectives.predictions import Categorical, Prediction, PredictionWeights, Values
 
 SentenceTerm = Literal["head", "softmax", "squares", "none"]
 
@@ -33,7 +33,7 @@ class Sentences:
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the outputs by which texts are compared: ("sentence",), or an empty tuple with `of=none`."""
+        """Names of the predictions for whole texts that this object adds to an objective: `sentence`, or none."""
         return () if self.of == "none" else ("sentence",)
 
     def first_positions(self, batch: Batch) -> tuple[Array, Array]:
@@ -41,16 +41,16 @@ class Sentences:
 
         The weight is 1 where a text begins, and 0 for other positions, with which a row of fewer texts is filled up.
         """
-        firsts_BL = segments.is_first(batch["sequences"])
+        firsts_BL = segments.is_first(batch["segment_ids"])
         positions_BT = jnp.argsort(jnp.logical_not(firsts_BL), axis=1, stable=True)[:, : self.texts]
         return positions_BT, jnp.take_along_axis(firsts_BL, positions_BT, axis=1).astype(jnp.float32)
 
-    def counts(self, batch: Batch) -> dict[str, Counts]:
+    def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
         """Return {"sentence": weights} to compare a clean and an attacked pass; {} without the prediction (`of=none`).
 
         The weight is 1 for each text, and 0 for the other positions that fill a row up.
         """
-        return {} if self.of == "none" else {"sentence": Counts(self.first_positions(batch)[1])}
+        return {} if self.of == "none" else {"sentence": PredictionWeights(self.first_positions(batch)[1])}
 
     def hidden(self, encoded_BLD: Array, batch: Batch) -> Prediction:
         """Return the hidden states `BTD` at the first position of each text, in the form in which a clean and an

@@ -15,7 +15,7 @@ from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.heads import TaskModel
 from ag_jax.objectives.base import LossTerm, Objective, Outputs, PrimaryMetric, Rngs, apply_model
 from ag_jax.objectives.losses import cross_entropy
-from ag_jax.objectives.predictions import Categorical, Counts, Prediction, Values
+from ag_jax.objectives.predictions import Categorical, Prediction, PredictionWeights, Values
 
 TASK = PrimaryMetric("task_loss", "task loss", "of an example or a tag", margin=0.0)
 
@@ -53,14 +53,14 @@ class TaskLoss:
     total: (prediction, batch, weights) -> sum of weights * loss, and sum of weights where the prediction is right (None
         for numbers).
     weights: batch -> weight of each label, `B`, for tags `BL`.
-    counts: (batch, weights) -> weights that the elements of the prediction have when a clean and an attacked pass are
+    prediction_weights: (batch, weights) -> weights of the prediction's elements when a clean and an attacked pass are
         compared.
     """
 
     prediction: Callable[[Array], Prediction]
     total: Callable[[Any, Batch, Array], tuple[Array, Array | None]]
     weights: Callable[[Batch], Array]
-    counts: Callable[[Batch, Array], Counts]
+    prediction_weights: Callable[[Batch, Array], PredictionWeights]
 
 
 def _example_weights(batch: Batch) -> Array:
@@ -84,18 +84,18 @@ def _span_weights(batch: Batch) -> Array:
     return weights_B
 
 
-def _counts(batch: Batch, weights: Array) -> Counts:
+def _label_prediction_weights(batch: Batch, weights: Array) -> PredictionWeights:
     del batch
-    return Counts(weights)
+    return PredictionWeights(weights)
 
 
-def _tag_counts(batch: Batch, weights_BL: Array) -> Counts:
-    return Counts(weights_BL, batch["weights"])
+def _tag_prediction_weights(batch: Batch, weights_BL: Array) -> PredictionWeights:
+    return PredictionWeights(weights_BL, batch["weights"])
 
 
-def _span_counts(batch: Batch, weights_B: Array) -> Counts:
+def _span_prediction_weights(batch: Batch, weights_B: Array) -> PredictionWeights:
     del batch
-    return Counts(jnp.stack([weights_B / 2, weights_B / 2], axis=-1))  # each end counts half, as in the loss
+    return PredictionWeights(jnp.stack([weights_B / 2, weights_B / 2], axis=-1))  # each end counts half, as in the loss
 
 
 def _label_total(prediction: Categorical, batch: Batch, weights: Array) -> tuple[Array, Array]:
@@ -118,11 +118,11 @@ def _over_positions(logits_BL2: Array) -> Categorical:
     return Categorical(logits_BL2.swapaxes(1, 2))
 
 
-CLASS_LOSS = TaskLoss(Categorical, _label_total, _example_weights, _counts)
-NUMBER_LOSS = TaskLoss(Values, _number_total, _example_weights, _counts)
-CHOICE_LOSS = TaskLoss(Categorical, _choice_total, _example_weights, _counts)
-TAG_LOSS = TaskLoss(Categorical, _label_total, _tag_weights, _tag_counts)
-SPAN_LOSS = TaskLoss(_over_positions, _span_total, _span_weights, _span_counts)
+CLASS_LOSS = TaskLoss(Categorical, _label_total, _example_weights, _label_prediction_weights)
+NUMBER_LOSS = TaskLoss(Values, _number_total, _example_weights, _label_prediction_weights)
+CHOICE_LOSS = TaskLoss(Categorical, _choice_total, _example_weights, _label_prediction_weights)
+TAG_LOSS = TaskLoss(Categorical, _label_total, _tag_weights, _tag_prediction_weights)
+SPAN_LOSS = TaskLoss(_over_positions, _span_total, _span_weights, _span_prediction_weights)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,12 +151,12 @@ class Supervised(Objective):
         """Return the factor of the loss term, 1 at every step."""
         return {"task": jnp.ones_like(step, jnp.float32)}
 
-    def counts(self, batch: Batch) -> dict[str, Counts]:
+    def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
         """Return {"task": weights}: how much each label counts in the comparison of a clean and an attacked pass.
 
         There is a weight for each example, each tag, or each start and end of an answer, as in the loss.
         """
-        return {"task": self.task_loss.counts(batch, self.task_loss.weights(batch))}
+        return {"task": self.task_loss.prediction_weights(batch, self.task_loss.weights(batch))}
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Run the model without losses: predict the labels of the batch."""

@@ -34,9 +34,9 @@ class Roofline:
 
 
 def roofline(device: Chip, *, flops: float, hbm_bytes: float, sent_bytes: float) -> Roofline:
-    """Return lower bounds of a step's time, from the step's FLOPs, HBM bytes and bytes sent to other chips, on one
-    device.
+    """Return lower bounds of a training step's time on one device.
 
-    device: specification of one JAX device, from `Chip.per_device`.
+    device: specification of the device, from `Chip.per_device`.
+    flops, hbm_bytes, sent_bytes: FLOPs of the step, bytes of HBM traffic, and bytes sent to other chips, per device.
     """
     return Roofline(flops / device.flops, hbm_bytes / device.memory_bandwidth, sent_bytes / device.link_bandwidth)

@@ -33,7 +33,7 @@ class ComparisonConfig:
 
     def __post_init__(self):
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"comparison.seeds must be different integers, at least one, got {self.seeds}")
+            raise ValueError(f"comparison.seeds must be one or more integers without repetition, got {self.seeds}")
 
 
 @dataclasses.dataclass(frozen=True)

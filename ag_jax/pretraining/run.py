@@ -181,15 +181,15 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
         ) from error
 
 
-def _check_resumable(theirs: dict[str, Any], config: ExperimentConfig, workdir: epath.Path) -> int:
+def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: epath.Path) -> int:
     """Check that `config` may resume or extend the run in `workdir`; return the `training.steps` of that run.
 
-    theirs: the stored settings of the run.
+    stored: the stored settings of the run.
 
     Raises ValueError, with the settings that differ, if `config` is for another run.
     """
     # A setting that did not exist yet when that run began counts as its default.
-    there = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(theirs)
+    there = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(stored)
     here = config_reader.flat(config_reader.to_dict(config))
     steps = there["training.steps"]
     extends = config.training.steps > steps and extension.is_finished(steps, workdir)
@@ -407,7 +407,10 @@ class OpenRun:
 
     @property
     def untrained(self) -> tuple[str, ...]:
-        """The parts of the parameters that were randomly initialised next to imported ones, and never trained."""
+        """Names of the parts of the model that the imported checkpoint lacked and that no training has changed since.
+
+        Their parameters still have random initial values.
+        """
         return self.origin.untrained(self.step)
 
     @property

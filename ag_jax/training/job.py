@@ -91,7 +91,7 @@ def never(history: list[Evaluation]) -> bool:
 
 
 def keep_nothing(state: TrainState, history: list[Evaluation]) -> bool:
-    """Return False, for "nothing was saved": the function `Job.keep` for jobs that do not save the best model."""
+    """Save nothing and return False: the value of `Job.keep` in jobs that do not save the best model."""
     del state, history
     return False
 

@@ -83,7 +83,7 @@ def train_step(
         # Norms before clipping, which is part of the optimizer.
         **{name: (norm, one) for name, norm in gradient_norms(gradient).items()},
         # Segment ids are 0 on padding.
-        "tokens": ((batch["sequences"] > 0).sum().astype(jnp.float32), one),
+        "tokens": ((batch["segment_ids"] > 0).sum().astype(jnp.float32), one),
     }
     return TrainState(state.step + 1, params, opt_state), metrics
 

@@ -49,7 +49,7 @@ class WandbRun:
         labels: Labels = Labels(),
         name: str | None = None,
     ):
-        """Start or continue the run.
+        """Start a wandb run, or continue the one whose id is stored in `workdir`.
 
         project: name of the wandb project.
         workdir: run directory, where the run's wandb id is stored.

@@ -25,9 +25,9 @@ class WordTokenizer:
         return [WORDS[id] for id in ids]
 
 
-def second(tokens_BL, sequences_BL, special):
+def second(tokens_BL, segments_BL, special):
     """A pattern from outside the package: every row wants the second token."""
-    return patterns.columns(segments.order(sequences_BL) == 1, sequences_BL)
+    return patterns.columns(segments.order(segments_BL) == 1, segments_BL)
 
 
 SECOND = f"{__name__}.second"
@@ -36,8 +36,8 @@ SECOND = f"{__name__}.second"
 def made_up(ids, layers=2, heads=3, seed=0) -> AttentionMaps:
     """Random attention to the tokens `ids`."""
     ids_L = np.asarray(ids, np.int32)
-    sequences_BL = np.ones((1, len(ids_L)), np.int32)
-    weights_NHQK = reference.random_attention(sequences_BL, layers, heads, seed)[:, 0].astype(np.float32)
+    segments_BL = np.ones((1, len(ids_L)), np.int32)
+    weights_NHQK = reference.random_attention(segments_BL, layers, heads, seed)[:, 0].astype(np.float32)
     return AttentionMaps(tuple(WORDS[id % len(WORDS)] for id in ids), ids_L, weights_NHQK)
 
 

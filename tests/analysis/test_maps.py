@@ -38,7 +38,7 @@ def test_maps_are_the_weights_that_the_model_sows(model, params):
 
     # The whole model, on the sentence with padding behind it and another row below it.
     batch = tiny.batch(lengths=(9, 11))
-    batch["tokens"][0, :9], batch["segments"] = attention.ids_L, np.zeros_like(batch["segments"])
+    batch["tokens"][0, :9], batch["token_type_ids"] = attention.ids_L, np.zeros_like(batch["token_type_ids"])
     _, sown = model.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
     weights_NBHQK = sown["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0]
     np.testing.assert_allclose(attention.weights_NHQK, weights_NBHQK[:, 0, :, :9, :9], atol=1e-6)
@@ -91,9 +91,9 @@ def test_targets_are_those_of_the_paper():
     attention = examples.sentence()
     found = maps.targets(attention, tiny.SPECIAL, NAMES)
     assert tuple(found) == NAMES
-    sequences_L = np.ones(len(attention.ids_L), np.int32)
+    segments_L = np.ones(len(attention.ids_L), np.int32)
     for name in NAMES:
-        np.testing.assert_allclose(found[name], reference.dense_pattern(name, attention.ids_L, sequences_L), atol=1e-7)
+        np.testing.assert_allclose(found[name], reference.dense_pattern(name, attention.ids_L, segments_L), atol=1e-7)
 
 
 def test_a_target_from_outside_and_an_unknown_one():
@@ -123,13 +123,13 @@ def test_mass_by_hand():
 
 def test_mass_row_by_row():
     attention = examples.sentence(layers=3, heads=5)
-    tokens_L, sequences_L = attention.ids_L, np.ones(len(attention.ids_L), np.int32)
+    tokens_L, segments_L = attention.ids_L, np.ones(len(attention.ids_L), np.int32)
     masses = maps.attention_mass(attention, tiny.SPECIAL, ((SECOND, 2), ("next", 1)))
     assert tuple(masses) == (*PATTERNS, SECOND)
     np.testing.assert_allclose(masses[SECOND], attention.weights_NHQK[:, :, :, 1].mean(-1), rtol=1e-6)
     for name in NAMES:
-        P_QK = reference.dense_pattern(name, tokens_L, sequences_L)
-        rows = [row for row in range(len(tokens_L)) if reference.names_a_column(name, tokens_L, sequences_L, row)]
+        P_QK = reference.dense_pattern(name, tokens_L, segments_L)
+        rows = [row for row in range(len(tokens_L)) if reference.names_a_column(name, tokens_L, segments_L, row)]
         on_target = [attention.weights_NHQK[:, :, row, P_QK[row] > 0].sum(-1) for row in rows]
         np.testing.assert_allclose(masses[name], np.mean(on_target, axis=0), rtol=1e-6)
         assert masses[name].shape == (3, 5)
@@ -138,13 +138,13 @@ def test_mass_row_by_row():
 def test_mass_is_the_one_that_training_reports():
     attention = examples.sentence()
     assignment = (("next", 1), ("delim", 2))
-    batch = {"original": attention.ids_L[None], "sequences": np.ones((1, 9), np.int32)}
+    batch = {"original": attention.ids_L[None], "segment_ids": np.ones((1, 9), np.int32)}
     guides = tiny.guides(batch, assignment)
     statistics = jax.vmap(guidance.statistics, in_axes=(0, None, None))(
-        attention.weights_NHQK[:, None], guides, batch["sequences"]
+        attention.weights_NHQK[:, None], guides, batch["segment_ids"]
     )
     config = guidance.GuidanceConfig(mode="loss")
-    _, reported = guidance.guidance_loss(statistics, guides, batch["sequences"], config)
+    _, reported = guidance.guidance_loss(statistics, guides, batch["segment_ids"], config)
     masses = maps.attention_mass(attention, tiny.SPECIAL, assignment)
     for (name, heads), (total, weight) in zip((("next", slice(0, 1)), ("delim", slice(1, 3))), reported, strict=True):
         np.testing.assert_allclose(masses[name][:, heads].mean(-1), total / weight, rtol=1e-5)

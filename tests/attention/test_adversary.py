@@ -70,14 +70,14 @@ def test_threshold():
 def layer():
     """Input, texts and parameters of an adversary."""
     rng = np.random.default_rng(0)
-    _, sequences_BL = reference.packed(LENGTHS, LENGTH)
+    _, segments_BL = reference.packed(LENGTHS, LENGTH)
     hidden_BLD = jnp.asarray(rng.standard_normal((4, LENGTH, WIDTH)), jnp.float32)
 
     def linear():
         drawn = {"kernel": rng.standard_normal((WIDTH, WIDTH)) / 3, "bias": rng.standard_normal(WIDTH)}
         return {name: jnp.asarray(value, jnp.float32) for name, value in drawn.items()}
 
-    return hidden_BLD, jnp.asarray(sequences_BL), linear(), linear()
+    return hidden_BLD, jnp.asarray(segments_BL), linear(), linear()
 
 
 def masks(layer, heads=1, offset=0.0):
@@ -88,13 +88,13 @@ def masks(layer, heads=1, offset=0.0):
 
 
 def attack(layer, policy=MaskPolicy(), special=None, key=None, **settings):
-    hidden, sequences, query, keys = layer
-    return Adversary(query, keys, special, policy, **settings)(hidden, sequences, None, key)
+    hidden, segment_ids, query, keys = layer
+    return Adversary(query, keys, special, policy, **settings)(hidden, segment_ids, None, key)
 
 
-def inside(sequences):
-    sequences = np.asarray(sequences)
-    return ((sequences[:, :, None] == sequences[:, None, :]) & (sequences > 0)[:, :, None])[:, None]
+def inside(segment_ids):
+    segment_ids = np.asarray(segment_ids)
+    return ((segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids > 0)[:, :, None])[:, None]
 
 
 @pytest.mark.parametrize(("heads", "offset"), [(1, 0.0), (HEADS, 0.0), (1, 0.7)])
@@ -132,13 +132,13 @@ def test_strength(layer):
 
 
 def test_protection(layer):
-    sequences = layer[1]
+    segment_ids = layer[1]
     special = jnp.zeros((4, LENGTH), bool).at[:, 0].set(True)
     found = attack(layer, MaskPolicy(protect_diagonal=True), special)
     m = masks(layer)
     m[:, :, 0] = m[:, :, :, 0] = 1
     m[:, :, np.arange(LENGTH), np.arange(LENGTH)] = 1
-    real = inside(sequences)
+    real = inside(segment_ids)
     np.testing.assert_array_equal(np.asarray(found.bias_BHQK)[real], (-1e4 * (1 - m))[real])
     np.testing.assert_allclose(found.counts.kept_B, (m * real).sum((1, 2, 3)))
     assert not found.zeroed_BHQ.any()
@@ -159,8 +159,8 @@ class Fixed:
     keep_BHQK: jax.Array
     policy: MaskPolicy = MaskPolicy()
 
-    def __call__(self, hidden_BLD, sequences_BL, scores, key):
-        return self.policy.mask(self.keep_BHQK, sequences_BL)
+    def __call__(self, hidden_BLD, segments_BL, scores, key):
+        return self.policy.mask(self.keep_BHQK, segments_BL)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "disentangled"])
@@ -256,13 +256,13 @@ def test_empty_rows_do_not_move_the_encoder(attended, layer):
 
 
 def adversary_loss(layer, learnt, sign, **settings):
-    hidden, sequences, *_ = layer
+    hidden, segment_ids, *_ = layer
     rng = np.random.default_rng(4)
     slopes = jnp.asarray(rng.standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
 
     def loss(params, hidden):
         found = Adversary(params[0], params[1], None, **{"policy": MaskPolicy(), **settings})(
-            hidden, sequences, None, None
+            hidden, segment_ids, None, None
         )
         return sign * (found.bias_BHQK * slopes).sum() / 1e4 + found.counts.kept_B.sum()
 
@@ -271,7 +271,7 @@ def adversary_loss(layer, learnt, sign, **settings):
 
 def test_the_adversary_ascends_and_its_input_learns_nothing(layer):
     """The gradient is that of the sigmoid in the place of the threshold, reversed."""
-    hidden, sequences, *learnt = layer
+    hidden, segment_ids, *learnt = layer
     found, of_hidden = adversary_loss(layer, tuple(learnt), 1.0)
     assert not np.asarray(of_hidden).any()
     slopes = jnp.asarray(np.random.default_rng(4).standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
@@ -279,7 +279,7 @@ def test_the_adversary_ascends_and_its_input_learns_nothing(layer):
     def soft(params):
         q, k = (hidden @ of["kernel"] + of["bias"][None, None, :] for of in params)
         m = jax.nn.sigmoid(q @ k.swapaxes(-1, -2) / np.sqrt(WIDTH))[:, None]
-        return ((m - 1) * slopes).sum() + jnp.where(inside(sequences), m, 0).sum()
+        return ((m - 1) * slopes).sum() + jnp.where(inside(segment_ids), m, 0).sum()
 
     expected = jax.grad(soft)(tuple(learnt))
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -287,8 +287,8 @@ def test_the_adversary_ascends_and_its_input_learns_nothing(layer):
 
 
 def test_gumbel_keeps_with_the_probability_of_the_sigmoid(layer):
-    hidden, sequences, query, key = layer
-    repeated = (jnp.tile(hidden[:1], (500, 1, 1)), jnp.tile(sequences[:1], (500, 1)), query, key)
+    hidden, segment_ids, query, key = layer
+    repeated = (jnp.tile(hidden[:1], (500, 1, 1)), jnp.tile(segment_ids[:1], (500, 1)), query, key)
     found = attack(repeated, temperature=0.5, key=jax.random.key(1))
     kept = np.asarray(found.bias_BHQK == 0)[:, 0, :7, :7].mean(0)
     scores = Adversary(query, key, None, MaskPolicy()).scores(hidden[:1])[0, 0, :7, :7]
@@ -309,15 +309,15 @@ def test_about_half_is_kept_at_first():
     keys = jax.random.split(jax.random.key(0), 3)
     hidden = jax.random.normal(keys[0], (2, length, width))
     linear = [{"kernel": 0.02 * jax.random.normal(key, (width, width)), "bias": jnp.zeros(width)} for key in keys[1:]]
-    sequences = jnp.ones((2, length), jnp.int32)
+    segment_ids = jnp.ones((2, length), jnp.int32)
     for share, heads in ((None, 1), (0.9, 1), (0.7, 12)):
         offset = initial_offset(share, width, 0.02)
-        found = Adversary(*linear, None, MaskPolicy(), heads, offset)(hidden, sequences, None, None)
+        found = Adversary(*linear, None, MaskPolicy(), heads, offset)(hidden, segment_ids, None, None)
         np.testing.assert_allclose(found.counts.kept_B / found.counts.all_B, share or 0.5, atol=0.03)
         drawn = Adversary(
             *linear, None, MaskPolicy(), heads, initial_offset(share, width, 0.02, drawn=True), temperature=0.7
         )
-        found = drawn(hidden, sequences, None, jax.random.key(1))
+        found = drawn(hidden, segment_ids, None, jax.random.key(1))
         np.testing.assert_allclose(found.counts.kept_B / found.counts.all_B, share or 0.5, atol=0.03)
     scores = Adversary(*linear, None, MaskPolicy()).scores(hidden)
     np.testing.assert_allclose(np.std(scores), 0.31, atol=0.02)

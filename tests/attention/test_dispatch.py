@@ -66,11 +66,10 @@ def test_a_kernel_that_was_asked_for_and_cannot_is_an_error(wanted, found, reaso
 
 
 def test_kernels_refuse_statistics_of_what_dropout_leaves():
-    inputs, sequences_BL = fused.make_inputs(2, 5, 4, 8, "full", "float32", None)
-    guides = fused.make_guides(sequences_BL).replace(after_dropout=True)
+    inputs, segments_BL = fused.make_inputs(2, 5, 4, 8, "full", "float32", None)
+    guides = fused.make_guides(segments_BL).replace(after_dropout=True)
     with pytest.raises(ValueError, match="after_dropout needs model.attention=reference"):
-        segments_BL = jnp.asarray(sequences_BL)
-        fused.IMPLEMENTATIONS["tpu"](*inputs.values(), segments_BL, segments_BL, guides=guides)
+        fused.IMPLEMENTATIONS["tpu"](*inputs.values(), *[jnp.asarray(segments_BL)] * 2, guides=guides)
 
 
 @pytest.mark.parametrize("bias", [None, (1, 1), (2, 1), (1, 2), (2, 2)])
@@ -79,9 +78,9 @@ def test_many_devices_equal_one(eight_devices, bias):
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=eight_devices)
     kernel = functools.partial(tpu.attend, interpret=True)
     spread = Fused(kernel, mesh, ("data", "fsdp"), "tensor")
-    inputs, sequences_BL = fused.make_inputs(8, 7, 4, 8, "packed", "float32", bias)
-    guides = fused.make_guides(sequences_BL)
-    found, expected = (fused.run(attend, inputs, sequences_BL, guides, 0.3) for attend in (spread, Fused(kernel)))
+    inputs, segments_BL = fused.make_inputs(8, 7, 4, 8, "packed", "float32", bias)
+    guides = fused.make_guides(segments_BL)
+    found, expected = (fused.run(attend, inputs, segments_BL, guides, 0.3) for attend in (spread, Fused(kernel)))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=3e-6), found, expected)
 
 
@@ -89,20 +88,20 @@ def test_other_masks_for_other_devices(eight_devices):
     """Each row of the batch is the same here; what is dropped of it is not."""
     mesh = jax.make_mesh((8, 1, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=eight_devices)
     spread = Fused(functools.partial(tpu.attend, interpret=True), mesh, ("data", "fsdp"), "tensor")
-    inputs, sequences_BL = fused.make_inputs(1, 7, 4, 8, "full", "float32", None)
-    arrays = [jnp.repeat(array, 8, axis=0) for array in (*inputs.values(), jnp.asarray(sequences_BL))]
+    inputs, segments_BL = fused.make_inputs(1, 7, 4, 8, "full", "float32", None)
+    arrays = [jnp.repeat(array, 8, axis=0) for array in (*inputs.values(), jnp.asarray(segments_BL))]
     mixed_BLHV, _ = jax.jit(lambda *arrays: spread(*arrays, arrays[-1], rate=0.5, key=fused.KEY))(*arrays)
     assert len(np.unique(np.asarray(mixed_BLHV).reshape(8, -1), axis=0)) == 8
 
 
 def test_guidance_of_all_heads_or_of_one():
     """The kernels' sums are of all heads; the statistics are those of the guided."""
-    inputs, sequences_BL = fused.make_inputs(2, 5, 4, 8, "padded", "float32", None)
-    all_guides = fused.make_guides(sequences_BL)
+    inputs, segments_BL = fused.make_inputs(2, 5, 4, 8, "padded", "float32", None)
+    all_guides = fused.make_guides(segments_BL)
     for guides in (guidance.Guides(all_guides.targets[:1], (4,)), guidance.Guides(all_guides.targets[1:2], (1,))):
-        arrays = (*inputs.values(), *[jnp.asarray(sequences_BL)] * 2)
+        arrays = (*inputs.values(), *[jnp.asarray(segments_BL)] * 2)
         found, expected = (fused.IMPLEMENTATIONS[name](*arrays, guides=guides)[1] for name in ("tpu", "reference"))
-        valid = np.asarray(sequences_BL > 0)[:, None, :]
+        valid = np.asarray(segments_BL > 0)[:, None, :]
         for name in ("sum_of_squares_BHQ", "overlap_BHQ"):
             one, other = (np.where(valid, getattr(of, name), 0) for of in (found, expected))
             assert one.shape[1] == sum(guides.counts)

@@ -117,12 +117,12 @@ def test_visits_all_that_meet_and_few_others():
     rng, blocks = np.random.default_rng(0), grid.Blocks(16, 8, 1, 1)
     in_order, in_disorder = np.sort(rng.integers(1, 9, (3, 75)), axis=1), rng.integers(0, 3, (3, 75))
     in_order[1, 50:] = 0
-    for sequences_BL, is_exact in ((in_order, True), (in_disorder, False)):
-        visits_BTC = np.asarray(grid.visits(*[jnp.asarray(sequences_BL, jnp.int32)] * 2, blocks, EVERYTHING))
+    for segments_BL, is_exact in ((in_order, True), (in_disorder, False)):
+        visits_BTC = np.asarray(grid.visits(*[jnp.asarray(segments_BL, jnp.int32)] * 2, blocks, EVERYTHING))
         assert visits_BTC.shape == (3, 5, 2)
         for example, block in np.ndindex(3, 5):
-            held = set(sequences_BL[example, 16 * block : 16 * block + 16])
-            meet = [s for s in range(10) if held & set(sequences_BL[example, 8 * s : 8 * s + 8])]
+            held = set(segments_BL[example, 16 * block : 16 * block + 16])
+            meet = [s for s in range(10) if held & set(segments_BL[example, 8 * s : 8 * s + 8])]
             first, last = visits_BTC[example, block]
             assert first <= meet[0] and meet[-1] < last
             assert not is_exact or (first, last) == (meet[0], meet[-1] + 1)

@@ -21,34 +21,34 @@ HEADS = 11  # of which 8 are guided
 RULES = tuple(map(get_args, (guidance.Reduction, guidance.Boundary, guidance.Absent)))
 
 
-def make_guides(tokens_BL, sequences_BL, assignment=ASSIGNMENT, after_dropout=False):
-    tokens_BL, sequences_BL = jnp.asarray(tokens_BL), jnp.asarray(sequences_BL)
-    targets = tuple(PATTERNS[name](tokens_BL, sequences_BL, SPECIAL) for name, _ in assignment)
+def make_guides(tokens_BL, segments_BL, assignment=ASSIGNMENT, after_dropout=False):
+    tokens_BL, segments_BL = jnp.asarray(tokens_BL), jnp.asarray(segments_BL)
+    targets = tuple(PATTERNS[name](tokens_BL, segments_BL, SPECIAL) for name, _ in assignment)
     return Guides(targets, tuple(count for _, count in assignment), after_dropout)
 
 
-def stacked_statistics(attention_NBHQK, guides, sequences_BL):
-    return jax.vmap(lambda weights: guidance.statistics(weights, guides, jnp.asarray(sequences_BL)))(attention_NBHQK)
+def stacked_statistics(attention_NBHQK, guides, segments_BL):
+    return jax.vmap(lambda weights: guidance.statistics(weights, guides, jnp.asarray(segments_BL)))(attention_NBHQK)
 
 
 @pytest.fixture(scope="module", params=["alone", "packed"])
 def example(request):
-    """Tokens and sequences; sizes 3, 5, 11 and 7. One text a row, the last row empty; or several texts in some rows.
+    """Tokens and segment ids; sizes 3, 5, 11 and 7. One text a row, the last row empty; or several texts in some rows.
 
     Some texts have a full stop and some have none, also within one row.
     """
     lengths = {"alone": [[7], [4], [3], [1], [0]], "packed": [[7], [4, 3], [1, 3, 2], [0], [2, 4]]}[request.param]
-    tokens_BL, sequences_BL = reference.packed(lengths, 7)
+    tokens_BL, segments_BL = reference.packed(lengths, 7)
     tokens_BL = np.where(np.isin(tokens_BL, reference.PERIODS), 7, tokens_BL)
     tokens_BL[0, 3] = tokens_BL[1, 2] = tokens_BL[4, 3] = reference.PERIODS[1]
-    tokens_BL[4, 3] = np.where(sequences_BL[4, 3] > 0, tokens_BL[4, 3], 1)
-    return tokens_BL, sequences_BL
+    tokens_BL[4, 3] = np.where(segments_BL[4, 3] > 0, tokens_BL[4, 3], 1)
+    return tokens_BL, segments_BL
 
 
-def scores_between_texts(sequences_BL):
+def scores_between_texts(segments_BL):
     """-1e9 where a token must not be seen, `1 B 1 Q K`; rows of padding see all tokens evenly."""
-    sequences_BL = np.asarray(sequences_BL)
-    together_BQK = sequences_BL[:, :, None] == sequences_BL[:, None, :]
+    segments_BL = np.asarray(segments_BL)
+    together_BQK = segments_BL[:, :, None] == segments_BL[:, None, :]
     return jnp.where(together_BQK, 0.0, -1e9)[None, :, None]
 
 
@@ -56,17 +56,17 @@ def scores_between_texts(sequences_BL):
     ("reduction", "boundary", "absent", "probabilities"), pairwise(*RULES, get_args(guidance.Probabilities))
 )
 def test_closed_form_equals_loops_over_the_dense_targets(example, reduction, boundary, absent, probabilities):
-    tokens_BL, sequences_BL = example
+    tokens_BL, segments_BL = example
     after = probabilities == "after_dropout"
-    attention = reference.random_attention(sequences_BL, 3, HEADS, stochastic=not after)
-    guides = make_guides(tokens_BL, sequences_BL, after_dropout=after)
+    attention = reference.random_attention(segments_BL, 3, HEADS, stochastic=not after)
+    guides = make_guides(tokens_BL, segments_BL, after_dropout=after)
     config = GuidanceConfig("loss", reduction=reduction, boundary=boundary, absent=absent, probabilities=probabilities)
-    found = stacked_statistics(jnp.asarray(attention, jnp.float32), guides, sequences_BL)
-    total, masses = guidance.guidance_loss(found, guides, jnp.asarray(sequences_BL), config)
-    expected = reference.guidance_loss(attention, ASSIGNMENT, tokens_BL, sequences_BL, reduction, boundary, absent)
+    found = stacked_statistics(jnp.asarray(attention, jnp.float32), guides, segments_BL)
+    total, masses = guidance.guidance_loss(found, guides, jnp.asarray(segments_BL), config)
+    expected = reference.guidance_loss(attention, ASSIGNMENT, tokens_BL, segments_BL, reduction, boundary, absent)
     np.testing.assert_allclose(total, expected, rtol=1e-6)
     for mass, (value_N, rows) in zip(
-        masses, reference.masses(attention, ASSIGNMENT, tokens_BL, sequences_BL), strict=True
+        masses, reference.masses(attention, ASSIGNMENT, tokens_BL, segments_BL), strict=True
     ):
         np.testing.assert_allclose(mass[0], value_N, rtol=1e-5)
         np.testing.assert_array_equal(mass[1], [rows] * 3)
@@ -74,25 +74,25 @@ def test_closed_form_equals_loops_over_the_dense_targets(example, reduction, bou
 
 @pytest.mark.parametrize(("reduction", "boundary", "absent"), pairwise(*RULES))
 def test_gradient_through_statistics_equals_that_of_the_dense_loss(example, reduction, boundary, absent):
-    tokens_BL, sequences_BL = (jnp.asarray(field) for field in example)
-    guides = make_guides(tokens_BL, sequences_BL)
+    tokens_BL, segments_BL = (jnp.asarray(field) for field in example)
+    guides = make_guides(tokens_BL, segments_BL)
     config = GuidanceConfig("loss", reduction=reduction, boundary=boundary, absent=absent)
     logits = jnp.asarray(np.random.default_rng(3).standard_normal((2, 5, HEADS, 7, 7)), jnp.float32)
-    mask_BQK = scores_between_texts(sequences_BL)
+    mask_BQK = scores_between_texts(segments_BL)
 
     def sparse(logits):
-        found = stacked_statistics(jax.nn.softmax(logits + mask_BQK), guides, sequences_BL)
-        return guidance.guidance_loss(found, guides, sequences_BL, config)[0]
+        found = stacked_statistics(jax.nn.softmax(logits + mask_BQK), guides, segments_BL)
+        return guidance.guidance_loss(found, guides, segments_BL, config)[0]
 
     def dense(logits):
         weights_NBHQK, total, head = jax.nn.softmax(logits + mask_BQK), 0.0, 0
         n_BQ = jnp.array([[max((row == number).sum(), 1) for number in row] for row in example[1]])
         for target, (name, count) in zip(guides.targets, ASSIGNMENT, strict=True):
-            P_BQK = patterns.dense(target, sequences_BL, boundary=boundary)
+            P_BQK = patterns.dense(target, segments_BL, boundary=boundary)
             errors = (weights_NBHQK[:, :, head : head + count] - P_BQK[None, :, None]) ** 2
             head += count
             rule = absent if name in ("first", "delim", "period") else boundary
-            rows_BQ = patterns.has_target(target, sequences_BL) if rule == "ignore" else sequences_BL > 0
+            rows_BQ = patterns.has_target(target, segments_BL) if rule == "ignore" else segments_BL > 0
             errors = errors * rows_BQ[None, :, None, :, None]
             scale = {"type_mean": count * n_BQ**2, "head_mean": 8 * n_BQ**2, "frobenius": jnp.ones_like(n_BQ)}[
                 reduction
@@ -108,13 +108,13 @@ def test_gradient_through_statistics_equals_that_of_the_dense_loss(example, redu
 
 
 def test_gradient_against_finite_differences(example):
-    tokens_BL, sequences_BL = (jnp.asarray(field) for field in example)
-    guides = make_guides(tokens_BL, sequences_BL, after_dropout=True)
+    tokens_BL, segments_BL = (jnp.asarray(field) for field in example)
+    guides = make_guides(tokens_BL, segments_BL, after_dropout=True)
     config = GuidanceConfig("loss", reduction="frobenius", boundary="zero")
 
     def loss(weights_NBHQK):
         return guidance.guidance_loss(
-            stacked_statistics(weights_NBHQK, guides, sequences_BL), guides, sequences_BL, config
+            stacked_statistics(weights_NBHQK, guides, segments_BL), guides, segments_BL, config
         )[0]
 
     attention = jnp.asarray(reference.random_attention(example[1], 1, HEADS), jnp.float32)
@@ -132,10 +132,10 @@ def test_gradient_against_finite_differences(example):
     ],
 )
 def test_loss_of_uniform_attention_over_512_tokens(pattern, boundary, expected):
-    n, sequences_BL = 512, jnp.ones((2, 512), jnp.int32)
-    guides = make_guides(jnp.zeros((2, n), jnp.int32), sequences_BL, ((pattern, 3),))
-    found = stacked_statistics(jnp.full((1, 2, 3, n, n), 1 / n), guides, sequences_BL)
-    total, _ = guidance.guidance_loss(found, guides, sequences_BL, GuidanceConfig("loss", boundary=boundary))
+    n, segments_BL = 512, jnp.ones((2, 512), jnp.int32)
+    guides = make_guides(jnp.zeros((2, n), jnp.int32), segments_BL, ((pattern, 3),))
+    found = stacked_statistics(jnp.full((1, 2, 3, n, n), 1 / n), guides, segments_BL)
+    total, _ = guidance.guidance_loss(found, guides, segments_BL, GuidanceConfig("loss", boundary=boundary))
     np.testing.assert_allclose(total / 2, expected, rtol=5e-7)
     closed = {
         "first": (1 / n) * (1 - 1 / n),
@@ -146,22 +146,22 @@ def test_loss_of_uniform_attention_over_512_tokens(pattern, boundary, expected):
 
 
 def test_frobenius_sum_of_uniform_attention():
-    n, sequences_BL = 512, jnp.ones((1, 512), jnp.int32)
-    guides = make_guides(jnp.zeros((1, n), jnp.int32), sequences_BL, (("first", 2),))
-    found = stacked_statistics(jnp.full((3, 1, 2, n, n), 1 / n), guides, sequences_BL)
-    total, _ = guidance.guidance_loss(found, guides, sequences_BL, GuidanceConfig("loss", reduction="frobenius"))
+    n, segments_BL = 512, jnp.ones((1, 512), jnp.int32)
+    guides = make_guides(jnp.zeros((1, n), jnp.int32), segments_BL, (("first", 2),))
+    found = stacked_statistics(jnp.full((3, 1, 2, n, n), 1 / n), guides, segments_BL)
+    total, _ = guidance.guidance_loss(found, guides, segments_BL, GuidanceConfig("loss", reduction="frobenius"))
     np.testing.assert_allclose(total, 3 * 2 * 511, rtol=1e-6)
 
 
 def test_uniform_and_zero_boundary_have_the_same_gradient():
-    sequences_BL = (jnp.arange(7)[None, :] < jnp.array([[7], [4]])).astype(jnp.int32)
+    segments_BL = (jnp.arange(7)[None, :] < jnp.array([[7], [4]])).astype(jnp.int32)
     logits = jnp.asarray(np.random.default_rng(0).standard_normal((1, 2, 2, 7, 7)), jnp.float32)
-    guides = make_guides(jnp.zeros((2, 7), jnp.int32), sequences_BL, (("next", 1), ("prev", 1)))
+    guides = make_guides(jnp.zeros((2, 7), jnp.int32), segments_BL, (("next", 1), ("prev", 1)))
 
     def loss(logits, boundary):
-        weights = jax.nn.softmax(logits + scores_between_texts(sequences_BL))
-        found = stacked_statistics(weights, guides, sequences_BL)
-        return guidance.guidance_loss(found, guides, sequences_BL, GuidanceConfig("loss", boundary=boundary))[0]
+        weights = jax.nn.softmax(logits + scores_between_texts(segments_BL))
+        found = stacked_statistics(weights, guides, segments_BL)
+        return guidance.guidance_loss(found, guides, segments_BL, GuidanceConfig("loss", boundary=boundary))[0]
 
     values, gradients = zip(
         *(jax.value_and_grad(loss)(logits, boundary) for boundary in get_args(guidance.Boundary)), strict=True
@@ -175,16 +175,16 @@ def test_uniform_and_zero_boundary_have_the_same_gradient():
 def test_statistics_by_hand():
     """Two tokens and padding: rows (1/4, 3/4) and (1/2, 1/2)."""
     weights = jnp.array([[0.25, 0.75, 0.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])[None, None]
-    sequences_BL = jnp.array([[1, 1, 0]])
+    segments_BL = jnp.array([[1, 1, 0]])
     weights = jnp.tile(weights, (1, 4, 1, 1))
-    guides = make_guides(jnp.array([[0, 5, 1]]), sequences_BL, (("next", 1), ("first", 1), ("period", 1)))
-    found = guidance.statistics(weights, guides, sequences_BL)
+    guides = make_guides(jnp.array([[0, 5, 1]]), segments_BL, (("next", 1), ("first", 1), ("period", 1)))
+    found = guidance.statistics(weights, guides, segments_BL)
     np.testing.assert_array_equal(found.sum_of_squares_BHQ[0, :, :2], [[0.625, 0.5]] * 3)
     np.testing.assert_array_equal(found.overlap_BHQ[0, :, :2], [[0.75, 0.5], [0.25, 0.5], [0.75, 0.5]])
     assert found.overlap_BHQ.shape == found.sum_of_squares_BHQ.shape == (1, 3, 3)
     # next: (0.25, -0.25) -> 0.125 and 0; first: 1.125 and 0.5; period: 0.125 and 0.5; over n^2 = 4.
     total, masses = guidance.guidance_loss(
-        jax.tree.map(lambda leaf: leaf[None], found), guides, sequences_BL, GuidanceConfig("loss")
+        jax.tree.map(lambda leaf: leaf[None], found), guides, segments_BL, GuidanceConfig("loss")
     )
     np.testing.assert_allclose(total, (0.125 + 1.125 + 0.5 + 0.125 + 0.5) / 4, rtol=1e-6)
     np.testing.assert_array_equal([mass[0] for mass in masses], [[0.75], [0.75], [1.25]])
@@ -192,9 +192,9 @@ def test_statistics_by_hand():
 
 
 def test_statistics_are_float32_whatever_the_attention(example):
-    tokens_BL, sequences_BL = example
-    attention = jnp.asarray(reference.random_attention(sequences_BL, 1, HEADS)[0], jnp.bfloat16)
-    found = guidance.statistics(attention, make_guides(tokens_BL, sequences_BL), jnp.asarray(sequences_BL))
+    tokens_BL, segments_BL = example
+    attention = jnp.asarray(reference.random_attention(segments_BL, 1, HEADS)[0], jnp.bfloat16)
+    found = guidance.statistics(attention, make_guides(tokens_BL, segments_BL), jnp.asarray(segments_BL))
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
 
 
@@ -218,15 +218,15 @@ def test_off_diagonal_builds_no_gather_and_no_mask():
 
 
 def test_bias_is_the_target_times_its_scale(example):
-    tokens_BL, sequences_BL = example
-    found = guidance.bias(make_guides(tokens_BL, sequences_BL), jnp.asarray(sequences_BL), HEADS, jnp.float32(3))
+    tokens_BL, segments_BL = example
+    found = guidance.bias(make_guides(tokens_BL, segments_BL), jnp.asarray(segments_BL), HEADS, jnp.float32(3))
     expected = np.zeros((5, HEADS, 7, 7))
-    for b, (tokens_L, sequences_L) in enumerate(zip(tokens_BL, sequences_BL, strict=True)):
+    for b, (tokens_L, segments_L) in enumerate(zip(tokens_BL, segments_BL, strict=True)):
         names = [name for name, count in ASSIGNMENT for _ in range(count)]
         for head, name in enumerate(names):
-            P_QK = reference.dense_pattern(name, tokens_L, sequences_L, "zero")
-            for row in np.flatnonzero(sequences_L):
-                if reference.names_a_column(name, tokens_L, sequences_L, row):
+            P_QK = reference.dense_pattern(name, tokens_L, segments_L, "zero")
+            for row in np.flatnonzero(segments_L):
+                if reference.names_a_column(name, tokens_L, segments_L, row):
                     expected[b, head, row] = 3 * P_QK[row]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
@@ -266,7 +266,7 @@ class TestAssignHeads:
         assert assign_heads(GuidanceConfig("bias", heads="next:1"), 1) == (("next", 1),)
 
     def test_a_pattern_from_outside(self, tmp_path, monkeypatch):
-        (tmp_path / "outside_patterns.py").write_text("def third(tokens_BL, sequences_BL, special): ...\n")
+        (tmp_path / "outside_patterns.py").write_text("def third(tokens_BL, segments_BL, special): ...\n")
         monkeypatch.syspath_prepend(str(tmp_path))
         config = GuidanceConfig("loss", heads="next:1,outside_patterns.third:2")
         assert assign_heads(config, 4) == (("next", 1), ("outside_patterns.third", 2))

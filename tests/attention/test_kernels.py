@@ -32,7 +32,7 @@ IMPLEMENTATIONS = {
 }
 
 
-def make_sequences(kind, batch, length):
+def make_segments(kind, batch, length):
     """No padding; padding on the right, up to a row that is nothing else; or three texts
     in a row with padding between.
     """
@@ -43,10 +43,10 @@ def make_sequences(kind, batch, length):
         lengths_B = np.linspace(length, 0, batch).astype(int)
         return (position_L < lengths_B[:, None]).astype(np.int32)
     borders = np.array([[0.3, 0.55], [0.1, 0.9], [0.5, 0.52]])[np.arange(batch) % 3] * length
-    sequences_BL = 1 + (position_L >= borders[:, :1]) + (position_L >= borders[:, 1:])
-    sequences_BL[:, 1:][sequences_BL[:, 1:] != sequences_BL[:, :-1]] = 0
-    sequences_BL[:, -1] = 0
-    return sequences_BL.astype(np.int32)
+    segments_BL = 1 + (position_L >= borders[:, :1]) + (position_L >= borders[:, 1:])
+    segments_BL[:, 1:][segments_BL[:, 1:] != segments_BL[:, :-1]] = 0
+    segments_BL[:, -1] = 0
+    return segments_BL.astype(np.int32)
 
 
 def make_inputs(batch, length, heads, width, kind, dtype, bias_shape, seed=0):
@@ -61,48 +61,48 @@ def make_inputs(batch, length, heads, width, kind, dtype, bias_shape, seed=0):
             length,
         )
         inputs["bias"] = jnp.asarray(rng.standard_normal(shape), jnp.float32)
-    return inputs, make_sequences(kind, batch, length)
+    return inputs, make_segments(kind, batch, length)
 
 
-def make_guides(sequences_BL):
-    chosen_BK = jnp.asarray(np.random.default_rng(5).random(sequences_BL.shape) < 0.3)
-    targets = (Shift(1), patterns.columns(chosen_BK, jnp.asarray(sequences_BL)), Shift(-2))
+def make_guides(segments_BL):
+    chosen_BK = jnp.asarray(np.random.default_rng(5).random(segments_BL.shape) < 0.3)
+    targets = (Shift(1), patterns.columns(chosen_BK, jnp.asarray(segments_BL)), Shift(-2))
     return Guides(targets, (1, 1, 1))
 
 
-def naive(inputs, sequences_BL, guides, keep_BHQK, rate):
+def naive(inputs, segments_BL, guides, keep_BHQK, rate):
     """Output and statistics in float64 with every matrix written out: P too."""
     query, key, value = (inputs[name] for name in ("query", "key", "value"))
     scores = jnp.einsum("bqhv,bkhv->bhqk", query, key) / np.sqrt(query.shape[-1])
     if "bias" in inputs:
         scores = scores + inputs["bias"]
-    together = (sequences_BL[:, :, None] == sequences_BL[:, None, :])[:, None]
+    together = (segments_BL[:, :, None] == segments_BL[:, None, :])[:, None]
     exponentials = jnp.where(together, jnp.exp(scores - scores.max(-1, keepdims=True)), 0.0)
     weights = exponentials / exponentials.sum(-1, keepdims=True)
     mixed = jnp.einsum("bhqk,bkhv->bqhv", jnp.where(keep_BHQK, weights / (1 - rate), 0.0), value)
     if guides is None:
         return mixed, None
     squares, overlaps = [], []
-    n_BQ = np.array([[(row == number).sum() for number in row] for row in sequences_BL])
+    n_BQ = np.array([[(row == number).sum() for number in row] for row in segments_BL])
     for head, target in enumerate(guides.targets):
         H_BQK = weights[:, head]
         if isinstance(target, Columns):
             overlap = (H_BQK * np.asarray(target.weights_BK, np.float64)[:, None, :]).sum(-1)
         else:
-            P_1QK = np.eye(sequences_BL.shape[1], k=target.offset)[None]
-            inside = np.zeros(sequences_BL.shape, bool)
-            for b, q in zip(*np.nonzero(sequences_BL), strict=True):
+            P_1QK = np.eye(segments_BL.shape[1], k=target.offset)[None]
+            inside = np.zeros(segments_BL.shape, bool)
+            for b, q in zip(*np.nonzero(segments_BL), strict=True):
                 k = q + target.offset
-                inside[b, q] = 0 <= k < sequences_BL.shape[1] and sequences_BL[b, k] == sequences_BL[b, q]
+                inside[b, q] = 0 <= k < segments_BL.shape[1] and segments_BL[b, k] == segments_BL[b, q]
             overlap = jnp.where(inside, (H_BQK * P_1QK).sum(-1), 1.0 / n_BQ)
         squares.append((H_BQK**2).sum(-1))
         overlaps.append(overlap)
     return mixed, (jnp.stack(squares, 1), jnp.stack(overlaps, 1))
 
 
-def weighted(mixed, statistics, sequences_BL, seed=3):
+def weighted(mixed, statistics, segments_BL, seed=3):
     """A number that every output counts in, each element with a weight of its own; padding does not count."""
-    rng, valid = np.random.default_rng(seed), sequences_BL > 0
+    rng, valid = np.random.default_rng(seed), segments_BL > 0
     weights = rng.standard_normal(mixed.shape) * valid[..., None, None]
     total = (mixed.astype(jnp.promote_types(mixed.dtype, jnp.float32)) * weights).sum()
     for statistic in statistics or ():
@@ -110,38 +110,38 @@ def weighted(mixed, statistics, sequences_BL, seed=3):
     return total
 
 
-def run_naive(inputs, sequences_BL, guides, rate):
+def run_naive(inputs, segments_BL, guides, rate):
     batch, length, heads, _ = inputs["query"].shape
     keep = np.asarray(keep_mask(KEY, rate, (batch, heads, length, length))) if rate else np.bool_(True)
     with jax.enable_x64(True):
         inputs = jax.tree.map(lambda array: jnp.asarray(np.asarray(array, np.float64)), inputs)
-        results = naive(inputs, sequences_BL, guides, keep, rate)
-        gradient = jax.grad(lambda inputs: weighted(*naive(inputs, sequences_BL, guides, keep, rate), sequences_BL))(
+        results = naive(inputs, segments_BL, guides, keep, rate)
+        gradient = jax.grad(lambda inputs: weighted(*naive(inputs, segments_BL, guides, keep, rate), segments_BL))(
             inputs
         )
     return jax.tree.map(np.asarray, (results, gradient))
 
 
-def run(attend, inputs, sequences_BL, guides, rate):
+def run(attend, inputs, segments_BL, guides, rate):
     def call(inputs):
         arrays = (inputs[name] for name in ("query", "key", "value"))
-        segments_BL = jnp.asarray(sequences_BL)
+        ids_BL = jnp.asarray(segments_BL)
         options = {"bias": inputs.get("bias"), "guides": guides, "rate": rate, "key": KEY}
-        mixed, statistics = attend(*arrays, segments_BL, segments_BL, **options)
+        mixed, statistics = attend(*arrays, ids_BL, ids_BL, **options)
         return mixed, statistics and (statistics.sum_of_squares_BHQ, statistics.overlap_BHQ)
 
     @jax.jit
     def both(inputs):
-        gradient = jax.grad(lambda inputs: weighted(*call(inputs), sequences_BL).astype(jnp.float32))(inputs)
+        gradient = jax.grad(lambda inputs: weighted(*call(inputs), segments_BL).astype(jnp.float32))(inputs)
         return call(inputs), gradient
 
     with jax.default_matmul_precision("highest"):
         return jax.tree.map(lambda array: np.asarray(array, np.float64), both(inputs))
 
 
-def assert_same(found, expected, sequences_BL, dtype):
+def assert_same(found, expected, segments_BL, dtype):
     """Errors relative to the largest value; outputs and statistics of padding do not count."""
-    valid = sequences_BL > 0
+    valid = segments_BL > 0
     ((mixed, statistics), gradient), ((wanted, wanted_statistics), wanted_gradient) = found, expected
     # Gradients of blocks go by the rows' logarithmic sums, of about 20, and inherit their rounding several times.
     tolerance, of_gradients = {"float32": (3e-6, 1e-5), "bfloat16": (1.2e-2, 2.4e-2)}[dtype]
@@ -178,15 +178,15 @@ CASES = {
 def expected(case, dtype, batch, length):
     settings = CASES[case]
     heads, width, kind = settings.get("heads", 4), settings.get("width", 8), settings.get("kind", "full")
-    inputs, sequences_BL = make_inputs(batch, length, heads, width, kind, dtype, settings.get("bias"))
-    guides = make_guides(sequences_BL) if settings.get("guided") else None
-    return inputs, sequences_BL, guides, run_naive(inputs, sequences_BL, guides, settings.get("rate", 0.0))
+    inputs, segments_BL = make_inputs(batch, length, heads, width, kind, dtype, settings.get("bias"))
+    guides = make_guides(segments_BL) if settings.get("guided") else None
+    return inputs, segments_BL, guides, run_naive(inputs, segments_BL, guides, settings.get("rate", 0.0))
 
 
 def check(attend, case, dtype, batch=3, length=37):
-    inputs, sequences_BL, guides, wanted = expected(case, dtype, batch, length)
-    found = run(attend, inputs, sequences_BL, guides, CASES[case].get("rate", 0.0))
-    assert_same(found, wanted, sequences_BL, dtype)
+    inputs, segments_BL, guides, wanted = expected(case, dtype, batch, length)
+    found = run(attend, inputs, segments_BL, guides, CASES[case].get("rate", 0.0))
+    assert_same(found, wanted, segments_BL, dtype)
 
 
 def usual(name, case, dtype):

@@ -461,7 +461,7 @@ def test_legacy_evaluation_is_said_aloud_and_only_where_code_did_it(tmp_path, da
         (("sst2",), {"tasks.sst2.folds": 4}, ValueError, "tasks.sst2.folds is for tasks without a validation split"),
         (("oromo_ner",), {}, ValueError, "oromo_ner has no validation split: set tasks.oromo_ner.folds, such as 10"),
         (("oromo_ner",), {"tasks.oromo_ner.folds": 18}, ValueError, "expected 2 to 17 folds"),
-        (("sst2",), {"tasks.sst2.ranking": True}, ValueError, "sst2 cannot be ranked"),
+        (("sst2",), {"tasks.sst2.ranking": True}, ValueError, "sst2 cannot be trained as a ranking"),
         (("sst2",), {"tasks.sst2.first_question": True}, ValueError, "first_question is for dream"),
     ],
 )

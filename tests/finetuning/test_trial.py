@@ -148,7 +148,7 @@ def test_kept_weights_are_the_best_epochs(undisturbed):
     for row, scores in zip(
         data.validation.features.rows, rows(directory / "predictions_validation.jsonl"), strict=True
     ):
-        batch = {name: np.asarray(row[name])[None] for name in ("tokens", "sequences", "segments")}
+        batch = {name: np.asarray(row[name])[None] for name in ("tokens", "segment_ids", "token_type_ids")}
         said = tuned.model.apply({"params": tuned.params}, batch, deterministic=True)
         np.testing.assert_allclose(said[0], scores["scores"], atol=1e-5)
     assert len(examples) == result["examples"]["validation"]
@@ -173,7 +173,7 @@ def test_test_sets_are_predicted_with_the_best_epochs_weights(tmp_path, one_devi
     for name, split in (("validation", data.validation), ("test", data.others["test"])):
         batch = {
             field: np.stack([np.pad(row[field], (0, 24 - len(row[field]))) for row in split.features.rows])
-            for field in ("tokens", "sequences", "segments")
+            for field in ("tokens", "segment_ids", "token_type_ids")
         }
         said = tuned.model.apply({"params": tuned.params}, batch, deterministic=True)
         scores = [row["scores"] for row in rows(tmp_path / f"predictions_{name}.jsonl")]

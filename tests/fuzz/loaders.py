@@ -73,7 +73,7 @@ def _finite(params: Any) -> str:
 
 def _check_shapes(model: Any, params: Any, file: str) -> None:
     """Raise Accepted if parameters are not those of a model."""
-    example = {key: np.zeros((1, 8), np.int32) for key in ("tokens", "sequences", "segments", "original")}
+    example = {key: np.zeros((1, 8), np.int32) for key in ("tokens", "segment_ids", "token_type_ids", "original")}
     example |= {"masked_positions": np.zeros((1, 2), np.int32)}
     try:
         made = jax.eval_shape(lambda: model.init(jax.random.key(0), example, deterministic=True)["params"])

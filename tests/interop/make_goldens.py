@@ -45,20 +45,21 @@ def make(name: str) -> None:
     size, pad = settle(directory, example.config.model_type)
     theirs = example.make(size, pad, seed=3, max_position_embeddings=20, **SIZES).half().float()
     rng = np.random.default_rng(0)
-    sequences = (np.arange(max(LENGTHS))[None, :] < np.array(LENGTHS)[:, None]).astype(np.int32)
-    tokens = np.where(sequences > 0, rng.integers(5, size, sequences.shape), pad).astype(np.int32)
-    segments = rng.integers(0, max(getattr(theirs.config, "type_vocab_size", 1), 1), sequences.shape) * sequences
-    inputs = {"input_ids": tokens, "attention_mask": sequences}
-    if segments.any():
-        inputs["token_type_ids"] = segments
+    segment_ids = (np.arange(max(LENGTHS))[None, :] < np.array(LENGTHS)[:, None]).astype(np.int32)
+    tokens = np.where(segment_ids > 0, rng.integers(5, size, segment_ids.shape), pad).astype(np.int32)
+    types = max(getattr(theirs.config, "type_vocab_size", 1), 1)
+    token_type_ids = rng.integers(0, types, segment_ids.shape) * segment_ids
+    inputs = {"input_ids": tokens, "attention_mask": segment_ids}
+    if token_type_ids.any():
+        inputs["token_type_ids"] = token_type_ids
     inputs = {key: torch.tensor(value, dtype=torch.long) for key, value in inputs.items()}
     with torch.no_grad():
         out = theirs(**inputs, output_attentions=True, output_hidden_states=True)
     logits = out.prediction_logits if "prediction_logits" in out else out.logits
     expected = {
         "tokens": tokens,
-        "sequences": sequences,
-        "segments": segments.astype(np.int32),
+        "segment_ids": segment_ids,
+        "token_type_ids": token_type_ids.astype(np.int32),
         "hidden": out.hidden_states[-1].numpy(),
         "logits": logits.numpy(),
         "attention": np.stack([layer.numpy() for layer in out.attentions]),

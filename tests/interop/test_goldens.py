@@ -41,9 +41,9 @@ def test_all_families_are_here():
 
 def test_what_it_computes(golden):
     theirs, opened = load_file(golden[0] / "expected.safetensors"), run.open_run(golden[1])
-    valid = theirs["sequences"] > 0
+    valid = theirs["segment_ids"] > 0
     places = np.tile(np.arange(valid.shape[1]), (len(valid), 1))
-    batch = {name: theirs[name] for name in ("tokens", "sequences", "segments")} | {"masked_positions": places}
+    batch = {name: theirs[name] for name in ("tokens", "segment_ids", "token_type_ids")} | {"masked_positions": places}
     said, sown = opened.model.apply({"params": opened.params}, batch, deterministic=True, mutable=["intermediates"])
     hidden = Encoder(opened.model.config).apply({"params": opened.params["encoder"]}, batch, deterministic=True)
     logits = said.replaced_BL if "discriminator_head" in opened.params else said.words_BMV

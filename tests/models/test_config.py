@@ -28,7 +28,7 @@ from ag_jax.models.config import EncoderConfig
             "absolute_positions=input and model.mask_decoder_passes=2 do not go together.*; set",
         ),
         ({"absolute_positions": "none"}, "without any order of its words: set model.relative.terms"),
-        ({"convolution": 4}, "model.convolution must be odd, or none, got 4"),
+        ({"convolution": 4}, "model.convolution must be an odd number, or none, got 4"),
         ({"convolution": -3}, "model.convolution must be at least 1, or none, got -3"),
         ({"convolution_activation": "relu"}, "model.convolution_activation must be one of tanh, gelu, got 'relu'"),
         ({"vocabulary_size": 0}, "model.vocabulary_size must be at least 1, or none, got 0"),

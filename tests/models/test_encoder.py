@@ -52,9 +52,9 @@ def statistics_of(sown):
 
 def test_rows_sum_to_one_and_padding_is_seen_by_padding_alone(apply, params, batch):
     weights_NBHQK = np.asarray(weights_of(apply(params, batch)[1]))
-    sequences_BL = batch["sequences"]
+    segments_BL = batch["segment_ids"]
     np.testing.assert_allclose(weights_NBHQK.sum(-1), 1, rtol=1e-6)
-    together_BQK = sequences_BL[:, :, None] == sequences_BL[:, None, :]
+    together_BQK = segments_BL[:, :, None] == segments_BL[:, None, :]
     np.testing.assert_array_equal(weights_NBHQK > 0, np.broadcast_to(together_BQK[:, None], weights_NBHQK.shape))
 
 
@@ -74,7 +74,7 @@ def test_statistics_under_dropout(params, batch, after_dropout):
     _, sown = run(jax.random.key(0))
     weights_NBHQK, found = np.asarray(weights_of(sown)), statistics_of(sown)
     np.testing.assert_allclose(weights_NBHQK.sum(-1), 1, rtol=1e-6)
-    present_B = batch["sequences"].any(-1)
+    present_B = batch["segment_ids"].any(-1)
     plain = np.square(weights_NBHQK).sum(-1)[:, present_B]
     squares = np.asarray(found.sum_of_squares_BHQ)[:, present_B]
     first, on_first = np.asarray(found.overlap_BHQ)[:, :3], weights_NBHQK[:, :3, :, :, 0]
@@ -99,12 +99,12 @@ def test_statistics_after_dropout_are_of_the_mask_that_mixes(params, batch):
     module = MultiHeadAttention(3, 12, 0.4, jnp.dtype("float32"), jax.nn.initializers.zeros)
     hidden = jnp.asarray(np.random.default_rng(0).standard_normal((4, 11, 12)), jnp.float32)
     guides = tiny.guides(batch, (("next", 3),), after_dropout=True)
-    sequences_BL = jnp.asarray(batch["sequences"])
+    segments_BL = jnp.asarray(batch["segment_ids"])
 
     @jax.jit
     def run(key):
         settings = {"guides": guides, "deterministic": False, "rngs": {"dropout": key}, "mutable": ["statistics"]}
-        return module.apply({"params": one}, hidden, hidden, sequences_BL, sequences_BL, **settings)
+        return module.apply({"params": one}, hidden, hidden, segments_BL, segments_BL, **settings)
 
     output, sown = run(jax.random.key(1))
     found = sown["statistics"]["guided_heads"][0]

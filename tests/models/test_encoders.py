@@ -81,18 +81,18 @@ def test_hidden_states_beside_a_mask_decoder_are_those_of_the_ordinary_last_laye
     params = tiny.params(model, batch)["encoder"]
     encode = jax.jit(lambda params: Encoder(model.config).apply({"params": params}, batch, deterministic=True))
     hidden, decoded, _ = reference.encode_and_decode(tiny.float64(params), batch, model.config)
-    present = batch["sequences"] > 0
+    present = batch["segment_ids"] > 0
     np.testing.assert_allclose(encode(params)[present], hidden[present], rtol=1e-5, atol=2e-5)
     assert np.abs(decoded - hidden)[present].max() > 0.1
 
 
 def test_padding_changes_nothing(case, batch):
     """Neither what it holds, nor where it is, nor which texts lie behind it."""
-    texts = batch["sequences"] > 0
+    texts = batch["segment_ids"] > 0
     changed = {**batch, "tokens": np.where(texts, batch["tokens"], 17).astype(np.int32)}
-    changed["segments"] = np.where(texts, batch["segments"], 1).astype(np.int32)
+    changed["token_type_ids"] = np.where(texts, batch["token_type_ids"], 1).astype(np.int32)
     after = case.run(case.params, changed)
-    together_BQK = batch["sequences"][:, :, None] == batch["sequences"][:, None, :]
+    together_BQK = batch["segment_ids"][:, :, None] == batch["segment_ids"][:, None, :]
     together_NBHQK = np.broadcast_to((together_BQK & texts[:, :, None])[:, None], weights_of(after).shape)
     np.testing.assert_array_equal(weights_of(case.found)[together_NBHQK], weights_of(after)[together_NBHQK])
     used = batch["masked_weights"] > 0
@@ -110,9 +110,9 @@ def test_padding_changes_nothing(case, batch):
 def test_statistics_are_those_of_the_weights(case, batch):
     found = case.found[1]["statistics"]["encoder"]["layers"]["attention"]["guided_heads"][0]
     assert found.sum_of_squares_BHQ.shape == (case.model.config.layers, 6, 3, 11)  # NBHQ
-    guides, sequences_BL = tiny.guides(batch, ASSIGNMENT), jnp.asarray(batch["sequences"])
+    guides, segments_BL = tiny.guides(batch, ASSIGNMENT), jnp.asarray(batch["segment_ids"])
     for layer, weights_BHQK in enumerate(weights_of(case.found)):
-        wanted = guidance.statistics(jnp.asarray(weights_BHQK), guides, sequences_BL)
+        wanted = guidance.statistics(jnp.asarray(weights_BHQK), guides, segments_BL)
         np.testing.assert_allclose(found.sum_of_squares_BHQ[layer], wanted.sum_of_squares_BHQ, rtol=1e-6)
         np.testing.assert_allclose(found.overlap_BHQ[layer], wanted.overlap_BHQ, rtol=1e-6, atol=1e-8)
 

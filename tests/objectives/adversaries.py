@@ -43,10 +43,10 @@ def params_of(objective, batch, seed=0):
 class Keeper:
     """The masks of the adversary's parameters, layer by layer, as `reference.encode` asks for them; remembers them."""
 
-    def __init__(self, adversary, sequences_BL, heads=1):
-        self.adversary, self.sequences, self.heads, self.masks = (
+    def __init__(self, adversary, segments_BL, heads=1):
+        self.adversary, self.segment_ids, self.heads, self.masks = (
             tiny.float64(adversary),
-            np.asarray(sequences_BL),
+            np.asarray(segments_BL),
             heads,
             {},
         )
@@ -63,8 +63,8 @@ class Keeper:
 
     @property
     def inside(self):
-        same = self.sequences[:, :, None] == self.sequences[:, None, :]
-        return (same & (self.sequences > 0)[:, :, None])[:, None]
+        same = self.segment_ids[:, :, None] == self.segment_ids[:, None, :]
+        return (same & (self.segment_ids > 0)[:, :, None])[:, None]
 
     @property
     def kept(self):

@@ -13,7 +13,7 @@ from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Wrapper
 from ag_jax.objectives.masked_lm import Pretraining
-from ag_jax.objectives.predictions import Categorical, Counts, Values
+from ag_jax.objectives.predictions import Categorical, PredictionWeights, Values
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.training.step import loss_and_gradient
 from tests import tiny
@@ -38,14 +38,14 @@ class Linear(Objective):
     def coefficients(self, step):
         return {"task": jnp.ones_like(step, jnp.float32)}
 
-    def counts(self, batch):
-        return {"task": Counts(batch["weights"])}
+    def prediction_weights(self, batch):
+        return {"task": PredictionWeights(batch["weights"])}
 
     def forward(self, params, batch, rngs, step, ports=Ports()):
         vectors = batch["vectors"] if ports.embedding_delta is None else batch["vectors"] + ports.embedding_delta
         if ports.on_embeddings is not None:
             vectors = ports.on_embeddings(vectors)
-        values = (jnp.where(batch["sequences"][:, :, None] > 0, vectors, 0).sum(1) * params["w"][None]).sum(-1)
+        values = (jnp.where(batch["segment_ids"][:, :, None] > 0, vectors, 0).sum(1) * params["w"][None]).sum(-1)
         is_class = self.is_yes_or_no
         task = Categorical(jnp.stack([values, 0 * values], -1)) if is_class else Values(values)
         return Outputs({"task": task}, batch)
@@ -65,8 +65,8 @@ class Linear(Objective):
 def linear_batch():
     """Three texts of 4, 2 and 1 tokens in vectors of 3, and a row that only fills the batch up."""
     rng = np.random.default_rng(1)
-    sequences = (np.arange(4) < np.array([4, 2, 1, 0])[:, None]).astype(np.int32)
-    fields = {"tokens": sequences, "sequences": sequences, "segments": 0 * sequences}
+    segment_ids = (np.arange(4) < np.array([4, 2, 1, 0])[:, None]).astype(np.int32)
+    fields = {"tokens": segment_ids, "segment_ids": segment_ids, "token_type_ids": 0 * segment_ids}
     vectors = rng.standard_normal((4, 4, 3)).astype(np.float32)
     return fields | {
         "vectors": vectors,

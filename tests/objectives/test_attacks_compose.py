@@ -248,39 +248,39 @@ def test_without_an_attack_nothing_is_different():
     assert jax.tree.structure(alone) == jax.tree.structure(expected)
 
 
-def in_layers(attack, sequences, scores=None, key=jax.random.key(3)):
+def in_layers(attack, segment_ids, scores=None, key=jax.random.key(3)):
     """What each layer keeps, and the masks `NBQK` of real units."""
 
     def one(layer, key):
-        found = layer(jnp.zeros((*sequences.shape, 4)), sequences, lambda: scores, key)
+        found = layer(jnp.zeros((*segment_ids.shape, 4)), segment_ids, lambda: scores, key)
         return found.counts, (found.bias_BHQK == 0)[:, 0]
 
     return jax.vmap(one)(attack, jax.random.split(key, attack.share_N.shape[0]))
 
 
 def test_random_masks():
-    _, sequences = reference.packed([[40], [23, 17], [5]], 40)
-    units, kept = in_layers(RandomMasks(jnp.array([0.05, 0.3]), MaskPolicy()), jnp.asarray(sequences))
+    _, segment_ids = reference.packed([[40], [23, 17], [5]], 40)
+    units, kept = in_layers(RandomMasks(jnp.array([0.05, 0.3]), MaskPolicy()), jnp.asarray(segment_ids))
     share = 1 - units.kept_B.sum(1) / units.all_B.sum(1)
     np.testing.assert_allclose(share, [0.05, 0.3], atol=0.02)
     assert units.all_B.tolist() == [[1600, 23**2 + 17**2, 25]] * 2
     correlation = np.corrcoef(np.ravel(kept[0, 0]), np.ravel(kept[1, 0]))[0, 1]
     assert abs(correlation) < 0.1, "layers draw apart"
     with pytest.raises(ValueError, match="random key"):
-        RandomMasks(jnp.float32(0.1), MaskPolicy())(None, jnp.asarray(sequences), None, None)
+        RandomMasks(jnp.float32(0.1), MaskPolicy())(None, jnp.asarray(segment_ids), None, None)
 
 
 def test_largest_masks():
     """In every row the ones that are attended to most, of its own text."""
-    _, sequences = reference.packed([[11], [6, 5], []], 11)
-    weights = reference.random_attention(sequences, 1, 1)[0][:, 0]
+    _, segment_ids = reference.packed([[11], [6, 5], []], 11)
+    weights = reference.random_attention(segment_ids, 1, 1)[0][:, 0]
     units, kept = in_layers(
-        LargestMasks(jnp.array([0.3]), MaskPolicy()), jnp.asarray(sequences), jnp.asarray(weights, jnp.float32)
+        LargestMasks(jnp.array([0.3]), MaskPolicy()), jnp.asarray(segment_ids), jnp.asarray(weights, jnp.float32)
     )
     masked = 0
-    for row, sequences_L in enumerate(sequences):
-        for query in np.flatnonzero(sequences_L):
-            text = reference.text_of(sequences_L, query)
+    for row, segments_L in enumerate(segment_ids):
+        for query in np.flatnonzero(segments_L):
+            text = reference.text_of(segments_L, query)
             most = text[np.argsort(-weights[row, query, text])][: round(0.3 * len(text))]
             np.testing.assert_array_equal(np.flatnonzero(~np.asarray(kept[0, row, query])), np.sort(most))
             masked += len(most)
@@ -301,11 +301,13 @@ def test_magnitude_looks_at_the_layers_own_attention(name):
             config, of = model.config, exact["encoder"]
             table = of["relative"]["embedding"] if "relative" in of else None
             layer = reference.take_layer(of["layers"], index)["attention"]
-            _, weights = reference.attention(x_BLD, layer, batch["sequences"], table_RD=table, relative=config.relative)
+            _, weights = reference.attention(
+                x_BLD, layer, batch["segment_ids"], table_RD=table, relative=config.relative
+            )
             masks[index] = np.ones((6, 1, 11, 11))
-            for row, sequences_L in enumerate(batch["sequences"]):
-                for query in np.flatnonzero(sequences_L):
-                    text = reference.text_of(sequences_L, query)
+            for row, segments_L in enumerate(batch["segment_ids"]):
+                for query in np.flatnonzero(segments_L):
+                    text = reference.text_of(segments_L, query)
                     order = np.argsort(-weights[row, :, query].mean(0)[text])
                     masks[index][row, 0, query, text[order][: int(np.floor(0.25 * len(text) + 0.5))]] = 0
         return masks[index]

@@ -35,7 +35,7 @@ def test_a_wrapper_that_overrides_nothing_is_the_inner_objective():
     wrapped = Wrapper(objective)
     jax.tree.map(np.testing.assert_array_equal, perturbed.trained(wrapped, params, batch), expected)
     assert (wrapped.primary_metric, wrapped.prediction_names) == (objective.primary_metric, objective.prediction_names)
-    jax.tree.map(np.testing.assert_array_equal, wrapped.counts(batch), objective.counts(batch))
+    jax.tree.map(np.testing.assert_array_equal, wrapped.prediction_weights(batch), objective.prediction_weights(batch))
     both = (jax.jit(functools.partial(of.predict, rngs=None, step=STEP))(params, batch) for of in (wrapped, objective))
     jax.tree.map(np.testing.assert_array_equal, *both)
 

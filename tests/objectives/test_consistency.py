@@ -15,8 +15,8 @@ from ag_jax import config_reader
 from ag_jax.models.masked_lm import word_scores
 from ag_jax.objectives import word_loss
 from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, FixedMaskConfig
-from ag_jax.objectives.consistency import DivergenceConfig, Form, StopGradient, divergence, weight
-from ag_jax.objectives.predictions import Categorical, Counts, Values, WordDistributions, YesNo
+from ag_jax.objectives.consistency import DivergenceConfig, Form, StopGradient, divergence, total_weight
+from ag_jax.objectives.predictions import Categorical, PredictionWeights, Values, WordDistributions, YesNo
 
 ALL = [DivergenceConfig(form, stopped) for form, stopped in itertools.product(get_args(Form), get_args(StopGradient))]
 WEIGHTS = np.array([[1, 1, 0.5], [0, 2, 0]], np.float32)
@@ -44,32 +44,32 @@ def expected(clean, other, weights, form):
 
 def test_distributions(config):
     clean, other = drawn(2, 3, 5), drawn(2, 3, 5, seed=1)
-    found = divergence(Categorical(clean), Categorical(other), Counts(WEIGHTS), config)
+    found = divergence(Categorical(clean), Categorical(other), PredictionWeights(WEIGHTS), config)
     np.testing.assert_allclose(found, expected(clean, other, WEIGHTS, config.form), rtol=1e-5)
-    assert divergence(Categorical(clean), Categorical(clean), Counts(WEIGHTS), config) == 0
-    assert weight(Counts(WEIGHTS), config) == 4.5
+    assert divergence(Categorical(clean), Categorical(clean), PredictionWeights(WEIGHTS), config) == 0
+    assert total_weight(PredictionWeights(WEIGHTS), config) == 4.5
 
 
 def test_yes_and_no(config):
     clean, other = drawn(2, 3), drawn(2, 3, seed=1)
     both = [np.stack([logits, 0 * logits], axis=-1) for logits in (clean, other)]
-    found = divergence(YesNo(clean), YesNo(other), Counts(WEIGHTS), config)
+    found = divergence(YesNo(clean), YesNo(other), PredictionWeights(WEIGHTS), config)
     np.testing.assert_allclose(found, expected(*both, WEIGHTS, config.form), rtol=1e-5)
 
 
 def test_numbers_and_vectors(config):
     clean, other = drawn(2, 3), drawn(2, 3, seed=1)
-    found = divergence(Values(clean), Values(other), Counts(WEIGHTS), config)
+    found = divergence(Values(clean), Values(other), PredictionWeights(WEIGHTS), config)
     np.testing.assert_allclose(found, (WEIGHTS * (clean - other) ** 2).sum(), rtol=1e-6)
     vectors = drawn(2, 3, 7), drawn(2, 3, 7, seed=1)
-    found = divergence(*map(Values, vectors), Counts(WEIGHTS), config)
+    found = divergence(*map(Values, vectors), PredictionWeights(WEIGHTS), config)
     np.testing.assert_allclose(found, (WEIGHTS * ((vectors[0] - vectors[1]) ** 2).mean(-1)).sum(), rtol=1e-6)
 
 
 def test_what_may_not_be_chosen_brings_nothing_and_no_nan(config):
     clean, other = (drawn(2, 3, 5, seed=seed).at[:, :, 3:].set(-1e9).at[1, 0].set(-1e9) for seed in (0, 1))
     slope = jax.value_and_grad(
-        lambda *both: divergence(*map(Categorical, both), Counts(WEIGHTS), config), argnums=(0, 1)
+        lambda *both: divergence(*map(Categorical, both), PredictionWeights(WEIGHTS), config), argnums=(0, 1)
     )
     found, gradients = slope(clean, other)
     np.testing.assert_allclose(found, expected(clean[..., :3], other[..., :3], WEIGHTS, config.form), rtol=1e-5)
@@ -82,7 +82,7 @@ def test_who_learns(config):
     p, q = (np.asarray(functions.softmax(np.asarray(logits, np.float64), axis=-1)) for logits in (clean, other))
 
     def value(*both):
-        return divergence(*map(Categorical, both), Counts(WEIGHTS), config)
+        return divergence(*map(Categorical, both), PredictionWeights(WEIGHTS), config)
 
     of_clean, of_other = jax.grad(value, argnums=(0, 1))(clean, other)
     weights = WEIGHTS[..., None] * (1 if config.form == "one_way" else 0.5)
@@ -111,13 +111,13 @@ def test_words_are_compared_whatever_the_part(monkeypatch, config, together):
         return divergence(
             WordDistributions(clean, embedding, bias),
             WordDistributions(other, embedding, bias),
-            Counts(weights),
+            PredictionWeights(weights),
             config,
         )
 
     def whole(clean, other, embedding, bias):
         scores = (Categorical(word_scores(hidden, embedding, bias)) for hidden in (clean, other))
-        return divergence(*scores, Counts(weights), config)
+        return divergence(*scores, PredictionWeights(weights), config)
 
     np.testing.assert_allclose(by_parts(*arrays), whole(*arrays), rtol=1e-5)
     of_all = functools.partial(jax.grad, argnums=(0, 1, 2, 3))
@@ -135,7 +135,7 @@ def test_words_in_bfloat16_and_never_all_scores(monkeypatch):
         return divergence(
             WordDistributions(clean, embedding, bias),
             WordDistributions(other, embedding, bias),
-            Counts(weights),
+            PredictionWeights(weights),
             DivergenceConfig(),
         )
 
@@ -149,16 +149,16 @@ def test_as_in_the_released_code():
     """Numbers: softmax over the examples of the batch, divided by their number. Tags: all positions of all examples."""
     legacy = DivergenceConfig(legacy=True)
     clean, other, present = drawn(4), drawn(4, seed=1), np.array([1, 1, 1, 0], np.float32)
-    counts = Counts(jnp.asarray(present))
-    found = divergence(Values(clean), Values(other), counts, legacy) / weight(counts, legacy)
+    weights = PredictionWeights(jnp.asarray(present))
+    found = divergence(Values(clean), Values(other), weights, legacy) / total_weight(weights, legacy)
     np.testing.assert_allclose(
         found, expected(clean[None, :3], other[None, :3], np.ones(1), "symmetric") / 3, rtol=1e-5
     )
     tags = drawn(2, 3, 5), drawn(2, 3, 5, seed=1)
-    counts = Counts(jnp.asarray(WEIGHTS), jnp.array([1.0, 1.0]))
-    found = divergence(*map(Categorical, tags), counts, legacy) / weight(counts, legacy)
+    weights = PredictionWeights(jnp.asarray(WEIGHTS), jnp.array([1.0, 1.0]))
+    found = divergence(*map(Categorical, tags), weights, legacy) / total_weight(weights, legacy)
     np.testing.assert_allclose(found, expected(*tags, np.ones((2, 3)), "symmetric") / 2, rtol=1e-5)
-    assert weight(counts, DivergenceConfig()) == 4.5
+    assert total_weight(weights, DivergenceConfig()) == 4.5
 
 
 @pytest.mark.parametrize(("name", "value"), [("form", "jensen"), ("stop_gradient", "other")])

@@ -27,7 +27,7 @@ def row_norms(values):
 
 def numbers_at(delta, batch, w):
     """Loss, gradient of w and gradient of the vectors of `perturbed.Linear` in float64, at vectors moved by `delta`."""
-    is_token = batch["sequences"][:, :, None] > 0
+    is_token = batch["segment_ids"][:, :, None] > 0
     sums = np.where(is_token, batch["vectors"] + delta, 0.0).sum(1)
     residual, count = batch["weights"] * (sums @ w - batch["labels"]), batch["weights"].sum()
     by_vectors = np.where(is_token, 2 * residual[:, None, None] * w / count, 0.0)
@@ -97,7 +97,7 @@ def test_the_released_programs(count, init_magnitude, max_norm):
     batch, w = perturbed.linear_batch(), np.asarray(perturbed.W["w"], np.float64)
     attacked = FreeLB(perturbed.Seen(perturbed.Linear()), config, 3)
     first = np.asarray(
-        attacked.init(jax.random.fold_in(perturbed.KEY, 0xF1EE), jnp.asarray(batch["sequences"])), np.float64
+        attacked.init(jax.random.fold_in(perturbed.KEY, 0xF1EE), jnp.asarray(batch["segment_ids"])), np.float64
     )
     assert bool(first.any()) == bool(init_magnitude)
     program = {"fairseq": fairseq_program, "huggingface": huggingface_program}[count]
@@ -135,7 +135,7 @@ def plain_loop(objective, config, width, params, batch, first):
         gradients.append(of_params(params, jnp.float32(delta)))
         deltas.append(delta)
         slope = np.asarray(of_delta(params, jnp.float32(delta)), np.float64)
-        valid = batch["sequences"].reshape(-1, tiny.LENGTH)[:, :, None] > 0
+        valid = batch["segment_ids"].reshape(-1, tiny.LENGTH)[:, :, None] > 0
         slope = np.where(valid, slope, 0)
         length = row_norms(slope)[:, None, None]
         delta = delta + config.step_size * np.divide(slope, length, out=0 * slope, where=length > 1e-12)
@@ -160,8 +160,8 @@ def test_the_same_as_two_backward_passes(name, steps, count):
     config = FreeLBConfig(steps=steps, count=count, step_size=0.4, init_magnitude=0.7, max_norm=0.8)
     params = perturbed.params_of(objective, batch)
     attacked = FreeLB(perturbed.Seen(objective), config, WIDTH)
-    sequences = jnp.asarray(batch["sequences"]).reshape(-1, tiny.LENGTH)
-    first = attacked.init(jax.random.fold_in(perturbed.KEY, 0xF1EE), sequences)
+    segment_ids = jnp.asarray(batch["segment_ids"]).reshape(-1, tiny.LENGTH)
+    first = attacked.init(jax.random.fold_in(perturbed.KEY, 0xF1EE), segment_ids)
     value, gradient, delta, last = plain_loop(objective, config, WIDTH, params, batch, first)
     loss, metrics, found = perturbed.trained(attacked, params, batch)
     np.testing.assert_allclose(loss, value, rtol=1e-5)
@@ -246,7 +246,7 @@ def test_each_text_of_a_row_is_perturbed_as_if_alone():
     delta = 2 * np.asarray(
         perturbed.trained(attacked, params, batch)[1]["delta"][0]
     )  # the mean of nothing and the second
-    assert not delta[batch["sequences"] == 0].any()
+    assert not delta[batch["segment_ids"] == 0].any()
     np.testing.assert_allclose(row_norms(delta)[[1, 5]], 0.3, rtol=1e-5)
     np.testing.assert_allclose(delta[4, 3:10], delta[1, :7], atol=1e-5)
     np.testing.assert_allclose(delta[5, 4:], delta[1, :7], atol=1e-5)
@@ -254,9 +254,9 @@ def test_each_text_of_a_row_is_perturbed_as_if_alone():
 
 def test_where_it_begins_and_how_far_it_gets():
     attacked = FreeLB(perturbed.Linear(), FreeLBConfig(init_magnitude=0.4, step_size=2.0, max_norm=0.5), 5)
-    sequences = jnp.asarray(tiny.mixed_batch()["sequences"])
-    first = attacked.init(perturbed.KEY, sequences)
-    valid = np.asarray(sequences) > 0
+    segment_ids = jnp.asarray(tiny.mixed_batch()["segment_ids"])
+    first = attacked.init(perturbed.KEY, segment_ids)
+    valid = np.asarray(segment_ids) > 0
     assert not np.asarray(first)[~valid].any()
     lengths = row_norms(first)
     assert lengths[[0, 1, 2, 5]].max() <= 0.4 and (lengths[[0, 1, 2, 5]] > 0.1).all()
@@ -266,10 +266,10 @@ def test_where_it_begins_and_how_far_it_gets():
         and np.asarray(first)[valid].min() < 0 < np.asarray(first)[valid].max()
     )
     slope = jax.random.normal(perturbed.KEY, first.shape)
-    moved = np.asarray(attacked.update(first, slope, sequences))
+    moved = np.asarray(attacked.update(first, slope, segment_ids))
     np.testing.assert_allclose(row_norms(moved)[[0, 1, 2, 5]], 0.5, rtol=1e-5)
     np.testing.assert_allclose([row_norms(moved[4:5, :3]), row_norms(moved[4:5, 3:])], 0.5, rtol=1e-5)
-    assert not moved[~valid].any() and not np.asarray(attacked.update(0 * first, 0 * slope, sequences)).any()
+    assert not moved[~valid].any() and not np.asarray(attacked.update(0 * first, 0 * slope, segment_ids)).any()
 
 
 def test_dropout_is_the_same_in_all_passes_or_not():

@@ -107,14 +107,14 @@ def test_coefficients():
 
 def test_guided_term_is_before_alpha_and_equals_the_dense_loops(batch, outcome, expected):
     loss = reference.guidance_loss(
-        expected[2], MIXED, batch["original"], batch["sequences"], "type_mean", "uniform", "uniform"
+        expected[2], MIXED, batch["original"], batch["segment_ids"], "type_mean", "uniform", "uniform"
     )
     np.testing.assert_allclose(outcome.totals["ag"], loss, rtol=1e-5)
     np.testing.assert_allclose(outcome.metrics["ag_loss"], (loss, 5), rtol=1e-5)
 
 
 def test_masses_for_each_layer(batch, outcome, expected):
-    masses = reference.masses(expected[2], MIXED, batch["original"], batch["sequences"])
+    masses = reference.masses(expected[2], MIXED, batch["original"], batch["segment_ids"])
     assert {name for name in outcome.metrics if name.startswith("mass/")} == {"mass/next", "mass/period", "mass/first"}
     for (name, _), (total_N, rows) in zip(MIXED, masses, strict=True):
         total, weight = outcome.metrics[f"mass/{name}"]
@@ -159,7 +159,7 @@ def test_bias_mode_adds_alpha_times_the_target_to_the_scores(params, batch, expe
     objective = tiny.guided(MODEL, MIXED, mode="bias", alpha=8.0)
     alpha = 8.0 * 5 / 8
     bias = np.zeros((6, 3, 11, 11))
-    for b, row in enumerate(zip(batch["original"], batch["sequences"], strict=True)):
+    for b, row in enumerate(zip(batch["original"], batch["segment_ids"], strict=True)):
         for head, (name, _) in enumerate(MIXED):
             for place in np.flatnonzero(row[1]):
                 if reference.names_a_column(name, *row, place):
@@ -171,8 +171,8 @@ def test_bias_mode_adds_alpha_times_the_target_to_the_scores(params, batch, expe
         logs = np.take_along_axis(functions.log_softmax(words, axis=-1), batch["masked_labels"][..., None], -1)[..., 0]
         np.testing.assert_allclose(outcome.totals["mlm"], -(logs * batch["masked_weights"]).sum(), rtol=1e-5)
         assert set(outcome.totals) == {"mlm", "nsp"} and "ag_loss" not in outcome.metrics
-        present = batch["sequences"].any(-1)
-        masses = reference.masses(weights[:, present], MIXED, batch["original"][present], batch["sequences"][present])
+        present = batch["segment_ids"].any(-1)
+        masses = reference.masses(weights[:, present], MIXED, batch["original"][present], batch["segment_ids"][present])
         for (name, _), (total_N, _) in zip(MIXED, masses, strict=True):
             np.testing.assert_allclose(outcome.metrics[f"mass/{name}"][0], total_N, rtol=1e-5)
     assert not np.allclose(expected[2], weights, atol=0.1)
@@ -190,7 +190,7 @@ def test_dropout_only_with_random_keys(params, batch):
 def test_a_pattern_from_outside_guides(tmp_path, monkeypatch, params, batch, expected):
     (tmp_path / "patterns_for_guided.py").write_text(
         "from ag_jax.attention.patterns import Shift\n"
-        "def two_back(tokens_BL, sequences_BL, special):\n"
+        "def two_back(tokens_BL, segments_BL, special):\n"
         "    return Shift(-2)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

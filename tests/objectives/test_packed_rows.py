@@ -29,10 +29,10 @@ def pack(alone):
         start = 0
         for text in texts:
             places[text], start = (row, start), start + LENGTHS[text]
-    for name, width in (("tokens", LENGTH), ("original", LENGTH), ("segments", LENGTH), ("sequences", LENGTH)):
+    for name, width in (("tokens", LENGTH), ("original", LENGTH), ("token_type_ids", LENGTH), ("segment_ids", LENGTH)):
         packed[name] = np.full((len(SHARED), width), int(name in ("tokens", "original")), np.int32)
         for text, (row, start) in places.items():
-            number = SHARED[row].index(text) + 1 if name == "sequences" else alone[name][text, : LENGTHS[text]]
+            number = SHARED[row].index(text) + 1 if name == "segment_ids" else alone[name][text, : LENGTHS[text]]
             packed[name][row, start : start + LENGTHS[text]] = number
     used = [0] * len(SHARED)
     slots = {name: alone[name] for name in ("masked_positions", "masked_labels", "masked_weights")}
@@ -80,8 +80,8 @@ def test_the_rows_to_compare_are_what_they_should_be(batches):
     assert packed["masked_weights"].sum() == alone["masked_weights"].sum() == 8
     at_masks = np.take_along_axis(packed["tokens"], packed["masked_positions"], axis=1)
     assert (at_masks[packed["masked_weights"] > 0] == 3).all()
-    assert packed["sequences"].max(axis=1).tolist() == [3, 1, 4, 0]
-    assert np.unique(packed["segments"][packed["sequences"] > 0]).tolist() == [0, 1]
+    assert packed["segment_ids"].max(axis=1).tolist() == [3, 1, 4, 0]
+    assert np.unique(packed["token_type_ids"][packed["segment_ids"] > 0]).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(("name", "mode"), [("reference", "loss"), ("tpu", "loss"), ("reference", "bias")])
@@ -119,7 +119,7 @@ def test_hidden_states_are_the_same_token_by_token(params, batches, name):
 def test_texts_do_not_see_each_other(params, batches):
     """Were the row one text, its hidden states would be others: the comparisons above are of something."""
     packed = batches[1]
-    merged = {**packed, "sequences": (packed["sequences"] > 0).astype(np.int32)}
+    merged = {**packed, "segment_ids": (packed["segment_ids"] > 0).astype(np.int32)}
     merged = {name: field[:, : tiny.CONFIG.max_length] for name, field in merged.items()}
     cut = {name: field[:, : tiny.CONFIG.max_length] for name, field in packed.items()}
     run = jax.jit(lambda batch: Encoder(tiny.CONFIG).apply({"params": params["encoder"]}, batch, deterministic=True))

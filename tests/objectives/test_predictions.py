@@ -11,7 +11,7 @@ import pytest
 from ag_jax.models.heads import KINDS
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
-from ag_jax.objectives.consistency import DivergenceConfig, weight
+from ag_jax.objectives.consistency import DivergenceConfig, total_weight
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences, SentenceTerm
@@ -53,21 +53,21 @@ def test_predicted_again_it_is_the_same(name):
             first,
             again.predictions,
             read["tokens"],
-            objective.counts(batch),
+            objective.prediction_weights(batch),
             objective.normalizers(batch),
         )
 
-    first, again, tokens, counts, normalizers = both(params, batch)
-    assert set(first) == set(again) == set(counts)
+    first, again, tokens, weights, normalizers = both(params, batch)
+    assert set(first) == set(again) == set(weights)
     for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(one, other)
     assert (name == "generator") == bool((tokens != batch["tokens"]).any())
     main = next(normalizers[term] for term in ("task", "rtd", "mlm") if term in normalizers)
-    np.testing.assert_allclose(weight(counts["task"], DivergenceConfig()), main)
-    if "nsp" in counts:
-        assert weight(counts["nsp"], DivergenceConfig()) == normalizers["nsp"]
-    if "sentence" in counts:  # rows of one text, of none, and of two
-        np.testing.assert_array_equal(counts["sentence"].weights, [[1, 0], [1, 0], [1, 0], [0, 0], [1, 1], [1, 0]])
+    np.testing.assert_allclose(total_weight(weights["task"], DivergenceConfig()), main)
+    if "nsp" in weights:
+        assert total_weight(weights["nsp"], DivergenceConfig()) == normalizers["nsp"]
+    if "sentence" in weights:  # rows of one text, of none, and of two
+        np.testing.assert_array_equal(weights["sentence"].elements, [[1, 0], [1, 0], [1, 0], [0, 0], [1, 1], [1, 0]])
 
 
 @pytest.mark.parametrize("of", get_args(SentenceTerm))
@@ -103,8 +103,8 @@ def test_asking_at_first_positions_changes_no_loss():
 
 def test_tags_and_spans_count_as_in_their_losses():
     tagging, span = (tiny.supervised(tiny.task_model(kind)) for kind in ("tagging", "span"))
-    of_tags = tagging.counts(tiny.task_batch("tagging"))["task"]
-    assert of_tags.weights.shape == (8, tiny.LENGTH) and of_tags.rows_B.tolist() == [1] * 7 + [0]
-    of_spans = span.counts(tiny.task_batch("span"))["task"].weights
+    of_tags = tagging.prediction_weights(tiny.task_batch("tagging"))["task"]
+    assert of_tags.elements.shape == (8, tiny.LENGTH) and of_tags.rows_B.tolist() == [1] * 7 + [0]
+    of_spans = span.prediction_weights(tiny.task_batch("span"))["task"].elements
     assert of_spans.shape == (8, 2) and of_spans.sum() == 6 and set(np.unique(of_spans)) == {0, 0.5}
     assert dataclasses.asdict(DivergenceConfig())["legacy"] is False

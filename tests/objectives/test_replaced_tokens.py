@@ -93,7 +93,7 @@ def test_loss_and_counts_by_hand():
 @pytest.mark.parametrize("ignored", [(), reference.DELIMITERS])
 def test_equals_the_numpy_model(params, batch, ignored):
     scores = logits(tiny.float64(params), batch)
-    judged = (batch["sequences"] > 0) & ~np.isin(batch["original"], ignored)
+    judged = (batch["segment_ids"] > 0) & ~np.isin(batch["original"], ignored)
     labels = batch["tokens"] != batch["original"]
     probability = 1 / (1 + np.exp(-scores))
     loss = -(np.log(np.where(labels, probability, 1 - probability)) * judged).sum()
@@ -285,7 +285,7 @@ def test_guidance_is_of_the_encoder_alone(params, masked):
     shown = masked | {"tokens": np.asarray(with_samples(masked, samples))}
     _, weights = reference.encode(tiny.float64(params)["encoder"], shown, CONFIG)
     loss = reference.guidance_loss(
-        weights, tiny.ASSIGNMENT, masked["original"], masked["sequences"], "type_mean", "uniform", "uniform"
+        weights, tiny.ASSIGNMENT, masked["original"], masked["segment_ids"], "type_mean", "uniform", "uniform"
     )
     np.testing.assert_allclose(outcome.totals["ag"], loss, rtol=1e-5)
 

@@ -57,7 +57,7 @@ def test_equation_9_for_every_head(kind):
     objective = attacked(tiny.supervised(tiny.task_model(kind)), tau=0.3)
     params = params_of(objective, batch)
     outcome = compiled(objective)(params, batch)
-    exact, keeper = tiny.float64(params), Keeper(params["adversary"], flat_rows(batch)["sequences"])
+    exact, keeper = tiny.float64(params), Keeper(params["adversary"], flat_rows(batch)["segment_ids"])
     clean, other = task_logits(kind, exact, batch), task_logits(kind, exact, batch, keeper)
     expected = 0.0
     for row in np.flatnonzero(batch["weights"]):
@@ -80,7 +80,7 @@ def test_equation_9_for_every_head(kind):
     np.testing.assert_allclose(outcome.totals["asa"], expected, rtol=2e-4)
     weights = objective.normalizers(batch)
     assert weights["asa"] == weights["task"] and outcome.metrics["asa_loss"][1] == weights["asa"]
-    texts = (flat_rows(batch)["sequences"] > 0).any(-1).sum()
+    texts = (flat_rows(batch)["segment_ids"] > 0).any(-1).sum()
     assert weights["penalty"] == texts
     check_units(outcome, keeper, texts)
     coefficients = {term: float(value) for term, value in objective.coefficients(STEP).items()}
@@ -101,7 +101,7 @@ def test_equation_10_for_every_encoder(name, heads):
     objective = attacked(Pretraining(model, HEAD), shape=model.config, heads=heads, tau=0.1, tau_power=1)
     params = params_of(objective, batch)
     outcome = compiled(objective)(params, batch)
-    exact, keeper = tiny.float64(params), Keeper(params["adversary"], batch["sequences"], 3 if heads == "own" else 1)
+    exact, keeper = tiny.float64(params), Keeper(params["adversary"], batch["segment_ids"], 3 if heads == "own" else 1)
     firsts = np.array([[0, 0], [0, 0], [0, 0], [0, 0], [0, 3], [4, 0]])
     weights = np.array([[1, 0], [1, 0], [1, 0], [0, 0], [1, 1], [1, 0]])
     shown = batch | {"masked_positions": np.concatenate([firsts, batch["masked_positions"]], axis=1)}
@@ -110,7 +110,7 @@ def test_equation_10_for_every_encoder(name, heads):
     expected = {
         "asa": (apart_BM[:, 2:] * batch["masked_weights"]).sum(),
         "asa_sentence": (apart_BM[:, :2] * weights).sum(),
-        "asa_nsp": (symmetric(clean[1], other[1]) * (batch["sequences"] > 0).any(-1)).sum(),
+        "asa_nsp": (symmetric(clean[1], other[1]) * (batch["segment_ids"] > 0).any(-1)).sum(),
     }
     assert set(outcome.totals) == {"mlm", "nsp", "penalty", *expected}
     for term, value in expected.items():
@@ -132,7 +132,7 @@ def test_other_sentence_terms(of):
     if of == "none":
         assert set(outcome.totals) == {"mlm", "nsp", "asa", "asa_nsp", "penalty"}
         return
-    exact, keeper = tiny.float64(params)["encoder"], Keeper(params["adversary"], batch["sequences"])
+    exact, keeper = tiny.float64(params)["encoder"], Keeper(params["adversary"], batch["segment_ids"])
     clean, other = (reference.encode(exact, batch, model.config, keep=keep)[0] for keep in (None, keeper))
     rows, places = [0, 1, 2, 4, 5], [0, 0, 0, 0, 4]
     apart = symmetric(clean, other) if of == "softmax" else ((clean - other) ** 2).mean(-1)
@@ -148,7 +148,7 @@ def test_equation_10_for_replaced_tokens(generator):
     objective = attacked(ReplacedTokens(model, 50.0, (), HEAD), tau=0.1)
     params = params_of(objective, batch)
     outcome = compiled(objective)(params, batch)
-    exact, keeper = tiny.float64(params), Keeper(params["adversary"], batch["sequences"])
+    exact, keeper = tiny.float64(params), Keeper(params["adversary"], batch["segment_ids"])
     shown = {name: np.asarray(field) for name, field in outcome.outputs.encoder_batch.items()}
     assert generator == bool((shown["tokens"] != batch["tokens"]).any())
     logits = []
@@ -159,7 +159,7 @@ def test_equation_10_for_replaced_tokens(generator):
             reference.linear(reference.gelu(reference.linear(hidden, head["dense"])), head["classifier"])[..., 0]
         )
     apart_BL = symmetric(*(np.stack([of, 0 * of], axis=-1) for of in logits))
-    np.testing.assert_allclose(outcome.totals["asa"], apart_BL[batch["sequences"] > 0].sum(), rtol=1e-3)
+    np.testing.assert_allclose(outcome.totals["asa"], apart_BL[batch["segment_ids"] > 0].sum(), rtol=1e-3)
     firsts = apart_BL[[0, 1, 2, 4, 4, 5], [0, 0, 0, 0, 3, 4]].sum()
     np.testing.assert_allclose(outcome.totals["asa_sentence"], firsts, rtol=1e-3)
     check_units(outcome, keeper, 6)
@@ -270,8 +270,8 @@ def test_a_bias_of_guidance_is_in_both_passes():
     objective = attacked(guided, tau=0.1)
     params = params_of(objective, batch)
     outcome = compiled(objective)(params, batch)
-    bias = np.asarray(guidance.bias(guided.guides(batch), jnp.asarray(batch["sequences"]), 3, guided.alpha(STEP)))
-    exact, keeper = tiny.float64(params), Keeper(params["adversary"], batch["sequences"])
+    bias = np.asarray(guidance.bias(guided.guides(batch), jnp.asarray(batch["segment_ids"]), 3, guided.alpha(STEP)))
+    exact, keeper = tiny.float64(params), Keeper(params["adversary"], batch["segment_ids"])
     clean, other = (
         reference.predict(exact, batch, tiny.CONFIG, bias_BHQK=bias, keep=keep)[0] for keep in (None, keeper)
     )
@@ -348,7 +348,7 @@ def test_the_mean_fraction():
     objective = attacked(Pretraining(PretrainingModel(tiny.CONFIG)), count="fraction")
     params = params_of(objective, batch)
     total = compiled(objective)(params, batch).totals["penalty"]
-    keeper = Keeper(params["adversary"], batch["sequences"])
+    keeper = Keeper(params["adversary"], batch["segment_ids"])
     reference.encode(tiny.float64(params)["encoder"], batch, tiny.CONFIG, keep=keeper)
     kept_NB = np.array([(mask * keeper.inside).sum((1, 2, 3)) for mask in keeper.masks.values()])
     np.testing.assert_allclose(total, (kept_NB / np.maximum(keeper.inside.sum((1, 2, 3)), 1)).sum(), rtol=1e-6)

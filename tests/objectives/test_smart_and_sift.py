@@ -15,7 +15,7 @@ from ag_jax.objectives.adversarial.config import AdversarialConfig, SiftConfig, 
 from ag_jax.objectives.adversarial.sift import Normalized, sift
 from ag_jax.objectives.adversarial.smart import MtDnnPerturbation, SmartPerturbation, smart, stable_kl
 from ag_jax.objectives.adversarial.smoothness import symmetric_kl
-from ag_jax.objectives.predictions import Categorical, Counts, Values, YesNo
+from ag_jax.objectives.predictions import Categorical, PredictionWeights, Values, YesNo
 from tests import tiny
 from tests.objectives import perturbed
 
@@ -31,7 +31,7 @@ ATTACKS = {
         inner, dataclasses.replace(SiftConfig(noise=0.1, step_size=0.3, dropout="shared"), **settings), width
     ),
 }
-MIXED = jnp.asarray(tiny.mixed_batch()["sequences"])
+MIXED = jnp.asarray(tiny.mixed_batch()["segment_ids"])
 VALID = np.asarray(MIXED) > 0
 
 
@@ -39,13 +39,13 @@ def test_smart_by_hand():
     """y = w . sum (x + d), R = (w . sum d)^2: every step is along sign(w . sum d) w / max |w|, cut at epsilon."""
     batch, w = perturbed.linear_batch(), np.asarray(perturbed.W["w"], np.float64)
     attacked = smart(perturbed.Linear(), dataclasses.replace(LARGE, steps=2), 3)
-    sequences = jnp.asarray(batch["sequences"])
-    delta = np.asarray(attacked.perturbation.init(NOISE_KEY, sequences), np.float64)
-    assert not delta[batch["sequences"] == 0].any() and delta.any()
+    segment_ids = jnp.asarray(batch["segment_ids"])
+    delta = np.asarray(attacked.perturbation.init(NOISE_KEY, segment_ids), np.float64)
+    assert not delta[batch["segment_ids"] == 0].any() and delta.any()
     for _ in range(2):
         sign = np.sign(delta.sum(1) @ w)[:, None, None]
         delta = np.clip(delta + 0.3 * sign * (w / np.abs(w).max())[None, None], -0.2, 0.2)
-        delta[batch["sequences"] == 0] = 0
+        delta[batch["segment_ids"] == 0] = 0
     delta[3] = 0  # it weighs nothing
     moved = delta.sum(1) @ w
     value = (moved**2).sum() / 3
@@ -65,8 +65,8 @@ def test_smart_as_released_by_hand():
     batch["labels"] = np.array([1, 0, 1, 0], np.float32)
     inner = perturbed.Linear(is_yes_or_no=True)
     attacked = smart(inner, dataclasses.replace(LARGE, mtdnn_compat=True), 3)
-    delta = np.asarray(attacked.perturbation.init(NOISE_KEY, jnp.asarray(batch["sequences"])), np.float64)
-    valid = batch["sequences"][:, :, None]
+    delta = np.asarray(attacked.perturbation.init(NOISE_KEY, jnp.asarray(batch["segment_ids"])), np.float64)
+    valid = batch["segment_ids"][:, :, None]
     y = (batch["vectors"] * valid).sum(1) @ w
     other = y + delta.sum(1) @ w
     q = functions.expit(other)
@@ -89,9 +89,9 @@ def test_sift_by_hand():
     """Of y = w . sum of normalised x: only the clean pass would teach embeddings, and R is (w . sum d)^2."""
     batch, w = perturbed.linear_batch(), np.asarray(perturbed.W["w"], np.float64)
     attacked = ATTACKS["sift"](perturbed.Linear(), 3, weight=4.0)
-    valid, x = batch["sequences"][:, :, None], batch["vectors"].astype(np.float64)
+    valid, x = batch["segment_ids"][:, :, None], batch["vectors"].astype(np.float64)
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-7) * valid
-    delta = np.asarray(attacked.perturbation.init(NOISE_KEY, jnp.asarray(batch["sequences"])), np.float64)
+    delta = np.asarray(attacked.perturbation.init(NOISE_KEY, jnp.asarray(batch["segment_ids"])), np.float64)
     slope = 2 * (delta.sum(1) @ w * batch["weights"])[:, None, None] * w * valid
     delta = delta + 0.3 * slope / (np.abs(slope).max(-1, keepdims=True) + 1e-6)
     residual, moved = (x.sum(1) @ w - batch["labels"]) * batch["weights"], delta.sum(1) @ w * batch["weights"]
@@ -113,8 +113,8 @@ def test_the_same_as_a_plain_loop(name, attack):
     """Around any objective: noise moved along gradients that differentiate everything, then the sum of both losses."""
     (objective, batch), params = perturbed.CASES[name], perturbed.plain(name)[0]
     attacked = ATTACKS[attack](objective, **({} if attack == "sift" else {"steps": 2}))
-    perturbation, counts = attacked.perturbation, objective.counts(batch)
-    rngs, sequences = {"dropout": perturbed.KEY}, jnp.asarray(batch["sequences"]).reshape(-1, tiny.LENGTH)
+    perturbation, weights = attacked.perturbation, objective.prediction_weights(batch)
+    rngs, segment_ids = {"dropout": perturbed.KEY}, jnp.asarray(batch["segment_ids"]).reshape(-1, tiny.LENGTH)
     assert set(attacked.normalizers(batch)) == set(objective.normalizers(batch)) | {
         attacked.term if name == "task" else f"{attacked.term}_{name}" for name in objective.prediction_names
     }
@@ -128,42 +128,42 @@ def test_the_same_as_a_plain_loop(name, attack):
     def sought(params, delta):
         _, clean, other = passes(params, delta)
         fixed = jax.lax.stop_gradient(clean)
-        return sum(perturbation.objective(fixed[name], other[name], counts[name]) for name in counts)
+        return sum(perturbation.objective(fixed[name], other[name], weights[name]) for name in weights)
 
     def loss(params, delta):
         outcome, clean, other = passes(params, delta)
-        weights, coefficients = objective.normalizers(batch), objective.coefficients(perturbed.STEP)
+        divisors, coefficients = objective.normalizers(batch), objective.coefficients(perturbed.STEP)
         value = sum(
-            coefficients[term] * total / jnp.maximum(weights[term], 1) for term, total in outcome.totals.items()
+            coefficients[term] * total / jnp.maximum(divisors[term], 1) for term, total in outcome.totals.items()
         )
-        for name, of in counts.items():
+        for name, of in weights.items():
             total = symmetric_kl(clean[name], other[name], of, attacked.stop_gradient)
-            value += attacked.coefficient * total / of.weights.sum()
+            value += attacked.coefficient * total / of.elements.sum()
         return value
 
     @jax.jit
     def plainly(params):
-        delta = perturbation.init(NOISE_KEY, sequences)
+        delta = perturbation.init(NOISE_KEY, segment_ids)
         for _ in range(attacked.steps):
-            slope = jnp.where(sequences[:, :, None] > 0, jax.grad(sought, argnums=(0, 1))(params, delta)[1], 0)
-            delta = jnp.where(sequences[:, :, None] > 0, perturbation.update(delta, slope, sequences), 0)
+            slope = jnp.where(segment_ids[:, :, None] > 0, jax.grad(sought, argnums=(0, 1))(params, delta)[1], 0)
+            delta = jnp.where(segment_ids[:, :, None] > 0, perturbation.update(delta, slope, segment_ids), 0)
         return *jax.value_and_grad(loss)(params, jax.lax.stop_gradient(delta)), delta
 
     value, gradient, delta = plainly(params)
     found, metrics, found_gradient = perturbed.trained(attacked, params, batch)
     np.testing.assert_allclose(found, value, rtol=1e-4)
     np.testing.assert_allclose(
-        metrics["delta_norm"][0], metrics["delta_norm"][1] * mean_length(delta, sequences), rtol=1e-3
+        metrics["delta_norm"][0], metrics["delta_norm"][1] * mean_length(delta, segment_ids), rtol=1e-3
     )
     perturbed.close(found_gradient, gradient, rtol=2e-3, atol=1e-4)
     assert attack != "smart" or found > perturbed.plain(name)[1][0] + 1e-6
 
 
-def mean_length(delta, sequences):
+def mean_length(delta, segment_ids):
     """Of the texts of all rows, one after another."""
     lengths = [
         np.sqrt((np.asarray(row)[of == text] ** 2).sum())
-        for row, of in zip(delta, np.asarray(sequences), strict=True)
+        for row, of in zip(delta, np.asarray(segment_ids), strict=True)
         for text in range(1, of.max() + 1)
     ]
     return np.mean(lengths)
@@ -193,8 +193,8 @@ class Constant:
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
-    def init(self, key, sequences):
-        return jnp.where(sequences[:, :, None] > 0, 0.05 * jnp.cos(jnp.arange(self.inner.width)), 0.0)
+    def init(self, key, segment_ids):
+        return jnp.where(segment_ids[:, :, None] > 0, 0.05 * jnp.cos(jnp.arange(self.inner.width)), 0.0)
 
 
 def test_where_smart_goes():
@@ -288,31 +288,31 @@ def test_dropout_is_shared_or_not():
 def test_symmetric_kl():
     rng = np.random.default_rng(0)
     p, q = (jnp.asarray(rng.standard_normal((2, 5)), jnp.float32) for _ in range(2))
-    counts = Counts(jnp.array([1.0, 2.0]))
+    weights = PredictionWeights(jnp.array([1.0, 2.0]))
     of_p, of_q = (functions.softmax(np.asarray(logits, np.float64), axis=-1) for logits in (p, q))
     both = (functions.rel_entr(of_p, of_q) + functions.rel_entr(of_q, of_p)).sum(-1)
-    np.testing.assert_allclose(symmetric_kl(Categorical(p), Categorical(q), counts, "none"), both @ [1, 2], rtol=1e-5)
+    np.testing.assert_allclose(symmetric_kl(Categorical(p), Categorical(q), weights, "none"), both @ [1, 2], rtol=1e-5)
     numbers = [Values(of[:, 0]) for of in (p, q)]
     wanted = (p[:, 0] - q[:, 0]) ** 2 @ np.array([1, 2])
     for stop, learns in (("none", True), ("targets", True), ("clean", False)):
-        value, slope = jax.value_and_grad(lambda a, stop=stop: symmetric_kl(Values(a), numbers[1], counts, stop))(
+        value, slope = jax.value_and_grad(lambda a, stop=stop: symmetric_kl(Values(a), numbers[1], weights, stop))(
             p[:, 0]
         )
         np.testing.assert_allclose(value, wanted, rtol=1e-5)
         np.testing.assert_allclose(slope, 2 * (p[:, 0] - q[:, 0]) * np.array([1, 2]) if learns else 0, rtol=1e-5)
-    found = stable_kl(p, q, counts.weights)
+    found = stable_kl(p, q, weights.elements)
     logits = [functions.logit(of) for of in (of_p, of_q)]
     np.testing.assert_allclose(found, (2 * of_q * (logits[1] - logits[0])).sum(-1) @ [1, 2], rtol=1e-3)
 
     def seek(b):
         perturbation = ATTACKS["sift"](perturbed.Linear()).perturbation
-        return perturbation.objective(Categorical(p), Categorical(b), counts)
+        return perturbation.objective(Categorical(p), Categorical(b), weights)
 
     fixed = jax.nn.softmax(p), jnp.array([[1.0], [2.0]])  # of KL(p || q) by q's logits: softmax(q) - softmax(p)
     np.testing.assert_allclose(jax.grad(seek)(q), (jax.nn.softmax(q) - fixed[0]) * fixed[1], atol=1e-6)
-    yes = MtDnnPerturbation(SmartConfig(mtdnn_compat=True), 5).objective(YesNo(p[:, 0]), YesNo(q[:, 0]), counts)
+    yes = MtDnnPerturbation(SmartConfig(mtdnn_compat=True), 5).objective(YesNo(p[:, 0]), YesNo(q[:, 0]), weights)
     stacked = [jnp.stack([of[:, 0], 0 * of[:, 0]], -1) for of in (p, q)]
-    np.testing.assert_allclose(yes, stable_kl(*stacked, counts.weights), rtol=1e-6)
+    np.testing.assert_allclose(yes, stable_kl(*stacked, weights.elements), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def case(kind, style="roberta"):
 
 
 def flat_rows(batch):
-    return {name: batch[name].reshape(-1, tiny.LENGTH) for name in ("tokens", "sequences", "segments")}
+    return {name: batch[name].reshape(-1, tiny.LENGTH) for name in ("tokens", "segment_ids", "token_type_ids")}
 
 
 def numpy_logits(kind, style, params, batch):
@@ -161,7 +161,7 @@ def test_guidance_in_fine_tuning():
     check_parts(results)
     loss, metrics, gradient = results[1]
     plain, _, plain_gradient = compiled(tiny.supervised(model), 1)(params, batch, jax.random.key(0))
-    texts = (flat_rows(batch)["sequences"] > 0).any(-1).sum()
+    texts = (flat_rows(batch)["segment_ids"] > 0).any(-1).sum()
     assert float(metrics["ag_loss"][1]) == texts
     np.testing.assert_allclose(loss, plain + 3 * 5 / 8 * metrics["ag_loss"][0] / texts, rtol=1e-5)
     assert distance(gradient, plain_gradient) > 0.01

@@ -53,32 +53,32 @@ class Case:
     def _batch(self, seed: int):
         rng = np.random.default_rng(seed)
         shape = (len(LENGTHS), max(LENGTHS))
-        sequences = (np.arange(shape[1])[None, :] < np.array(LENGTHS)[:, None]).astype(np.int32)
-        tokens = np.where(sequences > 0, rng.integers(5, self.vocabulary, shape), self.pad).astype(np.int32)
+        segment_ids = (np.arange(shape[1])[None, :] < np.array(LENGTHS)[:, None]).astype(np.int32)
+        tokens = np.where(segment_ids > 0, rng.integers(5, self.vocabulary, shape), self.pad).astype(np.int32)
         kinds = max(self.opened.model.config.token_types, 1)
         labels = rng.integers(5, self.vocabulary, shape).astype(np.int32)
         return {
             "tokens": tokens,
             "original": tokens,
-            "sequences": sequences,
-            "segments": rng.integers(0, kinds, shape).astype(np.int32) * sequences,
+            "segment_ids": segment_ids,
+            "token_type_ids": rng.integers(0, kinds, shape).astype(np.int32) * segment_ids,
             "masked_positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
             "masked_labels": labels,
-            "masked_weights": ((rng.random(shape) < 0.4) & (sequences > 0)).astype(np.float32),
+            "masked_weights": ((rng.random(shape) < 0.4) & (segment_ids > 0)).astype(np.float32),
             "next_labels": np.arange(shape[0], dtype=np.int32) % 2,
         }
 
     def ask(self, theirs, **options):
         """What one of their models says of the batch."""
         batch = {name: torch.tensor(value, dtype=torch.long) for name, value in self.batch.items()}
-        inputs = {"input_ids": batch["tokens"], "attention_mask": batch["sequences"]}
+        inputs = {"input_ids": batch["tokens"], "attention_mask": batch["segment_ids"]}
         if self.opened.model.config.token_types > 1:
-            inputs["token_type_ids"] = batch["segments"]
+            inputs["token_type_ids"] = batch["token_type_ids"]
         return theirs(**inputs, **options)
 
     @property
     def valid(self):
-        return self.batch["sequences"] > 0
+        return self.batch["segment_ids"] > 0
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
@@ -124,8 +124,8 @@ def test_losses_and_gradients(case):
     def loss(params):
         if case.detects:
             logits_BL = case.opened.model.apply({"params": params}, batch, deterministic=True).replaced_BL
-            total, _ = detection_loss(logits_BL, batch["masked_weights"] > 0, batch["sequences"] > 0)
-            return total / (batch["sequences"] > 0).sum()
+            total, _ = detection_loss(logits_BL, batch["masked_weights"] > 0, batch["segment_ids"] > 0)
+            return total / (batch["segment_ids"] > 0).sum()
         objective = Pretraining(case.opened.model)
         totals, weights = (
             tiny.evaluate(objective, params, batch, None, jnp.int32(0)).totals,

@@ -65,19 +65,23 @@ def make(family, kind, directory, **settings):
 def make_batch(kind, tokenizer):
     rng = np.random.default_rng(0)
     length = max(LENGTHS)
-    sequences = (np.arange(length) < np.array(LENGTHS)[:, None]).astype(np.int32)
+    segment_ids = (np.arange(length) < np.array(LENGTHS)[:, None]).astype(np.int32)
     tokens = np.where(
-        sequences > 0, rng.integers(5, tokenizer.vocabulary_size, sequences.shape), tokenizer.specials.pad
+        segment_ids > 0, rng.integers(5, tokenizer.vocabulary_size, segment_ids.shape), tokenizer.specials.pad
     )
-    fields = {"tokens": tokens.astype(np.int32), "sequences": sequences, "segments": np.zeros_like(sequences)}
+    fields = {
+        "tokens": tokens.astype(np.int32),
+        "segment_ids": segment_ids,
+        "token_type_ids": np.zeros_like(segment_ids),
+    }
     if kind == "choice":
         fields = {name: field.reshape(2, 2, length) for name, field in fields.items()}
         fields["choice_weights"] = np.ones((2, 2), np.float32)
-    return fields | {"span_weights": np.ones(sequences.shape, np.float32)}
+    return fields | {"span_weights": np.ones(segment_ids.shape, np.float32)}
 
 
 def ask(theirs, batch):
-    inputs = {"input_ids": batch["tokens"], "attention_mask": batch["sequences"]}
+    inputs = {"input_ids": batch["tokens"], "attention_mask": batch["segment_ids"]}
     with torch.no_grad():
         out = theirs(**{name: torch.tensor(field, dtype=torch.long) for name, field in inputs.items()})
     if "start_logits" in out:
@@ -99,7 +103,7 @@ def test_there_and_back(family, kind, tmp_path):
     )
     assert wanted.std() > 0.01, "the comparison would be weak on even logits"
     if kind in ("tagging", "span"):
-        said, wanted = said[batch["sequences"] > 0], wanted[batch["sequences"] > 0]
+        said, wanted = said[batch["segment_ids"] > 0], wanted[batch["segment_ids"] > 0]
     np.testing.assert_allclose(said.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-4)
 
     out = exporting.convert(epath.Path(tmp_path / "tuned"), None, str(tmp_path / "ours"))

@@ -34,7 +34,7 @@ def test_config_survives_json():
         ("training.tensorboard", 1, "training.tensorboard must be of type bool, got 1"),
         ("training.milestones", 0.5, "training.milestones must be a list"),
         ("comparison.seeds", (1, "a"), "comparison.seeds must be of type int, got 'a'"),
-        ("comparison.seeds", (1, 1), "must be different integers"),
+        ("comparison.seeds", (1, 1), "must be one or more integers without repetition"),
         ("optimizer.learning_rate", "fast", "optimizer.learning_rate must be of type float"),
         ("optimizer.learning_rate", -1, "optimizer.learning_rate must be above 0"),
         ("optimizer.decay", "cosine", "optimizer.decay must be one of linear, constant"),

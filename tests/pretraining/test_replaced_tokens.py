@@ -149,10 +149,10 @@ def test_the_plateau_is_what_replacing_costs_whoever_knows_the_frequencies(overr
     corpus = pipeline.prepare(config.data)
     batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, 8, seed=0)
     drawn = [batches.at(step) for step in range(3000)]
-    tokens, original, sequences = (
-        np.concatenate([batch[name] for batch in drawn]) for name in ("tokens", "original", "sequences")
+    tokens, original, segment_ids = (
+        np.concatenate([batch[name] for batch in drawn]) for name in ("tokens", "original", "segment_ids")
     )
-    seen, changed = tokens[sequences > 0], (tokens != original)[sequences > 0]
+    seen, changed = tokens[segment_ids > 0], (tokens != original)[segment_ids > 0]
     number = np.bincount(seen, minlength=300)
     share = np.bincount(seen, weights=changed, minlength=300) / np.maximum(number, 1)
     empirical = (number * plateau.binary_entropy(share)).sum() / number.sum()

@@ -30,8 +30,8 @@ def batch(seed: int) -> dict[str, np.ndarray]:
     return {
         "tokens": tokens,
         "original": tokens,
-        "sequences": (np.arange(LENGTH)[None, :] < lengths[:, None]).astype(np.int32),
-        "segments": np.zeros((ROWS, LENGTH), np.int32),
+        "segment_ids": (np.arange(LENGTH)[None, :] < lengths[:, None]).astype(np.int32),
+        "token_type_ids": np.zeros((ROWS, LENGTH), np.int32),
         "masked_positions": random.integers(0, 5, (ROWS, MASKED), dtype=np.int32),
         "masked_labels": random.integers(5, WORDS, (ROWS, MASKED), dtype=np.int32),
         "masked_weights": weights,

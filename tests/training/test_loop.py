@@ -71,7 +71,7 @@ def test_summary(uninterrupted):
     by_interval = [sum(totals[:5]), sum(totals[5:10]), sum(totals[10:])]
     expected = np.average([row["mlm_loss"] for row in train], weights=by_interval)
     assert summary["average_train_loss"] == pytest.approx(expected, rel=1e-6)
-    assert summary["tokens_seen"] == sum(int(batch(step)["sequences"].sum()) for step in range(12))
+    assert summary["tokens_seen"] == sum(int(batch(step)["segment_ids"].sum()) for step in range(12))
 
 
 def test_rows_hold_coefficients_and_masses(uninterrupted):

@@ -79,7 +79,10 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
 
 
 def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternTokens) -> Figure:
-    """Draw the attention mass of all heads on each pattern, guided heads framed, and each head's strongest pattern."""
+    """Draw every head's attention mass on each pattern, in a panel for each pattern; guided heads are framed.
+
+    A last panel shows for every head the pattern on which its mass is largest.
+    """
     masses, colours = attention_mass(maps, special, assignment), _pattern_colours(assignment)
     layers, heads = maps.weights_NHQK.shape[:2]
     owners = head_patterns(assignment, heads)

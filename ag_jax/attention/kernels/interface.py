@@ -206,7 +206,7 @@ class Kernel(Protocol):
 
 
 def target(shift: Array | int, weights: Array, query: Array, key: Array) -> Array:
-    """Return a head's target P: 1 where the key is `shift` positions after the query, otherwise the key's weight."""
+    """Return a head's target P: 1 where the key is `shift` positions after the query, else the entry of `weights`."""
     return jnp.where(key - query == shift, 1.0, weights)
 
 

@@ -1,6 +1,8 @@
 """Batches of features in a few shapes: rows of similar length share a batch, so that batches have little padding.
 
-    tokens, sequences, segments   int32 [B, L]      token ids, segment ids, token types; choice, ranking: [B, C, L]
+    tokens                        int32 [B, L]      token ids; choice, ranking: [B, C, L], as in the next two
+    segment_ids                   int32 [B, L]      1 on the text, 0 on padding
+    token_type_ids                int32 [B, L]      1 on the second text of a pair, else 0
     weights                       float32 [B]       1; 0 for a filler row or a row whose label is not known
     rows                          int32 [B]         index of the row in the features, -1 for a filler row
     labels                        int32 [B]         classification

@@ -15,7 +15,7 @@ from typing import Any
 from ag_jax.data.json_files import parse_json
 
 Record = Mapping[str, Any]
-Placed = tuple[str, Record | ValueError]
+LocatedRecord = tuple[str, Record | ValueError]
 
 csv.field_size_limit(2**24)  # news articles exceed the library's default of 128 KiB
 
@@ -32,14 +32,14 @@ def read_text(file: pathlib.Path) -> str:
         raise ValueError(f"{file} is not text in UTF-8 ({error}); copy it anew") from error
 
 
-def jsonl(file: pathlib.Path) -> Iterator[Placed]:
+def jsonl(file: pathlib.Path) -> Iterator[LocatedRecord]:
     """Yield the records of a JSON-lines file, which has one object per line; blank lines are left out."""
     for number, line in enumerate(read_text(file).split("\n"), 1):
         if line.strip():
             yield f"line {number}", _object(line)
 
 
-def tsv(file: pathlib.Path, header: bool = True) -> Iterator[Placed]:
+def tsv(file: pathlib.Path, header: bool = True) -> Iterator[LocatedRecord]:
     """Yield the records of a tab-separated table in which quotes have no meaning.
 
     header: whether the first line has the names of the fields; otherwise they are "0", "1", ...
@@ -56,7 +56,7 @@ def tsv(file: pathlib.Path, header: bool = True) -> Iterator[Placed]:
         yield f"line {number}", _row(names, fields)
 
 
-def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
+def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[LocatedRecord]:
     """Yield the records of a table with a header and quoted fields, as spreadsheets write it.
 
     A field in quotes may contain line breaks.
@@ -88,7 +88,7 @@ def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[Placed]:
         begins = rows.line_num + 1
 
 
-def columns(file: pathlib.Path) -> Iterator[Placed]:
+def columns(file: pathlib.Path) -> Iterator[LocatedRecord]:
     """Yield the sentences of a CoNLL file, which has one word per line and blank lines between sentences.
 
     The word is in the first column and its tag in the last one. -DOCSTART- lines are left out.
@@ -112,7 +112,7 @@ def columns(file: pathlib.Path) -> Iterator[Placed]:
             words, tags, begins, error = [], [], 0, None
 
 
-def dialogues(file: pathlib.Path) -> Iterator[Placed]:
+def dialogues(file: pathlib.Path) -> Iterator[LocatedRecord]:
     """Yield the dialogues of a DREAM file, which is a JSON list of [turns, questions, id]."""
     for number, entry in enumerate(_json(file, list), 1):
         if isinstance(entry, list) and len(entry) == 3:
@@ -122,7 +122,7 @@ def dialogues(file: pathlib.Path) -> Iterator[Placed]:
             yield f"dialogue {number}", ValueError(f"expected [turns, questions, id], got {entry!r}")
 
 
-def articles(file: pathlib.Path) -> Iterator[Placed]:
+def articles(file: pathlib.Path) -> Iterator[LocatedRecord]:
     """Read the articles of a SQuAD file and yield their questions, each with its context.
 
     The file is {"data": [{"paragraphs": [{"context", "qas": [...]}]}]}.
@@ -133,7 +133,7 @@ def articles(file: pathlib.Path) -> Iterator[Placed]:
             yield from _questions(place, paragraph, {"context": _field(paragraph, "context")})
 
 
-def passages(file: pathlib.Path) -> Iterator[Placed]:
+def passages(file: pathlib.Path) -> Iterator[LocatedRecord]:
     """Read the passages of a ReCoRD file and yield their queries, each with its passage.
 
     The file is {"data": [{"passage", "qas": [...]}]} or, in SuperGLUE's form, a .jsonl file of {"passage", "qas"}.
@@ -149,13 +149,13 @@ def passages(file: pathlib.Path) -> Iterator[Placed]:
             yield from _questions(place, entry, {"passage": _field(entry, "passage")})
 
 
-def tree(folder: pathlib.Path) -> Iterator[Placed]:
+def tree(folder: pathlib.Path) -> Iterator[LocatedRecord]:
     """Yield the articles of a RACE folder, each with its path in the folder; each .txt file is an article, in JSON."""
     for file in sorted(folder.rglob("*.txt")):
         yield f"{file.relative_to(folder)}", _object(read_text(file))
 
 
-CONTAINERS: dict[str, Callable[..., Iterator[Placed]]] = {
+CONTAINERS: dict[str, Callable[..., Iterator[LocatedRecord]]] = {
     function.__name__: function for function in (jsonl, tsv, quoted, columns, dialogues, articles, passages, tree)
 }
 
@@ -197,7 +197,7 @@ def _list(entry: Any, name: str) -> list[Any]:
     return found if isinstance(found, list) else [None]  # None becomes a record that is rejected
 
 
-def _questions(place: str, entry: Any, common: Record) -> Iterator[Placed]:
+def _questions(place: str, entry: Any, common: Record) -> Iterator[LocatedRecord]:
     for number, question in enumerate(_list(entry, "qas"), 1):
         if isinstance(question, dict):
             yield f"{place}, question {number}", {**question, **common}

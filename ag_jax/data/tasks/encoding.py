@@ -58,8 +58,8 @@ def encode_choices(task: Task, examples: Sequence[Choices], tokenizer: Tokenizer
     """Encode multiple-choice examples, whose candidates are pairs of texts: each example becomes a stack of token
     sequences, one sequence for each candidate.
 
-    For an example with C candidates, of which the longest has L tokens, `tokens`, `sequences` and `segments` have the
-    shape [C, L], and `labels` and `choice_weights` the shape [C].
+    For an example with C candidates, of which the longest has L tokens, `tokens`, `segment_ids` and `token_type_ids`
+    have the shape [C, L], and `labels` and `choice_weights` the shape [C].
     """
     ids = ids_of(tokenizer, [text for example in examples for pair in example.pairs for text in pair])
     rows, truncated = [], 0
@@ -70,8 +70,8 @@ def encode_choices(task: Task, examples: Sequence[Choices], tokenizer: Tokenizer
         longest = max(len(candidate["tokens"]) for candidate in candidates)
         row: FeatureRow = {
             "tokens": np.full((len(candidates), longest), settings.specials.pad, np.int32),
-            "sequences": np.zeros((len(candidates), longest), np.int8),
-            "segments": np.zeros((len(candidates), longest), np.int8),
+            "segment_ids": np.zeros((len(candidates), longest), np.int8),
+            "token_type_ids": np.zeros((len(candidates), longest), np.int8),
         }
         for name, field in row.items():
             for number, candidate in enumerate(candidates):

@@ -28,7 +28,7 @@ def ranked(task: Task) -> Task:
     """
     if task.name not in RIGHT:
         raise ValueError(
-            f"task {task.name} cannot be ranked: expected the task {' or '.join(RIGHT)}; set "
+            f"task {task.name} cannot be trained as a ranking: expected the task {' or '.join(RIGHT)}; set "
             f"tasks.{task.name}.ranking=False"
         )
     kind = "ranking" if task.name == "qnli" else "choice"

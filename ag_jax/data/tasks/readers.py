@@ -11,7 +11,7 @@ import numpy as np
 
 from ag_jax.data import prepared
 from ag_jax.data.tasks import choice, spans, tagging, texts
-from ag_jax.data.tasks.containers import CONTAINERS, Placed, Record
+from ag_jax.data.tasks.containers import CONTAINERS, LocatedRecord, Record
 from ag_jax.data.tasks.task import Example, Examples, FileLayout, Task, is_held_out, is_labelled
 
 Parser = Callable[[Record, Task, bool], Sequence[Example]]
@@ -122,7 +122,7 @@ def _prepared(task: Task, split: str) -> tuple[FileLayout, list[pathlib.Path]]:
     return layout, [prepared.directory(name) for name in layout.folders]
 
 
-def _records(layout: FileLayout, file: pathlib.Path, split: str) -> Iterator[Placed]:
+def _records(layout: FileLayout, file: pathlib.Path, split: str) -> Iterator[LocatedRecord]:
     """Yield (location, record) for each record of a file; a record is a dict with an "id", and with its other fields
     under the names that the task's parser expects.
 
@@ -149,7 +149,7 @@ def _renamed(record: Record, names: Mapping[str, Any], number: int) -> Record | 
     return renamed
 
 
-def _tfds(folder: pathlib.Path, split: str) -> Iterator[Placed]:
+def _tfds(folder: pathlib.Path, split: str) -> Iterator[LocatedRecord]:
     builder, records = prepared.records(folder, split)
     names = {name: _class_names(feature) for name, feature in builder.info.features.items()}
     for number, record in enumerate(records):

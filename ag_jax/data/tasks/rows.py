@@ -48,7 +48,7 @@ class RowSettings:
 
     specials: the tokenizer's special tokens.
     max_length: the most tokens of a row.
-    segments: the number of the model's token types; with 2, the second text of a pair has token type 1.
+    token_types: the number of the model's token types; with 2, the second text of a pair has token type 1.
     training: leave out windows without the answer, in tasks where every question has an answer.
     stride: tokens from one window of a context to the next, at most half a window.
     Raises ValueError if stride is below 1 or max_length below `SHORTEST`.
@@ -56,7 +56,7 @@ class RowSettings:
 
     specials: SpecialTokens
     max_length: int
-    segments: int
+    token_types: int
     training: bool = False
     stride: int = 128
 
@@ -75,7 +75,7 @@ class RowSettings:
     def row(self, first: Sequence[int], second: Sequence[int] | None = None) -> FeatureRow:
         """Return the token ids, segment ids and token type ids of one text or a pair, which must fit into the row.
 
-        They are the fields `tokens`, `sequences` (1 everywhere) and `segments` (1 on the second text) of a batch.
+        They are fields of a batch: `tokens`, `segment_ids` (1 everywhere) and `token_type_ids` (1 on the second text).
         """
         special = self.specials
         ids = [special.begin, *first]
@@ -84,10 +84,10 @@ class RowSettings:
         begin = len(ids)
         ids += [*(second or ()), special.end]
         tokens = np.asarray(ids, np.int32)
-        segments = np.zeros(len(ids), np.int8)
-        if second is not None and self.segments > 1:
-            segments[begin:] = 1
-        return {"tokens": tokens, "sequences": np.ones(len(ids), np.int8), "segments": segments}
+        token_types = np.zeros(len(ids), np.int8)
+        if second is not None and self.token_types > 1:
+            token_types[begin:] = 1
+        return {"tokens": tokens, "segment_ids": np.ones(len(ids), np.int8), "token_type_ids": token_types}
 
 
 def longest_first(first: Sequence[int], second: Sequence[int], room: int) -> tuple[Sequence[int], Sequence[int]]:

@@ -2,9 +2,9 @@
 
     tokens            int32 [B, L]    the encoder's input: corrupted token ids, padded on the right
     original          int32 [B, L]    the token ids before corruption
-    sequences         int32 [B, L]    segment ids: 1, 2, ... for the texts that share the row, without attention between
+    segment_ids       int32 [B, L]    segment ids: 1, 2, ... for the texts that share the row, without attention between
                                       them; 0 on padding
-    segments          int32 [B, L]    token type ids: 1 on the second segment of a pair, else 0
+    token_type_ids    int32 [B, L]    token types: 1 on the second segment of a pair, else 0
     masked_positions  int32 [B, M]    positions to predict, ascending; 0 in unused slots
     masked_labels     int32 [B, M]    the original token ids at `masked_positions`; 0 in unused slots
     masked_weights    float32 [B, M]  1 in used slots, 0 in unused ones
@@ -30,8 +30,8 @@ def empty_batch(config: DataConfig, rows: int) -> HostBatch:
     fields: dict[str, tuple[tuple[int, ...], type]] = {
         "tokens": (row, np.int32),
         "original": (row, np.int32),
-        "sequences": (row, np.int32),
-        "segments": (row, np.int32),
+        "segment_ids": (row, np.int32),
+        "token_type_ids": (row, np.int32),
         "masked_positions": (slots, np.int32),
         "masked_labels": (slots, np.int32),
         "masked_weights": (slots, np.float32),
@@ -68,14 +68,14 @@ def make_batch(
     tokens_BL, lengths_B = rows.gather(row_B, config.sequence_length, pad=tokenizer.specials.pad)
     tokens_BL[~present_B] = tokenizer.specials.pad
     lengths_B = np.where(present_B, lengths_B, 0)
-    sequences_BL = np.where(present_B[:, None], rows.segment_ids(row_B, config.sequence_length), 0)
+    segments_BL = np.where(present_B[:, None], rows.segment_ids(row_B, config.sequence_length), 0)
 
     masked = corruption.mask(config.masking, tokens_BL, lengths_B, row_B, epoch_B, seed, tokenizer, unigram)
     batch = {
         "tokens": masked.tokens_BL,
         "original": tokens_BL,
-        "sequences": sequences_BL,
-        "segments": np.zeros_like(tokens_BL),
+        "segment_ids": segments_BL,
+        "token_type_ids": np.zeros_like(tokens_BL),
         "masked_positions": masked.positions_BM,
         "masked_labels": masked.labels_BM,
         "masked_weights": masked.weights_BM,
@@ -83,6 +83,6 @@ def make_batch(
     if rows.has_pairs:
         second_B = rows.second_start[row_B]
         is_second_BL = np.arange(config.sequence_length) >= second_B[:, None]
-        batch["segments"] = (is_second_BL & (sequences_BL > 0)).astype(np.int32)
+        batch["token_type_ids"] = (is_second_BL & (segments_BL > 0)).astype(np.int32)
         batch["next_labels"] = np.where(present_B, rows.is_random_next[row_B], 0).astype(np.int32)
     return batch

@@ -87,7 +87,8 @@ def mask(
     if config.replacement == "unigram":
         if unigram is None:
             raise ValueError(
-                "data.masking.replacement='unigram' needs the frequencies of the training text: give `unigram`"
+                "data.masking.replacement='unigram' needs the word frequencies of the training text: pass them as the "
+                "argument `unigram`"
             )
         inputs_BM = unigram.draw(row_B1, _UNIGRAM_STREAM, positions_BM)
     else:

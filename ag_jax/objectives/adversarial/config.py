@@ -160,7 +160,7 @@ class SmartConfig:
 
     @property
     def length_of_step(self) -> float:
-        """Step size of the ascent: `step_size` if it is set, else 1e-3, or 1e-5 with `mtdnn_compat`."""
+        """Step size of the ascent: `step_size` if it is set, else 1e-3, or mt-dnn's 1e-5 with `mtdnn_compat`."""
         return self.step_size or (1e-5 if self.mtdnn_compat else 1e-3)
 
 

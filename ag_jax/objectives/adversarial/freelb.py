@@ -59,40 +59,40 @@ class FreeLB(Wrapper):
         # cost 2 P - 1.
         run = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
         # Before `begin_step` all passes run, unperturbed: the compiled step is the same.
-        sequences_BL, has_begun = perturbation.encoder_segments(batch), step >= self.config.begin_step
-        delta_BLE = self.init(jax.random.fold_in(rngs["dropout"], _INITIAL), sequences_BL)
+        segments_BL, has_begun = perturbation.encoder_segments(batch), step >= self.config.begin_step
+        delta_BLE = self.init(jax.random.fold_in(rngs["dropout"], _INITIAL), segments_BL)
         delta_BLE = jnp.where(has_begun, delta_BLE, 0.0)
         sums: Any = None
         slope_BLE = None
         # A Python loop, because there are few passes and the first one has no step before it.
         for number in range(self.config.passes):
             if number:  # no step after the last pass, whose gradient only the parameters use
-                delta_BLE = jnp.where(has_begun, self.update(delta_BLE, slope_BLE, sequences_BL), delta_BLE)
+                delta_BLE = jnp.where(has_begun, self.update(delta_BLE, slope_BLE, segments_BL), delta_BLE)
             value, (gradient, slope_BLE) = run(params, delta_BLE, self._rngs(rngs, number))
             sums = (value, gradient) if sums is None else jax.tree.map(jnp.add, sums, (value, gradient))
         # Metrics are (total, weight) pairs, of which both are summed and both are divided.
         (mean, metrics), gradient = jax.tree.map(lambda leaf: leaf / self.config.passes, sums)
-        metrics["delta_norm"] = perturbation.length_metric(delta_BLE, sequences_BL)
+        metrics["delta_norm"] = perturbation.length_metric(delta_BLE, segments_BL)
         return (mean, metrics), gradient
 
-    def init(self, key: Array, sequences_BL: Array) -> Array:
+    def init(self, key: Array, segments_BL: Array) -> Array:
         """Return the initial perturbation delta_0, `BLE`; its norm on each text is at most `init_magnitude`."""
-        drawn_BLE = 2 * dropout.uniform(key, (*sequences_BL.shape, self.width)) - 1
-        components_BL = jnp.maximum(segments.sizes(sequences_BL) * self.width, 1).astype(jnp.float32)
+        drawn_BLE = 2 * dropout.uniform(key, (*segments_BL.shape, self.width)) - 1
+        components_BL = jnp.maximum(segments.sizes(segments_BL) * self.width, 1).astype(jnp.float32)
         scale_BL = self.config.init_magnitude / jnp.sqrt(components_BL)
-        return perturbation.on_texts(drawn_BLE * scale_BL[:, :, None], sequences_BL)
+        return perturbation.on_texts(drawn_BLE * scale_BL[:, :, None], segments_BL)
 
-    def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
+    def update(self, delta_BLE: Array, slope_BLE: Array, segments_BL: Array) -> Array:
         """Return the perturbation after one step along each text's gradient, scaled down where `max_norm` is exceeded.
 
         `max_norm` bounds the norm of a text's perturbation; if it is not set, nothing is scaled.
         """
-        slope_BLE = perturbation.on_texts(slope_BLE, sequences_BL)
-        length_BL1 = jnp.maximum(perturbation.norms(slope_BLE, sequences_BL), _SMALLEST)
+        slope_BLE = perturbation.on_texts(slope_BLE, segments_BL)
+        length_BL1 = jnp.maximum(perturbation.norms(slope_BLE, segments_BL), _SMALLEST)
         moved_BLE = delta_BLE + self.config.step_size * slope_BLE / length_BL1
         if not self.config.max_norm:
             return moved_BLE
-        moved_BL1 = perturbation.norms(moved_BLE, sequences_BL)
+        moved_BL1 = perturbation.norms(moved_BLE, segments_BL)
         is_outside_BL1 = moved_BL1 > self.config.max_norm
         return moved_BLE * jnp.where(
             is_outside_BL1, self.config.max_norm / jnp.where(is_outside_BL1, moved_BL1, 1.0), 1.0

@@ -51,16 +51,16 @@ class RandomMasks:
     policy: MaskPolicy = flax.struct.field(pytree_node=False)
 
     def __call__(
-        self, hidden_BLD: Array, sequences_BL: Array, probabilities: Callable[[], Array], key: Array | None
+        self, hidden_BLD: Array, segments_BL: Array, probabilities: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
         """Return random masks for one layer. Raises ValueError without a key."""
         if key is None:
             raise ValueError(
                 "random masks need a random key: pass `rngs` with a key `dropout` to the model, as a training step does"
             )
-        batch, length = sequences_BL.shape
+        batch, length = segments_BL.shape
         uniform_B1QK = dropout.uniform(key, (batch, 1, length, length))
-        return self.policy.mask((uniform_B1QK >= self.share_N).astype(jnp.float32), sequences_BL)
+        return self.policy.mask((uniform_B1QK >= self.share_N).astype(jnp.float32), segments_BL)
 
 
 @flax.struct.dataclass
@@ -74,15 +74,15 @@ class LargestMasks:
     policy: MaskPolicy = flax.struct.field(pytree_node=False)
 
     def __call__(
-        self, hidden_BLD: Array, sequences_BL: Array, probabilities: Callable[[], Array], key: Array | None
+        self, hidden_BLD: Array, segments_BL: Array, probabilities: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
         """Return the masks of one layer, computed from its attention weights `probabilities()`."""
         weights_BQK = jax.lax.stop_gradient(probabilities())
-        ranked_BQK = jnp.where(segments.same_segment_mask(sequences_BL), -weights_BQK, 1.0)
+        ranked_BQK = jnp.where(segments.same_segment_mask(segments_BL), -weights_BQK, 1.0)
         rank_BQK = jnp.argsort(jnp.argsort(ranked_BQK, axis=-1), axis=-1)
-        number_BQ = jnp.floor(self.share_N * segments.sizes(sequences_BL) + 0.5)
+        number_BQ = jnp.floor(self.share_N * segments.sizes(segments_BL) + 0.5)
         keep_BQK = (rank_BQK >= number_BQ[:, :, None]).astype(jnp.float32)
-        return self.policy.mask(keep_BQK[:, None], sequences_BL)
+        return self.policy.mask(keep_BQK[:, None], segments_BL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,10 @@ class NaiveMasks:
 def naive_masking(
     inner: Objective, method: str, config: FixedMaskConfig, layers: int, steps: int, trace: Trace | None
 ) -> AttackedAttention:
-    """Return the objective `inner` under an attack with non-learned masks."""
+    """Return the objective `inner` under an attack by fixed masks, drawn by a rule that is not learnt.
+
+    trace: see `NaiveMasks`.
+    """
     return AttackedAttention(
         inner=inner,
         attacker=NaiveMasks(method, config, layers, steps, trace),

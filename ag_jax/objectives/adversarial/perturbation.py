@@ -15,7 +15,7 @@ from ag_jax.attention import segments
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.objectives.base import LossTerm
-from ag_jax.objectives.predictions import Counts, Prediction
+from ag_jax.objectives.predictions import Prediction, PredictionWeights
 
 
 class Perturbation(Protocol):
@@ -30,10 +30,10 @@ class Perturbation(Protocol):
     def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:
         """Return `ports`, the optional inputs of the encoder, with the perturbation `delta_BLE` added."""
 
-    def init(self, key: Array, sequences_BL: Array) -> Array:
+    def init(self, key: Array, segments_BL: Array) -> Array:
         """Return the initial perturbation, `BLE` with embedding width E, 0 on padding."""
 
-    def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+    def objective(self, clean: Prediction, other: Prediction, weights: PredictionWeights) -> Array:
         """Return the value that the perturbation maximises: how far the prediction `other` is from `clean`.
 
         `other` is the perturbed prediction; `clean` is fixed.
@@ -41,8 +41,8 @@ class Perturbation(Protocol):
         A sum over examples, so that the gradient of one does not depend on others.
         """
 
-    def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
-        """Return the perturbation after one step along the gradient `slope_BLE`; both arrays are 0 on padding."""
+    def update(self, delta_BLE: Array, slope_BLE: Array, segments_BL: Array) -> Array:
+        """Return the perturbation after one step along the gradient `slope_BLE`. Both are 0 on padding."""
 
 
 def encoder_segments(batch: Batch) -> Array:
@@ -50,28 +50,28 @@ def encoder_segments(batch: Batch) -> Array:
 
     Only examples of multiple choice or ranking have several candidates.
     """
-    return encoder.rows(batch)["sequences"]
+    return encoder.rows(batch)["segment_ids"]
 
 
-def on_texts(delta_BLE: Array, sequences_BL: Array) -> Array:
+def on_texts(delta_BLE: Array, segments_BL: Array) -> Array:
     """Return the perturbation with padding set to 0."""
-    return jnp.where(sequences_BL[:, :, None] > 0, delta_BLE, 0.0)
+    return jnp.where(segments_BL[:, :, None] > 0, delta_BLE, 0.0)
 
 
-def norms(values_BLE: Array, sequences_BL: Array) -> Array:
+def norms(values_BLE: Array, segments_BL: Array) -> Array:
     """Return, for every position, the Euclidean norm of all values in the same text, `BL1`; 0 on padding."""
-    return jnp.sqrt(segments.totals(jnp.square(values_BLE).sum(-1), sequences_BL))[:, :, None]
+    return jnp.sqrt(segments.totals(jnp.square(values_BLE).sum(-1), segments_BL))[:, :, None]
 
 
-def largest(values_BLE: Array, sequences_BL: Array) -> Array:
+def largest(values_BLE: Array, segments_BL: Array) -> Array:
     """Return, for every position, the largest absolute value in the same text, `BL1`; 0 on padding."""
     of_tokens_B1L = jnp.abs(values_BLE).max(-1)[:, None, :]
-    return jnp.where(segments.same_segment_mask(sequences_BL), of_tokens_B1L, 0.0).max(-1)[:, :, None]
+    return jnp.where(segments.same_segment_mask(segments_BL), of_tokens_B1L, 0.0).max(-1)[:, :, None]
 
 
-def normal(key: Array, sequences_BL: Array, width: int, deviation: float) -> Array:
+def normal(key: Array, segments_BL: Array, width: int, deviation: float) -> Array:
     """Return a sample of N(0, deviation^2) for each embedding component of every token, `BLE`; 0 on padding."""
-    return on_texts(deviation * jax.random.normal(key, (*sequences_BL.shape, width)), sequences_BL)
+    return on_texts(deviation * jax.random.normal(key, (*segments_BL.shape, width)), segments_BL)
 
 
 def plus(before_BLE: Array | None, delta_BLE: Array) -> Array:
@@ -79,8 +79,8 @@ def plus(before_BLE: Array | None, delta_BLE: Array) -> Array:
     return delta_BLE if before_BLE is None else before_BLE + delta_BLE
 
 
-def length_metric(delta_BLE: Array, sequences_BL: Array) -> LossTerm:
+def length_metric(delta_BLE: Array, segments_BL: Array) -> LossTerm:
     """Return the mean Euclidean norm of a text's perturbation, as a metric (sum over texts, number of texts)."""
-    firsts_BL = segments.is_first(sequences_BL)
-    lengths_BL = norms(delta_BLE, sequences_BL)[:, :, 0]
+    firsts_BL = segments.is_first(segments_BL)
+    lengths_BL = norms(delta_BLE, segments_BL)[:, :, 0]
     return jnp.where(firsts_BL, lengths_BL, 0.0).sum(), firsts_BL.sum().astype(jnp.float32)

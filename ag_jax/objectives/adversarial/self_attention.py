@@ -22,7 +22,7 @@ from ag_jax.objectives import consistency
 from ag_jax.objectives.adversarial.config import AsaConfig
 from ag_jax.objectives.base import LossTerm, Objective, Outputs, Rngs
 from ag_jax.objectives.consistency import DivergenceConfig, SecondPass
-from ag_jax.objectives.predictions import Counts, Prediction
+from ag_jax.objectives.predictions import Prediction, PredictionWeights
 
 _ATTACKED = 0x5A  # purpose of random keys: the attacked pass
 
@@ -78,17 +78,17 @@ class LearntMasks:
         }
 
 
-def _texts(sequences_BL: Array) -> Array:
+def _texts(segments_BL: Array) -> Array:
     """Return the number of texts in a batch, given its segment ids."""
-    return segments.is_first(sequences_BL).sum().astype(jnp.float32)
+    return segments.is_first(segments_BL).sum().astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Penalty:
-    """Loss term coefficient * L_c, where L_c grows with the number of unmasked units (query-key pairs).
+    """Loss term coefficient * L_c that keeps the adversary from masking everything: the more it masks, the less is L_c.
 
-    The adversary learns by the reversed gradient, so it maximises this term, and each unit that it masks costs it a
-    little of L_c.
+    L_c grows with the number of unmasked units (query-key pairs). The adversary learns by the reversed gradient, so it
+    maximises this term.
 
     coefficient: tau^power, from `AsaConfig`.
     count: L_c is the number of kept units, summed over layers, a mean over texts (`units`); or their share of all
@@ -98,11 +98,11 @@ class Penalty:
     coefficient: float
     count: str
 
-    def weight(self, sequences_BL: Array) -> Array:
-        """Return the divisor that makes `total()` a mean: the number of texts in the batch if L_c is counted in units
-        (`count=units`), or of non-empty rows if L_c is counted in fractions.
+    def weight(self, segments_BL: Array) -> Array:
+        """Return the divisor that makes `total()` a mean: the number of texts with `count=units`, the number of rows
+        that are not empty with `count=fraction`.
         """
-        return _texts(sequences_BL) if self.count == "units" else (sequences_BL > 0).any(-1).sum().astype(jnp.float32)
+        return _texts(segments_BL) if self.count == "units" else (segments_BL > 0).any(-1).sum().astype(jnp.float32)
 
     def total(self, counts_NB: MaskCounts) -> Array:
         """Return the penalty L_c of Wu et al. 2022, summed over layers and rows: the number of unmasked units of each
@@ -139,15 +139,13 @@ class AttackedAttention(SecondPass):
     shared_dropout: bool = False
     delay_steps: int = 0
 
-    def distance(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
-        """Return the divergence D of clean and attacked predictions, summed over examples or tokens, each with its
-        weight from `counts`.
-        """
-        return consistency.divergence(clean, other, counts, self.divergence)
+    def distance(self, clean: Prediction, other: Prediction, weights: PredictionWeights) -> Array:
+        """Return the divergence of clean and attacked predictions, as a weighted sum over examples or tokens."""
+        return consistency.divergence(clean, other, weights, self.divergence)
 
-    def weight(self, counts: Counts) -> Array:
-        """Return the sum of the predictions' weights in `counts`, by which `distance` is divided to get a mean."""
-        return consistency.weight(counts, self.divergence)
+    def total_weight(self, weights: PredictionWeights) -> Array:
+        """Return the sum of all weights, by which `distance` is divided to get a mean."""
+        return consistency.total_weight(weights, self.divergence)
 
     def coefficient_at(self, step: Array) -> Array:
         """Return the coefficient of the attack's terms: 0 before the step `delay_steps`, 1 from it on."""
@@ -159,7 +157,7 @@ class AttackedAttention(SecondPass):
         """
         weights = super().normalizers(batch)
         if self.penalty is not None:
-            weights["penalty"] = self.penalty.weight(encoder.rows(batch)["sequences"])
+            weights["penalty"] = self.penalty.weight(encoder.rows(batch)["segment_ids"])
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
@@ -205,7 +203,7 @@ class AttackedAttention(SecondPass):
         if attacked is not None and self.penalty is not None:
             kept = attacked.mask_counts.kept_B.sum()
             totals["penalty"] = self.penalty.total(attacked.mask_counts)
-            metrics["kept_units"] = (kept, _texts(encoder.rows(batch)["sequences"]))
+            metrics["kept_units"] = (kept, _texts(encoder.rows(batch)["segment_ids"]))
         return totals, metrics
 
 

@@ -16,7 +16,7 @@ from ag_jax.objectives.adversarial.config import SiftConfig
 from ag_jax.objectives.adversarial.smoothness import Smooth
 from ag_jax.objectives.base import Objective
 from ag_jax.objectives.consistency import DivergenceConfig, divergence
-from ag_jax.objectives.predictions import Counts, Prediction
+from ag_jax.objectives.predictions import Prediction, PredictionWeights
 
 _VARIANCE = 1e-7  # added to variances and squared lengths, as in the released code
 _EPSILON = 1e-6  # added to the largest component of a gradient, as in the released code
@@ -72,21 +72,21 @@ class SiftPerturbation:
     def _normalized(self, delta_BLE: Array | None) -> Normalized:
         return Normalized(delta_BLE, unit=self.config.normalize == "unit")
 
-    def init(self, key: Array, sequences_BL: Array) -> Array:
+    def init(self, key: Array, segments_BL: Array) -> Array:
         """Return the initial perturbation delta_0, `BLE`: normal noise, clipped at twice its standard deviation."""
         most = 2 * self.config.noise
-        return jnp.clip(perturbation.normal(key, sequences_BL, self.width, self.config.noise), -most, most)
+        return jnp.clip(perturbation.normal(key, segments_BL, self.width, self.config.noise), -most, most)
 
-    def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+    def objective(self, clean: Prediction, other: Prediction, weights: PredictionWeights) -> Array:
         """Return KL(p || q) for the clean prediction p and the perturbed one q.
 
         This is the part of the regularizer that depends on the perturbation when targets are fixed.
         """
-        return divergence(clean, other, counts, DivergenceConfig(form="one_way", stop_gradient="clean"))
+        return divergence(clean, other, weights, DivergenceConfig(form="one_way", stop_gradient="clean"))
 
-    def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
+    def update(self, delta_BLE: Array, slope_BLE: Array, segments_BL: Array) -> Array:
         """Return delta_1, the perturbation after the step of ascent; delta_0 if the gradient is not finite."""
-        del sequences_BL
+        del segments_BL
         largest_BL1 = jnp.abs(slope_BLE).max(-1, keepdims=True)
         moved_BLE = delta_BLE + self.config.step_size * slope_BLE / (largest_BL1 + _EPSILON)
         return jnp.where(jnp.isfinite(slope_BLE).all(), moved_BLE, delta_BLE)

@@ -15,7 +15,7 @@ from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.config import SmartConfig
 from ag_jax.objectives.adversarial.smoothness import Smooth, symmetric_kl
 from ag_jax.objectives.base import Objective
-from ag_jax.objectives.predictions import Categorical, Counts, Prediction, YesNo
+from ag_jax.objectives.predictions import Categorical, Prediction, PredictionWeights, YesNo
 
 _EPSILON = 1e-6  # added to denominators by the released code
 _TINY = 1e-30  # the least denominator, for gradients of 0
@@ -43,21 +43,21 @@ class SmartPerturbation:
         """Return `ports`, the optional inputs of the encoder, with the noise for the word embeddings added."""
         return dataclasses.replace(ports, embedding_delta=perturbation.plus(ports.embedding_delta, delta_BLE))
 
-    def init(self, key: Array, sequences_BL: Array) -> Array:
+    def init(self, key: Array, segments_BL: Array) -> Array:
         """Return the initial noise, `BLE`, of standard deviation `config.noise`.
 
         Components may exceed `epsilon`, the bound after each step.
         """
-        return perturbation.normal(key, sequences_BL, self.width, self.config.noise)
+        return perturbation.normal(key, segments_BL, self.width, self.config.noise)
 
-    def objective(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+    def objective(self, clean: Prediction, other: Prediction, weights: PredictionWeights) -> Array:
         """Return the value that the noise maximises: the regularizer `symmetric_kl`, with `clean` fixed."""
-        return symmetric_kl(clean, other, counts, "clean")
+        return symmetric_kl(clean, other, weights, "clean")
 
-    def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
+    def update(self, delta_BLE: Array, slope_BLE: Array, segments_BL: Array) -> Array:
         """Return the noise after one step of ascent, with each component clipped to [-epsilon, epsilon]."""
         if self.config.normalize == "text":
-            largest_BL1 = perturbation.largest(slope_BLE, sequences_BL)
+            largest_BL1 = perturbation.largest(slope_BLE, segments_BL)
         else:
             largest_BL1 = jnp.abs(slope_BLE).max(-1, keepdims=True)
         moved_BLE = delta_BLE + self.config.length_of_step * slope_BLE / jnp.maximum(largest_BL1, _TINY)
@@ -72,7 +72,7 @@ class MtDnnPerturbation(SmartPerturbation):
     largest component of any token's noise is about 1.
     """
 
-    def objective(self, clean: Any, other: Prediction, counts: Counts) -> Array:
+    def objective(self, clean: Any, other: Prediction, weights: PredictionWeights) -> Array:
         """Return the value that the noise maximises: `stable_kl` for class and binary logits, else `symmetric_kl`.
 
         As in SMART, `symmetric_kl` compares numbers (by squares) and words of a vocabulary; mt-dnn compares no words.
@@ -82,12 +82,12 @@ class MtDnnPerturbation(SmartPerturbation):
                 Categorical(jnp.stack([of.logits, jnp.zeros_like(of.logits)], axis=-1)) for of in (clean, other)
             )
         if not isinstance(other, Categorical):
-            return super().objective(clean, other, counts)
-        return stable_kl(clean.logits, other.logits, counts.weights)
+            return super().objective(clean, other, weights)
+        return stable_kl(clean.logits, other.logits, weights.elements)
 
-    def update(self, delta_BLE: Array, slope_BLE: Array, sequences_BL: Array) -> Array:
+    def update(self, delta_BLE: Array, slope_BLE: Array, segments_BL: Array) -> Array:
         """Return the noise after one step of ascent, with each token's noise divided by its largest absolute value."""
-        del sequences_BL
+        del segments_BL
         moved_BLE = delta_BLE + self.config.length_of_step * slope_BLE
         return moved_BLE / (jnp.abs(moved_BLE).max(-1, keepdims=True) + _EPSILON)
 

@@ -15,22 +15,22 @@ from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.perturbation import Perturbation
 from ag_jax.objectives.base import Outputs, Rngs
 from ag_jax.objectives.consistency import DivergenceConfig, SecondPass, StopGradient, divergence
-from ag_jax.objectives.predictions import Counts, Prediction, Values
+from ag_jax.objectives.predictions import Prediction, PredictionWeights, Values
 
 _NOISE, _PASS = 0x5317, 0x5A00  # purposes of random keys: the initial perturbation, and the perturbed passes
 
 
-def symmetric_kl(clean: Prediction, other: Any, counts: Counts, stop_gradient: StopGradient) -> Array:
-    """Return sum w [KL(clean || other) + KL(other || clean)], where w is the weight that `counts` has for an example or
-    token; for numbers and vectors, the sum of w times the squared error.
+def symmetric_kl(clean: Prediction, other: Any, weights: PredictionWeights, stop_gradient: StopGradient) -> Array:
+    """Return sum w [KL(clean || other) + KL(other || clean)] over examples or tokens of weight w; for numbers and
+    vectors, the sum of w times the squared error.
 
     stop_gradient: which predictions get no gradient, as in `DivergenceConfig`: `none`, `clean` or `targets`. The
         squared error, w (clean - other)^2, has no targets: with `targets` its gradient goes to both passes.
     """
     if isinstance(clean, Values):
         stop_gradient = "none" if stop_gradient == "targets" else stop_gradient
-        return divergence(clean, other, counts, DivergenceConfig(stop_gradient=stop_gradient))
-    return 2 * divergence(clean, other, counts, DivergenceConfig(stop_gradient=stop_gradient))
+        return divergence(clean, other, weights, DivergenceConfig(stop_gradient=stop_gradient))
+    return 2 * divergence(clean, other, weights, DivergenceConfig(stop_gradient=stop_gradient))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Smooth(SecondPass):
     stop_gradient: StopGradient
     shared_dropout: bool
 
-    def distance(self, clean: Prediction, other: Prediction, counts: Counts) -> Array:
+    def distance(self, clean: Prediction, other: Prediction, weights: PredictionWeights) -> Array:
         """Return the regularizer R: `symmetric_kl` of the clean and the perturbed prediction, a weighted sum."""
-        return symmetric_kl(clean, other, counts, self.stop_gradient)
+        return symmetric_kl(clean, other, weights, self.stop_gradient)
 
     def coefficient_at(self, step: Array) -> Array:
         """Return the coefficient of the regularizer R, which is the same at every step."""
@@ -69,7 +69,7 @@ class Smooth(SecondPass):
         if rngs is None:
             return self.inner.forward(params, batch, None, step, ports)
         outputs = self.inner.forward(params, batch, rngs, step, self.perturbation.clean(ports))
-        delta_BLE = self._worst(params, outputs, self.counts(batch), rngs, step, ports)
+        delta_BLE = self._worst(params, outputs, self.prediction_weights(batch), rngs, step, ports)
         ports = self.perturbation.perturbed(ports, delta_BLE)
         other = self.predict(params, outputs.encoder_batch, self._rngs(rngs, self.steps), step, ports)
         metrics = {"delta_norm": perturbation.length_metric(delta_BLE, perturbation.encoder_segments(batch))}
@@ -79,7 +79,7 @@ class Smooth(SecondPass):
         self,
         params: Params,
         outputs: Outputs,
-        counts: dict[str, Counts],
+        weights: dict[str, PredictionWeights],
         rngs: dict[str, Array],
         step: Array,
         ports: Ports,
@@ -88,22 +88,22 @@ class Smooth(SecondPass):
         # Parameters and clean predictions are fixed, so a step costs a forward pass and half a backward one: the
         # gradient with regard to the perturbation alone.
         params, clean = jax.lax.stop_gradient((params, outputs.predictions))
-        sequences_BL = perturbation.encoder_segments(outputs.encoder_batch)
+        segments_BL = perturbation.encoder_segments(outputs.encoder_batch)
 
         def objective(delta_BLE: Array, rngs: dict[str, Array]) -> Array:
             perturbed = self.perturbation.perturbed(ports, delta_BLE)
             other = self.predict(params, outputs.encoder_batch, rngs, step, perturbed).predictions
             total: Any = sum(
-                self.perturbation.objective(clean[name], other[name], counts[name]) for name in self.prediction_names
+                self.perturbation.objective(clean[name], other[name], weights[name]) for name in self.prediction_names
             )
             return total
 
-        delta_BLE = self.perturbation.init(jax.random.fold_in(rngs["dropout"], _NOISE), sequences_BL)
+        delta_BLE = self.perturbation.init(jax.random.fold_in(rngs["dropout"], _NOISE), segments_BL)
         for number in range(self.steps):
             slope_BLE = jax.grad(objective)(delta_BLE, self._rngs(rngs, number))
-            slope_BLE = perturbation.on_texts(slope_BLE, sequences_BL)
-            delta_BLE = self.perturbation.update(delta_BLE, slope_BLE, sequences_BL)
-            delta_BLE = perturbation.on_texts(delta_BLE, sequences_BL)
+            slope_BLE = perturbation.on_texts(slope_BLE, segments_BL)
+            delta_BLE = self.perturbation.update(delta_BLE, slope_BLE, segments_BL)
+            delta_BLE = perturbation.on_texts(delta_BLE, segments_BL)
         return jax.lax.stop_gradient(delta_BLE)
 
     def _rngs(self, rngs: dict[str, Array], number: int) -> dict[str, Array]:

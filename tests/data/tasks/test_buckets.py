@@ -20,7 +20,7 @@ def features(sizes, candidates=None) -> Features:
     for number, size in enumerate(sizes):
         shape = (candidates[number], size) if candidates else (size,)
         tokens = np.full(shape, 100 + number, np.int32)
-        row = {"tokens": tokens, "sequences": np.ones(shape, np.int8), "weights": np.float32(1)}
+        row = {"tokens": tokens, "segment_ids": np.ones(shape, np.int8), "weights": np.float32(1)}
         row["labels"] = np.full(shape[0], number, np.float32) if candidates else np.int32(number)
         rows.append(row)
     return Features(rows, np.arange(len(rows), dtype=np.int32), 0, PAD)
@@ -43,12 +43,12 @@ def test_an_epoch_holds_every_row_once_in_as_few_batches_as_can_be(sizes, batch_
             size = sizes[row] if row >= 0 else 0
             tokens = batch["tokens"][number]
             assert (tokens[:size] == 100 + row).all() and (tokens[size:] == PAD).all()
-            assert batch["sequences"][number].sum() == size
+            assert batch["segment_ids"][number].sum() == size
             assert batch["weights"][number] == (row >= 0) and batch["labels"][number] == max(row, 0)
         assert {name: field.dtype for name, field in batch.items()} == {
             "rows": np.int32,
             "tokens": np.int32,
-            "sequences": np.int32,
+            "segment_ids": np.int32,
             "weights": np.float32,
             "labels": np.int32,
         }

@@ -56,9 +56,9 @@ def test_a_text_and_a_pair_have_their_separators_and_segments(family):
         expected = [special.begin, *first, *[special.end] * separators, *second, special.end]
         row = features.rows[0]
         assert row["tokens"].tolist() == expected and row["tokens"].dtype == np.int32
-        assert row["sequences"].tolist() == [1] * len(expected)
+        assert row["segment_ids"].tolist() == [1] * len(expected)
         begin = 1 + len(first) + separators
-        assert row["segments"].tolist() == [0] * begin + [segment] * (len(expected) - begin)
+        assert row["token_type_ids"].tolist() == [0] * begin + [segment] * (len(expected) - begin)
         assert features.rows[1]["tokens"].tolist() == [special.begin, *first, special.end]
         assert (row["labels"], row["weights"]) == (1, 1)
         assert (features.rows[1]["labels"], features.rows[1]["weights"]) == (0, 0)
@@ -105,9 +105,9 @@ def test_a_passage_gives_way_to_the_end_of_a_question(bpe):
     features = encode(TASKS["dream"], examples(long, short), bpe, 24, 1)
     assert features.truncated == 1
     row = features.rows[0]
-    assert row["tokens"].shape == row["sequences"].shape == (2, 24)
+    assert row["tokens"].shape == row["segment_ids"].shape == (2, 24)
     assert row["tokens"][0, -1 - len(bpe.encode("a mat")) : -1].tolist() == bpe.encode("a mat")
-    length = int(row["sequences"][1].sum())
+    length = int(row["segment_ids"][1].sum())
     assert length == 4 + len(bpe.encode("the cat")) + len(bpe.encode("a dog"))
     assert set(row["tokens"][1, length:]) == {bpe.specials.pad}
     assert row["labels"].tolist() == [0, 1] and row["choice_weights"].tolist() == [1, 1] and row["weights"] == 1

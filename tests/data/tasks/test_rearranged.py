@@ -74,7 +74,7 @@ def test_unknown_labels_are_candidates_of_one_another():
 
 
 def test_what_cannot_be_ranked():
-    with pytest.raises(ValueError, match="task rte cannot be ranked: expected the task qnli or wnli"):
+    with pytest.raises(ValueError, match="task rte cannot be trained as a ranking: expected the task qnli or wnli"):
         rank(TASKS["rte"], examples(("a", "b", 0)))
     with pytest.raises(
         ValueError, match="expected texts of task qnli with both a right and a wrong candidate to rank, got none"

@@ -105,8 +105,8 @@ def test_real_rows_make_full_batches(data, tokenizer, name, longest):
     made = list(buckets.batches(features, 16, max_length=longest, shuffle=True))
     rows = np.concatenate([batch["rows"] for batch in made])
     assert sorted(rows[rows >= 0]) == list(range(len(examples)))
-    filled = sum(int(batch["sequences"].sum()) for batch in made) / sum(batch["tokens"].size for batch in made)
-    unbucketed = sum(int(row["sequences"].sum()) for row in features.rows) / sum(
+    filled = sum(int(batch["segment_ids"].sum()) for batch in made) / sum(batch["tokens"].size for batch in made)
+    unbucketed = sum(int(row["segment_ids"].sum()) for row in features.rows) / sum(
         row["tokens"].size // row["tokens"].shape[-1] * longest for row in features.rows
     )
     assert filled > 0.65 and filled > 1.05 * unbucketed

@@ -137,15 +137,17 @@ def test_batches_number_the_texts_and_mask_no_border(config, corpus):
     specials, several = corpus.tokenizer.specials, 0
     for step in range(5):
         batch = batches.at(step)
-        assert "valid" not in batch and batch["sequences"].dtype == np.int32
-        for original_L, sequences_L in zip(batch["original"], batch["sequences"], strict=True):
-            used = int((sequences_L > 0).sum())
-            assert (original_L[used:] == specials.pad).all() and not sequences_L[used:].any()
+        assert "valid" not in batch and batch["segment_ids"].dtype == np.int32
+        for original_L, segments_L in zip(batch["original"], batch["segment_ids"], strict=True):
+            used = int((segments_L > 0).sum())
+            assert (original_L[used:] == specials.pad).all() and not segments_L[used:].any()
             begins = original_L[:used] == specials.begin
-            np.testing.assert_array_equal(sequences_L[:used], np.cumsum(begins))
+            np.testing.assert_array_equal(segments_L[:used], np.cumsum(begins))
             assert (original_L[:used][np.append(begins[1:], True)] == specials.end).all()
-            several += sequences_L.max() > 1
-        chosen = np.take_along_axis(batch["sequences"], batch["masked_positions"], axis=1)[batch["masked_weights"] > 0]
+            several += segments_L.max() > 1
+        chosen = np.take_along_axis(batch["segment_ids"], batch["masked_positions"], axis=1)[
+            batch["masked_weights"] > 0
+        ]
         assert len(chosen) and (chosen > 0).all()
         labels = batch["masked_labels"][batch["masked_weights"] > 0]
         assert not np.isin(labels, [specials.begin, specials.end, specials.pad]).any()
@@ -155,4 +157,4 @@ def test_batches_number_the_texts_and_mask_no_border(config, corpus):
 def test_rows_that_only_fill_up_a_batch_have_no_texts(config, corpus):
     count = len(corpus.validation)
     *_, last = pipeline.validation_batches(corpus, config, count + 3)
-    assert last["sequences"][:count].any(axis=1).all() and not last["sequences"][count:].any()
+    assert last["segment_ids"][:count].any(axis=1).all() and not last["segment_ids"][count:].any()

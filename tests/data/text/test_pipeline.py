@@ -17,7 +17,7 @@ from ag_jax.data.config import DataConfig, Format, MaskingConfig, TokenizerConfi
 from ag_jax.data.text import corruption, pipeline
 from tests.data.conftest import text
 
-FIELDS = {"tokens", "original", "sequences", "segments", "masked_positions", "masked_labels", "masked_weights"}
+FIELDS = {"tokens", "original", "segment_ids", "token_type_ids", "masked_positions", "masked_labels", "masked_weights"}
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +77,8 @@ def test_batches_of_every_format(config, name):
         shape = (4,) if field == "next_labels" else (4, slots) if field.startswith("masked") else (4, 24)
         kind = np.float32 if field == "masked_weights" else np.int32
         assert (array.shape, array.dtype) == (shape, kind)
-    lengths = (batch["sequences"] > 0).sum(axis=1)
-    for row, original, length in zip(batch["sequences"], batch["original"], lengths, strict=True):
+    lengths = (batch["segment_ids"] > 0).sum(axis=1)
+    for row, original, length in zip(batch["segment_ids"], batch["original"], lengths, strict=True):
         assert (row[:length] == 1).all() and original[0] == specials.begin and original[length - 1] == specials.end
         assert (original[length:] == specials.pad).all() and (original[:length] != specials.pad).all()
     changed = batch["tokens"] != batch["original"]
@@ -88,13 +88,13 @@ def test_batches_of_every_format(config, name):
         assert set(np.flatnonzero(changed[b])) <= set(positions)
         np.testing.assert_array_equal(batch["original"][b][positions], batch["masked_labels"][b][used])
     if is_pair:
-        assert batch["segments"].any(axis=1).all() and not batch["segments"][:, 0].any()
-        assert not (batch["segments"] & (batch["sequences"] == 0)).any()
-        first_of_second = batch["segments"].argmax(axis=1)
+        assert batch["token_type_ids"].any(axis=1).all() and not batch["token_type_ids"][:, 0].any()
+        assert not (batch["token_type_ids"] & (batch["segment_ids"] == 0)).any()
+        first_of_second = batch["token_type_ids"].argmax(axis=1)
         assert (batch["original"][np.arange(4), first_of_second - 1] == specials.end).all()
         assert (batch["original"][np.arange(4), first_of_second] != specials.end).all()
     else:
-        assert not batch["segments"].any()
+        assert not batch["token_type_ids"].any()
 
 
 def test_the_second_time_nothing_is_made(config, corpus, monkeypatch, tmp_path):
@@ -202,7 +202,7 @@ def test_an_epoch_has_every_row_once_and_the_next_another_order(batches, corpus)
 
 def tokens_of(batch):
     """The rows of a batch, as they were before masking and without their padding."""
-    return [row[numbers > 0] for row, numbers in zip(batch["original"], batch["sequences"], strict=True)]
+    return [row[numbers > 0] for row, numbers in zip(batch["original"], batch["segment_ids"], strict=True)]
 
 
 def test_masks_of_a_row_change_from_epoch_to_epoch_unless_static(corpus, config):
@@ -240,7 +240,7 @@ def test_validation_has_every_row_once_and_always_the_same_masks(corpus, config)
     rows = [row for batch in made for row in tokens_of(batch)]
     assert [row.tolist() for row in rows[:count]] == [corpus.validation.row(number).tolist() for number in range(count)]
     empty = slice(count % 7, None)
-    assert not made[-1]["sequences"][empty].any() and not made[-1]["masked_weights"][empty].any()
+    assert not made[-1]["segment_ids"][empty].any() and not made[-1]["masked_weights"][empty].any()
     assert (made[-1]["tokens"][empty] == corpus.tokenizer.specials.pad).all()
     for one, other in zip(made, pipeline.validation_batches(corpus, config, 7), strict=True):
         assert_equal(one, other)

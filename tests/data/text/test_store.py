@@ -39,9 +39,9 @@ def test_rows_come_back_padded(tmp_path):
     tokens_BL, lengths_B = read.gather(np.array([2, 0, 2]), 6, pad=1)
     assert tokens_BL.tolist() == [[0, 7, 2, 1, 1, 1], [0, 7, 8, 9, 2, 1], [0, 7, 2, 1, 1, 1]]
     assert tokens_BL.dtype == np.int32 and lengths_B.tolist() == [3, 5, 3]
-    sequences_BL = read.segment_ids(np.array([2, 0, 2]), 6)
-    assert sequences_BL.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]]
-    assert sequences_BL.dtype == np.int32
+    segments_BL = read.segment_ids(np.array([2, 0, 2]), 6)
+    assert segments_BL.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]]
+    assert segments_BL.dtype == np.int32
     assert read.fill_rate(5) == 10 / 15 and read.text_count == 3
 
 
@@ -55,10 +55,10 @@ def test_rows_of_several_texts_know_where_each_begins(tmp_path):
     read = Rows(tmp_path)
     assert (len(read), read.text_count, read.is_packed, read.has_pairs) == (3, 6, True, False)
     assert read.text_starts.tolist() == [0, 3, 7, 11, 14, 17]
-    sequences_BL = read.segment_ids(np.array([2, 1, 0, 2]), 11)
-    assert sequences_BL.dtype == np.int32
+    segments_BL = read.segment_ids(np.array([2, 1, 0, 2]), 11)
+    assert segments_BL.dtype == np.int32
     third = [1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 0]
-    assert sequences_BL.tolist() == [third, [1] * 4 + [0] * 7, [1, 1, 1, 2, 2, 2, 2] + [0] * 4, third]
+    assert segments_BL.tolist() == [third, [1] * 4 + [0] * 7, [1, 1, 1, 2, 2, 2, 2] + [0] * 4, third]
 
 
 def test_no_rows_at_all(tmp_path):

@@ -111,7 +111,7 @@ def test_a_row_does_not_depend_on_its_batch_but_on_epoch_seed_and_example(tokeni
 
 def test_the_frequencies_are_needed(tokenizer):
     tokens_BL, lengths_B = batch(tokenizer, 3, 20)
-    with pytest.raises(ValueError, match="needs the frequencies"):
+    with pytest.raises(ValueError, match="needs the word frequencies"):
         replace(tokens_BL, lengths_B, tokenizer, None)
 
 
@@ -143,7 +143,7 @@ def test_batches_of_both_splits_draw_from_the_training_text(library, tmp_path):
     for drawn in (one, again, validation):
         assert {*drawn} == {*batching.empty_batch(config, 8)}
         changed_BL = drawn["tokens"] != drawn["original"]
-        assert 0.3 < changed_BL.sum() / (drawn["sequences"] > 0).sum() < 0.5
+        assert 0.3 < changed_BL.sum() / (drawn["segment_ids"] > 0).sum() < 0.5
         assert (words.counts_V[drawn["tokens"][changed_BL]] > 0).all()
     np.testing.assert_array_equal(one["tokens"], again["tokens"])
     rows = np.arange(8)

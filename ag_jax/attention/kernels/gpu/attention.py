@@ -191,7 +191,7 @@ def _operands(call: Call, inputs: KernelInputs) -> dict[str, Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call: Call, inputs: KernelInputs) -> tuple[Array, list[Array]]:
-    """Return the output, `BQA` with A = H x W, and a list of ||H||^2 and <H, P>, each `BHQ` (empty if not guided)."""
+    """Return the output, `BQA`, and the two statistics of the guided heads, each `BHQ`; none without guidance."""
     return _attention_forward(call, inputs)[0]
 
 
