@@ -293,7 +293,7 @@ def _renamed(verb: str, request: Request) -> tuple[str, Request]:
 
 
 def _converted(request: Request) -> tuple[str, Request]:
-    """Return the verb and flags that replace `convert`: `import` for `--from=hf`, `export` for `--to=hf`."""
+    """Return the verb and flags of an earlier `convert` command: `import` for `--from=hf`, `export` for `--to=hf`."""
     libraries = [library for library in (request.source, request.target) if library is not None]
     if libraries != ["hf"]:
         raise ValueError(

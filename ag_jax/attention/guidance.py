@@ -268,7 +268,8 @@ def _square_norm(target: Target, segments_BL: Array, boundary: str) -> Array:
 def guidance_loss(
     statistics_NBHQ: AttentionStatistics, guides: Guides, segments_BL: Array, config: GuidanceConfig
 ) -> tuple[Array, list[tuple[Array, Array]]]:
-    """Return the guidance loss L_AG, summed over texts, and each pattern's attention masses as a pair (sum, number).
+    """Return the guidance loss L_AG, summed over texts, and for each pattern the sum of attention masses and their
+    number, from which a mean is taken.
 
     For the mean loss, divide by the number of texts. With e[k, t, j, p] = ||H - P||^2 of layer k, text t, head j, row
     p, and n_t the tokens of t, one text has

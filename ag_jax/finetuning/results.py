@@ -87,7 +87,7 @@ class SplitPredictions:
         return {name: [of_seed[name] for of_seed in of_seeds] for name in of_seeds[0]}
 
     def per_example(self) -> list[np.ndarray]:
-        """Return the score of every prediction, larger is better, for each seed."""
+        """Return, for each seed, an array with a number for each example: how good its prediction is."""
         return [kinds.per_example(self.task, self.examples, _predictions(rows)) for rows in self.rows]
 
     def together(self) -> list[PredictionRow]:

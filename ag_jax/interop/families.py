@@ -52,7 +52,7 @@ class Family:
 
 
 def dense(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of a linear layer.
+    """Return the entries of the name table for kernel and bias of a linear layer.
 
     theirs, ours: the layer's prefix of tensor names in transformers, and of parameter paths in ag_jax.
     """
@@ -60,13 +60,12 @@ def dense(theirs: str, ours: str) -> tuple[Name, Name]:
 
 
 def norm(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of a LayerNorm."""
+    """Return the entries of the name table for scale and bias of a LayerNorm."""
     return Name(f"{theirs}.weight", f"{ours}/scale"), Name(f"{theirs}.bias", f"{ours}/bias")
 
 
 def to_heads(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of one projection to
-    queries, keys or values.
+    """Return the entries of the name table for kernel and bias of the projection to queries, keys or values.
 
     The kernel and bias are split by head in ag_jax, and not in transformers.
     """

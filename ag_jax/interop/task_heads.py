@@ -66,10 +66,9 @@ def names(family: Family, kind: str) -> tuple[Name, ...]:
 
 
 def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> str:
-    """Return the style of a new task head for whole texts (not tokens): a key of `models.heads.STYLES`, which stands
-    for an activation and dropout.
+    """Return the name of the activation and dropout (`models.heads.STYLES`) for a new task head for whole texts.
 
-    The style is that of the imported model's family, or of the most similar family if the model was not imported.
+    It is that of the imported model's family, or of the most similar family if the model was not imported.
 
     heads: names of the model's heads for pre-training.
     model_type: family of the imported model, empty if the model was not imported.
@@ -96,7 +95,9 @@ def misfits(family: Family, kind: str, style: str) -> list[str]:
 
 
 def settings(head: Head) -> dict[str, Any]:
-    """Return the keys and values of config.json that describe a task head; empty for a head without labels."""
+    """Return the keys and values of config.json that describe a task head; empty for a head without
+    named classes, such as that for spans.
+    """
     exported = HEADS[head.kind]
     if not exported.has_labels:
         return {}

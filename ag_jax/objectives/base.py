@@ -192,7 +192,7 @@ class Wrapper(Objective):
         return self.inner.forward(params, batch, rngs, step, ports)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return the sum of each loss term of the inner objective over the batch, and the inner objective's metrics."""
+        """Return the summed loss terms and the metrics of the inner objective."""
         return self.inner.terms(outputs, batch)
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:

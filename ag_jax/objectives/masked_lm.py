@@ -55,10 +55,9 @@ class Pretraining(Objective):
         return {term: jnp.ones_like(step, jnp.float32) for term in terms}
 
     def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
-        """Return {name of a prediction: weights of its masked words, texts or examples} for the comparison of a clean
-        and an attacked pass.
+        """Return the weights for the comparison of clean and attacked passes: {name of a prediction: its weights}.
 
-        The weight is 1 for each masked word (`task`), text (`sentence`) and example (`nsp`), and 0 for padding.
+        The weight is 1 for each masked word (`task`), text (`sentence`) and pair of sentences (`nsp`), 0 for padding.
         """
         weights = {"task": PredictionWeights(batch["masked_weights"])} | self.sentences.prediction_weights(batch)
         if self.model.next_sentence:
@@ -88,7 +87,10 @@ class Pretraining(Objective):
         return Outputs(predictions, batch, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return each loss term summed over the batch, and metrics: loss and accuracy of words and next sentences."""
+        """Return each loss term summed over the batch, and metrics as pairs (sum, weight).
+
+        The metrics are loss and accuracy of the masked words and, if the model predicts it, of the next sentence.
+        """
         weights, words = self.normalizers(batch), outputs.predictions["task"]
         loss, correct = word_loss(
             words.hidden_BMD, words.embedding_VD, words.bias_V, batch["masked_labels"], batch["masked_weights"]

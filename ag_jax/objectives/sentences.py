@@ -37,9 +37,9 @@ class Sentences:
         return () if self.of == "none" else ("sentence",)
 
     def first_positions(self, batch: Batch) -> tuple[Array, Array]:
-        """Return the positions at which the texts of each row begin, and weights, both `BT` (batch, texts of a row).
+        """Return the positions at which the texts of each row begin, and 1 for each such position, both `BT`.
 
-        The weight is 1 where a text begins, and 0 for other positions, with which a row of fewer texts is filled up.
+        A row of fewer than T texts is filled up with other positions, which have 0 instead of 1.
         """
         firsts_BL = segments.is_first(batch["segment_ids"])
         positions_BT = jnp.argsort(jnp.logical_not(firsts_BL), axis=1, stable=True)[:, : self.texts]

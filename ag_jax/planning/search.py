@@ -53,7 +53,7 @@ def largest(
 
 
 def predicted(outcomes: dict[int, Outcome], fixed_bytes: float, available: float) -> int:
-    """Return how many rows should need `available` bytes, estimated from the memory of the steps compiled so far.
+    """Estimate from the memory of the steps compiled so far how many rows fit into `available` bytes.
 
     The estimate is on a straight line through the two steps whose memory is nearest to `available`; a step without
     rows counts with `fixed_bytes`.

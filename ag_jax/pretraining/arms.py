@@ -47,7 +47,7 @@ def overridden(source: str, compared: Iterable[str], overrides: Mapping[str, Any
 
 
 def announce(sentences: Sequence[str]) -> None:
-    """Print to stderr, on host 0 only, warnings from `overridden` that flags override settings of the arms."""
+    """Print to stderr, on host 0 only, the warnings that flags override settings of the arms."""
     if hosts.is_first():
         for sentence in sentences:
             print(sentence, file=sys.stderr, flush=True)

@@ -215,7 +215,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _judged(self, step: int) -> Iterator[None]:
-        """Turn errors of reading a checkpoint into CorruptCheckpointError, OSError or FileNotFoundError."""
+        """Raise CorruptCheckpointError if reading fails because of damage, else OSError or FileNotFoundError."""
         try:
             yield
         except CorruptCheckpointError:

@@ -211,7 +211,8 @@ def target(shift: Array | int, weights: Array, query: Array, key: Array) -> Arra
 
 
 def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
-    """Return each head's target P as the arguments of `target`: shifts `H` (int32) and weights of keys `BHK` (float32).
+    """Return each head's target P in the form that the function `target` takes: a shift for each head, `H` (int32), and
+    weights of keys, `BHK` (float32).
 
     A head with a `Shift` has weights 0, a head with `Columns` the shift `NO_SHIFT`, and a head without guidance both,
     so that P = 0. Inside a band, columns have weights 0 and 1: how many of them a row sees is known outside the kernel

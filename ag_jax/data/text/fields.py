@@ -86,10 +86,10 @@ def _is_object(line: bytes) -> bool:
 
 
 def _entries(value: Any, field: str, place: str) -> list[Any]:
-    """Return the list of objects in a parsed JSON file; an object that has the text field `field` is a list of one.
+    """Return the objects of a parsed JSON file in a list.
 
-    Otherwise the file is a list of objects, or an object in which exactly one key holds a list of objects. Raises
-    ValueError for other files.
+    The file is a list of objects, or an object in which exactly one key holds a list of objects, or a single object
+    with the text field `field`. Raises ValueError for other files.
 
     field: the field that the caller reads from each object.
     place: the file, for the error message.
