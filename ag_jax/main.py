@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from ag_jax import interruption
-from ag_jax.command_line import manual, verbs
+from ag_jax.command_line import huge_pages, manual, verbs
 
 
 def main(argv: list[str]) -> int:
@@ -59,6 +59,7 @@ def _kinds() -> Sequence[type]:
 
 def console() -> None:
     """Entry point of the `ag-jax` command."""
+    huge_pages.restart_with_huge_pages()
     sys.exit(interruption.guard(lambda: main(sys.argv)))
 
 

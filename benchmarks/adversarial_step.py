@@ -79,7 +79,7 @@ def main() -> None:
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax"
     )
     options = parser.parse_args()
-    config_reader.check_overrides(f"{CONFIG}:length=128,arm=plain", options.set)
+    config_reader.check_overrides(config_reader.load(f"{CONFIG}:length=128,arm=plain", {}), options.set)
     overrides = (ON_CPU if on_cpu else {}) | SHARED | {"data.cache_dir": None}
     for item in options.set:
         name, _, text = item.partition("=")

@@ -2,14 +2,16 @@
 
     python benchmarks/finetuning_throughput.py --data=DIR
 
-DIR contains the tasks' files, as `config.data` of a fine-tuning config. For each task, three programs take turns in one
+DIR contains the tasks' files, as `config.data` of a fine-tuning config. For each task, four programs take turns in one
 process on the same examples:
 `ag_jax`, the steps of a trial;
 `huggingface`, RobertaForSequenceClassification of the same size (random weights, SDPA, AdamW, clipping) on the same
     batches;
 `huggingface_padded`, the same model on batches in random order, each padded to its longest row, as in transformers'
-    own examples.
-All have float32 and dropout 0.1. Writes benchmarks/results/finetuning_throughput-DEVICE.json.
+    own examples;
+`huggingface_compiled`, the same model with torch.compile, on the batches of `huggingface`.
+All have float32 and dropout 0.1. To give all of them huge pages on a CPU, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as
+`ag-jax` does. Writes benchmarks/results/finetuning_throughput-DEVICE.json.
 """
 
 import argparse
@@ -125,9 +127,19 @@ class Ours:
 
 
 class HuggingFace:
-    """RobertaForSequenceClassification of transformers, trained as in transformers' examples."""
+    """RobertaForSequenceClassification of transformers, trained as in transformers' examples.
 
-    def __init__(self, name: str, batches: Iterator[dict[str, np.ndarray]], config: EncoderConfig, classes: int):
+    compiled: compile the model with torch.compile, for each batch length anew, as here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        batches: Iterator[dict[str, np.ndarray]],
+        config: EncoderConfig,
+        classes: int,
+        compiled: bool = False,
+    ):
         import torch
         import transformers
 
@@ -147,28 +159,22 @@ class HuggingFace:
             attn_implementation="sdpa",
         )
         self.model = transformers.RobertaForSequenceClassification(settings).train()
+        if compiled:
+            # Without these, the lengths of a second task would exceed torch's limit and run uncompiled in silence.
+            torch._dynamo.reset()
+            torch._dynamo.config.fail_on_recompile_limit_hit = True
+        self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
         self.times: list[float] = []
         self.examples = self.tokens = 0
 
     def steps(self, start: int, stop: int, counted: bool = True) -> None:
         """Run `stop - start` steps; with `counted`, add their times, examples and tokens."""
-        torch, times, examples, tokens = self.torch, [], 0, 0
+        times, examples, tokens = [], 0, 0
         for _ in range(start, stop):
             began = time.perf_counter()
             batch = next(self.batches)
-            fields = {
-                "input_ids": batch["tokens"],
-                "attention_mask": batch["segment_ids"] > 0,
-                "labels": batch["labels"],
-            }
-            given = {name: torch.from_numpy(np.ascontiguousarray(field, np.int64)) for name, field in fields.items()}
-            loss = self.model(**given).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.item()
+            self.step(batch)
             times.append(time.perf_counter() - began)
             examples, tokens = (
                 examples + int((batch["rows"] >= 0).sum()),
@@ -176,6 +182,22 @@ class HuggingFace:
             )
         if counted:
             self.times, self.examples, self.tokens = self.times + times, self.examples + examples, self.tokens + tokens
+
+    def step(self, batch: dict[str, np.ndarray]) -> None:
+        """Take one training step."""
+        torch = self.torch
+        fields = {
+            "input_ids": batch["tokens"],
+            "attention_mask": batch["segment_ids"] > 0,
+            "labels": batch["labels"],
+        }
+        given = {name: torch.from_numpy(np.ascontiguousarray(field, np.int64)) for name, field in fields.items()}
+        loss = self.forward(**given).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.item()
 
     def figures(self) -> dict[str, Any]:
         """Return the speed, the versions of torch and transformers, and the number of threads."""
@@ -185,7 +207,7 @@ class HuggingFace:
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the three programs in turns on a task, print the speeds and return the figures."""
+    """Measure the four programs in turns on a task, print the speeds and return the figures."""
     recipe = Recipe(
         train_examples=options.examples, validation_examples=options.batch_size, max_length=options.max_length
     )
@@ -206,7 +228,11 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         ours,
         HuggingFace("huggingface", endless(features, options), config, len(read.task.labels)),
         HuggingFace("huggingface_padded", padded(features, options), config, len(read.task.labels)),
+        HuggingFace("huggingface_compiled", endless(features, options), config, len(read.task.labels), compiled=True),
     ]
+    planned = buckets.plan(features, options.batch_size, options.max_length, shuffle=True)
+    for one in {plan.length: plan for plan in planned}.values():  # compiles each length
+        running[-1].step(buckets.make_batch(features, one, options.batch_size))
     turns.take(running, options.rounds, options.steps)
     figures = {one.name: one.figures() for one in running}
     rate = figures["ag_jax"]["examples_per_second"]
@@ -241,6 +267,7 @@ def main() -> None:
         "turns": turns.described(options.rounds, options.steps),
         "dtype": "float32",
         "load_average_at_start": load,
+        "glibc_tunables": os.environ.get("GLIBC_TUNABLES"),
     }
     record.save(f"finetuning_throughput-{jax.devices()[0].platform}", {**conditions, "tasks": tasks})
 

@@ -6,8 +6,10 @@
 All variants take turns in one process (`--rounds` times `--steps` steps each) on the same real batches, so that the
 speeds of a ratio were measured in the same minutes on the same machine. Padding does not count as tokens. If torch and
 transformers are installed and the objective is masked words, Hugging Face's RoBERTa of the same size takes turns on the
-same batches (random weights, SDPA, loss over the logits of all positions, AdamW; on a GPU bf16 autocast and
-torch.compile). Writes benchmarks/results/pretraining_throughput-DEVICE.json.
+same batches (random weights, SDPA, AdamW, on a GPU bf16 autocast): as it is and with torch.compile, each with the word
+head applied to all positions, as it is by default, or to the masked ones alone, as here, which makes the FLOPs of both
+programs equal. To give all of them huge pages on a CPU, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as `ag-jax` does.
+Writes benchmarks/results/pretraining_throughput-DEVICE.json.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import tempfile
 import time
@@ -156,15 +159,18 @@ class Runner:
 
 
 class HuggingFace:
-    """RobertaForMaskedLM of transformers, trained as in transformers' examples, on the same batches."""
+    """RobertaForMaskedLM of transformers, trained as in transformers' examples, on the same batches.
 
-    name = "huggingface"
+    compiled: compile the model with torch.compile, or the encoder alone with `masked_only`.
+    masked_only: apply the word head to the masked positions alone, instead of to all.
+    """
 
-    def __init__(self, like: Runner, words: int):
+    def __init__(self, like: Runner, words: int, *, compiled: bool, masked_only: bool):
         import torch
         import transformers
 
-        self.torch, self.job, model = torch, like.job, like.config.model
+        self.name = "huggingface" + ("-compiled" if compiled else "") + ("-masked_only" if masked_only else "")
+        self.torch, self.masked_only, self.job, model = torch, masked_only, like.job, like.config.model
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         config = transformers.RobertaConfig(
             vocab_size=words,
@@ -180,7 +186,8 @@ class HuggingFace:
             attn_implementation="sdpa",
         )
         self.model = transformers.RobertaForMaskedLM(config).to(self.device).train()
-        self.forward = torch.compile(self.model) if self.device == "cuda" else self.model
+        called = self.model.roberta if masked_only else self.model
+        self.forward = torch.compile(called) if compiled else called
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=self.device == "cuda")
         self.times: list[float] = []
         self.tokens = 0
@@ -202,7 +209,7 @@ class HuggingFace:
                 name: torch.from_numpy(np.ascontiguousarray(field)).to(self.device) for name, field in fields.items()
             }
             with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
-                loss = self.forward(**given).loss
+                loss = self._loss(**given)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
@@ -213,17 +220,27 @@ class HuggingFace:
         if counted:
             self.times, self.tokens = self.times + times, self.tokens + tokens
 
-    def figures(self, peak: float | None) -> dict[str, Any]:
-        """Return the speed, the versions and the device.
+    def _loss(self, labels: Any, **given: Any) -> Any:
+        """Return the mean loss of the masked words."""
+        if not self.masked_only:
+            return self.forward(**given, labels=labels).loss
+        masked = labels != -100
+        scores = self.model.lm_head(self.forward(**given).last_hidden_state[masked])
+        return self.torch.nn.functional.cross_entropy(scores.float(), labels[masked])
 
-        There is no MFU, because the model computes logits that the task does not need.
-        """
+    def figures(self, peak: float | None) -> dict[str, Any]:
+        """Return the speed, the versions and the device."""
         versions = {package: importlib.metadata.version(package) for package in ("torch", "transformers")}
         return turns.speed(self.times, tokens=self.tokens) | {"versions": versions, "device": self.device}
 
 
-def runners(options: argparse.Namespace, overrides: dict[str, Any]) -> Iterator[Runner | HuggingFace]:
-    """Yield each variant compiled, then Hugging Face's model if it can be compared."""
+def runners(
+    options: argparse.Namespace, overrides: dict[str, Any], workdir: epath.Path
+) -> Iterator[Runner | HuggingFace]:
+    """Yield each variant compiled, then Hugging Face's model if it can be compared.
+
+    workdir: an empty directory.
+    """
     first = pretraining_config.parse(config_reader.load(options.config, overrides))
     corpus = pipeline.prepare(first.data)
     known = choices(first.model.layers)
@@ -233,13 +250,14 @@ def runners(options: argparse.Namespace, overrides: dict[str, Any]) -> Iterator[
     for variant in variants:
         source = config_reader.with_argument(options.config, "arm", variant.arm)
         config = pretraining_config.parse(config_reader.load(source, overrides | variant.settings))
-        directory = epath.Path(tempfile.gettempdir()) / "pretraining_throughput"  # never written to
-        like = Runner(variant, config, corpus, directory)
+        like = Runner(variant, config, corpus, workdir)
         print(f"{variant.name}: compiled in {like.compile_seconds:.1f} s", flush=True)
         yield like
     peer = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
     if peer and not like.config.detects_replaced_tokens:
-        yield HuggingFace(like, workloads.model_config(like.config, corpus.tokenizer).vocabulary_size)
+        words = workloads.model_config(like.config, corpus.tokenizer).vocabulary_size
+        for compiled, masked_only in itertools.product((False, True), repeat=2):
+            yield HuggingFace(like, words, compiled=compiled, masked_only=masked_only)
 
 
 def main() -> None:
@@ -255,14 +273,15 @@ def main() -> None:
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax"
     )
     options = parser.parse_args()
-    config_reader.check_overrides(options.config, options.set)
+    config_reader.check_overrides(config_reader.load(options.config, {}), options.set)
     overrides = {} if on_cpu else {"model.vocabulary_size": 52_000}
     overrides |= SHARED | {"data.cache_dir": None}
     for item in options.set:
         name, _, value = item.partition("=")
         overrides[name] = int(value) if value.isdigit() else value
-    running = list(runners(options, overrides))
-    turns.take(running, options.rounds, options.steps)
+    with tempfile.TemporaryDirectory() as workdir:
+        running = list(runners(options, overrides, epath.Path(workdir)))
+        turns.take(running, options.rounds, options.steps)
     device = jax.devices()[0]
     chip = chips.of_kind(device.device_kind)
     peak = chip and chip.per_device().flops
@@ -277,6 +296,7 @@ def main() -> None:
         "dtype": config.model.dtype,
         "turns": turns.described(options.rounds, options.steps),
         "load_average_at_start": os.getloadavg()[0],
+        "glibc_tunables": os.environ.get("GLIBC_TUNABLES"),
         "peak_flops_of_a_device": peak,
         "chip": chip and chip.name,
     }

@@ -20,7 +20,7 @@ from ag_jax.models.encoder import Batch, Ports
 NEVER = -1e9  # the logit of what must not be chosen; finite, so that gradients are finite
 
 # Style of a text head: its activation, and whether dropout is also applied before the dense layer.
-STYLES = {
+STYLES: dict[str, tuple[Callable[[Array], Array], bool]] = {
     "roberta": (nn.tanh, True),
     "bert": (nn.tanh, False),
     "electra": (layers.gelu, True),

@@ -4,10 +4,13 @@ Shape letters: B batch, L length, Q queries, D width, F width of the feed-forwar
 embeddings, T taps of a convolution.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import flax.struct
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -39,13 +42,45 @@ def dense(config: EncoderConfig, features: int, axes: tuple[str, str], name: str
         dtype=jnp.dtype(config.dtype),
         kernel_init=nn.with_logical_partitioning(nn.initializers.normal(config.initializer_range), axes),
         bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[-1:]),
+        dot_general=_product_of_matrices,
         name=name,
     )
 
 
+def _product_of_matrices(x: Array, kernel: Array, dimension_numbers: Any, **settings: Any) -> Array:
+    """Return x @ kernel as a product of two matrices: in place of `lax.dot_general` in a linear layer.
+
+    The gradient of the kernel is then a product of two matrices, too, instead of one over batch and length, for which
+    XLA copies its operands on a CPU: an eighth of the time of a step.
+    """
+    del dimension_numbers  # the last axis of x and the first of the kernel
+    product = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **settings)
+    return product.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+@jax.custom_jvp
 def gelu(x: Array) -> Array:
-    """Return x * Phi(x) with the exact normal distribution function, as in BERT and RoBERTa; not the tanh form."""
-    return nn.gelu(x, approximate=False)
+    """Return x * Phi(x) with the exact normal distribution function, as in BERT and RoBERTa; not the tanh form.
+
+    Phi(x) = (1 + erf(x / sqrt(2))) / 2, with an absolute error of 1e-7 in float32. `jax.nn.gelu` computes it by erfc,
+    whose relative error is small for x << 0, too, at twice the time.
+    """
+    return x * _normal_cdf(x)
+
+
+def _normal_cdf(x: Array) -> Array:
+    # In float32, because 1 + erf cancels for x < 0.
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (0.5 * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
+
+
+@gelu.defjvp
+def _gelu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # gelu'(x) = Phi(x) + x phi(x). One factor is all that a backward pass needs, whereas differentiating the formula
+    # above would leave it several arrays of the size of x.
+    ((x,), (tangent,)) = primals, tangents
+    cdf = _normal_cdf(x)
+    return x * cdf, tangent * (cdf + x * (jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)))
 
 
 @flax.struct.dataclass
@@ -171,7 +206,8 @@ class Convolution(nn.Module):
             neighbours.append(jnp.where(own_BL1, padded_BLD[:, tap : tap + length], 0))
         # One product over taps and width is rounded once; a sum over one product per tap would be rounded every time.
         total_BLD = jnp.einsum("bltd,tdo->blo", jnp.stack(neighbours, axis=2), kernel_TDD) + bias_D[None, None, :]
-        activation = {"tanh": nn.tanh, "gelu": gelu}[config.convolution_activation]
+        activations: dict[str, Callable[[Array], Array]] = {"tanh": nn.tanh, "gelu": gelu}
+        activation = activations[config.convolution_activation]
         return activation(Dropout(config.dropout)(total_BLD, deterministic=deterministic))
 
 

@@ -20,7 +20,7 @@ from ag_jax.models.encoder import Batch
 from ag_jax.models.masked_lm import word_scores
 from ag_jax.objectives.base import LossTerm, Outputs, Wrapper
 from ag_jax.objectives.predictions import Prediction, PredictionWeights, Values, WordDistributions, YesNo
-from ag_jax.objectives.word_loss import in_chunks
+from ag_jax.objectives.word_loss import in_chunks, joined
 
 Form = Literal["symmetric", "one_way"]
 StopGradient = Literal["none", "clean", "targets"]
@@ -206,25 +206,24 @@ def _word_divergence(
 
 def _word_divergence_forward(config: DivergenceConfig, clean_BMD, other_BMD, embedding_VD, bias_V, weights_BM):
     def add(sums: tuple, chunk: tuple):
-        (total, d_embedding_VD, d_bias_V), (clean, other, weights) = sums, chunk
+        (total, d_embedding_DV, d_bias_V), (clean, other, weights) = sums, chunk
         scores = [word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other)]
         one, pull_back = jax.vjp(lambda p, q: _categorical(config, p, q, weights), *scores)
         d_hiddens = []
         for d_scores, hidden in zip(pull_back(jnp.float32(1)), (clean, other), strict=True):
             narrow = d_scores.astype(hidden.dtype)
-            d_embedding_VD += jnp.einsum("bmv,bmd->vd", narrow, hidden, preferred_element_type=jnp.float32)
+            d_embedding_DV += jnp.einsum("bmd,bmv->dv", hidden, narrow, preferred_element_type=jnp.float32)
             d_bias_V += d_scores.sum((0, 1))
             d_hidden = jnp.einsum("bmv,vd->bmd", narrow, embedding_VD, preferred_element_type=jnp.float32)
             d_hiddens.append(d_hidden.astype(hidden.dtype))
-        return (total + one, d_embedding_VD, d_bias_V), tuple(d_hiddens)
+        return (total + one, d_embedding_DV, d_bias_V), tuple(d_hiddens)
 
-    zeros = (jnp.float32(0), jnp.zeros(embedding_VD.shape, jnp.float32), jnp.zeros_like(bias_V))
+    zeros = (jnp.float32(0), jnp.zeros(embedding_VD.shape[::-1], jnp.float32), jnp.zeros_like(bias_V))
     chunks = tuple(map(in_chunks, (clean_BMD, other_BMD, weights_BM)))
-    (total, d_embedding_VD, d_bias_V), d_chunks = jax.lax.scan(add, zeros, chunks)
-    batch, positions, width = clean_BMD.shape
-    d_hiddens = [of.swapaxes(0, 1).reshape(batch, -1, width)[:, :positions] for of in d_chunks]
+    (total, d_embedding_DV, d_bias_V), d_chunks = jax.lax.scan(add, zeros, chunks)
+    d_hiddens = [joined(of)[:, : clean_BMD.shape[1]] for of in d_chunks]
     # An array without elements, for its type alone.
-    return total, (*d_hiddens, d_embedding_VD, d_bias_V, embedding_VD[:0])
+    return total, (*d_hiddens, d_embedding_DV.T, d_bias_V, embedding_VD[:0])
 
 
 def _word_divergence_backward(config: DivergenceConfig, residuals: tuple, factor: Array):

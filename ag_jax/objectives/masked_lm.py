@@ -26,10 +26,12 @@ class Pretraining(Objective):
     Terms: `mlm`, weighted by the masked positions; `nsp`, weighted by the examples (Devlin et al. 2019, section 3.1).
 
     sentences: predictions at the first positions of texts, which have no loss but can be compared between passes.
+    group_rows: see `word_loss`.
     """
 
     model: PretrainingModel
     sentences: Sentences = Sentences()
+    group_rows: int = 1
 
     primary_metric: ClassVar[PrimaryMetric] = MLM
 
@@ -92,8 +94,9 @@ class Pretraining(Objective):
         The metrics are loss and accuracy of the masked words and, if the model predicts it, of the next sentence.
         """
         weights, words = self.normalizers(batch), outputs.predictions["task"]
+        labels_BM, weights_BM = batch["masked_labels"], batch["masked_weights"]
         loss, correct = word_loss(
-            words.hidden_BMD, words.embedding_VD, words.bias_V, batch["masked_labels"], batch["masked_weights"]
+            words.hidden_BMD, words.embedding_VD, words.bias_V, labels_BM, weights_BM, self.group_rows
         )
         totals = {"mlm": loss}
         metrics = {"mlm_loss": (loss, weights["mlm"]), "mlm_accuracy": (correct, weights["mlm"])}

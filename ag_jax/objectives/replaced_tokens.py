@@ -89,12 +89,14 @@ class ReplacedTokens(Objective):
     weight: the coefficient of `rtd`.
     ignored: ids that are not judged.
     sentences: predictions at the first positions of texts, which have no loss but can be compared between passes.
+    group_rows: of the generator's loss, see `word_loss`.
     """
 
     model: ReplacedTokensModel
     weight: float = 1.0
     ignored: tuple[int, ...] = ()
     sentences: Sentences = Sentences()
+    group_rows: int = 1
 
     primary_metric: ClassVar[PrimaryMetric] = RTD
 
@@ -165,7 +167,7 @@ class ReplacedTokens(Objective):
             return {"rtd": detection}, metrics
         words, weights_BM = outputs.predictions["generator"], batch["masked_weights"]
         loss, correct = word_loss(
-            words.hidden_BMD, words.embedding_VD, words.bias_V, batch["masked_labels"], weights_BM
+            words.hidden_BMD, words.embedding_VD, words.bias_V, batch["masked_labels"], weights_BM, self.group_rows
         )
         metrics |= {"mlm_loss": (loss, weights_BM.sum()), "mlm_accuracy": (correct, weights_BM.sum())}
         return {"mlm": loss, "rtd": detection}, metrics

@@ -1,7 +1,12 @@
 """The loss of the masked words, without the scores of all words at all positions in memory at once.
 
-Shape letters: B batch, M masked positions of a row, D width, V vocabulary.
+Shape letters: B batch, M slots for masked positions of a row, D width, V vocabulary.
 """
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +16,87 @@ from ag_jax.models.masked_lm import word_scores
 from ag_jax.objectives.losses import cross_entropy
 
 POSITIONS = 32  # of every row, at most, whose scores are in memory together
+GROUP_SLOTS, GROUP_POSITIONS = 96, 16  # most slots of a group of rows, and of its positions in memory together
+
+Add = Callable[[Any, tuple], tuple[Any, Any]]
 
 
-def in_chunks(array_BMx: Array) -> Array:
-    """Split `(B, M, ...)` into `(chunks, B, positions, ...)`, filled up with zeros; rows stay on their devices."""
+def in_chunks(array_BMx: Array, most: int | None = None) -> Array:
+    """Split `(B, M, ...)` into `(chunks, B, positions, ...)`, filled up with zeros; rows stay on their devices.
+
+    most: the most positions of a chunk; None for `POSITIONS`.
+    """
     batch, positions = array_BMx.shape[:2]
-    chunks = -(-positions // POSITIONS)
+    chunks = -(-positions // (most or POSITIONS))
     widths = [(0, 0), (0, -positions % chunks)] + [(0, 0)] * (array_BMx.ndim - 2)
     return jnp.pad(array_BMx, widths).reshape(batch, chunks, -1, *array_BMx.shape[2:]).swapaxes(0, 1)
 
 
-@jax.custom_vjp
+def joined(chunks: Array) -> Array:
+    """Return `(B, chunks * positions, ...)` from `(chunks, B, positions, ...)`: undo `in_chunks` but for its zeros."""
+    chunks = chunks.swapaxes(0, 1)
+    return chunks.reshape(chunks.shape[0], -1, *chunks.shape[3:])
+
+
+def rows_of_group(slots: int) -> int:
+    """Return how many rows with this number of slots form a group in `over_used_slots`: a power of two."""
+    return 1 << max(0, (GROUP_SLOTS // slots).bit_length() - 1)
+
+
+def over_chunks(add: Add, sums: Any, arrays: tuple[Array, ...]) -> tuple[Any, Any]:
+    """Scan `add` over chunks of the positions of all rows; return the sums and the results, `BMx`.
+
+    add: (sums, chunks of `arrays`) -> new sums, results of the chunk's positions or None.
+    """
+    sums, results = jax.lax.scan(add, sums, tuple(map(in_chunks, arrays)))
+    return sums, jax.tree.map(lambda of: joined(of)[:, : arrays[0].shape[1]], results)
+
+
+def over_used_slots(add: Add, sums: Any, arrays: tuple[Array, ...], rows: int) -> tuple[Any, Any]:
+    """Do the same as `over_chunks`, without the slots that hold no masked position; the results of these are 0.
+
+    Where tokens are masked independently, short rows have twice as many slots as they use on average. So rows form
+    groups, in each of which the used slots are moved to the front, and chunks without a used slot are skipped. For one
+    device only: with several, the devices would have to agree on each chunk.
+
+    arrays: the last one holds the weights, `BM`, which are 0 in unused slots.
+    rows: number of rows in a group; it divides the rows of the batch.
+    """
+    batch, slots = arrays[-1].shape
+
+    def grouped(array_BMx: Array) -> Array:
+        return array_BMx.reshape(batch // rows, rows * slots, *array_BMx.shape[2:])
+
+    def moved(array_GSx: Array, order_GS: Array) -> Array:
+        return jnp.take_along_axis(array_GSx, order_GS.reshape(*order_GS.shape, *[1] * (array_GSx.ndim - 2)), axis=1)
+
+    def skip(sums: Any, chunk: tuple) -> tuple[Any, Any]:
+        results = jax.eval_shape(add, sums, chunk)[1]
+        return sums, jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), results)
+
+    def add_if_used(sums: Any, chunk: tuple) -> tuple[Any, Any]:
+        return jax.lax.cond((chunk[-1] != 0).any(), add, skip, sums, chunk)
+
+    order_GS = jnp.argsort(grouped(arrays[-1]) == 0, axis=1, stable=True)
+    most = min(POSITIONS, GROUP_POSITIONS)
+    chunks = tuple(in_chunks(moved(grouped(array), order_GS), most) for array in arrays)
+    sums, results = jax.lax.scan(add_if_used, sums, chunks)
+    back_GS = jnp.argsort(order_GS, axis=1)
+
+    def restored(result: Array) -> Array:
+        return moved(joined(result)[:, : rows * slots], back_GS).reshape(batch, slots, *result.shape[3:])
+
+    return sums, jax.tree.map(restored, results)
+
+
+def _over(add: Add, sums: Any, arrays: tuple[Array, ...], group_rows: int) -> tuple[Any, Any]:
+    rows = math.gcd(arrays[-1].shape[0], group_rows)
+    return over_chunks(add, sums, arrays) if rows == 1 else over_used_slots(add, sums, arrays, rows)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def word_loss(
-    hidden_BMD: Array, embedding_VD: Array, bias_V: Array, labels_BM: Array, weights_BM: Array
+    hidden_BMD: Array, embedding_VD: Array, bias_V: Array, labels_BM: Array, weights_BM: Array, group_rows: int = 1
 ) -> tuple[Array, Array]:
     """Return two weighted sums over masked positions, `BM`: the cross entropy, and how often the label scores best.
 
@@ -31,40 +104,44 @@ def word_loss(
     gradient with regard to a score s_v is w (softmax(s)_v - [v = label]), known as soon as the scores are. So the
     gradients of h, E and b are computed with the loss, up to the factor that comes from outside, and no score is
     computed twice. Not differentiable in labels and weights, nor in the second result.
+
+    group_rows: rows that form a group in `over_used_slots`, on one device; with 1, all slots are computed.
     """
 
-    def add(sums: tuple, chunk: tuple) -> tuple:
+    def add(sums: tuple, chunk: tuple) -> tuple[Any, Any]:
         hidden, labels, weights = chunk
         one = cross_entropy(word_scores(hidden, embedding_VD, bias_V), labels, weights)
         return jax.tree.map(jnp.add, sums, one), None
 
     zeros = (jnp.float32(0), jnp.float32(0))
-    return jax.lax.scan(add, zeros, tuple(map(in_chunks, (hidden_BMD, labels_BM, weights_BM))))[0]
+    return _over(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)[0]
 
 
-def _forward(hidden_BMD: Array, embedding_VD: Array, bias_V: Array, labels_BM: Array, weights_BM: Array):
-    def add(sums: tuple, chunk: tuple):
-        (loss, correct, d_embedding_VD, d_bias_V), (hidden, labels, weights) = sums, chunk
+def _forward(
+    hidden_BMD: Array, embedding_VD: Array, bias_V: Array, labels_BM: Array, weights_BM: Array, group_rows: int
+):
+    def add(sums: tuple, chunk: tuple) -> tuple[Any, Any]:
+        (loss, correct, d_embedding_DV, d_bias_V), (hidden, labels, weights) = sums, chunk
         scores = word_scores(hidden, embedding_VD, bias_V)
         one_loss, one_correct = cross_entropy(scores, labels, weights)
         is_label = labels[..., None] == jnp.arange(scores.shape[-1])[None, None, :]
         d_scores = weights[..., None] * (jax.nn.softmax(scores) - is_label)
         narrow = d_scores.astype(hidden.dtype)
-        d_embedding_VD += jnp.einsum("bmv,bmd->vd", narrow, hidden, preferred_element_type=jnp.float32)
+        # `DV` instead of `VD`: a CPU would copy the scores' gradient, transposed, for a product of the other form.
+        d_embedding_DV += jnp.einsum("bmd,bmv->dv", hidden, narrow, preferred_element_type=jnp.float32)
         d_hidden = jnp.einsum("bmv,vd->bmd", narrow, embedding_VD, preferred_element_type=jnp.float32)
-        sums = (loss + one_loss, correct + one_correct, d_embedding_VD, d_bias_V + d_scores.sum((0, 1)))
+        sums = (loss + one_loss, correct + one_correct, d_embedding_DV, d_bias_V + d_scores.sum((0, 1)))
         return sums, d_hidden.astype(hidden.dtype)
 
-    zeros = (jnp.float32(0), jnp.float32(0), jnp.zeros(embedding_VD.shape, jnp.float32), jnp.zeros_like(bias_V))
-    chunks = tuple(map(in_chunks, (hidden_BMD, labels_BM, weights_BM)))
-    (loss, correct, d_embedding_VD, d_bias_V), d_chunks = jax.lax.scan(add, zeros, chunks)
-    batch, positions, width = hidden_BMD.shape
-    d_hidden_BMD = d_chunks.swapaxes(0, 1).reshape(batch, -1, width)[:, :positions]
+    zeros = (jnp.float32(0), jnp.float32(0), jnp.zeros(embedding_VD.shape[::-1], jnp.float32), jnp.zeros_like(bias_V))
+    sums, d_hidden_BMD = _over(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)
+    loss, correct, d_embedding_DV, d_bias_V = sums
     # Arrays without elements, for their types alone.
-    return (loss, correct), (d_hidden_BMD, d_embedding_VD, d_bias_V, embedding_VD[:0])
+    return (loss, correct), (d_hidden_BMD, d_embedding_DV.T, d_bias_V, embedding_VD[:0])
 
 
-def _backward(residuals: tuple, cotangents: tuple):
+def _backward(group_rows: int, residuals: tuple, cotangents: tuple):
+    del group_rows
     d_hidden_BMD, d_embedding_VD, d_bias_V, like = residuals
     factor = cotangents[0]
     d_hidden_BMD = (factor * d_hidden_BMD).astype(d_hidden_BMD.dtype)

@@ -18,6 +18,7 @@ from ag_jax.attention.kernels import dispatch
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data.text import batching
 from ag_jax.models.config import EncoderConfig
+from ag_jax.objectives import word_loss
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.base import Objective
@@ -59,11 +60,14 @@ def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
     return guidance.assign_heads(config.guidance, config.model.heads)
 
 
-def make_objective(config: ExperimentConfig, vocabulary: Vocabulary, model: Model) -> Objective:
+def make_objective(config: ExperimentConfig, vocabulary: Vocabulary, model: Model, devices: int) -> Objective:
     """Return the objective of a run: its workload's objective, with guidance and an attack if the config has them."""
     slots = batching.empty_batch(config.data, rows=1)["masked_positions"].shape[1]
     sentences = Sentences(config.adversarial.sentence_prediction, slots if config.data.pack else 1)
-    objective = workload_of(config).make_objective(config, vocabulary, model, sentences)
+    # With a fixed count, rows use nearly all slots.
+    leaves_slots_out = devices == 1 and config.data.masking.count == "bernoulli"
+    group_rows = word_loss.rows_of_group(slots) if leaves_slots_out else 1
+    objective = workload_of(config).make_objective(config, vocabulary, model, sentences, group_rows)
     special = special_tokens(vocabulary)
     return guided_and_attacked(
         objective, config.guidance, config.adversarial, model.config, special, config.training.steps
@@ -143,7 +147,7 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
         adversary = adversarial.init(config.adversarial, model.config, jax.random.fold_in(key, 1))
         return example_model.init(key, example, deterministic=True)["params"] | adversary
 
-    objective = make_objective(config, vocabulary, model)
+    objective = make_objective(config, vocabulary, model, mesh.size)
     return program.make_program(objective, optimizer_of(config), init, mesh, config.training.microbatches)
 
 

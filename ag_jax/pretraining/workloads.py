@@ -57,7 +57,8 @@ class Workload:
     changed: the participle for predicted tokens in model cards, such as `masked`.
     primary_metric: the loss by which runs are summarised.
     make_model: (config, vocabulary, attention by encoder) -> model.
-    make_objective: (config, vocabulary, model, sentences) -> objective, without guidance and attacks.
+    make_objective: (config, vocabulary, model, sentences, rows of a group in the loss of words) -> objective, without
+        guidance and attacks.
     flops: (config, vocabulary, predicted) -> FLOPs of a step; for `predicted` see `flops.step_flops`.
     plateau_loss: (config, corpus) -> the primary metric of the best guess without context.
     """
@@ -65,7 +66,7 @@ class Workload:
     changed: str
     primary_metric: PrimaryMetric
     make_model: Callable[[ExperimentConfig, Vocabulary, ChooseAttend], Model]
-    make_objective: Callable[[ExperimentConfig, Vocabulary, Any, Sentences], Objective]
+    make_objective: Callable[[ExperimentConfig, Vocabulary, Any, Sentences, int], Objective]
     flops: Callable[[ExperimentConfig, Vocabulary, float], Flops]
     plateau_loss: Callable[[ExperimentConfig, pipeline.Corpus], float]
 
@@ -110,10 +111,10 @@ def _masked_words_model(config: ExperimentConfig, vocabulary: Vocabulary, attend
 
 
 def _masked_words_objective(
-    config: ExperimentConfig, vocabulary: Vocabulary, model: PretrainingModel, sentences: Sentences
+    config: ExperimentConfig, vocabulary: Vocabulary, model: PretrainingModel, sentences: Sentences, group_rows: int
 ) -> Pretraining:
     del config, vocabulary
-    return Pretraining(model, sentences)
+    return Pretraining(model, sentences, group_rows)
 
 
 def _masked_words_flops(config: ExperimentConfig, vocabulary: Vocabulary, predicted: float) -> Flops:
@@ -152,9 +153,10 @@ def _ignored_ids(config: ExperimentConfig, vocabulary: Vocabulary) -> tuple[int,
 
 
 def _replaced_tokens_objective(
-    config: ExperimentConfig, vocabulary: Vocabulary, model: ReplacedTokensModel, sentences: Sentences
+    config: ExperimentConfig, vocabulary: Vocabulary, model: ReplacedTokensModel, sentences: Sentences, group_rows: int
 ) -> ReplacedTokens:
-    return ReplacedTokens(model, config.replaced_tokens.coefficient, _ignored_ids(config, vocabulary), sentences)
+    ignored = _ignored_ids(config, vocabulary)
+    return ReplacedTokens(model, config.replaced_tokens.coefficient, ignored, sentences, group_rows)
 
 
 def _replaced_tokens_flops(config: ExperimentConfig, vocabulary: Vocabulary, predicted: float) -> Flops:

@@ -51,7 +51,7 @@ def get_config(argument: str = ""):
         config.adversarial.asa.tau = 0.1
     if chosen.scale == "small":
         config.data.update(source="sotu", validation_fraction=0.05, sequence_length=min(64, config.model.max_length))
-        config.model.update(dtype="float32", remat="none")
+        config.model.update(dtype="float32")
         config.optimizer.update(learning_rate=3e-4, warmup_steps=18)
         config.training.update(
             steps=300, batch_size=32, microbatches=1, log_every=20, evaluate_every=100, checkpoint_every=100

@@ -40,6 +40,16 @@ def test_by_hand():
     np.testing.assert_allclose(cross_entropy(jnp.zeros((1, 4)), jnp.array([2]), jnp.ones(1))[0], np.log(4), rtol=1e-6)
 
 
+def test_of_equal_logits_the_first_is_predicted_and_nan_is_never_right():
+    logits = np.array([[1, 2, 2], [1, 2, 2], [0, 0, 0], [0, 0, 0], [1, np.nan, 2], [1, np.nan, 2], [np.nan] * 3])
+    labels = np.array([1, 2, 0, 1, 2, 1, 0])
+    right = [
+        float(cross_entropy(jnp.asarray(row[None], jnp.float32), jnp.asarray([label]), jnp.ones(1))[1])
+        for row, label in zip(logits, labels, strict=True)
+    ]
+    assert right == [1, 0, 1, 0, 0, 0, 0]
+
+
 def test_certainty_costs_nothing():
     loss, correct = cross_entropy(jnp.array([[0.0, 200.0, 0.0]]), jnp.array([1]), jnp.ones(1))
     assert float(loss) == 0 and float(correct) == 1

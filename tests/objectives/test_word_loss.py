@@ -1,5 +1,7 @@
 """The loss of the masked words by parts, against the scores of all words at all positions."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,9 +30,12 @@ def whole(hidden, embedding, bias, labels, weights):
 
 
 @pytest.mark.parametrize("together", [1, 2, 3, 7, 100])
-def test_equals_the_whole_whatever_the_part(monkeypatch, together):
+@pytest.mark.parametrize("group_rows", [1, 2, 8])  # of six rows: alone, or in groups of two
+def test_equals_the_whole_whatever_the_part(monkeypatch, together, group_rows):
     monkeypatch.setattr(module, "POSITIONS", together)
-    learnt, given = example()
+    word_loss = functools.partial(module.word_loss, group_rows=group_rows)
+    learnt, (labels, weights) = example(batch=6)
+    given = labels, weights.at[2:5].set(0.0)  # rows without masked words
     for loss in (lambda *arrays: word_loss(*arrays, *given), jax.jit(lambda *arrays: word_loss(*arrays, *given))):
         np.testing.assert_allclose(loss(*learnt), whole(*learnt, *given), rtol=1e-6)
         assert float(loss(*learnt)[1]) >= 2.0
@@ -40,6 +45,26 @@ def test_equals_the_whole_whatever_the_part(monkeypatch, together):
 
     for found, expected in zip(scaled(word_loss), scaled(whole), strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-6 * float(jnp.abs(expected).max()))
+
+
+def test_slots_without_a_masked_word_cost_nothing_in_groups():
+    """Chunks of them are skipped: hidden states that would give NaN there change nothing."""
+    (hidden, *learnt), (labels, _) = example(batch=16, positions=11)
+    used = np.zeros((16, 11), bool)
+    used[::8, 3:9] = used[5, 0] = True  # 7 of 88 slots in the first group, 6 in the second
+    given = labels, jnp.asarray(used, jnp.float32)
+
+    def results(hidden):
+        return jax.value_and_grad(lambda hidden: word_loss(hidden, *learnt, *given, 8)[0])(hidden)
+
+    loss, slope = results(hidden)
+    order = np.argsort(~used.reshape(2, 88), axis=1, kind="stable")
+    skipped = np.zeros((2, 88), bool)
+    np.put_along_axis(skipped, order[:, 16:], True, axis=1)  # all but each group's first chunk
+    other_loss, other_slope = results(jnp.where(skipped.reshape(16, 11, 1), jnp.nan, hidden))
+    assert float(other_loss) == float(loss)
+    np.testing.assert_array_equal(other_slope, slope)
+    assert not np.asarray(slope)[~used].any() and np.asarray(slope)[used].all()
 
 
 def test_evaluation_makes_no_gradient(monkeypatch):

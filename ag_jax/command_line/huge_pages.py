@@ -1,0 +1,55 @@
+"""Transparent huge pages for the process: a training step on a CPU is about a fifth faster with them.
+
+XLA allocates the arrays of a step anew for each step, and the kernel clears them page by page: in pages of 4 KiB that
+takes as long as some of the layers. Many Linux systems give huge pages (2 MiB) only to programs that ask for them. The
+GNU C library asks if the variable GLIBC_TUNABLES says so when a process starts, so the command restarts itself once.
+"""
+
+import os
+import pathlib
+import re
+import sys
+from collections.abc import MutableMapping
+
+_TUNABLE = "glibc.malloc.hugetlb"
+_RESTARTED = "AG_JAX_RESTARTED"  # set in a restarted process, should anything remove the tunable again
+_MODE = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def restart_with_huge_pages() -> None:
+    """Restart this process with huge pages, unless they are chosen already, the system's default, or not to be had.
+
+    To run without them, set GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
+    """
+    arguments = sys.orig_argv[1:]
+    # A script on standard input is consumed, and an interpreter without arguments has nothing to start again.
+    if not sys.executable or arguments[:1] in ([], ["-"]) or not is_left_to_programs():
+        return
+    environment = dict(os.environ)
+    if ask(environment):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            os.execve(sys.executable, [sys.executable, *arguments], environment)
+        except OSError:
+            return  # the command works without huge pages, too
+
+
+def is_left_to_programs() -> bool:
+    """Return whether this is a Linux system on which a program gets huge pages if the GNU C library asks for them."""
+    try:
+        library = re.fullmatch(r"glibc (\d+)\.(\d+).*", os.confstr("CS_GNU_LIBC_VERSION") or "")
+        has_tunable = library is not None and (int(library[1]), int(library[2])) >= (2, 35)
+        return has_tunable and "[madvise]" in _MODE.read_text()
+    except (AttributeError, OSError, ValueError):  # no confstr on Windows, no such name or file elsewhere
+        return False
+
+
+def ask(environment: MutableMapping[str, str]) -> bool:
+    """Add the request for huge pages to an environment; return False if that has a choice or a request already."""
+    others = environment.get("GLIBC_TUNABLES", "")
+    if _TUNABLE in others or _RESTARTED in environment:
+        return False
+    environment["GLIBC_TUNABLES"] = f"{others}:{_TUNABLE}=1".removeprefix(":")
+    environment[_RESTARTED] = "1"
+    return True
