@@ -46,6 +46,7 @@ def command(verb: str, text: pathlib.Path, workdir: pathlib.Path, *more: str) ->
         "model.width": 12,
         "model.heads": 3,
         "training.steps": STEPS,
+        "optimizer.warmup_steps": 0,
         "training.batch_size": 4,
         "training.log_every": 1,
         "training.evaluate_every": 50,

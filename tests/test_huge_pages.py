@@ -49,7 +49,7 @@ def test_it_goes_on_without_if_the_restart_fails(monkeypatch):
 
 def test_other_tunables_are_kept():
     environment = {"GLIBC_TUNABLES": "glibc.malloc.check=0"}
-    assert huge_pages.ask(environment)
+    assert huge_pages.request(environment)
     assert environment["GLIBC_TUNABLES"] == "glibc.malloc.check=0:glibc.malloc.hugetlb=1"
 
 

@@ -17,16 +17,17 @@ _MODE = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def restart_with_huge_pages() -> None:
-    """Restart this process with huge pages, unless they are chosen already, the system's default, or not to be had.
+    """Restart this process with huge pages where that has an effect; otherwise return and change nothing.
 
-    To run without them, set GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
+    It has none if GLIBC_TUNABLES sets huge pages already, on or off, if the system gives them to all programs or to
+    none, or without the GNU C library. To run without them, set GLIBC_TUNABLES=glibc.malloc.hugetlb=0.
     """
     arguments = sys.orig_argv[1:]
     # A script on standard input is consumed, and an interpreter without arguments has nothing to start again.
     if not sys.executable or arguments[:1] in ([], ["-"]) or not is_left_to_programs():
         return
     environment = dict(os.environ)
-    if ask(environment):
+    if request(environment):
         sys.stdout.flush()
         sys.stderr.flush()
         try:
@@ -45,8 +46,8 @@ def is_left_to_programs() -> bool:
         return False
 
 
-def ask(environment: MutableMapping[str, str]) -> bool:
-    """Add the request for huge pages to an environment; return False if that has a choice or a request already."""
+def request(environment: MutableMapping[str, str]) -> bool:
+    """Request huge pages in `environment` and return True; change nothing and return False if it sets them already."""
     others = environment.get("GLIBC_TUNABLES", "")
     if _TUNABLE in others or _RESTARTED in environment:
         return False

@@ -57,7 +57,8 @@ def cell(summary: Mapping[str, Any]) -> str:
 
 
 def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str:
-    """Return the marks of a significant `difference` from the baseline: `+` for p < .05 over seeds, `*` over examples.
+    """Return the marks of a significant difference from the baseline: `+` if p < .05 in the test over seeds, `*` if
+    p < .05 in the test over examples.
 
     p_values: the p-values over seeds and over examples; None for the baseline.
     difference: the difference of means, of either sign; there are no marks if it is 0.

@@ -208,7 +208,7 @@ def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConf
 def parameters(
     source: Source, config: ExperimentConfig, tokenizer: Tokenizer, expected: Sequence[str]
 ) -> tuple[dict, list[str], list[str]]:
-    """Return the nested parameters, the names of the randomly initialised heads, and the names of the tensors left out.
+    """Return the nested parameters, the names of output heads with random values, and of tensors that were not used.
 
     The parameters include those of the randomly initialised heads, and `pooler` if the files have a pooler that no
     head reads.

@@ -115,7 +115,7 @@ def is_huggingface(directory: epath.PathLike) -> bool:
 
 def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = False) -> Pretrained:
     """Open the encoder of a run (its newest checkpoint, or the checkpoint of `step`), of a trial or of a Hugging Face
-    directory; without weights if `fresh`.
+    directory; with `fresh`, without its parameters.
 
     fresh: return only its architecture and tokenizer, without parameters.
     Raises FileNotFoundError or ValueError with what was expected, also for a step of a model that has no steps.

@@ -87,7 +87,7 @@ def _set_text_processing(tokenizer: huggingface.Tokenizer, proto) -> None:
 
 
 def _check(tokenizer: huggingface.Tokenizer, processor: sentencepiece.SentencePieceProcessor, moved: int) -> None:
-    """Raise ValueError unless both tokenizers give the same ids for texts made of the model's own pieces.
+    """Raise ValueError unless the converted tokenizer and sentencepiece give the same ids for texts made of its pieces.
 
     moved: by how much the converted tokenizer's ids exceed those of sentencepiece.
     """

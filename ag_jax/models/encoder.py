@@ -155,9 +155,9 @@ class Encoder(nn.Module):
     def _encode(
         self, batch: Batch, ports: Ports, deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array | None, Array, layers.Context]:
-        """Return (input of the last layer `BLD`, output of the last layer `BLD`, arguments that all layers share).
+        """Run the layers; return input and output of the last layer, `BLD`, and the arguments that all layers got.
 
-        Only the mask decoder reads the last layer's input, which is None in an encoder without a mask decoder.
+        The last layer's input is for the mask decoder, and None in an encoder without one.
 
         embedded_BLE: as in `with_mask_decoder`.
         """

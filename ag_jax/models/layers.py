@@ -48,22 +48,25 @@ def dense(config: EncoderConfig, features: int, axes: tuple[str, str], name: str
 
 
 def _product_of_matrices(x: Array, kernel: Array, dimension_numbers: Any, **settings: Any) -> Array:
-    """Return x @ kernel as a product of two matrices: in place of `lax.dot_general` in a linear layer.
+    """Return x @ kernel, computed with all axes of x but the last flattened into one; a linear layer's `dot_general`.
 
-    The gradient of the kernel is then a product of two matrices, too, instead of one over batch and length, for which
-    XLA copies its operands on a CPU: an eighth of the time of a step.
+    The gradient of the kernel is then a product of two matrices, too. As a contraction over batch and length, XLA would
+    copy its operands first on a CPU, and a step of the quickstart would take an eighth longer.
+
+    dimension_numbers: ignored, since a linear layer always contracts the last axis of x with the first of the kernel.
+    settings: other arguments of `lax.dot_general`.
     """
-    del dimension_numbers  # the last axis of x and the first of the kernel
+    del dimension_numbers
     product = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **settings)
     return product.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 @jax.custom_jvp
 def gelu(x: Array) -> Array:
-    """Return x * Phi(x) with the exact normal distribution function, as in BERT and RoBERTa; not the tanh form.
+    """Return x * Phi(x), where Phi is the standard normal distribution function, as in BERT and RoBERTa.
 
-    Phi(x) = (1 + erf(x / sqrt(2))) / 2, with an absolute error of 1e-7 in float32. `jax.nn.gelu` computes it by erfc,
-    whose relative error is small for x << 0, too, at twice the time.
+    Phi(x) = (1 + erf(x / sqrt(2))) / 2, which has an absolute error of 1e-7 in float32. `jax.nn.gelu` without
+    approximation computes Phi by erfc. That has a small relative error even for x << 0, but takes longer.
     """
     return x * _normal_cdf(x)
 

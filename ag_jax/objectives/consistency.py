@@ -65,10 +65,9 @@ def divergence(clean: Prediction, other: Any, weights: PredictionWeights, config
 
 
 def total_weight(weights: PredictionWeights, config: DivergenceConfig) -> Array:
-    """Return the total weight of the examples or tokens compared: the divisor that turns the sum from `divergence` into
-    a mean.
+    """Return the divisor that turns the sum from `divergence` into a mean: the sum of the weights.
 
-    With `legacy`, the number of examples wherever `weights` has `rows_B`.
+    With `config.legacy`, it is the number of examples if `weights` has `rows_B`.
     """
     return (weights.elements if weights.rows_B is None or not config.legacy else weights.rows_B).sum()
 
@@ -97,9 +96,7 @@ class SecondPass(Wrapper):
         raise NotImplementedError
 
     def total_weight(self, weights: PredictionWeights) -> Array:
-        """Return the total weight of the examples or tokens compared: the divisor that turns the sum from `distance`
-        into a mean.
-        """
+        """Return the divisor that turns the sum from `distance` into a mean: the sum of the weights."""
         return total_weight(weights, DivergenceConfig())
 
     def coefficient_at(self, step: Array) -> Array:

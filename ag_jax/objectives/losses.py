@@ -9,10 +9,12 @@ from jax import Array
 
 
 def cross_entropy(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array]:
-    """Return sum -w log softmax(logits)[label], and the sum of w where the largest logit is the label's.
+    """Return two sums: of -w log softmax(logits)[label], and of the weights w of correct predictions.
 
-    `logits` (..., C) in float32, `labels` and `weights` (...). The first sum is zero if and only if every label
-    of a non-zero weight has probability 1.
+    A prediction is correct if the label has the largest logit. The first sum is at least 0, and 0 if and only if every
+    label whose weight is not 0 has probability 1.
+
+    logits: float32, with an axis C of classes behind the axes of `labels` and `weights`.
     """
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)
     losses = jax.nn.logsumexp(logits, axis=-1) - chosen[..., 0]

@@ -52,11 +52,13 @@ Prediction = Categorical | YesNo | Values | WordDistributions
 class PredictionWeights:
     """The weights with which the elements of a prediction (examples, tokens or positions) enter sums and means.
 
-    Losses and comparisons of passes are sums with these weights, which depend on the batch alone.
+    The task's loss is such a sum, and so is the divergence between a clean and an attacked pass of the model. Weights
+    depend on the batch alone.
 
-    elements: as in the task's loss, without the axis of classes, words or width.
-    rows_B: 1 for an example, 0 for a row that only fills the batch up; given where released code counts all positions
-        of a row.
+    elements: the weights of the task's loss, in the shape of the prediction without its last axis (of classes, the
+        vocabulary or the width).
+    rows_B: 1 for an example, 0 for a row that only fills the batch up. None but for tags, of which released code
+        compares all positions of a row.
     """
 
     elements: Array

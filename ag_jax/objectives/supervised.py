@@ -47,7 +47,7 @@ def span_loss(logits_B2L: Array, starts_B: Array, ends_B: Array, weights_B: Arra
 
 @dataclasses.dataclass(frozen=True)
 class TaskLoss:
-    """Four functions for a kind of task: prediction, loss, weights in the loss, weights in comparisons of two passes.
+    """Functions that compute the loss for a kind of task, and the weights of examples or tokens in it.
 
     prediction: logits of the model -> prediction.
     total: (prediction, batch, weights) -> sum of weights * loss, and sum of weights where the prediction is right (None

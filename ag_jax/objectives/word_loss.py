@@ -1,6 +1,8 @@
 """The loss of the masked words, without the scores of all words at all positions in memory at once.
 
-Shape letters: B batch, M slots for masked positions of a row, D width, V vocabulary.
+Every row has M slots for masked positions, and uses as many of them as it has masked positions.
+
+Shape letters: B batch, M slots of a row, D width, V vocabulary, G groups of rows, S slots of a group, x any other axes.
 """
 
 import functools
@@ -22,9 +24,11 @@ Add = Callable[[Any, tuple], tuple[Any, Any]]
 
 
 def in_chunks(array_BMx: Array, most: int | None = None) -> Array:
-    """Split `(B, M, ...)` into `(chunks, B, positions, ...)`, filled up with zeros; rows stay on their devices.
+    """Split the axis M into chunks of equal length: return `(chunks, B, length, ...)`.
 
-    most: the most positions of a chunk; None for `POSITIONS`.
+    Rows are filled up with zeros behind the last slot. They are not split, so each stays on its device.
+
+    most: maximum length of a chunk; None for `POSITIONS`.
     """
     batch, positions = array_BMx.shape[:2]
     chunks = -(-positions // (most or POSITIONS))
@@ -33,34 +37,42 @@ def in_chunks(array_BMx: Array, most: int | None = None) -> Array:
 
 
 def joined(chunks: Array) -> Array:
-    """Return `(B, chunks * positions, ...)` from `(chunks, B, positions, ...)`: undo `in_chunks` but for its zeros."""
+    """Return `(B, chunks * length, ...)` from `(chunks, B, length, ...)`: undo `in_chunks` but for its zeros."""
     chunks = chunks.swapaxes(0, 1)
     return chunks.reshape(chunks.shape[0], -1, *chunks.shape[3:])
 
 
-def rows_of_group(slots: int) -> int:
-    """Return how many rows with this number of slots form a group in `over_used_slots`: a power of two."""
+def rows_per_group(slots: int) -> int:
+    """Return the number of rows for a group in `over_used_slots`, if a row has `slots` slots.
+
+    It is the largest power of two with which a group has at most `GROUP_SLOTS` slots, and at least 1.
+    """
     return 1 << max(0, (GROUP_SLOTS // slots).bit_length() - 1)
 
 
 def over_chunks(add: Add, sums: Any, arrays: tuple[Array, ...]) -> tuple[Any, Any]:
-    """Scan `add` over chunks of the positions of all rows; return the sums and the results, `BMx`.
+    """Scan `add` over chunks of the slots of all rows; return the last sums, and the results of all slots, `BMx`.
 
-    add: (sums, chunks of `arrays`) -> new sums, results of the chunk's positions or None.
+    add: (sums, chunks of `arrays`) -> new sums, results of the chunk's slots or None.
+    sums: the sums to start with.
     """
     sums, results = jax.lax.scan(add, sums, tuple(map(in_chunks, arrays)))
     return sums, jax.tree.map(lambda of: joined(of)[:, : arrays[0].shape[1]], results)
 
 
 def over_used_slots(add: Add, sums: Any, arrays: tuple[Array, ...], rows: int) -> tuple[Any, Any]:
-    """Do the same as `over_chunks`, without the slots that hold no masked position; the results of these are 0.
+    """Return what `over_chunks` returns, but compute only the chunks that hold a masked position.
 
-    Where tokens are masked independently, short rows have twice as many slots as they use on average. So rows form
-    groups, in each of which the used slots are moved to the front, and chunks without a used slot are skipped. For one
-    device only: with several, the devices would have to agree on each chunk.
+    The results of unused slots are 0, and all results have the order of the slots.
 
-    arrays: the last one holds the weights, `BM`, which are 0 in unused slots.
-    rows: number of rows in a group; it divides the rows of the batch.
+    If every token is masked by a random choice of its own, a row has spare slots for rows with many masked tokens: with
+    64 tokens 22 slots, of which it uses 10 on average. The sums of several rows vary less. So rows form groups, in each
+    of which the used slots are moved before the unused ones of all rows, and chunks without a used slot are skipped.
+    For one device only, because several devices would have to skip the same chunks.
+
+    add, sums: as in `over_chunks`.
+    arrays: the last one is `weights_BM`, 0 in unused slots.
+    rows: number of rows in a group, a divisor of the number of rows in the batch.
     """
     batch, slots = arrays[-1].shape
 

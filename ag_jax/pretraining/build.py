@@ -66,7 +66,7 @@ def make_objective(config: ExperimentConfig, vocabulary: Vocabulary, model: Mode
     sentences = Sentences(config.adversarial.sentence_prediction, slots if config.data.pack else 1)
     # With a fixed count, rows use nearly all slots.
     leaves_slots_out = devices == 1 and config.data.masking.count == "bernoulli"
-    group_rows = word_loss.rows_of_group(slots) if leaves_slots_out else 1
+    group_rows = word_loss.rows_per_group(slots) if leaves_slots_out else 1
     objective = workload_of(config).make_objective(config, vocabulary, model, sentences, group_rows)
     special = special_tokens(vocabulary)
     return guided_and_attacked(

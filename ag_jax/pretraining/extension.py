@@ -22,7 +22,7 @@ def earlier_lengths(workdir: epath.Path) -> list[int]:
 
 
 def is_finished(steps: int, workdir: epath.Path) -> bool:
-    """Whether the run in `workdir`, whose `config.json` has `steps` training steps, was trained to its end."""
+    """Return whether the run in `workdir` was trained for all of its `steps` steps."""
     return (workdir / SUMMARY).exists() or steps in earlier_lengths(workdir)
 
 

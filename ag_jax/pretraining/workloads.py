@@ -57,7 +57,7 @@ class Workload:
     changed: the participle for predicted tokens in model cards, such as `masked`.
     primary_metric: the loss by which runs are summarised.
     make_model: (config, vocabulary, attention by encoder) -> model.
-    make_objective: (config, vocabulary, model, sentences, rows of a group in the loss of words) -> objective, without
+    make_objective: (config, vocabulary, model, sentences, group_rows of `word_loss`) -> objective, without
         guidance and attacks.
     flops: (config, vocabulary, predicted) -> FLOPs of a step; for `predicted` see `flops.step_flops`.
     plateau_loss: (config, corpus) -> the primary metric of the best guess without context.

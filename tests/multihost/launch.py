@@ -14,6 +14,7 @@ SETTINGS = {
     "model.width": 16,
     "model.heads": 2,
     "training.steps": STEPS,
+    "optimizer.warmup_steps": 0,
     "training.batch_size": 4,
     "training.log_every": 1,
     "training.evaluate_every": 20,

@@ -140,8 +140,8 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
 
 
 def _span_keys(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
-    """Return a sort key for each token, made from the random `keys_BL` so that the tokens with the smallest keys form
-    spans of at most `longest` tokens.
+    """Return a number for each token, such that the tokens with the smallest numbers form spans of at most `longest`
+    tokens.
 
     longest: the largest number of tokens of a span.
     keys_BL: a random key of each token; the tokens with the smallest keys are chosen for masking.

@@ -36,7 +36,7 @@ SPLITS = ("train", "validation")
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A tokenizer and the rows of a text.
+    """A tokenizer, and the rows into which it encoded the training and the validation text.
 
     tokenizer: the tokenizer of the rows.
     train: rows for training.
@@ -148,7 +148,7 @@ def _tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
 
 
 def _identities(config: DataConfig) -> list[Any]:
-    """Return a list of settings and file versions that is equal only for the same text with the same validation part.
+    """Return settings and versions of files; two such lists are equal only for the same text and validation part.
 
     The list is made without reading the text, and is part of the cache's keys.
     """

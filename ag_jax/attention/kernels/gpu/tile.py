@@ -223,7 +223,7 @@ class ScoreTile:
 
     @property
     def positions(self) -> tuple[Array, Array]:
-        """Positions of the queries and of the keys, each along its axis of the tile."""
+        """Positions of the queries and of the keys, in shapes that broadcast to the shape of the tile."""
         return self.of_queries(self.queries.position), self.of_keys(self.keys.position)
 
     def scores(self) -> Array:
