@@ -1,0 +1,21 @@
+"""How a run's objective is put together."""
+
+import pathlib
+
+import pytest
+
+from ag_jax import config_reader
+from ag_jax.pretraining import build, config, workloads
+
+QUICKSTART = str(pathlib.Path(__file__).parents[2] / "configs" / "quickstart.py")
+
+
+@pytest.mark.parametrize(
+    ("devices", "count", "rows"),
+    [(1, "bernoulli", 4), (8, "bernoulli", 1), (1, "fixed", 1)],  # 22 slots a row, of at most 96 a group
+)
+def test_slots_are_left_out_on_one_device_where_tokens_are_masked_independently(devices, count, rows):
+    settings = config.parse(config_reader.load(f"{QUICKSTART}:arm=mlm", {"data.masking.count": count}))
+    vocabulary = workloads.VocabularyInfo(4096)
+    model = workloads.reference_model(settings, vocabulary)
+    assert build.make_objective(settings, vocabulary, model, devices).group_rows == rows
