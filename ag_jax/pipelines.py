@@ -295,6 +295,6 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _is_single(texts: Any) -> bool:
-    """Whether `texts` is one text or one pair of texts, and not a list of them."""
+    """Return whether `texts` is one text or one pair of texts, and not a list of them."""
     is_pair = isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts)
     return isinstance(texts, str) or is_pair

@@ -69,6 +69,13 @@ def padded(features: Features, options: argparse.Namespace) -> Iterator[dict[str
         yield {name: field[:, :longest] if field.ndim == 2 else field for name, field in batch.items()}
 
 
+def one_of_each_length(features: Features, options: argparse.Namespace) -> Iterator[dict[str, np.ndarray]]:
+    """Yield one batch of every length that the batches of an epoch have."""
+    planned = buckets.plan(features, options.batch_size, options.max_length, shuffle=True)
+    for one in {plan.length: plan for plan in planned}.values():
+        yield buckets.make_batch(features, one, options.batch_size)
+
+
 class Ours:
     """The compiled training steps of a trial, one per batch length, with their state and times."""
 
@@ -86,12 +93,12 @@ class Ours:
         self.examples = self.tokens = 0
         self.compiled: dict[int, Any] = {}
         self.compile_seconds: dict[int, float] = {}
-        planned = buckets.plan(data.train.features, options.batch_size, options.max_length, shuffle=True)
-        for one in {plan.length: plan for plan in planned}.values():
-            batch = self._place(buckets.make_batch(data.train.features, one, options.batch_size))
+        for batch in one_of_each_length(data.train.features, options):
+            length, placed = batch["tokens"].shape[-1], self._place(batch)
             began = time.perf_counter()
-            self.compiled[one.length] = self.program.train_step.lower(self.state, batch, self.key).compile()
-            self.compile_seconds[one.length] = time.perf_counter() - began
+            self.compiled[length] = self.program.train_step.lower(self.state, placed, self.key).compile()
+            self.compile_seconds[length] = time.perf_counter() - began
+        planned = buckets.plan(data.train.features, options.batch_size, options.max_length, shuffle=True)
         self.shares = {
             length: sum(plan.length == length for plan in planned) / len(planned) for length in sorted(self.compiled)
         }
@@ -230,9 +237,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         HuggingFace("huggingface_padded", padded(features, options), config, len(read.task.labels)),
         HuggingFace("huggingface_compiled", endless(features, options), config, len(read.task.labels), compiled=True),
     ]
-    planned = buckets.plan(features, options.batch_size, options.max_length, shuffle=True)
-    for one in {plan.length: plan for plan in planned}.values():  # compiles each length
-        running[-1].step(buckets.make_batch(features, one, options.batch_size))
+    for batch in one_of_each_length(features, options):  # compiles each length
+        running[-1].step(batch)
     turns.take(running, options.rounds, options.steps)
     figures = {one.name: one.figures() for one in running}
     rate = figures["ag_jax"]["examples_per_second"]

@@ -37,6 +37,7 @@ from ag_jax import config_reader
 from ag_jax.attention import dropout
 from ag_jax.data.text import pipeline
 from ag_jax.models import encoder, flops
+from ag_jax.models import layers as model_layers
 from ag_jax.planning import chips
 from ag_jax.pretraining import build, run, workloads
 from ag_jax.pretraining import config as pretraining_config
@@ -75,8 +76,9 @@ class Variant:
 
 
 def choices(layers: int) -> dict[str, list[Variant]]:
-    """Return the alternatives that `--choices` can add, by name: variants of dropout, layers and remat, all guided."""
+    """Return the alternatives that `--choices` can add, by name: variants of the guided arm."""
     unrolled = functools.partial(encoder.nn.scan, unroll=layers)
+    by_erfc = functools.partial(jax.nn.gelu, approximate=False)
     return {
         "dropout": [
             Variant("dropout=none", "ag", {"model.dropout": 0.0, "model.attention_dropout": 0.0}),
@@ -89,6 +91,18 @@ def choices(layers: int) -> dict[str, list[Variant]]:
         ],
         "layers": [Variant("layers=unrolled", "ag", {}, lambda: mock.patch.object(encoder.nn, "scan", unrolled))],
         "remat": [Variant(f"remat={policy}", "ag", {"model.remat": policy}) for policy in ("none", "dots", "layer")],
+        "step": [  # each without one of the parts that make a step on a CPU fast
+            Variant("gelu=erfc", "ag", {}, lambda: mock.patch.object(model_layers, "gelu", by_erfc)),
+            Variant(
+                "linear=batches",
+                "ag",
+                {},
+                lambda: mock.patch.object(model_layers, "_product_of_matrices", jax.lax.dot_general),
+            ),
+            Variant(
+                "slots=all", "ag", {}, lambda: mock.patch.object(build.word_loss, "rows_per_group", lambda slots: 1)
+            ),
+        ],
     }
 
 
@@ -108,9 +122,9 @@ class Runner:
         self.state = self.job.create()
         example = sharding.place_batch(next(self.job.batches(0, 1)), self.mesh)
         # Not the job's program: variants of one config share that, and would get the step that was traced first.
-        step = build.make_program(config, corpus.tokenizer, self.mesh).train_step
         began = time.perf_counter()
         with variant.change():
+            step = build.make_program(config, corpus.tokenizer, self.mesh).train_step
             self.program = step.lower(self.state, example, self.job.key).compile()
         self.compile_seconds = time.perf_counter() - began
         predicted = config.data.masking.rate * config.data.sequence_length
@@ -266,7 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default=ON_CPU if on_cpu else ON_ACCELERATOR)
     parser.add_argument("--arms", default="mlm,ag", help="arms of the config, the first is what ratios are to")
-    parser.add_argument("--choices", default="", help="any of dropout, layers, remat")
+    parser.add_argument("--choices", default="", help="any of dropout, layers, remat, step")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10 if on_cpu else 20)
     parser.add_argument(

@@ -38,7 +38,7 @@ class Band(NamedTuple):
         return Band(self.right, self.left)
 
     def contains(self, query: Array | int, key: Array | int) -> Any:
-        """Whether the positions `key` lie in the band around the positions `query`; the two arrays broadcast."""
+        """Return whether the positions `key` lie in the band around the positions `query`; the two arrays broadcast."""
         inside: Any = True
         if self.left is not None:
             inside = key >= query - self.left

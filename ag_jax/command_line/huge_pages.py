@@ -1,7 +1,7 @@
-"""Transparent huge pages for the process: a training step on a CPU is about a fifth faster with them.
+"""Transparent huge pages for the process: a training step on a CPU is faster with them.
 
 XLA allocates the arrays of a step anew for each step, and the kernel clears them page by page: in pages of 4 KiB that
-takes as long as some of the layers. Many Linux systems give huge pages (2 MiB) only to programs that ask for them. The
+takes a noticeable part of a step. Many Linux systems give huge pages (2 MiB) only to programs that ask for them. The
 GNU C library asks if the variable GLIBC_TUNABLES says so when a process starts, so the command restarts itself once.
 """
 
@@ -9,7 +9,6 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import MutableMapping
 
 _TUNABLE = "glibc.malloc.hugetlb"
 _RESTARTED = "AG_JAX_RESTARTED"  # set in a restarted process, should anything remove the tunable again
@@ -46,7 +45,7 @@ def is_left_to_programs() -> bool:
         return False
 
 
-def request(environment: MutableMapping[str, str]) -> bool:
+def request(environment: dict[str, str]) -> bool:
     """Request huge pages in `environment` and return True; change nothing and return False if it sets them already."""
     others = environment.get("GLIBC_TUNABLES", "")
     if _TUNABLE in others or _RESTARTED in environment:

@@ -28,11 +28,11 @@ class Setting:
     is_section: bool = False
 
     def matches(self, name: str) -> bool:
-        """Whether `name` is this setting's path; TASK in the path stands for the name of any task."""
+        """Return whether `name` is this setting's path; TASK in the path stands for the name of any task."""
         return re.fullmatch(re.escape(self.path).replace("TASK", r"[^.]+"), name) is not None
 
     def is_inside(self, section: str) -> bool:
-        """Whether the setting belongs to the section with the path `section`."""
+        """Return whether the setting belongs to the section with the path `section`."""
         parts = self.path.split(".")
         return any(dataclasses.replace(self, path=".".join(parts[:end])).matches(section) for end in range(len(parts)))
 

@@ -65,7 +65,7 @@ def parse_json(text: str, expected: type = dict) -> Any:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and dicts are nested in `value` more than `levels` deep, found without recursion."""
+    """Return whether lists and dicts are nested in `value` more than `levels` deep, found without recursion."""
     level = [value]
     for _ in range(levels + 1):
         level = [container for container in level if isinstance(container, (dict, list))]

@@ -135,7 +135,7 @@ def index() -> int:
 
 
 def is_first() -> bool:
-    """Whether this is host 0, which writes files and prints. Not collective."""
+    """Return whether this is host 0, which writes files and prints. Not collective."""
     return index() == 0
 
 

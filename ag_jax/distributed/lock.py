@@ -78,7 +78,7 @@ class Holder:
         return cls(socket.gethostname(), _machine(), os.getpid(), _started(os.getpid()), since, secrets.token_hex(8))
 
     def is_gone(self) -> bool | None:
-        """Whether the process that holds the lock has ended; None if this process cannot tell."""
+        """Return whether the process that holds the lock has ended; None if this process cannot tell."""
         if (self.host, self.machine) != (socket.gethostname(), _machine()):
             return None
         if started := _started(self.pid):

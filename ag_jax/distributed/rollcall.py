@@ -240,7 +240,7 @@ def _tell(present: dict[int, socket.socket], message: dict[str, Any]) -> None:
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Whether the other host still has its end of a connection open, found out without waiting or reading.
+    """Return whether the other host still has its end of a connection open, found out without waiting or reading.
 
     The other host must have nothing left to send: unread data would hide a closed end.
     """

@@ -19,7 +19,7 @@ UPLOAD_EVERY = 30.0  # seconds between two uploads of a growing file, apart from
 
 
 def is_remote(path: epath.PathLike) -> bool:
-    """Whether a path is in an object store."""
+    """Return whether a path is in an object store."""
     return "://" in str(epath.Path(path))
 
 

@@ -67,12 +67,12 @@ def check(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -
 
 
 def are_known(examples: Sequence[Example]) -> bool:
-    """Whether there are examples, and the labels of all are known."""
+    """Return whether there are examples, and the labels of all are known."""
     return bool(len(examples)) and not any(map(is_unknown, examples))
 
 
 def is_unknown(example: Example) -> bool:
-    """Whether the label of an example is not known."""
+    """Return whether the label of an example is not known."""
     return getattr(example, _LABELS[type(example)]) is None
 
 

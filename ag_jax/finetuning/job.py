@@ -268,7 +268,7 @@ class _Training:
         return f"epoch {epoch}: {self.metric} {value:.4f}, train loss {evaluation.train_loss:.4f}"
 
     def is_over(self, history: list[Evaluation]) -> bool:
-        """Whether the last `patience` epochs brought no improvement."""
+        """Return whether the last `patience` epochs brought no improvement."""
         patience = self.trial.recipe.patience
         return patience is not None and bool(history) and patience <= len(history) - best_epoch(history, self.metric)
 

@@ -102,7 +102,7 @@ class SplitPredictions:
         return found
 
     def is_labelled(self) -> bool:
-        """Whether the labels of all examples are known."""
+        """Return whether the labels of all examples are known."""
         return not any(metrics.is_unknown(example) for example in self.examples)
 
 

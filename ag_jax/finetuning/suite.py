@@ -335,7 +335,7 @@ def _is_done_and_tidy(directory: epath.Path, keep: bool) -> bool:
 
 
 def is_done(directory: epath.Path) -> bool:
-    """Whether a trial is done, that is whether `result.json`, its last file, exists."""
+    """Return whether a trial is done, that is whether `result.json`, its last file, exists."""
     return (directory / trial.RESULT).exists()
 
 

@@ -42,7 +42,7 @@ class Trial:
 
 
 def is_begun(directory: epath.Path) -> bool:
-    """Whether a trial's directory holds something worth keeping: a result, or the checkpoint of an epoch."""
+    """Return whether a trial's directory holds something worth keeping: a result, or the checkpoint of an epoch."""
     return (directory / RESULT).exists() or any(steps_in(directory / name) for name in (CHECKPOINTS, ASIDE))
 
 

@@ -108,7 +108,7 @@ def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspe
 
 
 def is_huggingface(directory: epath.PathLike) -> bool:
-    """Whether a directory has a config.json of `transformers`. Raises ValueError if that is no JSON object."""
+    """Return whether a directory has a config.json of `transformers`. Raises ValueError if that is no JSON object."""
     path = epath.Path(directory) / "config.json"
     return path.exists() and "model_type" in read_json(path)
 

@@ -51,7 +51,7 @@ def _product_of_matrices(x: Array, kernel: Array, dimension_numbers: Any, **sett
     """Return x @ kernel, computed with all axes of x but the last flattened into one; a linear layer's `dot_general`.
 
     The gradient of the kernel is then a product of two matrices, too. As a contraction over batch and length, XLA would
-    copy its operands first on a CPU, and a step of the quickstart would take an eighth longer.
+    copy its operands first on a CPU.
 
     dimension_numbers: ignored, since a linear layer always contracts the last axis of x with the first of the kernel.
     settings: other arguments of `lax.dot_general`.

@@ -20,7 +20,7 @@ from ag_jax.models.encoder import Batch
 from ag_jax.models.masked_lm import word_scores
 from ag_jax.objectives.base import LossTerm, Outputs, Wrapper
 from ag_jax.objectives.predictions import Prediction, PredictionWeights, Values, WordDistributions, YesNo
-from ag_jax.objectives.word_loss import in_chunks, joined
+from ag_jax.objectives.word_loss import over_chunks
 
 Form = Literal["symmetric", "one_way"]
 StopGradient = Literal["none", "clean", "targets"]
@@ -193,12 +193,12 @@ def _word_divergence(
     Gradients are computed in the forward pass, as in `word_loss`.
     """
 
-    def add(total: Array, chunk: tuple) -> tuple:
+    def add(total: Array, chunk: tuple) -> tuple[Array, None]:
         clean, other, weights = chunk
         clean_BMV, other_BMV = (word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other))
         return total + _categorical(config, clean_BMV, other_BMV, weights), None
 
-    return jax.lax.scan(add, jnp.float32(0), tuple(map(in_chunks, (clean_BMD, other_BMD, weights_BM))))[0]
+    return over_chunks(add, jnp.float32(0), (clean_BMD, other_BMD, weights_BM))[0]
 
 
 def _word_divergence_forward(config: DivergenceConfig, clean_BMD, other_BMD, embedding_VD, bias_V, weights_BM):
@@ -216,9 +216,8 @@ def _word_divergence_forward(config: DivergenceConfig, clean_BMD, other_BMD, emb
         return (total + one, d_embedding_DV, d_bias_V), tuple(d_hiddens)
 
     zeros = (jnp.float32(0), jnp.zeros(embedding_VD.shape[::-1], jnp.float32), jnp.zeros_like(bias_V))
-    chunks = tuple(map(in_chunks, (clean_BMD, other_BMD, weights_BM)))
-    (total, d_embedding_DV, d_bias_V), d_chunks = jax.lax.scan(add, zeros, chunks)
-    d_hiddens = [joined(of)[:, : clean_BMD.shape[1]] for of in d_chunks]
+    sums, d_hiddens = over_chunks(add, zeros, (clean_BMD, other_BMD, weights_BM))
+    total, d_embedding_DV, d_bias_V = sums
     # An array without elements, for its type alone.
     return total, (*d_hiddens, d_embedding_DV.T, d_bias_V, embedding_VD[:0])
 

@@ -23,7 +23,7 @@ GROUP_SLOTS, GROUP_POSITIONS = 96, 16  # most slots of a group of rows, and of i
 Add = Callable[[Any, tuple], tuple[Any, Any]]
 
 
-def in_chunks(array_BMx: Array, most: int | None = None) -> Array:
+def _in_chunks(array_BMx: Array, most: int | None = None) -> Array:
     """Split the axis M into chunks of equal length: return `(chunks, B, length, ...)`.
 
     Rows are filled up with zeros behind the last slot. They are not split, so each stays on its device.
@@ -36,8 +36,8 @@ def in_chunks(array_BMx: Array, most: int | None = None) -> Array:
     return jnp.pad(array_BMx, widths).reshape(batch, chunks, -1, *array_BMx.shape[2:]).swapaxes(0, 1)
 
 
-def joined(chunks: Array) -> Array:
-    """Return `(B, chunks * length, ...)` from `(chunks, B, length, ...)`: undo `in_chunks` but for its zeros."""
+def _joined(chunks: Array) -> Array:
+    """Return `(B, chunks * length, ...)` from `(chunks, B, length, ...)`: undo `_in_chunks` but for its zeros."""
     chunks = chunks.swapaxes(0, 1)
     return chunks.reshape(chunks.shape[0], -1, *chunks.shape[3:])
 
@@ -56,8 +56,8 @@ def over_chunks(add: Add, sums: Any, arrays: tuple[Array, ...]) -> tuple[Any, An
     add: (sums, chunks of `arrays`) -> new sums, results of the chunk's slots or None.
     sums: the sums to start with.
     """
-    sums, results = jax.lax.scan(add, sums, tuple(map(in_chunks, arrays)))
-    return sums, jax.tree.map(lambda of: joined(of)[:, : arrays[0].shape[1]], results)
+    sums, results = jax.lax.scan(add, sums, tuple(map(_in_chunks, arrays)))
+    return sums, jax.tree.map(lambda of: _joined(of)[:, : arrays[0].shape[1]], results)
 
 
 def over_used_slots(add: Add, sums: Any, arrays: tuple[Array, ...], rows: int) -> tuple[Any, Any]:
@@ -89,14 +89,15 @@ def over_used_slots(add: Add, sums: Any, arrays: tuple[Array, ...], rows: int) -
     def add_if_used(sums: Any, chunk: tuple) -> tuple[Any, Any]:
         return jax.lax.cond((chunk[-1] != 0).any(), add, skip, sums, chunk)
 
+    # The sort is stable, so that a group's used slots keep their order.
     order_GS = jnp.argsort(grouped(arrays[-1]) == 0, axis=1, stable=True)
     most = min(POSITIONS, GROUP_POSITIONS)
-    chunks = tuple(in_chunks(moved(grouped(array), order_GS), most) for array in arrays)
+    chunks = tuple(_in_chunks(moved(grouped(array), order_GS), most) for array in arrays)
     sums, results = jax.lax.scan(add_if_used, sums, chunks)
     back_GS = jnp.argsort(order_GS, axis=1)
 
     def restored(result: Array) -> Array:
-        return moved(joined(result)[:, : rows * slots], back_GS).reshape(batch, slots, *result.shape[3:])
+        return moved(_joined(result)[:, : rows * slots], back_GS).reshape(batch, slots, *result.shape[3:])
 
     return sums, jax.tree.map(restored, results)
 

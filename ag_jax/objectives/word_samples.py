@@ -10,7 +10,7 @@ from jax import Array
 from ag_jax.attention import dropout
 from ag_jax.models.masked_lm import word_scores
 from ag_jax.objectives.predictions import WordDistributions
-from ag_jax.objectives.word_loss import in_chunks
+from ag_jax.objectives.word_loss import over_chunks
 
 
 def gumbel(key: Array, shape: tuple[int, ...]) -> Array:
@@ -31,11 +31,10 @@ def sample_words(words: WordDistributions, key: Array) -> Array:
     """
     hidden_BMD, embedding_VD, bias_V = jax.lax.stop_gradient((words.hidden_BMD, words.embedding_VD, words.bias_V))
 
-    def draw(number: Array, hidden: Array) -> tuple[Array, Array]:
+    def draw(number: Array, chunk: tuple[Array]) -> tuple[Array, Array]:
+        (hidden,) = chunk
         scores = word_scores(hidden, embedding_VD, bias_V)
         noise = gumbel(jax.random.fold_in(key, number), scores.shape)
         return number + 1, jnp.argmax(scores + noise, axis=-1).astype(jnp.int32)
 
-    drawn = jax.lax.scan(draw, jnp.int32(0), in_chunks(hidden_BMD))[1]
-    batch, positions = hidden_BMD.shape[:2]
-    return drawn.swapaxes(0, 1).reshape(batch, -1)[:, :positions]
+    return over_chunks(draw, jnp.int32(0), (hidden_BMD,))[1]

@@ -110,7 +110,7 @@ def with_own_tokenizer(config: DataConfig, workdir: epath.Path) -> DataConfig:
 
 
 def _has_begun(workdir: epath.Path) -> bool:
-    """Whether a run has begun: the run directory has a `corpus.json`, metrics or checkpoints.
+    """Return whether a run has begun: the run directory has a `corpus.json`, metrics or checkpoints.
 
     These are written after the tokenizer, which is therefore complete.
     """

@@ -209,7 +209,7 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
 
 
 def is_begun(workdir: epath.Path) -> bool:
-    """Whether a run directory holds something worth keeping: a checkpoint, a row of metrics, or a summary."""
+    """Return whether a run directory holds something worth keeping: a checkpoint, a row of metrics, or a summary."""
     if (workdir / SUMMARY).exists() or any(steps_in(workdir / name) for name in ("checkpoints", ASIDE)):
         return True
     return (workdir / "metrics.jsonl").exists() and bool(read_metrics(workdir))

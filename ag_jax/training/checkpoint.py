@@ -277,7 +277,7 @@ class Checkpoints:
         return None
 
     def _has_moved_damaged(self) -> bool:
-        """Whether `corrupt_checkpoints` holds damaged checkpoints of the run.
+        """Return whether `corrupt_checkpoints` holds damaged checkpoints of the run.
 
         Earlier versions of ag_jax moved them there even if no other checkpoint was left.
         """

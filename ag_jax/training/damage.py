@@ -63,7 +63,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether a write failed because the disk is full, a quota is exceeded or the file is too large."""
+    """Return whether a write failed because the disk is full, a quota is exceeded or the file is too large."""
     return any(code in _FULL for each in _chain(error) for code in _codes(each))
 
 

@@ -80,7 +80,7 @@ class Progress:
         return cls(**{**stored, "history": history})
 
     def is_evaluated(self, step: int) -> bool:
-        """Whether the model was evaluated after `step`."""
+        """Return whether the model was evaluated after `step`."""
         return bool(self.history) and self.history[-1].step == step
 
 

@@ -191,7 +191,7 @@ class Examples(Sequence):
 
 
 def is_labelled(split: str) -> bool:
-    """Whether every example of a split must have a label; False for test and diagnostic splits.
+    """Return whether every example of a split must have a label; False for test and diagnostic splits.
 
     Benchmarks withhold the labels of their test sets.
     """
@@ -199,7 +199,7 @@ def is_labelled(split: str) -> bool:
 
 
 def is_held_out(example: Example) -> bool:
-    """Whether an example is for validation, if train and validation share a file: one in ten, chosen by a hash.
+    """Return whether an example is for validation, if train and validation share a file: one in ten, chosen by a hash.
 
     Questions are hashed by their context, so that no context is in both parts, and all other examples by their id.
     """

@@ -38,7 +38,7 @@ def pair_of(record: Record) -> tuple[str, str]:
 
 
 def is_unknown(value: Any) -> bool:
-    """Whether a label is withheld, as benchmarks do for test sets: absent, empty, or -1."""
+    """Return whether a label is withheld, as benchmarks do for test sets: absent, empty, or -1."""
     return value is None or str(value).strip() in ("", "-1", "-1.0")
 
 

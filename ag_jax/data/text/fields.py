@@ -78,7 +78,7 @@ def json_entries(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
 
 
 def _is_object(line: bytes) -> bool:
-    """Whether a line is a complete JSON object."""
+    """Return whether a line is a complete JSON object."""
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -192,7 +192,7 @@ def parquet(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
 
 
 def is_plain(opened: IO[bytes]) -> bool:
-    """Whether an open file is a seekable file on disk, not a compressed file or a member of an archive."""
+    """Return whether an open file is a seekable file on disk, not a compressed file or a member of an archive."""
     return isinstance(opened, io.BufferedReader) and isinstance(opened.raw, io.FileIO)
 
 

@@ -52,7 +52,7 @@ def kind(name: str) -> tuple[str, str]:
 
 
 def is_known(name: str) -> bool:
-    """Whether a file of this name is read when it is found in a directory or an archive."""
+    """Return whether a file of this name is read when it is found in a directory or an archive."""
     return kind(name)[0] in _READERS
 
 
