@@ -24,6 +24,7 @@ from ag_jax.objectives.word_loss import over_chunks
 
 Form = Literal["symmetric", "one_way"]
 StopGradient = Literal["none", "clean", "targets"]
+_SECOND_PASS = 0x5A  # purpose of random keys: a second pass with dropout of its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,12 @@ def total_weight(weights: PredictionWeights, config: DivergenceConfig) -> Array:
     With `config.legacy`, it is the number of examples if `weights` has `rows_B`.
     """
     return (weights.elements if weights.rows_B is None or not config.legacy else weights.rows_B).sum()
+
+
+def independent_rngs(rngs: dict[str, Array]) -> dict[str, Array]:
+    """Return the random keys of a second pass whose dropout is independent of the first pass's, with keys `rngs`."""
+    # All keys, not only that of dropout: a second pass draws no samples, it reads those of the first one.
+    return {name: jax.random.fold_in(key, _SECOND_PASS) for name, key in rngs.items()}
 
 
 @dataclasses.dataclass(frozen=True)

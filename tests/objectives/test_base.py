@@ -18,11 +18,13 @@ from tests import tiny
 from tests.objectives import adversaries, perturbed
 
 STEP = perturbed.STEP
-SETTING = adversarial.AttackContext(tiny.CONFIG, tiny.SPECIAL, 10)
+# Attacks are told of dropout, which `r_drop` needs; the models of the cases have none.
+SETTING = adversarial.AttackContext(tiny.config(dropout=0.1), tiny.SPECIAL, 10)
 ATTACKS = {
     "bernoulli": AdversarialConfig("bernoulli"),
     "smart": AdversarialConfig("smart", smart=SmartConfig(noise=1e-2, step_size=1e-2, epsilon=0.1)),
     "sift": AdversarialConfig("sift", sift=SiftConfig()),
+    "r_drop": AdversarialConfig("r_drop"),
     "asa": AdversarialConfig("asa"),
     "freelb": AdversarialConfig("freelb", freelb=FreeLBConfig(step_size=0.3)),
 }

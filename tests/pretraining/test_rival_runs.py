@@ -13,7 +13,14 @@ from ag_jax import config_reader
 from ag_jax.finetuning import encoded, job, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.objectives.adversarial import wrap as adversarial
-from ag_jax.objectives.adversarial.config import AdversarialConfig, FreeLBConfig, Method, SiftConfig, SmartConfig
+from ag_jax.objectives.adversarial.config import (
+    AdversarialConfig,
+    FreeLBConfig,
+    Method,
+    RDropConfig,
+    SiftConfig,
+    SmartConfig,
+)
 from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.adversarial.sift import SiftPerturbation
 from ag_jax.objectives.adversarial.smart import MtDnnPerturbation, SmartPerturbation
@@ -32,27 +39,28 @@ RIVALS = {
     "freelb": {"freelb": FreeLBConfig(steps=3, step_size=0.05)},
     "smart": {"smart": SmartConfig(alpha=3.0, steps=2)},
     "sift": {"sift": SiftConfig(weight=2.0)},
+    "r_drop": {"r_drop": RDropConfig(weight=2.0)},
 }
 
 
 def test_the_method_chooses():
     """Also the width of embeddings that have one of their own; settings of other methods are not read."""
-    inner, config = Pretraining(tiny.model()), tiny.config(embedding_width=7)
+    inner, config = Pretraining(tiny.model()), tiny.config(embedding_width=7, dropout=0.1)
     setting = adversarial.AttackContext(config, tiny.SPECIAL, 10)
     made = {method: adversarial.wrap(inner, AdversarialConfig(method, **RIVALS[method]), setting) for method in RIVALS}
     assert made["freelb"] == FreeLB(inner, RIVALS["freelb"]["freelb"], 7)
     assert made["smart"].perturbation == SmartPerturbation(RIVALS["smart"]["smart"], 7) and made["smart"].steps == 2
     assert made["sift"].perturbation == SiftPerturbation(RIVALS["sift"]["sift"], 7) and made["sift"].steps == 1
-    assert [made[method].coefficients(jnp.int32(0))[method] for method in ("smart", "sift")] == [3, 2]
+    assert [made[method].coefficients(jnp.int32(0))[method] for method in ("smart", "sift", "r_drop")] == [3, 2, 2]
     assert (made["smart"].stop_gradient, made["sift"].stop_gradient) == ("none", "targets")
     compat = adversarial.wrap(inner, AdversarialConfig("smart", smart=SmartConfig(mtdnn_compat=True)), setting)
     assert isinstance(compat.perturbation, MtDnnPerturbation) and compat.stop_gradient == "targets"
     assert set(RIVALS) < set(get_args(Method)) and AdversarialConfig("sift").sentence_prediction == "none"
-    with pytest.raises(ValueError, match="adversarial.method must be one of none, asa, .*freelb, smart, sift"):
+    with pytest.raises(ValueError, match="adversarial.method must be one of none, asa, .*freelb, smart, sift, r_drop"):
         config_reader.check(AdversarialConfig("pgd"), "adversarial")
 
 
-@pytest.mark.parametrize("method", ["freelb", pytest.param("sift", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("method", ["freelb", "r_drop", pytest.param("sift", marks=pytest.mark.exhaustive)])
 def test_in_a_trial(method, tmp_path, one_device):
     recipe = Recipe(epochs=1, max_length=24, adversarial=AdversarialConfig(method, **RIVALS[method]))
     opened = tasks.pretrained()
@@ -60,7 +68,11 @@ def test_in_a_trial(method, tmp_path, one_device):
     config = FinetuningConfig(checkpoint="nowhere", tasks={"choice": recipe})
     job.run_trial(trial.Trial("choice", recipe, 5e-3, 8, 0), config, opened, data, tmp_path, False)
     rows = [row for row in read_metrics(tmp_path) if row["split"] == "train"]
-    assert rows and all(np.isfinite(row["task_loss"]) and row["delta_norm"] > 0 for row in rows)
+    assert rows and all(np.isfinite(row["task_loss"]) for row in rows)
+    if method == "r_drop":
+        assert all(row["r_drop_loss"] > 0 and row["coefficient/r_drop"] == 2 for row in rows)
+        return
+    assert all(row["delta_norm"] > 0 for row in rows)
     if method == "freelb":
         assert all(0.05 < row["delta_norm"] < 0.1 + 2 * 0.05 for row in rows)
     else:

@@ -8,7 +8,7 @@ from ag_jax.objectives.consistency import DivergenceConfig
 from ag_jax.objectives.sentences import SentenceTerm
 
 NAIVE = ("bernoulli", "scheduled", "magnitude")
-Method = Literal["none", "asa", "bernoulli", "scheduled", "magnitude", "freelb", "smart", "sift"]
+Method = Literal["none", "asa", "bernoulli", "scheduled", "magnitude", "freelb", "smart", "sift", "r_drop"]
 SecondPassDropout = Literal["independent", "shared"]
 # Beyond the limit, float32 loses the scores of a row that is masked as a whole beside what is taken from them.
 Strength = Annotated[float, "> 0", "<= 1e6"]
@@ -184,11 +184,24 @@ class SiftConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RDropConfig:
+    """A second pass that differs in its dropout alone, after R-Drop (Wu et al. 2021), as a baseline for attacks.
+
+    weight: coefficient of the divergence.
+    divergence: how the predictions of both passes are compared.
+    """
+
+    weight: Annotated[float, ">= 0"] = 1.0
+    divergence: DivergenceConfig = DivergenceConfig()
+
+
+@dataclasses.dataclass(frozen=True)
 class AdversarialConfig:
     """The attack that a model is trained against; only the section of the chosen `method` is read.
 
     method: `asa` is adversarial self-attention; `bernoulli`, `scheduled` and `magnitude` are fixed masks (the section
-        `masking`); `freelb`, `smart` and `sift` perturb embeddings; `none` is plain training.
+        `masking`); `freelb`, `smart` and `sift` perturb embeddings; `r_drop` only compares two passes with different
+        dropout; `none` is plain training.
     """
 
     method: Method = "none"
@@ -197,6 +210,7 @@ class AdversarialConfig:
     freelb: FreeLBConfig = FreeLBConfig()
     smart: SmartConfig = SmartConfig()
     sift: SiftConfig = SiftConfig()
+    r_drop: RDropConfig = RDropConfig()
 
     def __post_init__(self):
         if self.method == "scheduled" and not self.masking.trace:

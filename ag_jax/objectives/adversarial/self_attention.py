@@ -24,8 +24,6 @@ from ag_jax.objectives.base import LossTerm, Objective, Outputs, Rngs
 from ag_jax.objectives.consistency import DivergenceConfig, SecondPass
 from ag_jax.objectives.predictions import Prediction, PredictionWeights
 
-_ATTACKED = 0x5A  # purpose of random keys: the attacked pass
-
 
 class Attacker(Protocol):
     """A function (all parameters, batch as the encoder reads it, step) -> the attack on attention at this step."""
@@ -178,8 +176,7 @@ class AttackedAttention(SecondPass):
         if rngs is None:
             return outputs
         if not self.shared_dropout:
-            # All keys, not only that of dropout: the attacked pass draws no samples, it reads those of the clean one.
-            rngs = {name: jax.random.fold_in(key, _ATTACKED) for name, key in rngs.items()}
+            rngs = consistency.independent_rngs(rngs)
         # The attack is made from what the clean pass read, so that both passes differ in nothing but the masks. It
         # reads the parameters without stop_gradient: the adversary learns by the reversed gradient inside `Adversary`.
         attack = self.attacker(params, outputs.encoder_batch, step)

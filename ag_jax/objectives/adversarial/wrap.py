@@ -17,6 +17,7 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig, SmartConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.adversarial.masking import Trace, naive_masking
+from ag_jax.objectives.adversarial.r_drop import r_drop
 from ag_jax.objectives.adversarial.self_attention import LearntMasks, adversarial_self_attention
 from ag_jax.objectives.adversarial.sift import sift
 from ag_jax.objectives.adversarial.smart import smart
@@ -58,6 +59,9 @@ def wrap(objective: Objective, config: AdversarialConfig, context: AttackContext
         return smart(objective, config.smart, width)
     if config.method == "sift":
         return sift(objective, config.sift, width)
+    if config.method == "r_drop":
+        _check_dropout(context.encoder)
+        return r_drop(objective, config.r_drop)
     return objective
 
 
@@ -68,6 +72,15 @@ def _check_precision(config: SmartConfig, encoder: EncoderConfig) -> None:
         raise ValueError(
             f"adversarial.smart.epsilon={config.epsilon:g} is lost in rounding with model.dtype={encoder.dtype}: set "
             f"model.dtype=float32, or an epsilon (and step_size) of at least {least:.0e}"
+        )
+
+
+def _check_dropout(encoder: EncoderConfig) -> None:
+    """Raise ValueError if the encoder has no dropout, without which two passes cannot differ."""
+    if not encoder.dropout and not encoder.attention_dropout:
+        raise ValueError(
+            "adversarial.method=r_drop compares two passes that differ in their dropout, but dropout and "
+            "attention_dropout of the model are 0: set one of them above 0, or adversarial.method=none"
         )
 
 
