@@ -22,6 +22,7 @@ ALONE = "score"  # the column of a suite without arms
 # Settings of a recipe that decide by which metric and on which examples a model is evaluated.
 JUDGED_BY = (
     "metric",
+    "scored_epoch",
     "folds",
     "ranking",
     "validation_examples",

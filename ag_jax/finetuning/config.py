@@ -17,9 +17,11 @@ class Recipe:
 
     batch_sizes: batch sizes of the sweep, in examples.
     learning_rates: peak learning rates of the sweep.
-    epochs: most passes over the training examples, with an evaluation after each.
+    epochs: most passes over the training examples.
     epochs_factor: train for so many times `epochs`; an arm that trains longer sets it, so that a flag for `epochs`
         scales all arms.
+    scored_epoch: `best` evaluates after each epoch, and the epoch with the best evaluation counts; `last` evaluates
+        once, after the last epoch, so that no epoch is chosen on the examples that give the score.
     patience: epochs without a better evaluation after which training stops; None trains all epochs.
     warmup_fraction: share of the steps in which the learning rate rises to its peak.
     decay: `linear` lowers the learning rate to 0 at the last step, `constant` keeps it.
@@ -52,6 +54,7 @@ class Recipe:
     learning_rates: tuple[Annotated[float, "> 0"], ...] = (2e-5,)
     epochs: Annotated[int, ">= 1"] = 3
     epochs_factor: Annotated[int, ">= 1"] = 1
+    scored_epoch: Literal["best", "last"] = "best"
     patience: Annotated[int, ">= 1"] | None = None
     warmup_fraction: Annotated[float, ">= 0", "< 1"] = 0.06
     decay: Decay = "linear"
@@ -90,6 +93,11 @@ class Recipe:
 
     def __post_init__(self):
         self._check_sweep()
+        if self.scored_epoch == "last" and self.patience:
+            raise ValueError(
+                f"patience must be none with scored_epoch=last, got {self.patience}: without evaluations in between "
+                "nothing says when to stop"
+            )
         if self.folds and len(self.points) > 1:
             raise ValueError(
                 f"with folds, a recipe must have a single point (a learning rate with a batch size), got "

@@ -181,7 +181,7 @@ class _Training:
         self.predicted: Predicted | None = None  # of the validation split, by the last evaluation
 
     def job(self) -> Job:
-        """Return the job that trains the trial, with an evaluation after each epoch."""
+        """Return the job that trains the trial, with an evaluation after each epoch, or after the last one alone."""
         trial, config = self.trial, self.config
         init_key, dropout_key = jax.random.split(jax.random.key(trial.seed))
         schedule = learning_rate_schedule(self.spec.optimizer, self.spec.steps)
@@ -190,7 +190,7 @@ class _Training:
             batch_size=trial.batch_size,
             microbatches=trial.recipe.microbatches,
             log_every=min(LOG_EVERY, self.steps_of_epoch),
-            evaluate_every=self.steps_of_epoch,
+            evaluate_every=None if trial.recipe.scored_epoch == "last" else self.steps_of_epoch,
             checkpoint_every=min(config.checkpoint_every, self.steps_of_epoch),
             keep_last=1,
             milestones=(),
@@ -281,7 +281,9 @@ class _Training:
             return False
         if hosts.is_first():
             storage.write_whole(self.directory / "predictions_validation.jsonl", self.predicted.lines)
-        if not self.keep_weights and not (self.data.others and self.trial.recipe.total_epochs > 1):
+        recipe = self.trial.recipe
+        may_be_surpassed = recipe.scored_epoch == "best" and recipe.total_epochs > 1
+        if not self.keep_weights and not (self.data.others and may_be_surpassed):
             return True
         params, adversary = split_params(sharding.to_host(state.params, self.program.mesh))
         if hosts.is_first():
@@ -291,7 +293,10 @@ class _Training:
         return True
 
     def finish(self, state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
-        """Predict all splits but train and validation by the best epoch's weights; return what result.json holds."""
+        """Predict all splits but train and validation by the best epoch's weights; return what result.json holds.
+
+        With `scored_epoch=last`, the last epoch is the best, as the only one that is evaluated.
+        """
         trial, data, history = self.trial, self.data, progress.history
         best, params = best_epoch(history, self.metric), state.params
         others: dict[str, dict[str, float]] = {}
@@ -315,8 +320,13 @@ class _Training:
             for name in ("truncated", "cut_words", "lost")
         }
         epochs = [
-            {"epoch": epoch, "train_loss": found.train_loss, "seconds": found.seconds, "metrics": found.values}
-            for epoch, found in enumerate(history, 1)
+            {
+                "epoch": found.step // self.steps_of_epoch,
+                "train_loss": found.train_loss,
+                "seconds": found.seconds,
+                "metrics": found.values,
+            }
+            for found in history
         ]
         return {
             "task": trial.task,
@@ -328,7 +338,7 @@ class _Training:
             "steps": history[-1].step,
             "planned_steps": self.spec.steps,
             "epochs": epochs,
-            "best_epoch": best,
+            "best_epoch": epochs[best - 1]["epoch"],
             "metrics": epochs[best - 1]["metrics"],
             "others": others,
             **counts,

@@ -345,7 +345,7 @@ def _tell(message: str) -> None:
 
 
 def _told(result: Result, metric: str) -> str:
-    epochs = f"epoch {result['best_epoch']} of {len(result['epochs'])}"
+    epochs = f"epoch {result['best_epoch']} of {result['epochs'][-1]['epoch']}"
     return f"{metric} {report.percent(result['metrics'][metric])} ({epochs}), {result['seconds']:.0f} s"
 
 

@@ -180,6 +180,32 @@ def test_test_sets_are_predicted_with_the_best_epochs_weights(tmp_path, one_devi
         np.testing.assert_allclose(said, scores, atol=1e-5)
 
 
+def test_the_last_epoch_is_scored_alone(tmp_path, one_device, monkeypatch, undisturbed):
+    """The development set is predicted once, test sets by the same weights; training is as with all evaluations."""
+    predicted, honest = [], job.predicting.predicted
+
+    def noted(task, split, logits):
+        predicted.append((len(split.examples), np.stack(logits)))
+        return honest(task, split, logits)
+
+    monkeypatch.setattr(job.predicting, "predicted", noted)
+    result = setting(scored_epoch="last")(tmp_path)
+    (epoch,) = result["epochs"]
+    assert (epoch["epoch"], result["best_epoch"], result["steps"]) == (3, 3, 9)
+    assert [count for count, _ in predicted] == [10, 6] and not (tmp_path / finetuned.FOLDER).exists()
+    directory, each = undisturbed
+    assert epoch["metrics"] == result["metrics"] == each["epochs"][-1]["metrics"]
+    losses = [of["train_loss"] for of in each["epochs"]]
+    np.testing.assert_allclose(epoch["train_loss"], np.mean(losses), rtol=0.05)
+    trained, expected = (
+        [row for row in without_clock(rows(place / "metrics.jsonl")) if row["split"] == "train"]
+        for place in (tmp_path, directory)
+    )
+    assert trained == expected
+    with pytest.raises(ValueError, match="patience must be none with scored_epoch=last, got 2"):
+        dataclasses.replace(RECIPE, scored_epoch="last", patience=2)
+
+
 def test_seeds_and_learning_rates_share_a_program(tmp_path, one_device):
     results = []
     for number, settings in enumerate(({}, {"learning_rate": 1e-3}, {"seed": 1})):
