@@ -38,7 +38,7 @@ ARROWS = {
     "main": {"cli", "command_line", "interruption"},
     "configs": {"config_reader", "pretraining", "recipes"},
     "benchmarks": {"attention", "data", "models", "training", "config_reader", "analysis", "pretraining", "planning"}
-    | {"interop", "finetuning"},
+    | {"interop", "finetuning", "distributed"},
 }
 MOST_ARROWS, MOST_FLOORS = 85, 9
 OUTSIDE = ("configs", "benchmarks")  # folders beside the package

@@ -45,6 +45,14 @@ ARGUMENTS = {
     },
     "asa/figure4_temperature.py": {"arm": ("plain", "tau_0.3", "tau_0.6", "tau_1.0"), "scale": SCALE},
     "asa/figure5_masking.py": {"scale": SCALE},
+    "asa/real_weights.py": {
+        "arm": (
+            *("plain", "longer", "r_drop", "asa", "asa_unclipped", "bernoulli", "scheduled", "magnitude", "freelb"),
+            *("smart", "tau_0.1", "tau_0.3", "tau_0.5", "tau_0.8"),
+        ),
+        "tasks": ("all", "wnut17"),
+        "learning_rate": ("2e-5", "1e-4"),
+    },
 }
 GIVEN = {
     "ag/table1_mismatched_pretraining.py": "english=E,french=F",
@@ -70,7 +78,7 @@ def test_every_variant_parses_and_its_tasks_can_be_judged(name):
         assert config.seeds == (0, 1, 2, 3, 4) and config.data is None
         for task, recipe in config.tasks.items():
             splits.find_task(task, recipe)
-            assert recipe.max_length == 64 or "scale=paper" in argument
+            assert recipe.max_length == 64 or "scale=small" not in argument
     with pytest.raises(ValueError, match="in the argument of the config file: unknown setting 'taks'"):
         parsed(name, f"{GIVEN.get(name, 'checkpoint=C')},taks=x")
 
@@ -305,6 +313,47 @@ def test_the_temperatures_of_asas_figures():
     assert {(recipe.adversarial.method, recipe.adversarial.asa.tau) for recipe in figure5.values()} == {("asa", 0.3)}
 
 
+def test_the_arms_on_real_weights():
+    source = f"{CONFIGS / 'asa/real_weights.py'}:checkpoint=C,learning_rate=2e-5,freelb_step=0.01"
+    configs = comparison.arm_configs(source, {})
+    assert list(configs) == list(ARGUMENTS["asa/real_weights.py"]["arm"][:10])
+    assert list(configs).index("asa") < list(configs).index("scheduled"), "whose trace it is"
+    for arm, config in configs.items():
+        found = {
+            task: (recipe.train_examples, recipe.total_epochs, recipe.validation_examples, recipe.scored_epoch)
+            for task, recipe in config.tasks.items()
+        }
+        twice = 1 + (arm == "longer")
+        assert found == {
+            "sst2": (3200, 2 * twice, None, "last"),
+            "cola": (3500, 3 * twice, None, "last"),
+            "wnut17": (1000, 5 * twice, None, "last"),
+        }
+        of = {(*recipe.learning_rates, recipe.clip_norm, recipe.subset_seed) for recipe in config.tasks.values()}
+        assert of == {(2e-5, None, 0)}
+    attack = {arm: config.tasks["wnut17"].adversarial for arm, config in configs.items()}
+    assert {arm: of.method for arm, of in attack.items()} == {
+        **dict.fromkeys(("plain", "longer"), "none"),
+        **dict.fromkeys(("asa", "asa_unclipped"), "asa"),
+        **{name: name for name in ("r_drop", "bernoulli", "scheduled", "magnitude", "freelb", "smart")},
+    }
+    assert (attack["asa"].asa.clip_norm, attack["asa_unclipped"].asa.clip_norm) == (1.0, None)
+    assert {arm: config.tasks["sst2"].adversarial.asa.tau for arm, config in configs.items()} == dict.fromkeys(
+        configs, 0.3
+    )
+    assert attack["asa"].asa.tau == attack["asa_unclipped"].asa.tau == 0.5
+    assert attack["r_drop"].r_drop.weight == 1 and attack["r_drop"].r_drop.divergence == attack["asa"].asa.divergence
+    assert attack["bernoulli"].masking.share == attack["magnitude"].masking.share == 0.1
+    assert attack["scheduled"].masking.trace == "{arms}/asa/{task}/{trial}"
+    assert (attack["freelb"].freelb.passes, attack["freelb"].freelb.step_size) == (3, 0.01)
+    warmer = comparison.arm_configs(source, {"arms": "tau_0.1,tau_0.8"})
+    taus = {arm: {recipe.adversarial.asa.tau for recipe in of.tasks.values()} for arm, of in warmer.items()}
+    assert taus == {"tau_0.1": {0.1}, "tau_0.8": {0.8}}
+    for name in ("learning_rate", "freelb_step"):
+        with pytest.raises(ValueError, match=f"{name} must be a number, got 'high'"):
+            parsed("asa/real_weights.py", f"checkpoint=C,arm=freelb,{name}=high")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tiny_tasks.write(tmp_path_factory.mktemp("data"))
@@ -335,6 +384,7 @@ TRIED = {
     "asa/table4_adversarial_training.py": ("tasks=sst2,arm=freelb", "sst2"),
     "asa/figure4_temperature.py": ("tasks=dream,arm=tau_1.0", "dream"),
     "asa/figure5_masking.py": ("tasks=sst2", "sst2"),
+    "asa/real_weights.py": ("tasks=wnut17,arm=asa_unclipped", "wnut17"),
 }
 
 
@@ -360,7 +410,8 @@ def test_one_tiny_trial(name, folder, checkpoint, tmp_path, one_device):
     model = given.get(name, "checkpoint={0}").format(checkpoint)
     few = {f"tasks.{task}.{key}": value for key, value in tiny_tasks.FEW.items()}
     few |= {f"tasks.{task}.folds": 3} if task == "oromo_ner" else {}
-    arguments = ",".join(filter(None, [model, argument, "seeds=1,scale=small", f"data={folder}"]))
+    scale = "scale=small" if "scale" in ARGUMENTS[name] else ""
+    arguments = ",".join(filter(None, [model, argument, "seeds=1", scale, f"data={folder}"]))
     report = comparison.finetune(f"{CONFIGS / name}:{arguments}", few, epath.Path(tmp_path / "w"))
     numbers = json.loads((report.parent / "report.json").read_text())["tasks"][task]
     (of_arm,) = numbers["arms"].values()

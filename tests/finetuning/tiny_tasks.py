@@ -174,6 +174,8 @@ def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
         "epochs": [{"epoch": 1}, {"epoch": 2}],
         "best_epoch": 2,
         "metrics": kinds.evaluate(splits.task, splits.validation, predicted),
+        "others": {},
+        "steps": 4,
         "truncated": 3,
         "cut_words": 2,
         "lost": 1,

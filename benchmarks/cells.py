@@ -1,0 +1,113 @@
+"""Results of long experiments as JSON lines: a line for each finished cell, and all lines of a file of one commit.
+
+A cell is the smallest part of an experiment that is run and recorded as a whole, such as an arm with a seed. A program
+that is stopped and started again skips the cells that are in its file. Results of two commits are never in one file,
+and a commit stands for the code that ran, so nothing is recorded while there are uncommitted changes of the code.
+"""
+
+import hashlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import record
+
+Line = dict[str, Any]
+CODE = ("ag_jax", "configs")  # the package; config files are part of it
+# An absolute path, or one that begins at the home directory or a parent folder, at the start of a value.
+_PATH = re.compile(r"(?:(?<=[=,:])|^)(?:~|\.\.?)?(?:/[^/\s,:=]+)+/?")
+
+
+def read(path: pathlib.Path) -> list[Line]:
+    """Return the lines of a file of results; none if the file does not exist.
+
+    Raises ValueError, with the number of the line, if one is no JSON.
+    """
+    found = []
+    for number, line in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, line {number}: expected the JSON of a cell ({error}); delete the line"
+            ) from error
+    return found
+
+
+def commit(root: pathlib.Path) -> str:
+    """Return the commit of the clone `root`. Raises ValueError if it is no clone."""
+    return _git(root, "rev-parse", "HEAD").strip()
+
+
+def check(path: pathlib.Path, root: pathlib.Path) -> None:
+    """Raise ValueError if no line may be added to the file: with uncommitted changes of the code, or if the file has
+    lines of another commit than that of the clone `root`.
+    """
+    changed = _git(root, "status", "--porcelain", "--", *CODE).splitlines()
+    if changed:
+        raise ValueError(
+            f"{root} has uncommitted changes of the code, so its commit does not say what ran: "
+            f"{', '.join(line[3:] for line in changed[:5])}; commit them, or take a clone of their own for results"
+        )
+    here = commit(root)
+    others = sorted({line["commit"] for line in read(path)} - {here})
+    if others:
+        raise ValueError(
+            f"{path} has cells of commit {', '.join(others)}, but {root} is at {here}, and results of two commits are "
+            "never mixed: check that commit out, or give another folder with --results"
+        )
+
+
+def append(path: pathlib.Path, line: Line, root: pathlib.Path) -> None:
+    """Add a line to a file of results, which is created if need be; a process that is killed leaves no part of a line.
+
+    Raises ValueError as `check` does, or if the line is of another commit than the clone `root` is at now.
+    """
+    check(path, root)
+    if line["commit"] != commit(root):
+        raise ValueError(
+            f"{root} was at {line['commit']} when this program started, and is at {commit(root)} now: start it again"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_suffix(".new")
+    whole.write_text("".join(json.dumps(each) + "\n" for each in [*read(path), line]))
+    whole.replace(path)
+
+
+def stamp(root: pathlib.Path) -> Line:
+    """Return what every line has to say of its origin: command, commit, hash of the code, device and versions."""
+    script, *arguments = sys.argv
+    return {
+        "command": " ".join(["python", f"benchmarks/{pathlib.Path(script).name}", *cleaned(arguments)]),
+        "commit": commit(root),
+        "package": package_hash(root),
+        **record.machine(),
+    }
+
+
+def cleaned(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command with only the last part of each path, which says nothing of the machine."""
+    return [_PATH.sub(lambda found: found[0].rstrip("/").rsplit("/", 1)[1], argument) for argument in arguments]
+
+
+def package_hash(root: pathlib.Path) -> str:
+    """Return a hash of the code: of the names and contents of all Python files of the package and its configs."""
+    hashed = hashlib.sha256()
+    for path in sorted(path for folder in CODE for path in (root / folder).rglob("*.py")):
+        content = path.read_bytes()
+        hashed.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return hashed.hexdigest()[:16]
+
+
+def _git(root: pathlib.Path, *arguments: str) -> str:
+    try:
+        return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ValueError(
+            f"{root} must be a git clone, whose commit is recorded with each result: git {arguments[0]} failed there "
+            f"({error})"
+        ) from error

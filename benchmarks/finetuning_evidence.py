@@ -1,0 +1,338 @@
+"""Fine-tune a published model with every arm of configs/asa/real_weights.py, five seeds each, and record each trial.
+
+    python benchmarks/finetuning_evidence.py --select --checkpoint=DIR --data=FOLDER --workdir=DIR
+    python benchmarks/finetuning_evidence.py --checkpoint=DIR --data=FOLDER --workdir=DIR
+
+The first command chooses the learning rate of each task (plain training, two seeds) and then FreeLB's step size (on
+SST-2, two seeds) on a tenth of the training examples, held out by a hash of their ids; the development set is not
+predicted. The second command trains with the chosen values. It begins with two seeds of plain training on each task: a
+task on which their mean is less than three standard errors above chance is not trained further.
+
+Every finished trial is a line of asa_real_weights.jsonl or asa_real_weights_selection.jsonl in the folder --results,
+with the scores of the last epoch on the whole development set, on which no epoch was chosen. Trials that have a line
+are skipped, others are resumed. Lines of two commits are never mixed (benchmarks/cells.py). `seconds` is the time of
+training alone; it means little where the load average says that other programs ran. To give XLA huge pages on a CPU, as
+`ag-jax` does, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
+"""
+
+import argparse
+import collections
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import pathlib
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import cells
+import jax
+import record
+from cells import Line
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.analysis import attacks
+from ag_jax.data.tasks import catalogue, readers
+from ag_jax.data.tasks.task import Examples, Task, is_held_out
+from ag_jax.distributed import lock
+from ag_jax.finetuning import splits, suite, trial
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning.splits import Splits
+from ag_jax.finetuning.suite import Suite
+from ag_jax.training.metrics import read_metrics
+from ag_jax.training.stopping import Interrupted
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIG = ROOT / "configs" / "asa" / "real_weights.py"
+NAME = "asa_real_weights"
+COMMON = ("plain", "asa", "r_drop", "bernoulli", "longer", "freelb")
+ARMS = {"sst2": (*COMMON, "smart", "scheduled", "asa_unclipped", "magnitude"), "cola": COMMON, "wnut17": COMMON}
+TEMPERATURES = ("tau_0.1", "tau_0.5", "tau_0.8")  # on SST-2, where the arm `asa` has 0.3
+SEEDS, GATE_SEEDS, SELECTION_SEEDS = 5, 2, 2
+LEARNING_RATES, FREELB_STEPS = (2e-5, 5e-5, 1e-4), (0.01, 0.03, 0.1)
+STEP_TASK = "sst2"  # on which FreeLB's step size is chosen
+HELD_OUT = 1_000  # the most held-out examples that the selection predicts
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A trial that is recorded as one line.
+
+    freelb_step: length of FreeLB's steps of ascent; None for other arms.
+    """
+
+    task: str
+    arm: str
+    seed: int
+    learning_rate: float
+    freelb_step: float | None = None
+
+    @classmethod
+    def of(cls, line: Line) -> "Cell":
+        """Return the cell that a line records."""
+        return cls(**{field.name: line[field.name] for field in dataclasses.fields(cls)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """The values that the selection chose.
+
+    learning_rates: peak learning rate of each task.
+    freelb_step: length of FreeLB's steps of ascent, for all tasks.
+    """
+
+    learning_rates: Mapping[str, float]
+    freelb_step: float
+
+    def cell(self, task: str, arm: str, seed: int) -> Cell:
+        """Return the cell of a task, an arm and a seed with the chosen values."""
+        return Cell(task, arm, seed, self.learning_rates[task], self.freelb_step if arm == "freelb" else None)
+
+
+def planned(chosen: Chosen) -> list[Cell]:
+    """Return the cells of the experiment in their order: the gate of all tasks, the tasks with their arms, and the
+    temperatures.
+    """
+    gate = [chosen.cell(task, "plain", seed) for task in ARMS for seed in range(GATE_SEEDS)]
+    arms = [(task, arm) for task in ARMS for arm in ARMS[task]] + [("sst2", arm) for arm in TEMPERATURES]
+    return list(dict.fromkeys(gate + [chosen.cell(*pair, seed) for pair in arms for seed in range(SEEDS)]))
+
+
+def rate_cells() -> list[Cell]:
+    """Return the cells by which the learning rates are chosen."""
+    return [
+        Cell(task, "plain", seed, rate) for task in ARMS for rate in LEARNING_RATES for seed in range(SELECTION_SEEDS)
+    ]
+
+
+def step_cells(learning_rate: float) -> list[Cell]:
+    """Return the cells by which FreeLB's step size is chosen, at the learning rate chosen for their task."""
+    return [
+        Cell(STEP_TASK, "freelb", seed, learning_rate, step) for step in FREELB_STEPS for seed in range(SELECTION_SEEDS)
+    ]
+
+
+def best(lines: Sequence[Line], of: Sequence[Cell], value: str) -> float:
+    """Return the value of the field `value` with the highest mean score among the cells `of`, the smallest of equals.
+
+    The score is the primary metric on held-out training examples; a value with a trial that failed is not chosen.
+
+    Raises ValueError if a cell has no line, or if all values failed.
+    """
+    by_cell = {Cell.of(line): line for line in lines}
+    if missing := [cell for cell in of if cell not in by_cell]:
+        raise ValueError(
+            f"the selection of {value} lacks {len(missing)} of {len(of)} trials, the first being {missing[0]}: run "
+            "this command with --select first"
+        )
+    scores: dict[float, list[float]] = collections.defaultdict(list)
+    for cell in of:
+        line = by_cell[cell]
+        scores[getattr(cell, value)].append(-math.inf if "failed" in line else primary(line, "held_out"))
+    means = {key: statistics.fmean(values) for key, values in sorted(scores.items())}
+    if max(means.values()) == -math.inf:
+        raise ValueError(f"every {value} of {of[0].task} failed with some seed: try lower ones")
+    return max(means, key=means.__getitem__)  # the first of equals, in ascending order
+
+
+def rates(lines: Sequence[Line]) -> dict[str, float]:
+    """Return the chosen learning rate of each task."""
+    return {task: best(lines, [cell for cell in rate_cells() if cell.task == task], "learning_rate") for task in ARMS}
+
+
+def choose(lines: Sequence[Line]) -> Chosen:
+    """Return the values that the lines of the selection choose. Raises ValueError if the selection is not complete."""
+    found = rates(lines)
+    return Chosen(found, best(lines, step_cells(found[STEP_TASK]), "freelb_step"))
+
+
+def primary(line: Line, split: str = "validation") -> float:
+    """Return a line's score on a split by the primary metric of its task."""
+    return line["scores"][split][catalogue.find(line["task"]).metric]
+
+
+def chance(task: Task, examples: Examples) -> tuple[float, float]:
+    """Return the score of a model that has learnt nothing, and a standard error of scores of such models.
+
+    Accuracy: the share of the most frequent class, with a binomial standard error. Matthews' correlation: 0, with
+    1 / sqrt(n), its standard error if predictions and labels are independent. F1 of entities: 0, of a model that finds
+    none, with the largest standard error of a share of the n entities, 1 / (2 sqrt(n)).
+
+    Raises ValueError for a task with another primary metric.
+    """
+    if task.metric == "accuracy":
+        counts = collections.Counter(example.label for example in examples)
+        share = max(counts.values()) / len(examples)
+        return share, math.sqrt(share * (1 - share) / len(examples))
+    if task.metric == "matthews":
+        return 0.0, 1 / math.sqrt(len(examples))
+    if task.metric == "entity_f1":
+        entities = sum(tag.startswith("B-") for example in examples for tag in example.tags)
+        return 0.0, 1 / (2 * math.sqrt(entities))
+    raise ValueError(f"task {task.name}: the chance level of its metric {task.metric} is not known here")
+
+
+def at_chance(task: str, lines: Sequence[Line], data: str) -> str | None:
+    """Return why a task is not compared: a sentence if the gate's mean is less than three standard errors above
+    chance; None if it is not, or if the gate's cells are not all among `lines`.
+    """
+    gate = [line for line in lines if line["task"] == task and line["arm"] == "plain" and line["seed"] < GATE_SEEDS]
+    if len(gate) < GATE_SEEDS:
+        return None
+    level, error = chance(catalogue.find(task), readers.load(catalogue.find(task), data, "validation"))
+    mean = statistics.fmean(level if "failed" in line else primary(line) for line in gate)
+    if mean >= level + 3 * error:
+        return None
+    return f"{task} is at chance, not compared: plain training has {mean:.3f}, chance {level:.3f} ± {error:.3f}"
+
+
+def held_out_splits(name: str, recipe: Recipe, data: str) -> Splits:
+    """Return splits of a task's training examples: a tenth, chosen by a hash of the ids, as the set to be scored on,
+    and a subset of the others to train on. Of the tenth, at most `HELD_OUT` examples are used.
+    """
+    task, train = splits.find_task(name, recipe), readers.load(catalogue.find(name), data, "train")
+    is_out = [is_held_out(example) for example in train]
+    out, rest = (train.take([at for at, it in enumerate(is_out) if it == part]) for part in (True, False))
+    return Splits(
+        task,
+        splits.subset(rest, recipe.train_examples, recipe.subset_seed),
+        splits.subset(out, HELD_OUT, recipe.subset_seed),
+        others={},
+    )
+
+
+def digest(examples: Iterable[Any]) -> str:
+    """Return a hash of examples: of their ids, texts and labels, in their order."""
+    hashed = hashlib.sha256()
+    for example in examples:
+        hashed.update(json.dumps(dataclasses.asdict(example), sort_keys=True).encode() + b"\n")
+    return hashed.hexdigest()[:16]
+
+
+def trained(cell: Cell, options: argparse.Namespace, root: epath.Path, *, selecting: bool) -> Line:
+    """Train the trial of a cell below `root`, resume it, or read it if it is done; return the results for its line.
+
+    selecting: score on held-out training examples instead of the development set.
+    """
+    arguments = {"checkpoint": options.checkpoint, "data": options.data, "tasks": cell.task, "arm": cell.arm}
+    arguments["learning_rate"] = repr(cell.learning_rate)
+    if cell.freelb_step is not None:
+        arguments["freelb_step"] = repr(cell.freelb_step)
+    source = f"{CONFIG}:" + ",".join(f"{name}={value}" for name, value in arguments.items())
+    overrides = {"seeds": (cell.seed,), "tensorboard": False}
+    config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
+    workdir = root / (cell.arm if cell.freelb_step is None else f"{cell.arm}_{cell.freelb_step}")
+    prepared = suite.prepare(config, workdir)
+    if selecting:
+        found = held_out_splits(cell.task, config.tasks[cell.task], options.data)
+        prepared = dataclasses.replace(prepared, material={cell.task: found})
+    begun = os.getloadavg()[0]
+    result, directory = _run(prepared, cell.task)
+    of_splits = prepared.material[cell.task]
+    sets = {"train": of_splits.train, "held_out" if selecting else "validation": of_splits.validation}
+    line = {
+        **dataclasses.asdict(cell),
+        "batch_size": result["batch_size"],
+        "examples": {name: len(examples) for name, examples in (sets | of_splits.others).items()},
+        "digest": {name: digest(examples) for name, examples in (sets | of_splits.others).items()},
+        "load_average": [begun, os.getloadavg()[0]],
+    }
+    if "failed" in result:
+        return line | {"failed": result["failed"]}
+    (epoch,) = result["epochs"]  # the last one, because no other is evaluated
+    scores = {"held_out" if selecting else "validation": epoch["metrics"], **result["others"]}
+    return line | {
+        "scores": scores,
+        "epochs": epoch["epoch"],
+        "steps": result["steps"],
+        "train_loss": epoch["train_loss"],
+        "seconds": result["seconds"],
+        **_masked(directory),
+    }
+
+
+def _run(prepared: Suite, task: str) -> tuple[dict[str, Any], epath.Path]:
+    """Run the only trial of a suite; return its result, which may be that it failed, and its directory."""
+    (one,) = prepared.planned[task]
+    directory = suite.directory_of(prepared.workdir, one)
+    try:
+        suite.run(prepared)
+    except ValueError:  # it chooses among the points of a sweep, of which there is only this one
+        if not suite.is_done(directory) or "failed" not in trial.read_result(directory):
+            raise
+    return trial.read_result(directory), directory
+
+
+def _masked(directory: epath.Path) -> Line:
+    """Return the share of attention that was masked, at the end of training and after each logged step by layer."""
+    share = attacks.masked_share([read_metrics(directory)])
+    if share is None:
+        return {}
+    by_step = dict(zip(share.steps_S.tolist(), share.share_SN.tolist(), strict=True))
+    return {"masked": share.numbers() | {"layers_by_step": by_step}}
+
+
+def run(of: Sequence[Cell], path: pathlib.Path, options: argparse.Namespace, *, selecting: bool) -> None:
+    """Train the cells that have no line in the file `path`, and add the line of each as soon as it is done.
+
+    Cells of a task at chance are left out, but for those of the gate.
+    """
+    origin = cells.stamp(ROOT)
+    # Below the commit, so that trials of another commit are never read or resumed.
+    root = epath.Path(options.workdir) / origin["commit"][:12] / ("selection" if selecting else "arms")
+    told: set[str] = set()
+    for number, cell in enumerate(of, 1):
+        lines = cells.read(path)
+        reason = None if selecting else at_chance(cell.task, lines, options.data)
+        if reason and reason not in told:
+            print(reason, flush=True)
+            told.add(reason)
+        if reason or cell in map(Cell.of, lines):
+            continue
+        cells.check(path, ROOT)
+        line = trained(cell, options, root, selecting=selecting) | origin
+        cells.append(path, line, ROOT)
+        what = line.get("failed") or f"{json.dumps(line['scores'])}, {line['seconds']:.0f} s"
+        print(f"{number} of {len(of)}: {cell.task} {cell.arm} seed {cell.seed}: {what}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the selection or the experiment, and print what was chosen or the mean of each arm."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", required=True, help="run directory or Hugging Face directory of the model")
+    parser.add_argument("--data", required=True, help="folder with the tasks' files")
+    parser.add_argument("--workdir", required=True, help="directory of the trials")
+    parser.add_argument("--results", default=record.RESULTS, help="folder of the files of results")
+    parser.add_argument("--compilation-cache", help="directory in which JAX keeps compiled programs between processes")
+    parser.add_argument("--select", action="store_true", help="choose learning rates and FreeLB's step size")
+    options = parser.parse_args(arguments)
+    for name in ("checkpoint", "data", "workdir"):
+        setattr(options, name, str(pathlib.Path(getattr(options, name)).expanduser().resolve()))
+    if options.compilation_cache:
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(options.compilation_cache).expanduser()))
+    folder = pathlib.Path(options.results).expanduser()
+    selection, path = folder / f"{NAME}_selection.jsonl", folder / f"{NAME}.jsonl"
+    with lock.hold(epath.Path(options.workdir)):
+        if options.select:
+            run(rate_cells(), selection, options, selecting=True)
+            run(step_cells(rates(cells.read(selection))[STEP_TASK]), selection, options, selecting=True)
+            print(choose(cells.read(selection)))
+            return
+        run(planned(choose(cells.read(selection))), path, options, selecting=False)
+    scores = collections.defaultdict(list)
+    for line in cells.read(path):
+        if "failed" not in line:
+            scores[line["task"], line["arm"]].append(primary(line))
+    for (task, arm), values in scores.items():
+        print(f"{task} {arm}: {100 * statistics.fmean(values):.1f} of {len(values)} seeds")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Interrupted as stopped:
+        sys.exit(f"{stopped}. Run the same command again to resume")
