@@ -11,7 +11,8 @@ task on which their mean is less than three standard errors above chance is not 
 Every finished trial is a line of asa_real_weights.jsonl or asa_real_weights_selection.jsonl in the folder --results,
 with the scores of the last epoch on the whole development set, on which no epoch was chosen. Trials that have a line
 are skipped, others are resumed. Lines of two commits are never mixed (benchmarks/cells.py). `seconds` is the time of
-training alone; it means little where the load average says that other programs ran. To give XLA huge pages on a CPU, as
+training alone, with compilation in the first trial of an arm; it means little where the load average says that other
+programs ran. To give XLA huge pages on a CPU, as
 `ag-jax` does, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
 """
 

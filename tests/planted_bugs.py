@@ -150,6 +150,13 @@ BUGS = (
         "tests/objectives/test_freelb.py tests/objectives",
     ),
     Bug(
+        "both passes of R-Drop have the same dropout",
+        "ag_jax/objectives/adversarial/r_drop.py",
+        "consistency.independent_rngs(rngs)",
+        "rngs",
+        "tests/objectives/test_r_drop.py",
+    ),
+    Bug(
         "an attack drops the coefficients of the objective it wraps",
         "ag_jax/objectives/consistency.py",
         "return self.inner.coefficients(step) | {self.term_of",

@@ -27,7 +27,7 @@ def markdown(numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any]], 
         "",
         *flag_warnings(numbers.get("overridden", ())),
     ]
-    lines += _scores(numbers, arms) + _significance(numbers, arms) + _all_metrics(numbers, arms)
+    lines += _scores(numbers, arms, settings) + _significance(numbers, arms) + _all_metrics(numbers, arms)
     lines += list(sections) + _sweeps(numbers, arms) + _counts(numbers, arms) + _notes(numbers)
     if len(arms) > 1:
         lines += ["## What differs between the arms", "", *settings_table(settings), ""]
@@ -74,7 +74,14 @@ def _headline(of_arm: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
     return of_arm["splits"][of_arm["headline"]][metric]
 
 
-def _scores(numbers: ReportFigures, arms: list[str]) -> list[str]:
+def _last_epochs(numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the part of a sentence that names the tasks whose last epoch is scored instead of the best; "" if none."""
+    of_baseline = settings[numbers["baseline"]]  # the arms have the same `scored_epoch`
+    tasks = [name for name in numbers["tasks"] if of_baseline.get(f"tasks.{name}.scored_epoch") == "last"]
+    return f", but of {', '.join(tasks)} the last epoch, the only one that was evaluated" if tasks else ""
+
+
+def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
     seeds, several = numbers["seeds"], len(numbers["seeds"]) > 1
     over = f"over {len(seeds)} seeds ({', '.join(map(str, seeds))})"
     lines = ["## Scores", ""]
@@ -83,7 +90,7 @@ def _scores(numbers: ReportFigures, arms: list[str]) -> list[str]:
     ]
     lines += [
         "Of every sweep the point with the best median on the development set is shown, of every run the epoch "
-        "that was best there."
+        f"that was best there{_last_epochs(numbers, settings)}."
     ]
     if len(arms) > 1:
         p = f"p < {SIGNIFICANT:g}"

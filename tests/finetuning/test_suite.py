@@ -101,6 +101,22 @@ def test_every_point_seed_and_fold_is_a_trial(tmp_path, data):
     assert folds == [f"lr2e-05-bs32-seed{seed}-fold{fold}" for seed in (0, 4) for fold in range(3)]
 
 
+def test_the_report_says_which_epoch_is_scored(source, tmp_path, calls):
+    """Of which tasks the last one, if of any; all arms score the same."""
+    best = "of every run the epoch that was best there"
+    told = [
+        comparison.compare(f"{source},tasks=sst2,stsb", flags, epath.Path(tmp_path / str(number))).read_text()
+        for number, flags in enumerate(({}, {"tasks.stsb.scored_epoch": "last"}))
+    ]
+    assert f"{best}.\n" in told[0]
+    assert f"{best}, but of stsb the last epoch, the only one that was evaluated.\n" in told[1]
+    path = tmp_path / "c.py"
+    rule = '    config.tasks.sst2.scored_epoch = "last" if chosen.arm == "ag" else "best"\n    config.arms'
+    path.write_text(path.read_text().replace("    config.arms", rule))
+    with pytest.raises(ValueError, match=r"same tasks.sst2.scored_epoch, .* 'best' in mlm; 'last' in ag"):
+        comparison.compare(source, {}, epath.Path(tmp_path / "2"))
+
+
 def test_killed_anywhere_and_run_again_is_the_same_table(source, tmp_path, calls):
     comparison.compare(source, {}, epath.Path(tmp_path / "whole"))
     whole = [*calls]
