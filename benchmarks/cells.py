@@ -16,6 +16,8 @@ from typing import Any
 
 import record
 
+import ag_jax
+
 Line = dict[str, Any]
 CODE = ("ag_jax", "configs")  # the package; config files are part of it
 # An absolute path, or one that begins at the home directory or a parent folder, at the start of a value.
@@ -60,6 +62,13 @@ def check(path: pathlib.Path, root: pathlib.Path) -> None:
             f"{path} has cells of commit {', '.join(others)}, but {root} is at {here}, and results of two commits are "
             "never mixed: check that commit out, or give another folder with --results"
         )
+
+
+def check_import(root: pathlib.Path) -> None:
+    """Raise ValueError if the package that Python imports is not that of the clone `root`, whose commit is recorded."""
+    found = pathlib.Path(ag_jax.__file__).resolve()
+    if not found.is_relative_to(root.resolve()):
+        raise ValueError(f"{found} is not in the clone {root}, whose commit would be recorded: set PYTHONPATH={root}")
 
 
 def append(path: pathlib.Path, line: Line, root: pathlib.Path) -> None:

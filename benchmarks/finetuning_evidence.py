@@ -334,6 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     try:
+        cells.check_import(ROOT)
         main()
     except Interrupted as stopped:
         sys.exit(f"{stopped}. Run the same command again to resume")

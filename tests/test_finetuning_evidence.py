@@ -76,6 +76,12 @@ def test_nothing_is_recorded_of_code_that_is_not_committed(clone, tmp_path, name
         cells.check(tmp_path / "x.jsonl", tmp_path)
 
 
+def test_the_package_must_be_that_of_the_clone(clone):
+    cells.check_import(BENCHMARKS.parent)
+    with pytest.raises(ValueError, match=r"ag_jax/__init__.py is not in the clone .*: set PYTHONPATH="):
+        cells.check_import(clone)
+
+
 def test_the_hash_of_the_package_is_of_names_and_contents(clone):
     hashes = [cells.package_hash(clone)]
     (clone / "docs/c.md").write_text("a page is no code")
