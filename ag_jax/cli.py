@@ -13,12 +13,12 @@ import jax
 from etils import epath
 
 from ag_jax import config_reader, interruption
-from ag_jax.data.text import pipeline
+from ag_jax.data import pipeline
 from ag_jax.distributed import hosts, storage
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import exporting, importing
 from ag_jax.planning import plan, text, topology
-from ag_jax.pretraining import run, workloads
+from ag_jax.pretraining import run, scores, translate, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
@@ -41,6 +41,8 @@ class Request:
     target: the directory to export to; "hf" with `convert`.
     path: the Hugging Face model of `convert`.
     expect, dtype, license, part: see `ag-jax help import` and `ag-jax help export`.
+    translation: the translation of `text`, of which `ag-jax inspect --target` draws the attention.
+    input, output, decoding: see `ag-jax help translate`.
     """
 
     config: str | None
@@ -63,6 +65,10 @@ class Request:
     dtype: str = "float32"
     license: str = ""
     part: str = "model"
+    translation: str | None = None
+    input: str | None = None
+    output: str | None = None
+    decoding: Sequence[str] = ()
 
     def checked(self) -> ExperimentConfig | FinetuningConfig:
         """Return the checked config, for pre-training or for fine-tuning."""
@@ -201,17 +207,31 @@ def _check_no_config(request: Request) -> None:
 def _evaluate(request: Request) -> None:
     _check_no_config(request)
     workdir = request.directory()
-    text = json.dumps(run.evaluate(workdir, request.step), indent=2)
+    found = run.evaluate(workdir, request.step)
+    if hosts.is_first() and (tests := scores.score_run(workdir, request.step)):
+        found["translations"] = {name: dict(test.scores) for name, test in tests.items()}
+    text = json.dumps(found, indent=2)
     _tell(text)
     if hosts.is_first():
         storage.write_where_possible(lambda place: storage.write_whole(place / "evaluation.json", text + "\n"), workdir)
+
+
+def _translate(request: Request) -> None:
+    files = request.input, request.output
+    if not all(files):
+        raise ValueError(
+            "this verb needs --input=FILE and --output=FILE; - stands for standard input, and for standard output"
+        )
+    translator = translate.open_translator(request.directory(), request.step, request.decoding)
+    translate.translate(translator, *files)
 
 
 def _inspect(request: Request) -> None:
     from ag_jax import inspection  # with matplotlib
     from ag_jax.finetuning import best
 
-    inspection.inspect(best.open_for_inspection(request.directory(), request.step), request.text)
+    opened = best.open_for_inspection(request.directory(), request.step)
+    inspection.inspect(opened, request.text, request.translation)
 
 
 def _tokenizer(request: Request) -> None:
@@ -252,6 +272,8 @@ def _import(request: Request) -> None:
         print(f"new: {head}, which the files lack; it is randomly initialised, so train before you use it")
     for name in found.left_out:
         print(f"left out: {name}")
+    for note in found.notes:
+        print(f"not taken over: {note}")
 
 
 def _export(request: Request) -> None:
@@ -269,6 +291,7 @@ VERBS = {
     "finetune": _finetune,
     "compare": _compare,
     "evaluate": _evaluate,
+    "translate": _translate,
     "inspect": _inspect,
     "import": _import,
     "export": _export,
@@ -313,7 +336,7 @@ def _is_of_finetuning(request: Request) -> bool:
 
 def _flags(request: Request) -> list[str]:
     """Return the flags whose values are not their defaults, as one types them, such as `--step=3`."""
-    names, flags = {"source": "from", "target": "to"}, []
+    names, flags = {"source": "from", "target": "to", "translation": "target"}, []
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)
         if field.name == "overrides":

@@ -514,7 +514,9 @@ def _errors_named(path: str, code_name: str) -> Iterator[None]:
                 error.msg,
             )
         place = f"{path}, line {lines[-1]}" if lines and lines[-1] else path
-        error_type = "" if type(error) is ValueError and message else f"{type(error).__name__}: "
+        # These types come with a message for the user; a FileNotFoundError of the system has a number instead.
+        is_told = type(error) is ValueError or (type(error) is FileNotFoundError and error.errno is None)
+        error_type = "" if is_told and message else f"{type(error).__name__}: "
         raise ValueError(f"{place}: {error_type}{message}") from error
 
 

@@ -1,4 +1,4 @@
-"""Trained models as Python functions, for notebooks: fill masks, classify, choose, tag, answer questions, embed texts.
+"""Trained models as Python functions, for notebooks: fill masks, classify, choose, tag, answer, translate, embed texts.
 
     from ag_jax import pipelines
 
@@ -31,6 +31,7 @@ from ag_jax.finetuning import kinds, predicting
 from ag_jax.interop import opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.encoder import Batch, Encoder
+from ag_jax.pretraining.translate import open_translator
 
 BATCH = 16  # rows that are computed together
 POOLINGS = ("mean", "first")
@@ -211,6 +212,39 @@ def answer(directory: str, refuses: bool | None = None) -> Callable[..., Any]:
         return found[0] if single else found
 
     return answer_questions
+
+
+def translate(directory: str, step: int | None = None) -> Callable[..., Any]:
+    """Return a function that translates a text, or each of a list of texts.
+
+    `translate(text, beams=4)` searches with so many beams, and `alternatives=3` returns the best three translations of
+    each text as a list. The other settings of the search are the run's (`decoding`).
+
+    step: step of a run's checkpoint; by default the newest ones are averaged as `translation.average` says.
+
+    The function raises ValueError for a text with a line break, and for one with more tokens than the model has
+    positions.
+
+        translate = pipelines.translate("runs/translation/base-seed0")
+        translate("A dog runs through the snow.", alternatives=3)
+    """
+    opened = open_translator(directory, step)
+
+    def translate_texts(texts: str | Sequence[str], beams: int | None = None, alternatives: int = 1) -> Any:
+        single = isinstance(texts, str)
+        lines = [texts] if isinstance(texts, str) else list(texts)
+        for number, line in enumerate(lines, 1):
+            if "\n" in line:
+                raise ValueError(f"text {number} of {len(lines)} has a line break: translate its lines one by one")
+        size = opened.config.beam_size if beams is None else beams
+        if not 1 <= alternatives <= size:
+            raise ValueError(f"alternatives must be between 1 and the number of beams, {size}, got {alternatives}")
+        translator = dataclasses.replace(opened, config=dataclasses.replace(opened.config, beam_size=size))
+        found = [[one.text for one in of_text[:alternatives]] for of_text in translator(lines)]
+        results = found if alternatives > 1 else [of_text[0] for of_text in found]
+        return results[0] if single else results
+
+    return translate_texts
 
 
 def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Callable[..., np.ndarray]:

@@ -100,7 +100,7 @@ def choices(layers: int) -> dict[str, list[Variant]]:
                 lambda: mock.patch.object(model_layers, "_product_of_matrices", jax.lax.dot_general),
             ),
             Variant(
-                "slots=all", "ag", {}, lambda: mock.patch.object(build.word_loss, "rows_per_group", lambda slots: 1)
+                "slots=all", "ag", {}, lambda: mock.patch.object(workloads.word_loss, "rows_per_group", lambda slots: 1)
             ),
         ],
     }

@@ -6,6 +6,7 @@ has 0.
 """
 
 import math
+from fractions import Fraction
 
 import numpy as np
 from scipy import special as functions
@@ -109,6 +110,25 @@ def names_a_column(name, tokens_L, segments_L, row):
         return row != places[0]
     chosen = {"delim": DELIMITERS, "period": PERIODS}.get(name)
     return chosen is None or any(tokens_L[place] in chosen for place in places)
+
+
+def decoder_columns(name, p, queries, tokens_K, causal):
+    """Return the keys that row `p` of a decoder sees, and those of them that the pattern wants, as lists of places.
+
+    queries: number of tokens of the row's text.
+    tokens_K: tokens of the text with the keys: of the same text if `causal`, else of its source.
+    """
+    seen = list(range(p + 1 if causal else len(tokens_K)))
+    along = math.floor(Fraction(p * len(tokens_K), queries) + Fraction(1, 2))
+    wanted = {
+        "prev": [p - 1],
+        "same": [p],
+        "first": [0],
+        "delim": [k for k, token in enumerate(tokens_K) if token in DELIMITERS],
+        "period": [k for k, token in enumerate(tokens_K) if token in PERIODS],
+        "diagonal": [min(along, len(tokens_K) - 1)],
+    }[name]
+    return seen, [k for k in wanted if k in seen]
 
 
 def guidance_loss(attention_NBHQK, assignment, tokens_BL, segments_BL, reduction, boundary, absent):

@@ -1,6 +1,7 @@
 """Every config file: its docstring is complete, every variant parses, and each variant takes a training step."""
 
 import functools
+import gzip
 import importlib.util
 import itertools
 import json
@@ -11,19 +12,22 @@ import pytest
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.data.text import pipeline
+from ag_jax.data import pipeline
+from ag_jax.data.parallel import toys
 from ag_jax.pretraining import build, comparison, run
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.recipes import pretraining
+from ag_jax.recipes import pretraining, translation
 from ag_jax.training import step as step_room
+from tests.data.parallel import test_layouts as layouts
 from tests.finetuning import test_configs as finetuning
 from tests.finetuning import tiny_tasks
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 # Need a run to go on with: tests/interop/test_initial_weights.py, and below.
-CONTINUED = {"continue_pretraining.py", "asa/table6_pretraining.py"}
+CONTINUED = {"continue_pretraining.py", "continue_translation.py", "asa/table6_pretraining.py"}
 ALL = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.py"))
 FILES = sorted(set(ALL) - CONTINUED - set(finetuning.ARGUMENTS))
+TRANSLATION, CUSTOM = "ag/table7_translation.py", "translate.py"
 ARGUMENTS = {
     "quickstart.py": {"arm": ("mlm", "ag")},
     "ag/table3_language_modeling.py": {
@@ -42,6 +46,12 @@ ARGUMENTS = {
         "generator": ("unigram", "mlm"),
         "scale": ("paper", "small"),
     },
+    TRANSLATION: {
+        "dataset": ("iwslt16", "wmt14", "multi30k", "iwslt14"),
+        "arm": ("base", "hard_coded", "ag"),
+        "scale": ("paper", "small"),
+    },
+    CUSTOM: {"arm": ("base", "hard_coded", "ag"), "size": ("tiny", "small", "base")},
     "asa/figure4_speed.py": {
         "length": (128, 256, 512),
         "arm": ("plain", "asa", "freelb_2", "freelb_3", "smart"),
@@ -79,7 +89,41 @@ def variants(name):
         yield ",".join(f"{key}={value}" for key, value in zip(choices, values, strict=True))
 
 
+REQUIRED: dict[str, str] = {}  # arguments without which a config is not read, filled in by `corpora`
+
+
+@pytest.fixture(scope="module", autouse=True)
+def corpora(tmp_path_factory):
+    """Write toy pairs in the files of all published parallel corpora, a folder for each."""
+    folder = tmp_path_factory.mktemp("corpora")
+    lines = {"train": 300, "validation": 40, "test": 5}
+    toys.write(folder, "dictionary", lines)
+    texts = {
+        name: {"en": (folder / f"{name}.source").read_text(), "de": (folder / f"{name}.target").read_text()}
+        for name in lines
+    }
+    for side in ("en", "de"):
+        text = {name: of[side].splitlines() for name, of in texts.items()}
+        plain = {"train": "train", "val": "validation", "test_2016_flickr": "test", "test_2017_flickr": "test"}
+        layouts.put(folder / "multi30k", {f"{name}.{side}": text[part] for name, part in plain.items()})
+        plain = {"train": "train", "newstest2013": "validation", "newstest2014": "test"}
+        layouts.put(folder / "wmt14", {f"{name}.{side}": text[part] for name, part in plain.items()})
+        for year, pair, sets in (
+            (14, "de-en", ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")),
+            (16, "en-de", ("TED.dev2010", *(f"TED.tst{year}" for year in range(2010, 2015)))),
+            (16, "en-de", ("QED.tst2016", "TED.tst2015", "TED.tst2016")),
+        ):
+            corpus, content = folder / f"iwslt{year}", layouts.segments(*text["validation"])
+            layouts.put(corpus, {f"{pair}/IWSLT{year}.{name}.{pair}.{side}.xml": content for name in sets})
+            layouts.put(corpus, {f"{pair}/train.tags.{pair}.{side}": text["train"]})
+    REQUIRED[TRANSLATION] = f"data={folder}"
+    REQUIRED[CUSTOM] = f"source={folder / 'train.source'},target={folder / 'train.target'}"
+    yield
+    REQUIRED.clear()
+
+
 def parsed(name: str, argument: str = "", **overrides) -> pretraining_config.ExperimentConfig:
+    argument = ",".join(filter(None, (REQUIRED.get(name), argument)))
     return pretraining_config.parse(config_reader.load(f"{CONFIGS / name}:{argument}", overrides))
 
 
@@ -115,11 +159,17 @@ def test_arms_differ(name):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Write twelve small documents, from which the tokenizer and rows of all tests are made."""
+    """Write twelve small documents, from which the tokenizer and rows of all tests are made, but those of pairs."""
     folder = tmp_path_factory.mktemp("text")
     for number in range(12):
         (folder / f"{number}.txt").write_text(TEXT)
-    return {"data.source": str(folder / "*.txt")}
+
+    def settings(name):
+        # A unigram model with few pieces is not always found; the bytes of a text always are.
+        is_of_pairs = name in (TRANSLATION, CUSTOM)
+        return {"data.tokenizer.kind": "byte_bpe"} if is_of_pairs else {"data.source": str(folder / "*.txt")}
+
+    return settings
 
 
 def small_scale(name: str, arm: str) -> str:
@@ -130,6 +180,7 @@ def small_scale(name: str, arm: str) -> str:
 STEPPED = (
     "quickstart.py",
     "ag/table6_electra.py",
+    TRANSLATION,
     "asa/figure4_speed.py",
     "deberta/table4_ablation.py",
     "roberta/table2_input_formats.py",
@@ -141,7 +192,7 @@ STEPPED = (
 )
 def test_one_tiny_step(name, source, tmp_path, one_device):
     """A run from the config file to the summary, with the last arm, which has the most settings."""
-    config = parsed(name, small_scale(name, ARGUMENTS[name]["arm"][-1]), **TINY, **source)
+    config = parsed(name, small_scale(name, ARGUMENTS[name]["arm"][-1]), **TINY, **source(name))
     summary = run.train(config, epath.Path(tmp_path / "run"))
     assert 0 < summary["validation_loss"] < 20
 
@@ -149,7 +200,7 @@ def test_one_tiny_step(name, source, tmp_path, one_device):
 @pytest.mark.parametrize(("name", "arm"), [(name, arm) for name in FILES for arm in ARGUMENTS[name]["arm"]])
 def test_every_arm_can_be_traced(name, arm, source, tmp_path, one_device):
     """The train step of each arm has consistent types and shapes, checked without compilation."""
-    config = parsed(name, small_scale(name, arm), **TINY, **source)
+    config = parsed(name, small_scale(name, arm), **TINY, **source(name))
     job = run.make_job(config, epath.Path(tmp_path), pipeline.prepare(config.data))
     batch = next(iter(job.batches(0, 1)))
     step = functools.partial(step_room.train_step, objective=job.program.objective, optimizer=job.program.optimizer)
@@ -315,6 +366,170 @@ def test_published_encoders(name):
     assert (model.convolution == 3) == (name == "deberta_v2") and model.is_projected == (name == "electra")
     assert model.token_types == {"bert": 2, "roberta": 1, "electra": 2}.get(name, 0)
     assert model.position_offset == 2 * (name == "roberta")
+
+
+# Typed from the released code and its neighbours a second time: dataset, layers, heads, width, features, dropout, label
+# smoothing, learning rate, warm-up steps, decay, steps, tokens of a batch (of both sides, or of the target).
+RECIPES = """
+iwslt16  5 4 288 507  0.1 0.0 3e-4    0    linear       100000 6000  both
+wmt14    6 8 512 2048 0.1 0.1 6.99e-4 4000 inverse_sqrt 100000 50800 both
+iwslt14  6 4 512 1024 0.3 0.1 5e-4    4000 inverse_sqrt 50000  4096  target
+multi30k 4 4 128 256  0.3 0.1 5e-3    2000 inverse_sqrt 8000   8192  target
+"""
+
+
+@pytest.mark.parametrize("row", RECIPES.strip().splitlines(), ids=lambda row: row.split()[0])
+def test_recipes_of_table_7(row):
+    name, *numbers, decay, steps, tokens, side = row.split()
+    layers, heads, width, features, dropout, smoothing, rate, warmup = map(float, numbers)
+    config = parsed(TRANSLATION, f"dataset={name},arm=base")
+    model, optimizer = config.model, config.optimizer
+    assert (model.layers, config.decoder.layers, model.heads, model.width) == (layers, layers, heads, width)
+    assert (model.feedforward, model.dropout, model.attention_dropout) == (features, dropout, 0)
+    # Vaswani et al. 2017.
+    assert (model.norm_position, model.activation, model.positions, model.token_types) == (
+        "post",
+        "relu",
+        "sinusoidal",
+        0,
+    )
+    assert model.embedding_scale and not model.embedding_norm and config.decoder.tie == "all"
+    assert config.translation.label_smoothing == smoothing and optimizer.decay == decay
+    assert optimizer.learning_rate == pytest.approx(rate, rel=1e-3) and optimizer.warmup_steps == warmup
+    assert (optimizer.beta2, optimizer.clip_norm, config.training.steps) == (0.98, None, int(steps))
+    filled = 0.96 * config.training.batch_size * config.data.sequence_length * (2 if side == "both" else 1)
+    assert filled == pytest.approx(int(tokens), rel=0.03)
+    assert config.translation.test_sets and (config.data.validation_source is None) == (name == "iwslt14")
+
+
+def test_arms_of_table_7():
+    """The paper's patterns: a Next and a Prev head in the encoder and none elsewhere."""
+    arms = {arm: parsed(TRANSLATION, f"arm={arm}") for arm in ARGUMENTS[TRANSLATION]["arm"]}
+    assert arms["ag"].guidance.heads == "next:1,prev:1" and arms["ag"].guidance.alpha == 10
+    assert arms["ag"].guidance.decoder_heads is arms["ag"].guidance.cross_heads is None
+    fixed = arms["hard_coded"]
+    assert fixed.model.fixed_attention.offsets == (-1, 1) and fixed.decoder.fixed_attention.offsets == (-1, 0)
+    assert not fixed.model.fixed_attention.normalized and fixed.guidance.mode == "none"
+    assert not arms["base"].model.fixed_attention.offsets and arms["base"].guidance.mode == "none"
+    searched = parsed(TRANSLATION, "search=True").comparison.arms.split(",")
+    assert len(searched) == 10 and set(arms) < set(searched)
+    assert parsed(TRANSLATION, "arm=ag,alpha=100").guidance.alpha == 100
+    assert [parsed(TRANSLATION, f"arm={arm},alpha=7").guidance.alpha for arm in searched[2:]] == [7.0] * 6 + [
+        1.0,
+        100.0,
+    ]
+    patterns = {arm: parsed(TRANSLATION, f"arm={arm}").guidance for arm in searched[3:8]}
+    assert {arm: (of.heads.removeprefix("next:1,prev:1"), of.decoder_heads) for arm, of in patterns.items()} == {
+        "ag_first": (",first:1", None),
+        "ag_period": (",period:1", None),
+        "ag_delim": (",delim:1", None),
+        "ag_decoder_prev": ("", "prev:1"),
+        "ag_decoder_first": ("", "first:1"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("languages=ende", "expected two languages with a hyphen, such as languages=en-de, got 'ende'"),
+        ("dataset=multi30k,languages=en-fr", "has no training text of multi30k: expected train.en with train.fr"),
+        ("arm=agg", "arm"),
+    ],
+)
+def test_table_7_names_what_is_wrong(argument, message):
+    with pytest.raises(ValueError, match=message):
+        parsed(TRANSLATION, argument)
+
+
+# Layers, width, features, vocabulary, dropout, tokens of a side of a batch: of the published recipes, typed again.
+SIZES = {
+    "tiny": (4, 128, 256, 8000, 0.3, 8192),
+    "small": (6, 512, 1024, 10_000, 0.3, 4096),
+    "base": (6, 512, 2048, 32_000, 0.1, 26_624),
+}
+
+
+# Pairs of the corpus, the size that suits them, steps, and rows of a batch.
+@pytest.mark.parametrize(
+    ("pairs", "size", "steps", "rows"),
+    [
+        (300, "tiny", 1_000, 4),
+        (10_000, "tiny", 2_758, 64),
+        (29_000, "tiny", 8_000, 64),
+        (49_999, "tiny", 8_000, 64),
+        (50_000, "small", 15_625, 32),
+        (160_000, "small", 50_000, 32),
+        (499_999, "small", 50_000, 32),
+        (500_000, "base", 11_111, 104),
+        (1_000_000, "base", 22_222, 104),
+        (9_000_000, "base", 100_000, 104),
+    ],
+)
+def test_the_size_of_a_model_follows_the_number_of_custom_pairs(pairs, size, steps, rows, capsys):
+    translation.note_size.cache_clear()
+    config = translation.default("custom")
+    assert translation.size_for(pairs) == size
+    assert f"{pairs:,} training pairs: size={size} is used" in capsys.readouterr().err
+    translation.custom_size(config, size, pairs)
+    model, training, warmup = config.model, config.training, config.optimizer.warmup_steps
+    layers, width, features, vocabulary, dropout, tokens = SIZES[size]
+    assert (model.layers, config.decoder.layers, model.width, model.feedforward) == (layers, layers, width, features)
+    assert (config.data.tokenizer.vocabulary_size, model.dropout) == (vocabulary, dropout) and model.attention_biases
+    assert (training.steps, training.batch_size, training.microbatches) == (steps, rows, 1)
+    assert rows * config.data.sequence_length == (tokens if rows > 4 else 512)
+    assert 0 < warmup <= steps / 4 and 20 * training.checkpoint_every <= steps >= 10 * training.evaluate_every
+    assert config.translation.average <= training.keep_last
+
+
+def test_a_short_run_warms_up_to_a_lower_peak():
+    """The peak falls with the square root of the warm-up: a quarter of the steps, a half of the peak."""
+    peaks = {}
+    for steps in (None, 2_000, 3):
+        config = translation.default("custom")
+        translation.custom_size(config, "tiny", 29_000, steps)
+        peaks[steps] = config.optimizer.warmup_steps, config.optimizer.learning_rate
+    assert peaks == {
+        None: (2_000, 5e-3),
+        2_000: (500, pytest.approx(2.5e-3)),
+        3: (0, pytest.approx(5e-3 * 2_000**-0.5)),
+    }
+
+
+def test_custom_files(tmp_path):
+    """Compressed files, tables without a target, validation and test sets; the first text is drawn in reports."""
+    toys.write(tmp_path, "dictionary", {"train": 300, "test": 5})
+    source, target = ((tmp_path / f"train.{side}").read_text().splitlines() for side in ("source", "target"))
+    table = "".join(f"{one}\t{other}\n" for one, other in zip(source, target, strict=True))
+    (tmp_path / "pairs.tsv.gz").write_bytes(gzip.compress(table.encode()))
+
+    def read(**arguments):
+        argument = ",".join(f"{name}={tmp_path / value}" for name, value in arguments.items())
+        return pretraining_config.parse(config_reader.load(f"{CONFIGS / CUSTOM}:{argument}", {}))
+
+    of_table = read(source="pairs.tsv.gz")
+    assert of_table.data.target is None and of_table.inspection.sentence == source[0]
+    assert (of_table.training.batch_size, of_table.model.layers) == (4, 4), "300 pairs"
+    full = read(
+        source="train.source",
+        target="train.target",
+        validation_source="pairs.tsv.gz",
+        test_source="test.source",
+        test_target="test.target",
+    )
+    assert full.data.validation_source.endswith("pairs.tsv.gz") and full.data.validation_target is None
+    assert full.translation.test_sets == {"test": (str(tmp_path / "test.source"), str(tmp_path / "test.target"))}
+    for arguments, message in (
+        ({"source": "train.source"}, "train.source has no counterpart: set target to the file with its translations"),
+        ({"source": "nowhere.en", "target": "train.target"}, "line [0-9]+: source='.*nowhere.en' does not exist"),
+        ({"source": "pairs.tsv.gz", "test_target": "test.target"}, "test_target=.* translates nothing"),
+        ({"source": "pairs.tsv.gz", "test_source": "test.source"}, "test_source=.* has no references: .*test_target"),
+        (
+            {"source": "pairs.tsv.gz", "test_source": "test.source", "test_target": "train.target"},
+            "test.source has 5 lines and .*train.target has 300",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(**arguments)
 
 
 def test_small_has_the_arms_own_alpha():

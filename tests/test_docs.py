@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import pytest
 
 from ag_jax import config_reader
+from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.finetuning.job import make_head
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
+from ag_jax.models.config import DecoderConfig
+from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.pretraining import run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from tests import tiny
@@ -55,7 +58,9 @@ def test_the_attack_of_ones_own_masks_what_its_page_says():
 
 @pytest.fixture(scope="module")
 def readers_place(tmp_path_factory):
-    """Make the folder in which a reader runs the examples: the run of the quickstart and a trial with saved weights."""
+    """Make the folder in which a reader runs the examples: the run of the quickstart, a run that translates, and a
+    trial with saved weights.
+    """
     place = tmp_path_factory.mktemp("reader")
     encoder = dataclasses.replace(tasks.pretrained().config, max_length=64)
     tasks.TOKENIZER.save(place / "tokenizer")
@@ -63,6 +68,17 @@ def readers_place(tmp_path_factory):
     config = ExperimentConfig(data=data, model=encoder)
     params = tiny.params(workloads.reference_model(config, tasks.TOKENIZER), tiny.batch())
     run.write(config, place / "runs" / "quickstart" / "ag-seed0", tasks.TOKENIZER, params)
+    translating = dataclasses.replace(
+        config,
+        data=dataclasses.replace(data, source="train.en", target="train.de", format="parallel"),
+        model=dataclasses.replace(encoder, positions="sinusoidal", position_offset=0, token_types=0),
+        decoder=DecoderConfig(layers=1),
+        decoding=DecodingConfig(max_length="1.0x+2"),
+    )
+    params = tiny.params(
+        workloads.reference_model(translating, tasks.TOKENIZER), pipeline.empty_batch(translating.data, rows=1)
+    )
+    run.write(translating, place / "runs" / "mine", tasks.TOKENIZER, params)
     head = make_head(tasks.task("classification"), "roberta", 64)
     tuned = FineTuned(
         head, encoder, tasks.TOKENIZER, tiny.params(head.model(encoder), tiny.task_batch("classification"))
@@ -101,4 +117,5 @@ def test_the_examples_are_found():
         "README.md",
         "guide.md",
         "pipelines.md",
+        "translation.md",
     }

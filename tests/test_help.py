@@ -93,17 +93,24 @@ def test_configs_and_their_arguments(capsys):
     assert said(capsys, "help", "configs/finetune/glue.py").startswith("GLUE from any checkpoint")
 
 
+def test_a_config_with_the_name_of_a_verb_is_found(capsys):
+    assert "`ag-jax help --config=translate` explains the config file" in said(capsys, "help", "translate")
+    text = said(capsys, "help", "--config=translate")
+    assert text.startswith("Train a Transformer to translate") and "--config=translate:source=..." in text
+
+
 def test_settings_and_sections(capsys):
     text = said(capsys, "help", "optimizer.learning_rate")
     assert text.splitlines()[0] == "optimizer.learning_rate" and "peak learning rate" in text
     assert "a number above 0; default 0.0001" in text
     text = said(capsys, "help", "--config.tasks.sst2.learning_rates=1e-5")
     assert text.startswith("tasks.TASK.learning_rates\n") and "a list with commas, each a number above 0" in text
+    assert "a list of texts; repeat the flag for each" in said(capsys, "help", "translation.tests")
     section = said(capsys, "help", "data.tokenizer.")
     assert section == said(capsys, "help", "data.tokenizer") and section.count("data.tokenizer.") == 4
     assert "one of byte_bpe, wordpiece" in section and "a text, or none; default none" in section
     both = said(capsys, "help", "data")
-    assert "In a config for pre-training:" in both and "In a config for fine-tuning:" in both
+    assert "In a config for pre-training or translation:" in both and "In a config for fine-tuning:" in both
 
 
 def test_unknown_names_come_with_near_ones(capsys):

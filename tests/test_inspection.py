@@ -1,8 +1,11 @@
 """`inspect` opens every kind of model at its own length, and saves its figures elsewhere in read-only directories."""
 
+import dataclasses
 import errno
 import json
+import re
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +13,10 @@ import pytest
 from etils import epath
 
 from ag_jax import cli, config_reader
+from ag_jax.analysis import pairs
+from ag_jax.analysis.figures import plots
+from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.distributed import storage
 from ag_jax.finetuning import best
@@ -17,14 +24,18 @@ from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import make_head
 from ag_jax.interop import exporting, finetuned
 from ag_jax.interop.finetuned import FineTuned
-from ag_jax.pretraining import build, origin, run, workloads
-from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.models.config import DecoderConfig
+from ag_jax.models.decoding_config import DecodingConfig
+from ag_jax.pretraining import comparison, origin, run, workloads
+from ag_jax.pretraining.config import ExperimentConfig, InspectionConfig
+from ag_jax.pretraining.report import ArmResults
 from ag_jax.training.config import TrainingConfig
 from tests import tiny
 from tests.finetuning import tasks
 
 TOKENIZER, CONFIG = tasks.TOKENIZER, tasks.pretrained().config
 TEXT = "we build strong roads " * 5  # 20 tokens: of the models' 24 positions 22, of the run's 16 tokens 14 are free
+MARIAN = {"positions": "sinusoidal", "position_offset": 0, "token_types": 0, "embedding_norm": False}
 SUMMARY = {"train_loss": 3.0, "average_train_loss": 3.0}
 
 
@@ -48,18 +59,43 @@ def save_suite(directory, *names):
     return directory
 
 
+def save_translation(directory):
+    """Write a run that translates, with 2 + 3 layers and random weights; return its directory."""
+    TOKENIZER.save(directory.with_name("tokenizer"))
+    config = ExperimentConfig(
+        data=DataConfig(
+            source="a.en",
+            target="a.de",
+            format="parallel",
+            sequence_length=16,
+            tokenizer=TokenizerConfig(path=str(directory.with_name("tokenizer"))),
+        ),
+        model=dataclasses.replace(CONFIG, **MARIAN),
+        decoder=DecoderConfig(layers=3),
+        decoding=DecodingConfig(beam_size=2, max_length="1.0x+3"),
+        guidance=GuidanceConfig("loss", heads="next:1", decoder_heads="prev:2", cross_heads="diagonal:1"),
+        training=TrainingConfig(batch_size=8, milestones=(0.0,)),
+        inspection=InspectionConfig(sentence=TEXT),
+    )
+    model = workloads.reference_model(config, TOKENIZER)
+    params = tiny.params(model, pipeline.empty_batch(config.data, rows=1), seed=len(directory.name))
+    run.write(config, epath.Path(directory), TOKENIZER, params)
+    return directory
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """Make models to inspect.
 
-    A guided run, its Hugging Face export, an imported run, a comparison of runs and a comparison of suites.
+    A guided run, its Hugging Face export, an imported run, a comparison of runs, a comparison of suites, a run that
+    translates, and its export.
     """
     directory = tmp_path_factory.mktemp("models")
     TOKENIZER.save(directory / "tokenizer")
     config = ExperimentConfig(
         data=DataConfig(sequence_length=16, tokenizer=TokenizerConfig(path=str(directory / "tokenizer"))),
         model=CONFIG,
-        guidance=build.guidance.GuidanceConfig("loss", heads="next:1"),
+        guidance=GuidanceConfig("loss", heads="next:1"),
         training=TrainingConfig(batch_size=8),
     )
     model = workloads.reference_model(config, TOKENIZER)
@@ -68,6 +104,8 @@ def places(tmp_path_factory):
         for name in ("tokens", "original", "segment_ids", "token_type_ids", "masked_positions")
     }
     run.write(config, epath.Path(directory / "run"), TOKENIZER, tiny.params(model, batch))
+    save_translation(directory / "translation")
+    exporting.convert(epath.Path(directory / "translation"), None, str(directory / "marian"))
     for name, loss in (("ag-seed0", 2.5), ("mlm-seed0", 2.75), ("mlm-seed1", None)):
         copied = shutil.copytree(directory / "run", directory / "compared" / name)
         if loss:
@@ -85,14 +123,18 @@ def places(tmp_path_factory):
     return directory
 
 
-def inspect(place, capsys):
-    """Run `inspect`; return its output, its warnings and the paths of the figures, of which there must be three."""
+def request(place, text=TEXT, target=None):
     empty = dict.fromkeys(("config", "overrides", "print_config"))
-    status = cli.run_safely("inspect", cli.Request(**empty, workdir=str(place), step=None, text=TEXT))
+    return cli.Request(**empty, workdir=str(place), step=None, text=text, translation=target)
+
+
+def inspect(place, capsys, target=None, count=3):
+    """Run `inspect`; return its output, its warnings and the paths of the figures, of which there must be `count`."""
+    status = cli.run_safely("inspect", request(place, target=target))
     said, warned = capsys.readouterr()
     assert status == 0, warned
     drawn = [epath.Path(line.removeprefix("drawn: ")) for line in said.splitlines() if line.startswith("drawn: ")]
-    assert len(drawn) == 3 and all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    assert len(drawn) == count and all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     return said, warned, drawn
 
 
@@ -155,6 +197,91 @@ def test_figures_of_a_hugging_face_model_are_beside_the_user(places, tmp_path, m
     assert "for 22 tokens\n" in said and "cannot write" not in warned
     assert sorted(places.joinpath("hf").iterdir()) == before
     assert {path.parent for path in drawn} == {epath.Path("ag-jax-output/hf/figures")}
+
+
+def test_a_pair_has_tables_and_figures_of_three_kinds(places, capsys):
+    said, _, drawn = inspect(places / "translation", capsys, "we build the union", count=9)
+    assert said.startswith(
+        f"step 0 of {places / 'translation'}\ntext: {TEXT}\ntranslation, as given: we build the union\n"
+    )
+    kinds = [line.partition(":")[0] for line in said.splitlines() if "attention mass on the patterns' targets" in line]
+    assert kinds == ["Encoder", "Decoder", "Cross-attention"]
+    words = len(TOKENIZER.encode("we build the union"))
+    assert f"for {1 + words} tokens that the decoder reads and 16 of the source (5 more were cut off)\n" in said
+    guided = [line.split().count("guided") for line in said.splitlines() if "guided" in line]
+    heads = [line.split()[1:3] for line in said.splitlines() if line.strip().startswith("layer")]
+    assert guided == [1, 1, 1] and heads == [["head", "1"], ["heads", "1-2"], ["head", "1"]]
+    names = [
+        f"attention_{kind}{name}_step0.png"
+        for kind in ("", "decoder_", "cross_")
+        for name in ("overview", "heads", "mass")
+    ]
+    assert [path.name for path in drawn] == names
+
+
+def test_the_translation_is_by_default_the_models_own(places, monkeypatch, capsys):
+    """As the run decodes, of as much of the text as is shown."""
+    shown, opened = [], best.open_for_inspection(places / "translation")
+    honest = pairs.pair_maps
+    monkeypatch.setattr(pairs, "pair_maps", lambda *given: shown.append((given, honest(*given))) or shown[-1][1])
+    monkeypatch.setattr(plots, "save_inspection", lambda *given: [])
+    assert cli.run_safely("inspect", request(places / "translation", text=None)) == 0
+    ((given, found),) = shown
+    beginning = " ".join(TEXT.split()[:15])
+    assert found.encoder.ids_L.tolist() == [*TOKENIZER.encode(beginning), TOKENIZER.specials.end]
+    ((own, *_),) = opened.translator([beginning])
+    assert own.text and given[4] == own.text != opened.translator([TEXT])[0][0].text
+    assert f"translation, by this model: {own.text}\n" in capsys.readouterr().out
+    assert opened.translator.config.beam_size == 2
+    assert opened.translator.beginning(TEXT, 1000).text == opened.translator([TEXT])[0][0].text
+    assert opened.translator.beginning(" ", 5).text == ""
+
+
+def test_a_translation_model_in_the_files_of_transformers(places):
+    """The export of a run, which has the run's maps; it is shown at the length of its positions."""
+    opened = [best.open_for_inspection(places / name) for name in ("translation", "marian")]
+    assert [one.is_ours for one in opened] == [True, False] and [one.length for one in opened] == [16, 24]
+    found = [
+        pairs.pair_maps(one.translator.model, one.translator.params, one.tokenizer, TEXT, "we build the union", 16)
+        for one in opened
+    ]
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.tokens == theirs.tokens and ours.row_tokens == theirs.row_tokens
+        np.testing.assert_allclose(ours.weights_NHQK, theirs.weights_NHQK, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("place", "target", "message"),
+    [
+        ("run", "we build", "--target='we build' is a translation, but .*run does not translate: leave --target out"),
+        ("hf", "we build", "is a translation, but .*hf does not translate"),
+        ("translation", " ", "--target=' ' has no text: leave --target out"),
+    ],
+)
+def test_targets_that_cannot_be_shown(places, place, target, message, capsys):
+    assert cli.run_safely("inspect", request(places / place, target=target)) == 1
+    said, warned = capsys.readouterr()
+    assert re.search(message, warned) and not said
+
+
+def test_a_report_draws_the_same_translation_for_all_arms(places, tmp_path, monkeypatch):
+    runs = {"base": epath.Path(places / "translation"), "ag": epath.Path(save_translation(tmp_path / "another"))}
+    shown, honest = [], plots.mean_figure
+    monkeypatch.setattr(plots, "mean_figure", lambda maps, path: shown.append(maps) or honest(maps, path))
+    for name in ("loss_curves", "mass_curves", "map_figure", "pattern_figure"):
+        monkeypatch.setattr(plots, name, lambda *given, **settings: epath.Path("another.png"))
+    with_configs = {arm: (place, run.read_config(place)) for arm, place in runs.items()}
+    results = [ArmResults(arm, [], [[]], {}) for arm in runs]
+    report = comparison._figures(tmp_path, with_configs, results, SimpleNamespace(tokenizer=TOKENIZER))
+    assert report[-1] == ("Cross-attention to the sentence, translated by base", "figures/cross_attention.png")
+    assert (tmp_path / report[-1][1]).read_bytes().startswith(b"\x89PNG")
+
+    (maps,) = shown
+    own = best.open_for_inspection(runs["base"]).translator.beginning(TEXT, 15).text
+    tokens = TOKENIZER.tokens(TOKENIZER.encode(own)[:15])
+    assert [one.kind for one in maps.values()] == ["cross", "cross"]
+    assert all(list(one.row_tokens[1:]) == tokens and len(one.tokens) == 16 for one in maps.values())
+    assert np.abs(maps["base"].weights_NHQK - maps["ag"].weights_NHQK).max() > 0.01
 
 
 def test_a_model_without_steps_and_directories_without_a_model(places, tmp_path):

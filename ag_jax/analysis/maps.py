@@ -3,6 +3,9 @@
 The *mass* of a head on a pattern is the share of its attention that lies on the columns at which the pattern points,
 averaged over the rows that have such columns. It is in [0, 1], and 1 if the head follows the pattern.
 
+The maps may be of an encoder, of a decoder, or of a decoder's attention to the source (`KINDS`); `analysis.pairs`
+computes the maps of a text and its translation.
+
 Shape letters: N layers, H heads, L length, Q query position, K key position.
 """
 
@@ -10,8 +13,8 @@ import dataclasses
 import functools
 import io
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,31 +26,94 @@ from rich.text import Text
 
 from ag_jax.attention import patterns
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
+from ag_jax.attention.visibility import band_of
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.encoder import Ports
 from ag_jax.models.heads import TaskModel
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
+from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.objectives.adversarial.self_attention import Attacker
 
-EncoderModel = PretrainingModel | ReplacedTokensModel | TaskModel
+EncoderModel = PretrainingModel | ReplacedTokensModel | TranslationModel | TaskModel
 Assignment = tuple[tuple[str, int], ...]  # (pattern, number of heads that it guides), from the first head on
+Kind = Literal["encoder", "decoder", "cross"]
+
+
+@dataclasses.dataclass(frozen=True)
+class KindOfAttention:
+    """One of the kinds of attention of a model, in words for tables and figures.
+
+    title: its name.
+    caption: what a row and a column of its maps are.
+    patterns: the built-in patterns that its heads can follow.
+    """
+
+    title: str
+    caption: str
+    patterns: tuple[str, ...]
+
+
+KINDS: dict[Kind, KindOfAttention] = {
+    "encoder": KindOfAttention(
+        "Encoder",
+        "row: a token of the text\ncolumns: tokens to which it attends",
+        tuple(PATTERNS),
+    ),
+    "decoder": KindOfAttention(
+        "Decoder",
+        "row: a token that the decoder reads before it predicts the next one\n"
+        "columns: this token and earlier ones, to which it attends",
+        tuple(name for name in PATTERNS if name != "next"),
+    ),
+    "cross": KindOfAttention(
+        "Cross-attention",
+        "row: a token that the decoder reads before it predicts the next one\n"
+        "columns: tokens of the source, to which it attends",
+        ("first", "delim", "period", "diagonal"),
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionMaps:
     """Attention maps of every layer and head for one sentence, without dropout.
 
-    tokens: readable pieces, including the tokens that begin and end a sequence, such as <s> and </s>.
-    ids_L: token ids, int32.
-    weights_NHQK: attention probabilities, float32; a row sums to 1.
-    left_out: number of tokens of the text that were cut off because they did not fit.
+    tokens: readable pieces of the tokens that are attended to, the columns of a map. They include the tokens that begin
+        and end a sequence, such as <s> and </s>.
+    ids_L: their token ids, int32.
+    weights_NHQK: attention probabilities, float32. A row sums to 1, and to less at the borders of a text if the
+        attention is hard-coded.
+    left_out: number of tokens of the text, or of the text and its translation, that were cut off because they did not
+        fit.
+    kind: which attention the maps are of, a key of `KINDS`.
+    query_tokens: readable pieces of the tokens that attend, the rows of a map; None if they are those of the columns.
+    is_fixed: whether the attention is hard-coded, not learned.
     """
 
     tokens: tuple[str, ...]
     ids_L: np.ndarray
     weights_NHQK: np.ndarray
     left_out: int = 0
+    kind: Kind = "encoder"
+    query_tokens: tuple[str, ...] | None = None
+    is_fixed: bool = False
+
+    @property
+    def row_tokens(self) -> tuple[str, ...]:
+        """Readable pieces of the tokens that attend, the rows of a map."""
+        return self.tokens if self.query_tokens is None else self.query_tokens
+
+    @property
+    def unguided(self) -> str:
+        """The word for heads that no pattern guides."""
+        return "fixed" if self.is_fixed else "free"
+
+    @property
+    def visible_QK(self) -> np.ndarray:
+        """Whether a row sees a column: a decoder's tokens see no later ones."""
+        everything_QK = np.ones(self.weights_NHQK.shape[-2:], bool)
+        return np.tril(everything_QK) if self.kind == "decoder" else everything_QK
 
 
 def attention_maps(
@@ -65,21 +131,29 @@ def attention_maps(
     words = list(tokenizer.encode(text)) if text.strip() else []
     if not words:
         raise ValueError(f"attention maps need a text with at least one token, got {text!r}")
-    room = min(max_tokens, model.config.max_length) - 2  # without the tokens that begin and end the row
+    # Sources of a translation end with a token, other sequences begin with one, too.
+    begin = [] if isinstance(model, TranslationModel) else [tokenizer.specials.begin]
+    room = min(max_tokens, model.config.max_length) - len(begin) - 1
     if room < 1:
-        raise ValueError(f"attention maps need room for at least 3 tokens, got max_tokens={max_tokens}")
-    left_out = max(0, len(words) - room)
-    if left_out:
-        logging.getLogger(__name__).warning(
-            "the text has %d tokens, and %d fit between begin and end: the last %d are left out",
-            len(words),
-            room,
-            left_out,
-        )
-    ids = [tokenizer.specials.begin, *words[:room], tokenizer.specials.end]
+        raise ValueError(f"attention maps need room for at least {len(begin) + 2} tokens, got max_tokens={max_tokens}")
+    ids = [*begin, *cut(words, room, "text"), tokenizer.specials.end]
     ids_L = np.asarray(ids, np.int32)
     weights_NHQK = np.asarray(_attention_weights(model, params, ids_L, attacker))
-    return AttentionMaps(tuple(tokenizer.tokens(ids)), ids_L, weights_NHQK, left_out)
+    left_out, is_fixed = max(0, len(words) - room), bool(model.config.fixed_attention.offsets)
+    return AttentionMaps(tuple(tokenizer.tokens(ids)), ids_L, weights_NHQK, left_out, is_fixed=is_fixed)
+
+
+def cut(words: Sequence[int], room: int, name: str) -> Sequence[int]:
+    """Return the first `room` tokens of a text, and log a warning if there are more; `name` is the text's in there."""
+    if len(words) > room:
+        logging.getLogger(__name__).warning(
+            "the %s has %d tokens, and %d fit beside those that mark its borders: the last %d are left out",
+            name,
+            len(words),
+            room,
+            len(words) - room,
+        )
+    return words[:room]
 
 
 @functools.partial(jax.jit, static_argnames=("model", "attacker"))
@@ -104,17 +178,26 @@ def _attention_weights(model: EncoderModel, params: Any, ids_L: jax.Array, attac
 def targets(maps: AttentionMaps, special: PatternTokens, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Return {pattern: target matrix `QK`} for the sentence of `maps`.
 
-    Rows without a target are uniform over the sentence (Deshpande & Narasimhan 2020).
+    Rows without a target are uniform over the columns that they see (Deshpande & Narasimhan 2020). Raises ValueError
+    for a pattern that attention of this kind cannot have.
     """
     return {name: _target(maps, special, name)[0] for name in names}
 
 
 def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return a pattern's target matrix `QK` for the sentence of `maps`, and which of the rows `Q` have a target."""
-    tokens_BL = jnp.asarray(maps.ids_L)[None]
-    segments_BL = jnp.ones(tokens_BL.shape, jnp.int32)
-    target = patterns.find_target(name, tokens_BL, segments_BL, special)
-    return np.asarray(patterns.dense(target, segments_BL))[0], np.asarray(patterns.has_target(target, segments_BL))[0]
+    tokens_BK = jnp.asarray(maps.ids_L)[None]
+    segments_BK = jnp.ones(tokens_BK.shape, jnp.int32)
+    if maps.kind == "cross":
+        segments_BQ = jnp.ones((1, len(maps.row_tokens)), jnp.int32)
+        target = patterns.find_source_target(name, tokens_BK, segments_BK, segments_BQ, special)
+        found = patterns.dense(target, segments_BQ, segments_BK), patterns.has_target(target, segments_BQ, segments_BK)
+    else:
+        band = band_of(maps.kind == "decoder", None)
+        target = patterns.find_target(name, tokens_BK, segments_BK, special)
+        found = patterns.dense(target, segments_BK, band=band), patterns.has_target(target, segments_BK, band=band)
+    target_BQK, has_target_BQ = found
+    return np.asarray(target_BQK)[0], np.asarray(has_target_BQ)[0]
 
 
 def head_patterns(assignment: Assignment, heads: int) -> tuple[str | None, ...]:
@@ -134,13 +217,13 @@ def title(name: str) -> str:
 
 
 def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
-    """Return {pattern: attention mass of each layer and head, `NH`} for built-in patterns and all in `assignment`.
+    """Return {pattern: attention mass of each layer and head, `NH`} for the patterns of `KINDS` and of `assignment`.
 
     The mass is the sum of the weights where the target is not zero, averaged over the rows that have a target. It is
     NaN if the pattern has no target in this sentence, such as [Period] in a sentence without a full stop.
     """
     masses = {}
-    for name in _names(assignment):
+    for name in pattern_names(maps, assignment):
         target_QK, has_target_Q = _target(maps, special, name)
         rows, columns = np.nonzero((target_QK > 0) & has_target_Q[:, None])
         total_NH = maps.weights_NHQK[:, :, rows, columns].sum(-1, dtype=np.float64)
@@ -149,10 +232,9 @@ def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assi
 
 
 def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, float]:
-    """Return {pattern: attention mass of a head that attends uniformly}, the level of chance."""
-    length = len(maps.ids_L)
-    uniform_NHQK = np.full((1, 1, length, length), 1.0 / length, np.float32)
-    uniform = dataclasses.replace(maps, weights_NHQK=uniform_NHQK)
+    """Return {pattern: attention mass of a head that attends uniformly to what it sees}, the level of chance."""
+    uniform_QK = maps.visible_QK / maps.visible_QK.sum(-1, keepdims=True, dtype=np.float32)
+    uniform = dataclasses.replace(maps, weights_NHQK=uniform_QK[None, None])
     return {name: float(mass_NH[0, 0]) for name, mass_NH in attention_mass(uniform, special, assignment).items()}
 
 
@@ -162,31 +244,38 @@ def strongest_pattern(
     """Return, by layer and head `NH`, the pattern whose mass most exceeds that of uniform attention, and the mass.
 
     Not the pattern with the largest mass: the target of [Delim] contains that of [First], but a head that
-    attends only to the first token is better explained by the smaller target.
+    attends only to the first token is better explained by the smaller target. Rows without a target count as rows that
+    do not exceed uniform attention; in a decoder, a full stop is a target only of the tokens after it.
     """
     masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
     names = [name for name in masses if not np.isnan(chance[name])]
     mass_PNH = np.stack([masses[name] for name in names])
-    best_NH = np.argmax(mass_PNH - np.array([chance[name] for name in names])[:, None, None], axis=0)
+    chance_P = np.array([chance[name] for name in names])
+    share_P = np.array([_target(maps, special, name)[1].mean() for name in names])  # of rows with a target
+    best_NH = np.argmax((mass_PNH - chance_P[:, None, None]) * share_P[:, None, None], axis=0)
     return np.array(names, object)[best_NH], np.take_along_axis(mass_PNH, best_NH[None], axis=0)[0]
 
 
-def _names(assignment: Assignment) -> list[str]:
-    return list(dict.fromkeys([*PATTERNS, *(name for name, _ in assignment)]))
+def pattern_names(maps: AttentionMaps, assignment: Assignment) -> list[str]:
+    """Return the names of the patterns on which mass is measured: those of the kind of attention, then others that are
+    assigned to heads.
+    """
+    return list(dict.fromkeys([*KINDS[maps.kind].patterns, *(name for name, _ in assignment)]))
 
 
 def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> str:
     """Return a printable table of the attention mass on each pattern, averaged over heads, with a row for each layer.
 
     The first columns are the guided heads of each pattern on their own target, the others the free heads on every
-    pattern, both as means over these heads. The last row is the mass of uniform attention (`uniform_mass`).
+    pattern, both as means over these heads. The last row is the mass of uniform attention (`uniform_mass`). The first
+    line says which kind of attention it is.
     """
     masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
     layers, heads = maps.weights_NHQK.shape[:2]
     owners = head_patterns(assignment, heads)
     columns = [(name, [head for head in range(heads) if owners[head] == name], "guided") for name, _ in assignment]
     free = [head for head in range(heads) if owners[head] is None]
-    columns += [(name, free, "free") for name in masses if free]
+    columns += [(name, free, maps.unguided) for name in masses if free]
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("\n\nlayer", justify="right", no_wrap=True)
@@ -200,8 +289,13 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     text = io.StringIO()
     console = Console(file=text, width=1000, color_system=None, force_jupyter=False)
     console.print(table)
-    cut = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
-    lines = [f"Attention mass on the patterns' targets, for {len(maps.tokens)} tokens{cut}"]
+    read = {
+        "encoder": f"{len(maps.tokens)} tokens",
+        "decoder": f"{len(maps.tokens)} tokens that it reads",
+        "cross": f"{len(maps.row_tokens)} tokens that the decoder reads and {len(maps.tokens)} of the source",
+    }[maps.kind]
+    more = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
+    lines = [f"{KINDS[maps.kind].title}: attention mass on the patterns' targets, for {read}{more}"]
     lines += [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
     if np.isnan(list(chance.values())).any():
         lines += ["", "– : the pattern points at nothing in this text"]

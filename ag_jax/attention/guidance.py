@@ -24,7 +24,7 @@ from jax import Array
 
 from ag_jax.attention import patterns, segments
 from ag_jax.attention.patterns import Columns, Shift, Target
-from ag_jax.attention.visibility import EVERYTHING, Band, visible_targets, visible_tokens
+from ag_jax.attention.visibility import EVERYTHING, Band, visible_mask, visible_targets, visible_tokens
 
 Schedule = Callable[[Array], Array]
 Reduction = Literal["type_mean", "head_mean", "frobenius"]
@@ -42,6 +42,11 @@ class GuidanceConfig:
     fraction: lambda, the share of the heads of every layer that is guided: one Next, one Prev, the rest First.
     heads: counts of heads for each pattern instead of `fraction`, from head 0 on, such as
         next:1,prev:1,first:2,period:2.
+    decoder_heads: counts of heads for each pattern in a decoder's self-attention, such as prev:1; none for no guidance
+        of these heads.
+    cross_heads: counts of heads for each pattern in a decoder's attention to the source, such as first:1,diagonal:1,
+        where `diagonal` is the token at the same place of the source, in proportion to the lengths of both texts; none
+        for no guidance of these heads.
     alpha: coefficient of the guidance at the first step; `schedule` says how it falls.
     schedule: `hold_then_linear` keeps alpha for `hold_steps` and then lowers it to 0 at the last step, `linear` lowers
         it from the start, `constant` keeps it.
@@ -59,6 +64,8 @@ class GuidanceConfig:
     mode: Literal["none", "loss", "bias"] = "none"
     fraction: Annotated[float, "> 0", "<= 1"] = 0.5
     heads: str | None = None
+    decoder_heads: str | None = None
+    cross_heads: str | None = None
     alpha: Annotated[float, ">= 0"] = 10.0
     schedule: Literal["hold_then_linear", "linear", "constant"] = "hold_then_linear"
     hold_steps: Annotated[int, ">= 0"] = 20_000
@@ -96,21 +103,64 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
                 "counts in guidance.heads"
             )
         return tuple(item for item in (("next", 1), ("prev", 1), ("first", guided - 2)) if item[1])
+    return _parse_heads("guidance.heads", config.heads, heads)
+
+
+def assign_decoder_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
+    """Return (pattern, number of guided heads) for each pattern in a decoder's self-attention, as `assign_heads` does.
+
+    Raises ValueError for the pattern `next`, and for malformed counts.
+    """
+    if config.mode == "none" or not config.decoder_heads:
+        return ()
+    assignment = _parse_heads("guidance.decoder_heads", config.decoder_heads, heads)
+    if "next" in dict(assignment):
+        raise ValueError(
+            f"guidance.decoder_heads={config.decoder_heads!r}: next looks at a token that the decoder has not written "
+            "yet; use prev, same or first"
+        )
+    return assignment
+
+
+def assign_cross_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
+    """Return (pattern, number of guided heads) for each pattern in a decoder's attention to the source, as
+    `assign_heads` does.
+
+    Raises ValueError for patterns of neighbours, such as `next`, and for malformed counts.
+    """
+    if config.mode == "none" or not config.cross_heads:
+        return ()
+    assignment = _parse_heads("guidance.cross_heads", config.cross_heads, heads, ("diagonal",))
+    if neighbours := [name for name, _ in assignment if name in ("next", "prev", "same")]:
+        raise ValueError(
+            f"guidance.cross_heads={config.cross_heads!r}: {neighbours[0]} points at a neighbour in the same text, "
+            "which attention to the source does not have; use first, delim, period or diagonal"
+        )
+    return assignment
+
+
+def _parse_heads(setting: str, text: str, heads: int, more: tuple[str, ...] = ()) -> tuple[tuple[str, int], ...]:
+    """Parse a list of pattern:count, such as `next:1,prev:1`, for layers with `heads` heads.
+
+    setting: name of the setting, for messages.
+    more: names of patterns that `patterns.find_pattern` does not know.
+    """
     assignment = []
-    for item in config.heads.split(","):
+    for item in text.split(","):
         name, _, count = item.strip().rpartition(":")
         if not name or not re.fullmatch("0*[1-9][0-9]{0,8}", count):
             raise ValueError(
-                "guidance.heads is a list of pattern:count with counts of at least 1, such as "
-                f"'next:1,prev:1,first:4'; got {item!r} in {config.heads!r}"
+                f"{setting} is a list of pattern:count with counts of at least 1, such as "
+                f"'next:1,prev:1,first:4'; got {item!r} in {text!r}"
             )
-        patterns.find_pattern(name)  # raises ValueError for unknown patterns
+        if name not in more:
+            patterns.find_pattern(name)  # raises ValueError for unknown patterns
         assignment.append((name, int(count)))
     guided = sum(count for _, count in assignment)
     if guided > heads:
-        raise ValueError(f"guidance.heads={config.heads!r} guides {guided} heads, but a layer has only {heads}")
+        raise ValueError(f"{setting}={text!r} guides {guided} heads, but a layer has only {heads}")
     if len({name for name, _ in assignment}) < len(assignment):
-        raise ValueError(f"guidance.heads={config.heads!r} names a pattern twice: give each pattern one count")
+        raise ValueError(f"{setting}={text!r} names a pattern twice: give each pattern one count")
     return tuple(assignment)
 
 
@@ -176,29 +226,38 @@ def off_diagonal(matrix_BHQK: Array, offset: int) -> Array:
     return jnp.pad(entries, [(0, 0)] * len(leading) + [(start, queries - stop)])
 
 
-def with_boundary(
-    target: Shift,
+def overlap(
+    target: Target,
     overlap_BHQ: Array,
     query_segments_BQ: Array,
     key_segments_BK: Array,
     band: Band = EVERYTHING,
     total_BHQ: Array | float = 1.0,
 ) -> Array:
-    """Return <H, P>, with attention probabilities H and target P, for each query: `overlap_BHQ`, or the mean of H over
-    the keys that the query sees if the query's text has no key at `target.offset`.
+    """Return <H, P>, with attention probabilities H and target P, for each query, from what a row of H has at the
+    columns of P.
 
-    Queries at the boundary of a text have no key at `target.offset`. Their target is uniform over the n keys that the
-    query sees, so that <H, P> is sum(H) / n; <H, P> is 0 for queries that see no key.
+    Rows without a column of P, such as the last row of `Shift(1)`, have a target that is uniform over the n keys that
+    the query sees, so that <H, P> is sum(H) / n; <H, P> is 0 for queries that see no key.
 
-    overlap_BHQ: H at the key p + offset of each query p.
+    overlap_BHQ: for `Shift` and `Entries` H at the row's column, for `Columns` the sum of H P without a band, and
+        inside a band the sum of H over the columns, which have equal weights there.
     total_BHQ: sum(H) of each row.
     """
-    tokens_B1Q = visible_tokens(query_segments_BQ, key_segments_BK, band)[:, None, :]
+    segment_ids = query_segments_BQ, key_segments_BK
+    if isinstance(target, Columns) and band.is_everything:
+        return overlap_BHQ
+    if isinstance(target, Columns):
+        columns_BQ = visible_targets(target.weights_BK, *segment_ids, band)
+        overlap_BHQ = overlap_BHQ / jnp.maximum(columns_BQ, 1)[:, None, :]
+        inside_BQ = columns_BQ > 0
+    else:
+        inside_BQ = patterns.has_target(target, *segment_ids, band)
+    tokens_B1Q = visible_tokens(*segment_ids, band)[:, None, :]
     outside_BHQ = total_BHQ / jnp.maximum(tokens_B1Q, 1).astype(jnp.float32)
     if query_segments_BQ is not key_segments_BK:
         outside_BHQ = jnp.where(tokens_B1Q > 0, outside_BHQ, 0.0)
-    inside_B1Q = patterns.has_target(target, query_segments_BQ, key_segments_BK)[:, None, :]
-    return jnp.where(inside_B1Q, overlap_BHQ, outside_BHQ)
+    return jnp.where(inside_BQ[:, None, :], overlap_BHQ, outside_BHQ)
 
 
 def statistics(
@@ -227,17 +286,17 @@ def statistics(
     for target, count in zip(guides.targets, guides.counts, strict=True):
         rows_BHQK = probabilities_BHQK[:, head : head + count].astype(jnp.float32)
         head += count
+        total_BHQ = rows_BHQK.sum(-1) if guides.after_dropout else 1.0
         if isinstance(target, Shift):
-            total_BHQ = rows_BHQK.sum(-1) if guides.after_dropout else 1.0
-            overlap_BHQ = off_diagonal(rows_BHQK, target.offset)
-            segment_ids = query_segments_BQ, key_segments_BK
-            overlaps.append(with_boundary(target, overlap_BHQ, *segment_ids, band, total_BHQ))
-        elif band.is_everything:
-            overlaps.append(jnp.einsum("bhqk,bk->bhq", rows_BHQK, target.weights_BK))
+            found_BHQ = off_diagonal(rows_BHQK, target.offset)
+        elif isinstance(target, Columns):
+            is_column_BK = (target.weights_BK > 0).astype(jnp.float32)
+            weights_BK = target.weights_BK if band.is_everything else is_column_BK
+            found_BHQ = jnp.einsum("bhqk,bk->bhq", rows_BHQK, weights_BK)
         else:
-            seen_BQ = visible_targets(target.weights_BK, query_segments_BQ, key_segments_BK, band)
-            covered_BHQ = jnp.einsum("bhqk,bk->bhq", rows_BHQK, (target.weights_BK > 0).astype(jnp.float32))
-            overlaps.append(covered_BHQ / jnp.maximum(seen_BQ, 1)[:, None, :])
+            column_BQ = jnp.maximum(target.column_BQ, 0)
+            found_BHQ = jnp.take_along_axis(rows_BHQK, column_BQ[:, None, :, None], axis=-1)[..., 0]
+        overlaps.append(overlap(target, found_BHQ, query_segments_BQ, key_segments_BK, band, total_BHQ))
     return AttentionStatistics(sum_of_squares(probabilities_BHQK), jnp.concatenate(overlaps, axis=1))
 
 
@@ -256,20 +315,36 @@ def bias(guides: Guides, segments_BL: Array, heads: int, scale: Array) -> Array:
     return jnp.pad(guided_BHQK, [(0, 0), (0, free), (0, 0), (0, 0)])
 
 
-def _square_norm(target: Target, segments_BL: Array, boundary: str) -> Array:
+def _square_norm(target: Target, query_segments_BQ: Array, key_segments_BK: Array, band: Band, boundary: str) -> Array:
     """Return ||P||^2 for each query `BQ`: the squared norm of the query's row of the target."""
-    if isinstance(target, Shift):
-        tokens_BQ = jnp.maximum(segments.sizes(segments_BL), 1).astype(jnp.float32)
-        outside = 1.0 / tokens_BQ if boundary == "uniform" else 0.0
-        return jnp.where(patterns.has_target(target, segments_BL), 1.0, outside)
-    return segments.totals(jnp.square(target.weights_BK), segments_BL)
+    segment_ids = query_segments_BQ, key_segments_BK
+    if isinstance(target, Columns) and band.is_everything:
+        squares_BK = jnp.square(target.weights_BK)
+        if query_segments_BQ is key_segments_BK:
+            return segments.totals(squares_BK, query_segments_BQ)
+        seen_BQK = visible_mask(*segment_ids) & (query_segments_BQ > 0)[:, :, None]
+        return jnp.where(seen_BQK, squares_BK[:, None, :], 0.0).sum(-1)
+    uniform_BQ = 1.0 / jnp.maximum(visible_tokens(*segment_ids, band), 1).astype(jnp.float32)
+    if isinstance(target, Columns):
+        columns_BQ = visible_targets(target.weights_BK, *segment_ids, band)
+        return jnp.where(columns_BQ > 0, 1.0 / jnp.maximum(columns_BQ, 1), uniform_BQ)
+    outside_BQ = uniform_BQ if boundary == "uniform" else jnp.zeros_like(uniform_BQ)
+    return jnp.where(patterns.has_target(target, *segment_ids, band), 1.0, outside_BQ)
 
 
 def guidance_loss(
-    statistics_NBHQ: AttentionStatistics, guides: Guides, segments_BL: Array, config: GuidanceConfig
+    statistics_NBHQ: AttentionStatistics,
+    guides: Guides,
+    segments_BQ: Array,
+    config: GuidanceConfig,
+    key_segments_BK: Array | None = None,
+    band: Band = EVERYTHING,
 ) -> tuple[Array, list[tuple[Array, Array]]]:
     """Return the guidance loss L_AG, summed over texts, and for each pattern the sum of attention masses and their
     number, from which a mean is taken.
+
+    key_segments_BK: segment ids of the keys, for attention to another text; None for self-attention.
+    band: in which keys are seen, such as `band_of(causal=True, window=None)` in a decoder.
 
     For the mean loss, divide by the number of texts. With e[k, t, j, p] = ||H - P||^2 of layer k, text t, head j, row
     p, and n_t the tokens of t, one text has
@@ -278,32 +353,37 @@ def guidance_loss(
         head_mean   sum_k            1/(guided heads * n_t^2)       sum_j sum_p e
         frobenius   sum_k                                           sum_j sum_p e     (equations 2 and 3)
 
+    In attention to another text, n_t^2 is the product of the numbers of tokens of both texts.
+
     Padding, and pairs of tokens of different texts, do not count. The loss is zero if and only if every guided head
     equals its target.
 
     The mass of a target that is uniform over its columns is sum_q H[p, q] [P[p, q] > 0] = <H, P> / ||P||^2; it is
     averaged over the heads and over the rows that have a target column: sum / number, both of shape N (layers).
     """
-    squared_sizes_BQ = jnp.square(jnp.maximum(segments.sizes(segments_BL), 1)).astype(jnp.float32)
+    key_segments_BK = segments_BQ if key_segments_BK is None else key_segments_BK
+    segment_ids = segments_BQ, key_segments_BK
+    keys_BQ = jnp.maximum(visible_tokens(*segment_ids), 1)
+    pairs_BQ = (jnp.maximum(segments.sizes(segments_BQ), 1) * keys_BQ).astype(jnp.float32)
     total, masses, head = jnp.float32(0), [], 0
     for target, count in zip(guides.targets, guides.counts, strict=True):
-        square_BQ = _square_norm(target, segments_BL, config.boundary)
-        has_target_BQ = patterns.has_target(target, segments_BL)
+        square_BQ = _square_norm(target, *segment_ids, band, config.boundary)
+        has_target_BQ = patterns.has_target(target, *segment_ids, band)
         overlap_NBHQ = statistics_NBHQ.overlap_BHQ[:, :, head : head + count]
         squares_NBHQ = statistics_NBHQ.sum_of_squares_BHQ[:, :, head : head + count]
         head += count
 
         dropped = config.absent if isinstance(target, Columns) else config.boundary
-        rows_BQ = has_target_BQ if dropped == "ignore" else segments_BL > 0
+        rows_BQ = has_target_BQ if dropped == "ignore" else segments_BQ > 0
         # The statistics take a `Shift`'s boundary rows as uniform; with `zero`, P = 0 there and nothing overlaps.
-        is_zero_outside = isinstance(target, Shift) and config.boundary == "zero"
+        is_zero_outside = not isinstance(target, Columns) and config.boundary == "zero"
         overlaps_BQ = has_target_BQ if is_zero_outside else jnp.ones_like(has_target_BQ)
         # ||H - P||^2, expanded.
         errors_NBHQ = squares_NBHQ - 2.0 * overlap_NBHQ * overlaps_BQ[None, :, None, :] + square_BQ[None, :, None, :]
         errors_BQ = jnp.where(rows_BQ[None, :, None, :], errors_NBHQ, 0.0).sum((0, 2))
         if config.reduction != "frobenius":
             heads = count if config.reduction == "type_mean" else sum(guides.counts)
-            errors_BQ = errors_BQ / (heads * squared_sizes_BQ)
+            errors_BQ = errors_BQ / (heads * pairs_BQ)
         total += errors_BQ.sum()
 
         # Rows without a target may have ||P||^2 = 0; they are left out below.

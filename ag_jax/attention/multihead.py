@@ -19,15 +19,17 @@ import functools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from ag_jax.attention import disentangled, guidance
+from ag_jax.attention import disentangled, fixed, guidance
 from ag_jax.attention.attack import Attack, AttentionMask
 from ag_jax.attention.disentangled import DisentangledConfig, rows_at
+from ag_jax.attention.fixed import FixedConfig
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import RESIDUALS, Attend
 
@@ -46,10 +48,20 @@ class LayerKey(nn.Module):
         return self.make_rng("dropout")
 
 
+@flax.struct.dataclass
+class KeysAndValues:
+    """Keys and values of all heads, projected from the tokens of a source.
+
+    key_BKHW: None in fixed attention, which compares no keys.
+    """
+
+    key_BKHW: Array | None
+    value_BKHW: Array
+
+
 class Projected(NamedTuple):
     """Queries, keys and values of all heads, and the projected embeddings of relative positions.
 
-    project_query: the layer that projects tokens to queries, for queries of other tokens.
     distances: for each term of relative positions, such as `c2p`, the projected rows of the table of embeddings, `RHW`
         (row, head, width of a head), and for each distance the index of its row.
     """
@@ -57,7 +69,6 @@ class Projected(NamedTuple):
     query_BQHW: Array
     key_BKHW: Array
     value_BKHW: Array
-    project_query: nn.DenseGeneral
     distances: dict[str, tuple[Array, np.ndarray]]
 
 
@@ -65,13 +76,16 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention: softmax(Q K^T / sqrt(W) + bias) V for each head, where W is the width of a head; then a
     projection of all heads back to the width of the model.
 
-    With `relative.terms`, scores are those of `attention.disentangled`.
+    With `relative.terms`, scores are those of `attention.disentangled`. With `fixed.offsets`, the weights are those of
+    `attention.fixed`, and there are no queries and keys.
 
     Sows, if the caller names the collection in `mutable=`:
       `intermediates/attention_weights`: probabilities `BHQK`, float32, before dropout: exact in whatever precision and
           mode the model computes, and whatever implementation `attend` is;
       `statistics/guided_heads`: the `AttentionStatistics` of the guided heads, if `guides` are given;
       `attack/counts`: the `MaskCounts` of an attack, if there is one.
+
+    biases: whether the projections have biases.
     """
 
     heads: int
@@ -81,8 +95,28 @@ class MultiHeadAttention(nn.Module):
     kernel_init: nn.initializers.Initializer
     attend: Attend = reference.attend
     relative: DisentangledConfig = DisentangledConfig()
+    fixed: FixedConfig = FixedConfig()
+    biases: bool = True
 
-    @nn.compact
+    def setup(self):
+        if not self.fixed.offsets:
+            # Queries of disentangled attention are scaled once more before they are rounded (`_query_and_bias`).
+            self.query = self._projection(dot_general=_dot_float32 if self.relative.terms else None)
+            self.key = self._projection(use_bias=self.biases and self.relative.key_bias)
+        self.value = self._projection()
+        if self.relative.terms and not self.relative.shared:
+            self.relative_key = self._projection(use_bias=self.biases and self.relative.key_bias)
+            self.relative_query = self._projection()
+        self.attack_key = LayerKey()
+        self.output = nn.DenseGeneral(
+            self.width,
+            axis=(-2, -1),
+            dtype=self.dtype,
+            use_bias=self.biases,
+            kernel_init=nn.with_logical_partitioning(self.kernel_init, ("heads", "head_width", "embed")),
+            bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
+        )
+
     def __call__(
         self,
         query_BQD: Array,
@@ -110,6 +144,8 @@ class MultiHeadAttention(nn.Module):
         relative_RD: embeddings of R distances, for `relative.terms`.
         attack: the attack on the attention of the source to itself; each query gets the row of its position.
         """
+        if self.fixed.offsets:
+            return self._mix_fixed(source_BKD, key_segments_BK, causal)
         projected = self._project(query_BQD, source_BKD, relative_RD)
         query_BQHW, bias_BHQK = self._query_and_bias(projected, projected.query_BQHW, bias, positions_BQ)
         if attack is not None:
@@ -117,14 +153,14 @@ class MultiHeadAttention(nn.Module):
             def weights_BLL() -> Array:
                 own_BLHW, own_bias_BHLL = query_BQHW, bias_BHQK
                 if positions_BQ is not None:  # the attack is on the attention of all positions
-                    own_query_BLHW = projected.project_query(source_BKD)
+                    own_query_BLHW = self.query(source_BKD)
                     own_BLHW, own_bias_BHLL = self._query_and_bias(projected, own_query_BLHW, bias, None)
                 segments_BL = key_segments_BK
                 return reference.probabilities(
                     own_BLHW, projected.key_BKHW, segments_BL, segments_BL, own_bias_BHLL
                 ).mean(1)
 
-            layer_key = None if deterministic else LayerKey(name="attack_key")()
+            layer_key = None if deterministic else self.attack_key()
             attacked = attack(source_BKD, key_segments_BK, weights_BLL, layer_key)
             self.sow("attack", "counts", attacked.counts)
             query_BQHW, bias_BHQK = _attacked(attacked, query_BQHW, bias_BHQK, positions_BQ)
@@ -133,45 +169,69 @@ class MultiHeadAttention(nn.Module):
             {"causal": causal, "window": window, "bias": bias_BHQK, "guides": guides},
             deterministic,
         )
-        return nn.DenseGeneral(
-            self.width,
-            axis=(-2, -1),
-            dtype=self.dtype,
-            kernel_init=nn.with_logical_partitioning(self.kernel_init, ("heads", "head_width", "embed")),
-            bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
-            name="output",
-        )(mixed_BQHW)
+        return self.output(mixed_BQHW)
+
+    def keys_and_values(self, source_BKD: Array) -> KeysAndValues:
+        """Return the projected keys and values of a source, for decoding, which reads them again for each new token."""
+        return KeysAndValues(None if self.fixed.offsets else self.key(source_BKD), self.value(source_BKD))
+
+    def at_step(self, token_BD: Array, earlier: KeysAndValues, index: Array) -> tuple[Array, KeysAndValues]:
+        """Compute causal self-attention for one more token, at the position `index`; for decoding, without dropout.
+
+        token_BD: the token's vector in each row.
+        earlier: keys and values of the tokens before, with room for as many tokens as will be decoded.
+
+        Returns the token's mixture, `BD`, and `earlier` with the token's key and value added.
+        """
+        own = self.keys_and_values(token_BD[:, None])
+        known = jax.tree.map(
+            lambda all_BKHW, one_B1HW: jax.lax.dynamic_update_slice_in_dim(all_BKHW, one_B1HW, index, axis=1),
+            earlier,
+            own,
+        )
+        batch, length = known.value_BKHW.shape[:2]
+        if self.fixed.offsets:
+            weights_HK = fixed.row(self.fixed, self.heads, index, length).astype(self.dtype)
+            return self.output(jnp.einsum("hk,bkhw->bhw", weights_HK, known.value_BKHW)), known
+        seen_BK = jnp.broadcast_to(jnp.arange(length) <= index, (batch, length)).astype(jnp.int32)
+        mixed_BD = self.read(token_BD[:, None], known, jnp.ones((batch, 1), jnp.int32), seen_BK)[:, 0]
+        return mixed_BD, known
+
+    def read(self, query_BQD: Array, source: KeysAndValues, query_segments_BQ: Array, key_segments_BK: Array) -> Array:
+        """Return for each query a mixture of a source whose keys and values are known, `BQD`; without dropout."""
+        segment_ids = query_segments_BQ, key_segments_BK
+        mixed_BQHW, _ = reference.attend(self.query(query_BQD), source.key_BKHW, source.value_BKHW, *segment_ids)
+        return self.output(mixed_BQHW)
+
+    def _mix_fixed(self, source_BKD: Array, segments_BK: Array, causal: bool) -> Array:
+        """Return self-attention with fixed weights, `BKD`; sows the weights if the caller asked for `intermediates`."""
+        if self.is_mutable_collection("intermediates"):
+            weights_BHQK = fixed.dense(self.fixed, self.heads, segments_BK, causal)
+            self.sow("intermediates", "attention_weights", weights_BHQK)
+        return self.output(fixed.mix(self.fixed, self.value(source_BKD), segments_BK, causal))
 
     def _project(self, query_BQD: Array, source_BKD: Array, relative_RD: Array | None) -> Projected:
         """Return projections for all heads: queries from `query_BQD`, keys and values from `source_BKD`, and, with
         relative positions, projected embeddings of distances from `relative_RD`, a table with R rows.
         """
-        key_bias = self.relative.key_bias
-        # Queries of disentangled attention are scaled once more before they are rounded (`_query_and_bias`).
-        query = self._projection("query", dot_general=_dot_float32 if self.relative.terms else None)
-        key, value = self._projection("key", use_bias=key_bias), self._projection("value")
-        tokens = query(query_BQD), key(source_BKD), value(source_BKD)
-        of_terms = {"c2p": key, "p2c": query}
+        tokens = self.query(query_BQD), self.key(source_BKD), self.value(source_BKD)
+        of_terms = {"c2p": self.key, "p2c": self.query}
         if self.relative.terms and not self.relative.shared:
-            of_terms = {
-                "c2p": self._projection("relative_key", use_bias=key_bias),
-                "p2c": self._projection("relative_query"),
-            }
+            of_terms = {"c2p": self.relative_key, "p2c": self.relative_query}
         distances = {}
         for term in self.relative.names:
             # Only rows that texts of this length meet, once a layer and not once an example.
             needed, layout_S = disentangled.layout(self.relative, term, source_BKD.shape[1])
             distances[term] = of_terms[term](relative_RD[needed]).astype(self.dtype), layout_S
-        return Projected(*tokens, query, distances)
+        return Projected(*tokens, distances)
 
-    def _projection(self, name: str, **settings) -> nn.DenseGeneral:
+    def _projection(self, **settings) -> nn.DenseGeneral:
         return nn.DenseGeneral(
             (self.heads, self.width // self.heads),
             dtype=self.dtype,
             kernel_init=nn.with_logical_partitioning(self.kernel_init, ("embed", "heads", "head_width")),
             bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("heads", "head_width")),
-            name=name,
-            **settings,
+            **({"use_bias": self.biases} | settings),
         )
 
     def _query_and_bias(

@@ -8,8 +8,12 @@ A *pattern* is a function `(tokens_BL, segments_BL, special) -> Target`; the fiv
 
     --config.guidance.heads=next:1,prev:1,my_patterns.second:2
 
-A *target* is a row-stochastic matrix P that is never built: a `Shift` (row p wants column p + offset) or `Columns`
-(every row of a text wants the same distribution over the text's columns). `dense` builds it, for tests and pictures.
+A *target* is a row-stochastic matrix P that is never built: a `Shift` (row p wants column p + offset), `Columns` (every
+row of a text wants the same distribution over the text's columns) or `Entries` (every row wants one column). `dense`
+builds it, for tests and pictures.
+
+In a decoder, rows see no columns after themselves: a row of `Columns` then wants the columns that it sees, evenly. In
+attention from a translation to its source, the columns are those of the source.
 
 Several texts may share a row (`attention.segments`); each has targets of its own, as if it were alone.
 
@@ -24,10 +28,12 @@ import inspect
 from collections.abc import Callable
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from ag_jax.attention import segments
+from ag_jax.attention.visibility import EVERYTHING, Band, visible_mask, visible_targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +63,25 @@ class Columns:
     """Target matrix in which all rows (queries) of a text have the same weights.
 
     weights_BK: weight of each column in the rows of its text, where weights sum to 1; rows of other texts have 0 there.
-    present_BQ: false in the rows of a text in which the pattern found no token to point at.
+    present_BK: false in the columns of a text in which the pattern found no token to point at.
     """
 
     weights_BK: Array
-    present_BQ: Array
+    present_BK: Array
 
 
-Target = Shift | Columns
-Pattern = Callable[[Array, Array, PatternTokens], Target]
+@flax.struct.dataclass
+class Entries:
+    """Target matrix of which each row (query) has weight 1 in a column of its own.
+
+    column_BQ: the column of each row; -1 for rows without one.
+    """
+
+    column_BQ: Array
+
+
+Target = Shift | Columns | Entries
+Pattern = Callable[[Array, Array, PatternTokens], Shift | Columns]
 
 
 def columns(chosen_BK: Array, segments_BK: Array) -> Columns:
@@ -175,27 +191,74 @@ def find_pattern(name: str) -> Pattern:
     raise ValueError(f"unknown attention pattern {name!r}{hint} Known: {', '.join(PATTERNS)}, or module.function")
 
 
-def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Target:
+def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift | Columns:
     """Return the target of the pattern called `name` for a batch.
 
     Raises ValueError if the pattern does not return a `Shift` or `Columns`.
     """
     target = find_pattern(name)(tokens_BL, segments_BL, special)
-    if not isinstance(target, Target):
+    if not isinstance(target, Shift | Columns):
         raise ValueError(f"the attention pattern {name!r} must return a Shift or Columns, got {type(target).__name__}")
     return target
 
 
-def has_target(target: Target, segments_BQ: Array, key_segments_BK: Array | None = None) -> Array:
+def diagonal(segments_BQ: Array, key_segments_BK: Array) -> Entries:
+    """Return the target of the pattern [Diagonal] in attention from a target text to its source: the token at about the
+    same relative position, P[p, round(p n_s / n_t)] = 1.
+
+    p is the position in a target text of n_t tokens, and n_s the number of tokens of its source.
+    """
+    tokens_BQ = jnp.maximum(segments.sizes(segments_BQ), 1)
+    together_BQK = (segments_BQ[:, :, None] == key_segments_BK[:, None, :]) & (segments_BQ > 0)[:, :, None]
+    source_BQ, first_BQ = together_BQK.sum(-1), jnp.argmax(together_BQK, axis=-1)
+    # round(p n_s / n_t) in integers: rounding a half up, without the rounding of floating-point numbers.
+    place_BQ = (2 * segments.order(segments_BQ) * source_BQ + tokens_BQ) // (2 * tokens_BQ)
+    column_BQ = first_BQ + jnp.minimum(place_BQ, source_BQ - 1)
+    return Entries(jnp.where(source_BQ > 0, column_BQ, -1).astype(jnp.int32))
+
+
+def find_source_target(
+    name: str, tokens_BK: Array, key_segments_BK: Array, segments_BQ: Array, special: PatternTokens
+) -> Target:
+    """Return the target of the pattern called `name` for attention from translations to their sources.
+
+    tokens_BK, key_segments_BK: tokens and segment ids of the sources.
+    segments_BQ: segment ids of the translations.
+
+    Raises ValueError for a pattern of neighbours, such as `next`, which a source of another length does not have.
+    """
+    if name == "diagonal":
+        return diagonal(segments_BQ, key_segments_BK)
+    target = find_target(name, tokens_BK, key_segments_BK, special)
+    if isinstance(target, Shift):
+        raise ValueError(
+            f"the pattern {name!r} points at neighbours of a token, which attention to another text does not have: "
+            "use first, delim, period, diagonal, or a custom pattern of columns"
+        )
+    return target
+
+
+def has_target(
+    target: Target, segments_BQ: Array, key_segments_BK: Array | None = None, band: Band = EVERYTHING
+) -> Array:
     """Return booleans `BQ` (batch, query): whether the pattern finds a key for a query in the query's own text.
 
-    For `Shift` this is the key p + offset of query p, for `Columns` any token that the pattern looks for.
+    For `Shift` this is the key p + offset of query p, for `Columns` any token that the pattern looks for and that the
+    query sees.
 
-    key_segments_BK: segment ids of the keys, as many as queries; None for self-attention.
+    key_segments_BK: segment ids of the keys; None for self-attention.
+    band: in which keys are seen.
     """
-    if isinstance(target, Columns):
-        return jnp.logical_and(target.present_BQ, segments_BQ > 0)
+    is_same = key_segments_BK is None or key_segments_BK is segments_BQ
     key_segments_BK = segments_BQ if key_segments_BK is None else key_segments_BK
+    if isinstance(target, Entries):
+        return jnp.logical_and(target.column_BQ >= 0, segments_BQ > 0)
+    if isinstance(target, Columns):
+        if is_same and band.is_everything:
+            return jnp.logical_and(target.present_BK, segments_BQ > 0)
+        # In a text without the token, all columns have weights: `present_BK` tells them from columns with the token.
+        wanted_BK = jnp.where(target.present_BK, target.weights_BK, 0.0)
+        return (visible_targets(wanted_BK, segments_BQ, key_segments_BK, band) > 0) & (segments_BQ > 0)
     length = segments_BQ.shape[1]
     columns_Q = jnp.arange(length) + target.offset
     inside_Q = jnp.logical_and(columns_Q >= 0, columns_Q < length)
@@ -203,20 +266,38 @@ def has_target(target: Target, segments_BQ: Array, key_segments_BK: Array | None
     return (segments_BQ > 0) & (shifted_BQ == segments_BQ) & inside_Q[None, :]
 
 
-def dense(target: Target, segments_BL: Array, *, boundary: str = "uniform") -> Array:
-    """Return the target as a matrix `P_BQK` (batch, query, key): 0 if the query is padding or the key in another text.
+def dense(
+    target: Target,
+    segments_BQ: Array,
+    key_segments_BK: Array | None = None,
+    band: Band = EVERYTHING,
+    *,
+    boundary: str = "uniform",
+) -> Array:
+    """Return the target as a matrix `P_BQK` (batch, query, key): 0 if the query is padding or sees no such key.
 
     For tests, pictures and `guidance.mode=bias`, which adds the matrix to the scores.
 
-    boundary: content of a `Shift` row whose column is outside its text: `uniform` over the tokens of the text (the
+    key_segments_BK, band: as in `has_target`.
+    boundary: content of a `Shift` row whose column is outside its text: `uniform` over the tokens that it sees (the
         paper), or `zero` (the released code; `ignore` looks the same, because such rows are left out of the loss).
     """
-    together_BQK = segments.same_segment_mask(segments_BL)
+    is_same = key_segments_BK is None
+    key_segments_BK = segments_BQ if key_segments_BK is None else key_segments_BK
+    seen_BQK = visible_mask(segments_BQ, key_segments_BK, band) & (segments_BQ > 0)[:, :, None]
+    uniform_BQK = seen_BQK / jnp.maximum(seen_BQK.sum(-1, keepdims=True), 1)
     if isinstance(target, Columns):
-        return jnp.where(together_BQK, target.weights_BK[:, None, :], 0.0)
-    has_target_BQ1 = has_target(target, segments_BL)[:, :, None]
-    rows_BQK = jnp.eye(segments_BL.shape[1], k=target.offset)[None] * has_target_BQ1
-    if boundary == "uniform":
-        uniform_BQK = together_BQK / jnp.maximum(segments.sizes(segments_BL), 1)[:, :, None]
-        rows_BQK = jnp.where(has_target_BQ1, rows_BQK, uniform_BQK)
-    return rows_BQK
+        weights_BQK = jnp.where(seen_BQK, target.weights_BK[:, None, :], 0.0)
+        if is_same and band.is_everything:
+            return weights_BQK
+        if not band.is_everything:  # of the columns, a row sees only some
+            weights_BQK = (weights_BQK > 0).astype(jnp.float32)
+            weights_BQK /= jnp.maximum(weights_BQK.sum(-1, keepdims=True), 1)
+        return jnp.where((weights_BQK > 0).any(-1, keepdims=True), weights_BQK, uniform_BQK)
+    if isinstance(target, Entries):
+        rows_BQK = jax.nn.one_hot(target.column_BQ, key_segments_BK.shape[1]) * seen_BQK
+    else:
+        rows_BQK = jnp.eye(segments_BQ.shape[1], k=target.offset)[None] * seen_BQK
+    if boundary == "zero":
+        return rows_BQK
+    return jnp.where(has_target(target, segments_BQ, key_segments_BK, band)[:, :, None], rows_BQK, uniform_BQK)

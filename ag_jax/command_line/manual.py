@@ -18,7 +18,8 @@ from ag_jax.command_line.settings import Setting
 from ag_jax.command_line.verbs import CONFIG, FLAGS, HOSTS, SETTING, VERBS, Flag
 
 _WIDTH = 100
-_OVERVIEW = """ag-jax pre-trains, fine-tunes and inspects Transformer encoders whose attention is guided or attacked.
+_OVERVIEW = """ag-jax pre-trains, fine-tunes and inspects Transformers whose attention is guided or attacked: encoders,
+and models that translate.
 
 Usage: ag-jax VERB [--config=CONFIG] [--workdir=DIR] [more flags]
 
@@ -97,6 +98,8 @@ def of_verb(name: str) -> str:
     )
     parts += ["\n".join(map(_flag, hosts.items()))] if hosts else []
     parts += ["\n".join(f"  {example}" for example in ("Examples:", *verb.examples))[2:]]
+    if name in config_reader.packaged():
+        parts += [f"`ag-jax help --config={name}` explains the config file of the same name."]
     return "\n\n".join(parts)
 
 
@@ -155,7 +158,7 @@ def _first_line(path: Path) -> str:
 
 
 def _purpose(kind: Any) -> str:
-    return "fine-tuning" if "tasks" in kind.__dataclass_fields__ else "pre-training"
+    return "fine-tuning" if "tasks" in kind.__dataclass_fields__ else "pre-training or translation"
 
 
 def _of_settings(found: Sequence[Setting], name: str) -> str:

@@ -91,7 +91,11 @@ def _allowed(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return f"one of {', '.join(get_args(hint))}"
     if get_origin(hint) is tuple:
-        return f"a list with commas, each {_allowed(get_args(hint)[0])}"
+        of_item = get_args(hint)[0]
+        # A text may have commas itself, and ml_collections reads unquoted texts with commas as a broken tuple.
+        if of_item is str:
+            return "a list of texts; repeat the flag for each"
+        return f"a list with commas, each {_allowed(of_item)}"
     return _TYPES[hint]
 
 

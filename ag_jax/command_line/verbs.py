@@ -30,8 +30,13 @@ class Flag:
 FLAGS = {
     "workdir": Flag("directory", "directory of the run, on a disk or in a bucket (gs://BUCKET/RUN)"),
     "print_config": Flag("switch", "print all settings as JSON and stop", False),
-    "step": Flag("number", "step of the checkpoint to use; the newest by default"),
+    "step": Flag(
+        "number",
+        "step of the checkpoint to use; by default the newest, or for translations the mean of the newest ones "
+        "(`translation.average`)",
+    ),
     "text": Flag("text", "sentence to look at; that of the config by default"),
+    "target": Flag("text", "translation of that sentence to look at; the model's own by default", field="translation"),
     "topology": Flag("slice", "TPU slice to plan for, such as v5e:4x4 or v4-8"),
     "search_batch": Flag("switch", "search for the largest batch that fits; --nosearch_batch is faster", True),
     "price": Flag("dollars", "price of a chip for an hour, to estimate the cost"),
@@ -42,6 +47,13 @@ FLAGS = {
     "dtype": Flag("text", "type of the tensors: float32, bfloat16 or float16", "float32"),
     "license": Flag("text", "licence that the model card states; that of the imported model by default", ""),
     "part": Flag(("model", "generator"), "which encoder of a run that detects replaced tokens", "model"),
+    "input": Flag("file", "text to translate, a sentence in each line; - reads standard input"),
+    "output": Flag("file", "file for the translations, a line each; - writes to standard output"),
+    "decoding": Flag(
+        "names",
+        "settings of the search that replace the run's, such as beam_size=1; `ag-jax help decoding` explains them",
+        (),
+    ),
     "coordinator": Flag("host:port", "address of host 0, which all hosts can reach"),
     "hosts": Flag("number", "number of hosts; auto on SLURM, Open MPI and Kubernetes"),
     "host": Flag("number", "number of this host, from 0 on"),
@@ -80,9 +92,12 @@ class Verb:
 _CONFIG_AND_WORKDIR = "--config=CONFIG[:ARGUMENTS] --workdir=DIR [--config.SECTION.KEY=VALUE]"
 VERBS = {
     "train": Verb(
-        "pre-train one model; the same command resumes an interrupted run",
+        "pre-train an encoder, or train a model to translate; the same command resumes an interrupted run",
         _CONFIG_AND_WORKDIR,
-        ("ag-jax train --config=quickstart:arm=ag --config.training.steps=500 --workdir=runs/first",),
+        (
+            "ag-jax train --config=quickstart:arm=ag --config.training.steps=500 --workdir=runs/first",
+            "ag-jax train --config=translate:source=train.en,target=train.de --workdir=runs/mine",
+        ),
         ("workdir", "print_config", *HOSTS),
         True,
     ),
@@ -97,7 +112,7 @@ VERBS = {
         True,
     ),
     "compare": Verb(
-        "train every arm of a config for pre-training or fine-tuning, and write a report",
+        "train every arm of a config for pre-training, translation or fine-tuning, and write a report",
         _CONFIG_AND_WORKDIR,
         (
             "ag-jax compare --config=quickstart --workdir=runs/quickstart",
@@ -107,16 +122,29 @@ VERBS = {
         True,
     ),
     "evaluate": Verb(
-        "measure the loss of a run's checkpoint on held-out text",
+        "measure the loss of a run's checkpoint on held-out text, and score its translations",
         "--workdir=RUN [--step=N]",
         ("ag-jax evaluate --workdir=runs/quickstart/ag-seed0",),
         ("workdir", "step", *HOSTS),
     ),
+    "translate": Verb(
+        "translate a text line by line with a trained model; the same command resumes an interrupted one",
+        "--workdir=RUN --input=FILE --output=FILE [--decoding=NAME=VALUE,...] [--step=N]",
+        (
+            "ag-jax translate --workdir=runs/mine --input=new.en --output=new.de",
+            'echo "A dog runs." | ag-jax translate --workdir=runs/mine --input=- --output=-',
+            "ag-jax translate --workdir=runs/mine --input=new.en --output=new10.de --decoding=beam_size=10",
+        ),
+        ("workdir", "input", "output", "decoding", "step"),
+    ),
     "inspect": Verb(
-        "draw the attention maps of a model for a sentence",
-        "--workdir=RUN [--text=SENTENCE] [--step=N]",
-        ('ag-jax inspect --workdir=runs/quickstart/ag-seed0 --text="We will rebuild our roads."',),
-        ("workdir", "text", "step"),
+        "draw the attention maps of a model for a sentence, or for a sentence and its translation",
+        "--workdir=RUN [--text=SENTENCE] [--target=TRANSLATION] [--step=N]",
+        (
+            'ag-jax inspect --workdir=runs/quickstart/ag-seed0 --text="We will rebuild our roads."',
+            'ag-jax inspect --workdir=runs/translation/ag-seed0 --text="A dog runs." --target="Ein Hund läuft."',
+        ),
+        ("workdir", "text", "target", "step"),
     ),
     "import": Verb(
         "turn a Hugging Face model into a run directory",

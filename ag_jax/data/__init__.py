@@ -1,3 +1,3 @@
-"""Tokenizers, and batches of text for pre-training and of tasks for fine-tuning: numpy on the host, independent of the
-other packages of ag_jax.
+"""Tokenizers, and batches of text for pre-training, of translations, and of tasks for fine-tuning: numpy on the host,
+independent of the other packages of ag_jax.
 """

@@ -5,7 +5,9 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 LARGEST_LENGTH = 2**16  # tokens of a sequence
 PAIR_FORMATS = ("segment_pair_nsp", "sentence_pair_nsp")
-Format = Literal["fixed_blocks", "full_sentences", "doc_sentences", "segment_pair_nsp", "sentence_pair_nsp"]
+Format = Literal["fixed_blocks", "full_sentences", "doc_sentences", "segment_pair_nsp", "sentence_pair_nsp", "parallel"]
+# Settings that only pairs of texts and translations have.
+PARALLEL_SETTINGS = ("target", "validation_target", "source_field", "target_field", "max_words_ratio", "max_tokens")
 TokenizerKind = Literal["byte_bpe", "wordpiece", "sentencepiece_bpe", "sentencepiece_unigram"]
 
 
@@ -95,14 +97,26 @@ class DataConfig:
     """The text, its tokenizer, and how the text is cut into sequences.
 
     source: the text: a file, directory, archive or glob, `tfds:NAME` for TensorFlow Datasets, or `sotu`, the embedded
-        corpus.
+        corpus. With `format=parallel`, files or globs with the texts to translate from, a line each.
+    target: with `format=parallel`, the translations of `source`: as many files or globs, with as many lines; none if
+        each record of `source` (.tsv, .jsonl) holds both sides.
     text_field: key or column that holds the text, where files have several (JSON, tables, TensorFlow Datasets).
+    source_field, target_field: with `format=parallel`, keys or columns of the two sides, in files whose records have
+        both.
     validation_source: text for validation; None holds out a part of `source`.
+    validation_target: with `format=parallel`, the translations of `validation_source`; none if its records hold both
+        sides.
     validation_fraction: share of `source` that is held out if there is no `validation_source`.
     format: how the text is cut into sequences: blocks of tokens (`fixed_blocks`), whole sentences, across documents
-        (`full_sentences`) or not (`doc_sentences`), or pairs of segments or of sentences with a next-sentence label.
-    sequence_length: largest number of tokens of a sequence, special tokens included.
+        (`full_sentences`) or not (`doc_sentences`), or pairs of segments or of sentences with a next-sentence label;
+        `parallel` trains to translate, with a source and a target text in every sequence.
+    sequence_length: largest number of tokens of a sequence, special tokens included; with `format=parallel`, of each of
+        its two sides.
     pack: put several texts that are shorter than `sequence_length` into one sequence, without attention between them.
+    max_words_ratio: with `format=parallel`, leave out pairs of which one side has more than this many times the words
+        of the other; None keeps them.
+    max_tokens: with `format=parallel`, leave out pairs of which a side has more tokens, end token included; None allows
+        `sequence_length`.
     cache_dir: directory of prepared text; None takes $AG_JAX_CACHE or ~/.cache/ag_jax.
     duplicates: number of passes over the corpus, each with new random pairs, in the formats with next-sentence labels
         (BERT's dupe_factor).
@@ -112,12 +126,18 @@ class DataConfig:
     """
 
     source: str = "sotu"
+    target: str | None = None
     text_field: str = "text"
+    source_field: str = "source"
+    target_field: str = "target"
     validation_source: str | None = None
+    validation_target: str | None = None
     validation_fraction: Annotated[float, "> 0", "< 1"] = 0.05
     format: Format = "full_sentences"
     sequence_length: Annotated[int, ">= 8", "<= 65536"] = 128
     pack: bool = False
+    max_words_ratio: Annotated[float, ">= 1"] | None = None
+    max_tokens: Annotated[int, ">= 2", "<= 65536"] | None = None
     cache_dir: str | None = None
     duplicates: Annotated[int, ">= 1", "<= 1000"] = 1
     verify_cache: bool = False
@@ -143,3 +163,56 @@ class DataConfig:
                 f"data.duplicates={self.duplicates} works with {', '.join(PAIR_FORMATS)} only, got "
                 f"format={self.format!r}, whose rows would be repeated word for word; set duplicates=1."
             )
+        if self.is_parallel:
+            self._check_parallel()
+        elif given := [name for name in PARALLEL_SETTINGS if getattr(self, name) != getattr(DataConfig, name)]:
+            raise ValueError(
+                f"data.{given[0]}={getattr(self, given[0])!r} works with format='parallel' only, got "
+                f"format={self.format!r}; set data.format=parallel to train to translate, or leave data.{given[0]} at "
+                f"{getattr(DataConfig, given[0])!r}"
+            )
+
+    def _check_parallel(self) -> None:
+        """Raise ValueError for settings that go only with other formats, or that contradict one another."""
+        if self.source == "sotu" or self.source.startswith("tfds:"):
+            raise ValueError(
+                f"data.format='parallel' needs texts with their translations, got data.source={self.source!r}: give "
+                "files of lines as data.source and data.target, or a .tsv or .jsonl file with both sides"
+            )
+        for name, default in (("text_field", DataConfig.text_field), ("masking", DataConfig.masking)):
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"data.{name} has no effect with format='parallel', whose texts are neither masked nor read from "
+                    f"one field: leave it at its default, got {getattr(self, name)!r}"
+                )
+        if self.validation_target is not None and self.validation_source is None:
+            raise ValueError(
+                f"data.validation_target={self.validation_target!r} has no source side: set data.validation_source, "
+                "too, or leave both at none to hold out a part of the training pairs"
+            )
+        for name in ("target", "validation_source", "validation_target"):
+            if getattr(self, name) == "":
+                raise ValueError(f"data.{name} is empty; give files, or set it to none")
+        fields = (self.source_field, self.target_field)
+        if not all(fields) or fields[0] == fields[1]:
+            raise ValueError(
+                "data.source_field and data.target_field must be two different names, got "
+                f"{fields[0]!r} and {fields[1]!r}"
+            )
+        reads_records = self.target is None or (self.validation_source is not None and self.validation_target is None)
+        if fields != (DataConfig.source_field, DataConfig.target_field) and not reads_records:
+            raise ValueError(
+                f"data.source_field={fields[0]!r} and data.target_field={fields[1]!r} are fields of records with both "
+                "sides, but data.target gives the second side as lines: leave them at their defaults, or set "
+                "data.target=none"
+            )
+        if self.max_tokens is not None and self.max_tokens > self.sequence_length:
+            raise ValueError(
+                f"data.max_tokens={self.max_tokens} is more than a side of a row holds, "
+                f"data.sequence_length={self.sequence_length}: lower it, or raise data.sequence_length"
+            )
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether the data are pairs of a text and its translation."""
+        return self.format == "parallel"

@@ -1,7 +1,8 @@
 """Adapters that give the two tokenizer libraries behind `Tokenizer` the same methods."""
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sentencepiece
 import tokenizers as huggingface
@@ -9,15 +10,17 @@ from sentencepiece.sentencepiece_pb2 import SentencePieceText
 
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SOURCE_MODEL, TARGET_MODEL = "source.spm", "target.spm"  # the names of Marian's sentencepiece models
 _PROBE = "Aé 1."  # é: a letter whose number of bytes normalisers change makes the library look at every token
 # Token ids of a text, and the start and end character (end exclusive) of each token.
 Located = tuple[list[int], list[tuple[int, int]]]
 
 
 class HuggingFace:
-    """Adapter of a tokenizer of the library `tokenizers`; `file_name` is the name under which it is saved."""
+    """Adapter of a tokenizer of the library `tokenizers`, which is saved as `tokenizer.json`."""
 
-    file_name = "tokenizer.json"
+    may_lack: tuple[str, ...] = ()  # roles of special tokens without which it can be used
+    languages: tuple[str | None, str | None] = (None, None)  # of source and target, if it is for certain ones
 
     def __init__(self, tokenizer: huggingface.Tokenizer):
         tokenizer.no_padding()
@@ -33,6 +36,10 @@ class HuggingFace:
         """Return the token ids of each text, encoded on all cores."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts to be translated into, which are encoded as all others."""
+        return self.encode_batch(texts)
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
         """Return for each text its token ids, and the start and end character (end exclusive) of each token."""
@@ -59,15 +66,16 @@ class HuggingFace:
         """Return the id of a token, or None if the vocabulary lacks it."""
         return self._tokenizer.token_to_id(piece)
 
-    def serialized(self) -> bytes:
-        """Return the tokenizer as the content of a `tokenizer.json`."""
-        return self._tokenizer.to_str().encode()
+    def files(self) -> dict[str, bytes]:
+        """Return the tokenizer as {name of the file: content}."""
+        return {"tokenizer.json": self._tokenizer.to_str().encode()}
 
 
 class SentencePiece:
-    """Adapter of a sentencepiece model; `file_name` is the name under which it is saved."""
+    """Adapter of a sentencepiece model, which is saved as `spiece.model`."""
 
-    file_name = "spiece.model"
+    may_lack: tuple[str, ...] = ()
+    languages: tuple[str | None, str | None] = (None, None)
 
     def __init__(self, model: bytes):
         self._processor = sentencepiece_processor(model)
@@ -77,6 +85,10 @@ class SentencePiece:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, encoded on all cores."""
         return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts to be translated into, which are encoded as all others."""
+        return self.encode_batch(texts)
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
         """Return for each text its token ids, and the start and end character (end exclusive) of each token."""
@@ -98,9 +110,105 @@ class SentencePiece:
         id = self._processor.piece_to_id(piece)
         return id if self._processor.id_to_piece(id) == piece else None
 
-    def serialized(self) -> bytes:
-        """Return the model as the content of a `spiece.model`."""
-        return self._model
+    def files(self) -> dict[str, bytes]:
+        """Return the model as {name of the file: content}."""
+        return {"spiece.model": self._model}
+
+
+class SentencePiecePair:
+    """Adapter of two sentencepiece models, one for each language of a translation, that share a vocabulary (Marian).
+
+    Pieces get their ids by name, from the vocabulary; a piece that it lacks becomes <unk>. Texts may begin with the
+    code of a language, such as `>>fra<< Good morning.`, which is a token. As in `MarianTokenizer` of transformers.
+
+    source: the content of the model that encodes texts to be translated.
+    target: the content of the model that encodes texts to be translated into, and decodes.
+    vocabulary: the id of each token.
+    languages: names of the source and the target language, if known.
+    """
+
+    # Marian's decoder starts from padding instead of a begin token, and no token is masked.
+    may_lack: tuple[str, ...] = ("begin", "mask")
+
+    def __init__(
+        self,
+        source: bytes,
+        target: bytes,
+        vocabulary: Mapping[str, int],
+        languages: tuple[str | None, str | None] = (None, None),
+    ):
+        self._models = {SOURCE_MODEL: source, TARGET_MODEL: target}
+        self._source, self._target = (sentencepiece_processor(model) for model in (source, target))
+        self._ids = dict(vocabulary)
+        self._pieces = {id: piece for piece, id in self._ids.items()}
+        if len(self._pieces) < len(self._ids):
+            twice = next(piece for piece, id in self._ids.items() if self._pieces[id] != piece)
+            other = self._pieces[self._ids[twice]]
+            raise ValueError(
+                f"expected a different id for each token, got {self._ids[twice]} for both {twice!r} and {other!r}"
+            )
+        if "<unk>" not in self._ids:
+            raise ValueError("expected a vocabulary with the token <unk>, got one without it")
+        self.languages = languages
+        self.vocabulary_size = max(self._pieces) + 1
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each text to be translated, encoded on all cores."""
+        return self._encode(self._source, texts)
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts to be translated into."""
+        return self._encode(self._target, texts)
+
+    def _encode(self, processor: sentencepiece.SentencePieceProcessor, texts: Sequence[str]) -> list[list[int]]:
+        codes, rests = zip(*map(_without_language, texts), strict=True) if texts else ((), ())
+        found = processor.encode(list(rests), out_type=str, num_threads=os.cpu_count() or 1)
+        return [[self._id(piece) for piece in (*code, *pieces)] for code, pieces in zip(codes, found, strict=True)]
+
+    def locate_batch(self, texts: Sequence[str]) -> list[Located]:
+        """Return for each text to be translated its token ids, and the start and end character of each token."""
+        found = []
+        for text in texts:
+            code, rest = _without_language(text)
+            encoded = SentencePieceText.FromString(self._source.encode(rest, out_type="serialized_proto"))
+            _, places = _placed(rest, encoded)
+            begin = len(text) - len(rest)
+            ids = [self._id(piece) for piece in (*code, *(piece.piece for piece in encoded.pieces))]
+            found.append((ids, [(0, begin)] * len(code) + [(start + begin, end + begin) for start, end in places]))
+        return found
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of token ids, none of which may be a special token; ids without a token are left out."""
+        text = self._target.decode_pieces([self._pieces[id] for id in ids if id in self._pieces])
+        return text.replace("▁", " ").strip()  # of pieces that only the model of the source has
+
+    def readable(self, id: int) -> str:
+        """Return a token as readable text, with "▁" for a space before it; `[id]` if the vocabulary lacks the id."""
+        return self._pieces.get(id, f"[{id}]")
+
+    def id(self, piece: str) -> int | None:
+        """Return the id of a token, or None if the vocabulary lacks it."""
+        return self._ids.get(piece)
+
+    def _id(self, piece: str) -> int:
+        return self._ids.get(piece, self._ids["<unk>"])
+
+    def files(self) -> dict[str, bytes]:
+        """Return the models, the vocabulary and the settings as {name of the file: content}, named as Marian's."""
+        ordered = dict(sorted(self._ids.items(), key=lambda item: item[1]))
+        named = {"source_lang": self.languages[0], "target_lang": self.languages[1]}
+        settings = {"tokenizer_class": "MarianTokenizer"} | {key: name for key, name in named.items() if name}
+        return {
+            **self._models,
+            "vocab.json": json.dumps(ordered, ensure_ascii=False, indent=0).encode(),
+            "tokenizer_config.json": json.dumps(settings).encode(),
+        }
+
+
+def _without_language(text: str) -> tuple[tuple[str, ...], str]:
+    """Split a text into the code of a language at its beginning, such as >>fra<<, if there is one, and the rest."""
+    end = text.find("<<") if text.startswith(">>") else -1
+    return ((), text) if end < 0 else ((text[: end + 2],), text[end + 2 :])
 
 
 def sentencepiece_processor(model: bytes) -> sentencepiece.SentencePieceProcessor:

@@ -21,15 +21,19 @@ from etils import epath
 
 from ag_jax.data import vocabularies
 from ag_jax.data.config import TokenizerConfig
-from ag_jax.data.json_files import read_json
+from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tokenizer_backends import (
     BERT_SPECIALS,
     ROBERTA_SPECIALS,
+    SOURCE_MODEL,
     HuggingFace,
     SentencePiece,
+    SentencePiecePair,
     byte_bpe,
     wordpiece,
 )
+
+Backend = HuggingFace | SentencePiece | SentencePiecePair
 
 _ROLES = {
     "begin": ("<s>", "[CLS]"),
@@ -50,6 +54,9 @@ _SENTENCEPIECE_TRAINING_THREADS = 4
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
     """Ids of the special tokens.
+
+    A vocabulary of Marian has no `begin` and `mask` (`Tokenizer.lacks`). They are then the id of padding, from which
+    Marian's decoder starts, and which is never predicted.
 
     begin: first token of a sequence, <s> or [CLS].
     pad: padding.
@@ -73,13 +80,16 @@ class Tokenizer:
     backend: the adapter of a library's tokenizer.
     origin: name of the tokenizer in error messages.
 
-    Raises ValueError if the vocabulary lacks a special token.
+    Raises ValueError if the vocabulary lacks a special token that its kind of tokenizer needs.
     """
 
-    def __init__(self, backend: HuggingFace | SentencePiece, origin: str):
+    def __init__(self, backend: Backend, origin: str):
         self._backend = backend
         self.vocabulary_size: int = backend.vocabulary_size
         self.specials: SpecialTokens = _find_specials(backend, origin)
+        self.lacks: tuple[str, ...] = tuple(
+            role for role in backend.may_lack if not any(backend.id(name) is not None for name in _ROLES[role])
+        )
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens."""
@@ -88,6 +98,14 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, without special tokens, encoded on all cores."""
         return self._backend.encode_batch(texts)
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts to be translated into, without special tokens.
+
+        They are those of `encode_batch`, except for tokenizers with a model for each of the two languages. Those decode
+        with the model of the target.
+        """
+        return self._backend.encode_targets(texts)
 
     def locate_batch(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Return each text's token ids, as `encode_batch` does, with the start and end character offsets of each token.
@@ -105,6 +123,11 @@ class Tokenizer:
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return each token as readable text, for plots; "▁" stands for a space before the token."""
         return [self._backend.readable(int(id)) for id in ids]
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """Names of the source and the target language, for a tokenizer of a translation model that states them."""
+        return self._backend.languages
 
     @functools.cached_property
     def special_ids(self) -> tuple[int, ...]:
@@ -126,24 +149,36 @@ class Tokenizer:
     def save(self, directory: str | os.PathLike):
         """Save the tokenizer in `directory`, for `load`.
 
-        The tokenizer's file is written whole or not at all, even in a crash. `load` compares it with its SHA-256 in
-        `checksum.json`, which is written beside it.
+        Each file is written whole or not at all, even in a crash. `load` compares the files with their SHA-256 in
+        `checksum.json`, which is written after them.
         """
         folder = epath.Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
-        name, content = self.file()
-        checksum = json.dumps({"file": name, "sha256": hashlib.sha256(content).hexdigest()}) + "\n"
+        files = self.files()
         (folder / CHECKSUM).unlink(missing_ok=True)  # a crash must not leave it beside another tokenizer's file
-        _write_whole(folder / name, content)
-        _write_whole(folder / CHECKSUM, checksum.encode())
+        for name, content in files.items():
+            _write_whole(folder / name, content)
+        _write_whole(folder / CHECKSUM, _checksums(files))
+
+    def files(self) -> dict[str, bytes]:
+        """Return the tokenizer's files as {name: content}.
+
+        They are `tokenizer.json`, `spiece.model` for sentencepiece, or several for two models of sentencepiece.
+        """
+        return self._backend.files()
 
     def file(self) -> tuple[str, bytes]:
-        """Return name and content of the tokenizer's file: `tokenizer.json`, or `spiece.model` for sentencepiece."""
-        return self._backend.file_name, self._backend.serialized()
+        """Return name and content of the file of a tokenizer that is one file. Raises ValueError if it is several."""
+        files = self.files()
+        if len(files) > 1:
+            raise ValueError(f"expected a tokenizer that is one file, got one of {', '.join(files)}")
+        return next(iter(files.items()))
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the tokenizer's file; tokenizers with equal fingerprints give equal token ids."""
-        return hashlib.sha256(self._backend.serialized()).hexdigest()
+        """Return the SHA-256 of the tokenizer's file or files; those with equal fingerprints give equal token ids."""
+        files = self.files()
+        hashes = [hashlib.sha256(content).hexdigest() for _, content in sorted(files.items())]
+        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def of_library(tokenizer: huggingface.Tokenizer, origin: str) -> Tokenizer:
@@ -161,7 +196,7 @@ def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     smallest size that it can train.
     """
     if config.kind == "byte_bpe":
-        backend: HuggingFace | SentencePiece = _train_byte_bpe(config, texts)
+        backend: Backend = _train_byte_bpe(config, texts)
     elif config.kind == "wordpiece":
         backend = _train_wordpiece(config, texts)
     else:
@@ -172,11 +207,12 @@ def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 def load(path: str | os.PathLike) -> Tokenizer:
     """Load the tokenizer of a directory or file.
 
-    The file is a tokenizer.json, vocab.json with merges.txt, vocab.txt, or a sentencepiece model. vocab.json with
-    merges.txt is RoBERTa's byte-level BPE, by default without a space added in front of the text. vocab.txt is BERT's
-    WordPiece, by default lower-cased. Settings in tokenizer_config.json and tokens in added_tokens.json beside a
-    vocabulary are applied, or rejected with an error if they are not supported. A directory that `Tokenizer.save` wrote
-    is compared with its checksum.
+    The file is a tokenizer.json, vocab.json with merges.txt, vocab.txt, or a sentencepiece model. A directory may also
+    have Marian's source.spm with target.spm and vocab.json, which come before all others. vocab.json with merges.txt is
+    RoBERTa's byte-level BPE, by default without a space added in front of the text. vocab.txt is BERT's WordPiece, by
+    default lower-cased. Settings in tokenizer_config.json and tokens in added_tokens.json beside a vocabulary are
+    applied, or rejected with an error if they are not supported. A directory that `Tokenizer.save` wrote is compared
+    with its checksum.
 
     Raises FileNotFoundError if the path does not exist, and ValueError if it holds no readable tokenizer, if a special
     token is missing, or if the checksum differs.
@@ -198,6 +234,15 @@ def load(path: str | os.PathLike) -> Tokenizer:
         return _load(pathlib.Path(copy), str(named))
 
 
+def _checksums(files: dict[str, bytes]) -> bytes:
+    """Return the content of `checksum.json` for the files of a tokenizer."""
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    if len(hashes) == 1:
+        name, written = next(iter(hashes.items()))
+        return (json.dumps({"file": name, "sha256": written}) + "\n").encode()
+    return (json.dumps({"files": hashes}) + "\n").encode()
+
+
 def _check_checksum(directory: epath.Path) -> None:
     """Raise ValueError if a saved tokenizer's file is missing or does not match the SHA-256 in `checksum.json`.
 
@@ -206,15 +251,23 @@ def _check_checksum(directory: epath.Path) -> None:
     path = directory / CHECKSUM
     if not path.exists():
         return
-    written = read_json(path, dict, {"file": str, "sha256": str})
-    file = directory / pathlib.PurePath(written["file"]).name
-    if not file.is_file():
-        raise ValueError(f"{file} is missing or not a file, but {path} names it as the tokenizer: put back a copy")
-    if hashlib.sha256(file.read_bytes()).hexdigest() != written["sha256"]:
-        raise ValueError(
-            f"{file} is not the tokenizer that was saved, its checksum differs: put back a copy, or delete {path} if "
-            "you changed the tokenizer on purpose"
-        )
+    written = read_json(path)
+    if "files" in written:  # of a tokenizer of several files
+        check_fields(path, written, {"files": dict})
+        check_fields(path, written["files"], dict.fromkeys(written["files"], str))
+        hashes = written["files"]
+    else:
+        check_fields(path, written, {"file": str, "sha256": str})
+        hashes = {written["file"]: written["sha256"]}
+    for name, expected in hashes.items():
+        file = directory / pathlib.PurePath(name).name
+        if not file.is_file():
+            raise ValueError(f"{file} is missing or not a file, but {path} names it as the tokenizer: put back a copy")
+        if hashlib.sha256(file.read_bytes()).hexdigest() != expected:
+            raise ValueError(
+                f"{file} is not the tokenizer that was saved, its checksum differs: put back a copy, or delete {path} "
+                "if you changed the tokenizer on purpose"
+            )
 
 
 def _write_whole(path: epath.Path, content: bytes) -> None:
@@ -242,6 +295,8 @@ def _load(given: pathlib.Path, origin: str) -> Tokenizer:
         if name == "tokenizer.json":
             library = vocabularies.read(directory / name, huggingface.Tokenizer.from_file)
             backend = vocabularies.read(directory / name, lambda _, library=library: HuggingFace(library))
+        elif name == SOURCE_MODEL:
+            backend = vocabularies.load_marian(directory)
         elif name in ("vocab.json", "merges.txt"):
             backend = vocabularies.load_byte_bpe(directory)
         elif name == "vocab.txt":
@@ -257,14 +312,16 @@ def _load(given: pathlib.Path, origin: str) -> Tokenizer:
     )
 
 
-def _find_specials(backend, origin: str) -> SpecialTokens:
+def _find_specials(backend: Backend, origin: str) -> SpecialTokens:
     """Return the ids of the special tokens, found by RoBERTa's names (<s>) or BERT's names ([CLS]).
 
-    Raises ValueError if a special token is missing.
+    Raises ValueError if a special token is missing without which this kind of tokenizer cannot be used.
     """
-    found = {}
-    for role, names in _ROLES.items():
+    found: dict[str, int] = {}
+    for role, names in sorted(_ROLES.items(), key=lambda item: item[0] in backend.may_lack):
         ids = [id for id in map(backend.id, names) if id is not None]
+        if not ids and role in backend.may_lack:
+            ids = [found["pad"]]
         if not ids:
             raise ValueError(
                 f"the tokenizer {origin} lacks the {role} token: expected {' or '.join(names)} in its vocabulary; "
@@ -360,8 +417,9 @@ def _size_error(asked: int, message: str) -> str:
 def _names(directory: pathlib.Path) -> list[str]:
     """Return a directory's file names in the order of preference for loading a tokenizer.
 
-    First come tokenizer.json, vocab.json and vocab.txt, in this order, then all other files by name.
+    First come source.spm, tokenizer.json, vocab.json and vocab.txt, in this order, then all other files by name.
     """
-    order = ("tokenizer.json", "vocab.json", "vocab.txt")
+    # A tokenizer.json beside source.spm knows only one of Marian's two models.
+    order = (SOURCE_MODEL, "tokenizer.json", "vocab.json", "vocab.txt")
     names = sorted(file.name for file in directory.iterdir())
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))

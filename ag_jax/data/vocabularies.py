@@ -11,11 +11,23 @@ from typing import Any
 import tokenizers as huggingface
 
 from ag_jax.data.json_files import read_json
-from ag_jax.data.tokenizer_backends import BERT_SPECIALS, ROBERTA_SPECIALS, HuggingFace, byte_bpe, wordpiece
+from ag_jax.data.tokenizer_backends import (
+    BERT_SPECIALS,
+    ROBERTA_SPECIALS,
+    SOURCE_MODEL,
+    TARGET_MODEL,
+    HuggingFace,
+    SentencePiecePair,
+    byte_bpe,
+    sentencepiece_processor,
+    wordpiece,
+)
 
 SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
-FILES = ("vocab.json", "merges.txt", "vocab.txt", SETTINGS, ADDED)
+FILES = ("vocab.json", "merges.txt", "vocab.txt", SOURCE_MODEL, TARGET_MODEL, SETTINGS, ADDED)
 _WORDPIECE = ("BertTokenizer", "ElectraTokenizer")
+_MARIAN = ("MarianTokenizer",)
+_MARIAN_SPECIALS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _BYTE_BPE = ("RobertaTokenizer", "GPT2Tokenizer", "DebertaTokenizer")
 _TYPES = {
     "tokenizer_class": str,
@@ -25,6 +37,11 @@ _TYPES = {
     "add_prefix_space": bool,
     "do_basic_tokenize": bool,
     "split_by_punct": bool,
+    "separate_vocabs": bool,
+    "sp_model_kwargs": dict,
+    "source_lang": str,
+    "target_lang": str,
+    "added_tokens_decoder": dict,
 }
 
 
@@ -62,8 +79,55 @@ def load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
     return read(vocabulary, lambda _: HuggingFace(completed))
 
 
+def load_marian(directory: pathlib.Path) -> SentencePiecePair:
+    """Load the tokenizer of a Marian model: source.spm, target.spm and the vocab.json that both share.
+
+    Raises FileNotFoundError if one is missing, and ValueError for unreadable files and unsupported settings.
+    """
+    source, target, vocabulary = (directory / name for name in (SOURCE_MODEL, TARGET_MODEL, "vocab.json"))
+    for file in (source, target, vocabulary):
+        if not file.exists():
+            raise FileNotFoundError(
+                f"a tokenizer of Marian needs {SOURCE_MODEL}, {TARGET_MODEL} and vocab.json, but {file} is missing; "
+                "add it."
+            )
+    only = {"separate_vocabs": False, "sp_model_kwargs": {}}
+    settings = settings_beside(vocabulary, _MARIAN, only, "Take a model whose languages share a vocabulary.")
+    ids = read_json(vocabulary)
+    if wrong := [token for token, id in ids.items() if type(id) is not int or id < 0]:
+        raise ValueError(
+            f"{vocabulary}: expected an id of at least 0 for each token, got {ids[wrong[0]]!r} for {wrong[0]!r}; copy "
+            "the file anew from the original tokenizer"
+        )
+    for role, expected in _MARIAN_SPECIALS.items():
+        named = settings.get(role, expected)
+        if (named.get("content") if isinstance(named, dict) else named) != expected:
+            raise ValueError(
+                f"{directory / SETTINGS}: {role}={named!r} is not supported, only {expected!r}: take a model with "
+                "Marian's names of the special tokens"
+            )
+    listed = settings.get("added_tokens_decoder", {}).values()
+    added = {str(token.get("content") if isinstance(token, dict) else token) for token in listed}
+    if missing := sorted((added | _object(directory / ADDED).keys()) - ids.keys()):
+        raise ValueError(
+            f"{directory / SETTINGS} or {ADDED} adds tokens that {vocabulary.name} lacks, which is not supported: "
+            f"{', '.join(missing)}; add them to {vocabulary.name}"
+        )
+    encoding, decoding = (
+        read(file, lambda name: _checked_model(pathlib.Path(name).read_bytes())) for file in (source, target)
+    )
+    languages = (settings.get("source_lang"), settings.get("target_lang"))
+    return read(vocabulary, lambda _: SentencePiecePair(encoding, decoding, ids, languages))
+
+
+def _checked_model(model: bytes) -> bytes:
+    """Return a sentencepiece model as it is. Raises ValueError for bytes that are no such model."""
+    sentencepiece_processor(model)
+    return model
+
+
 def settings_beside(
-    vocabulary: pathlib.Path, classes: Collection[str], only: dict[str, Any] | None = None
+    vocabulary: pathlib.Path, classes: Collection[str], only: dict[str, Any] | None = None, remedy: str | None = None
 ) -> dict[str, Any]:
     """Check that the settings in the tokenizer_config.json beside a vocabulary are supported, and return the settings
     that are not null.
@@ -73,6 +137,7 @@ def settings_beside(
     vocabulary: the file of the vocabulary.
     classes: names of tokenizer classes that split text alike, without the ending Fast.
     only: settings of which a single value is supported, with that value.
+    remedy: what to do about others, the end of the error message; by default, how to make a tokenizer.json.
 
     Raises ValueError if `tokenizer_class` is none of the classes, or if a setting has an unsupported value or a wrong
     type.
@@ -91,10 +156,12 @@ def settings_beside(
         if settings.get(key, value) != value:
             wrong.append(f"{key}={settings[key]!r} is not supported, only {value!r}")
     if wrong:
+        remedy = remedy or (
+            "If transformers has a fast tokenizer for this model, AutoTokenizer.from_pretrained(...)"
+            f".save_pretrained(...) writes a tokenizer.json, which is loaded instead of {vocabulary.name}."
+        )
         raise ValueError(
-            f"{vocabulary.name} cannot be loaded with the settings in {file}: {'; '.join(wrong)}. If transformers has "
-            "a fast tokenizer for this model, AutoTokenizer.from_pretrained(...).save_pretrained(...) writes a "
-            f"tokenizer.json, which is loaded instead of {vocabulary.name}."
+            f"{vocabulary.name} cannot be loaded with the settings in {file}: {'; '.join(wrong)}. {remedy}"
         )
     return settings
 

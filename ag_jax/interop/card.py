@@ -73,17 +73,53 @@ def text(
     license: empty if none is stated.
     not_carried: sentences about what the exported model lacks.
     """
-    config = opened.config
-    lines = [*_front(opened.origin, license), f"# {config.title}", ""]
-    lines.append(
+    about = (
         f"`{architecture}` with {model.layers} layers, {model.heads} heads, width {model.width} and "
         f"{model.vocabulary_size} words, {dtype}, written by ag_jax from step {opened.step}."
     )
+    return _text(opened, about, architecture, [], license, not_carried)
+
+
+def translation_text(
+    opened: OpenRun, steps: Sequence[int], architecture: str, dtype: str, license: str, not_carried: Sequence[str]
+) -> str:
+    """Return the model card of an exported translation model, as Markdown with the front matter that the hub reads.
+
+    steps: steps of the checkpoints whose mean is exported.
+    architecture, license, not_carried: as for `text`.
+    """
+    model, decoder, languages = opened.model.config, opened.model.decoder_config, opened.tokenizer.languages
+    of = f" from {languages[0]} to {languages[1]}" if all(languages) else ""
+    listed = ", ".join(map(str, steps))
+    written = f"the mean of the checkpoints of steps {listed}" if len(steps) > 1 else f"step {listed}"
+    about = (
+        f"A model for translation{of}: `{architecture}` with {model.layers} layers of the encoder, {decoder.layers} of "
+        f"the decoder, {model.heads} heads, width {model.width} and {model.vocabulary_size} words, {dtype}, written by "
+        f"ag_jax from {written}."
+    )
+    example = [
+        'batch = tokenizer(["A text to translate."], return_tensors="pt", padding=True)',
+        "tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)",
+    ]
+    return _text(opened, about, architecture, example, license, not_carried)
+
+
+def _text(
+    opened: OpenRun, about: str, architecture: str, example: Sequence[str], license: str, not_carried: Sequence[str]
+) -> str:
+    """Return the model card of an exported run.
+
+    about: what was exported.
+    example: lines of Python that use `model` and `tokenizer`.
+    """
+    config = opened.config
+    lines = [*_front(opened.origin, license, config.translates), f"# {config.title}", "", about]
     lines += _origin_lines(opened.origin)
     lines += ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
     lines += [
         f'model = {architecture}.from_pretrained("PATH")',
         'tokenizer = AutoTokenizer.from_pretrained("PATH")',
+        *example,
         "```",
     ]
     lines += ["", "## Data", "", *_data(opened), "", "## Training", "", *_training(opened)]
@@ -112,11 +148,12 @@ def finetuned_text(tuned: FineTuned, architecture: str, dtype: str, license: str
     return "\n".join([*lines, "", "## Licence", "", f"{stated}.", "", *_citation(tuned.origin)])
 
 
-def _front(origin: Origin, license: str) -> list[str]:
+def _front(origin: Origin, license: str, translates: bool = False) -> list[str]:
     """Return the lines of a model card's YAML front matter, which the Hugging Face hub reads."""
+    kind = ["pipeline_tag: translation"] if translates else []
     stated = {"license": license, "base_model": origin.base_model}
     values = [f"{key}: {value}" for key, value in stated.items() if value]
-    return ["---", "library_name: transformers", *values, "tags: [ag_jax]", "---", ""]
+    return ["---", "library_name: transformers", *kind, *values, "tags: [ag_jax]", "---", ""]
 
 
 def _origin_lines(origin: Origin) -> list[str]:
@@ -135,17 +172,28 @@ def _citation(origin: Origin) -> list[str]:
 
 
 def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
-    """Set the directories in `settings` to None, because they mean nothing on another machine; return `settings`."""
-    settings["data"]["cache_dir"] = settings["data"]["tokenizer"]["path"] = settings["training"]["initial_weights"] = (
-        None
-    )
+    """Remove directories from `settings`, because they mean nothing on another machine; return `settings`."""
+    data = settings["data"]
+    data["cache_dir"] = data["tokenizer"]["path"] = settings["training"]["initial_weights"] = None
+    if data["format"] == "parallel":
+        for name in ("source", "target", "validation_source", "validation_target"):
+            data[name] = data[name] and _file_names(data[name])
+        settings["translation"]["tests"] = [_file_names(test) for test in settings["translation"]["tests"]]
     return settings
+
+
+def _file_names(files: str) -> str:
+    """Return files, separated by commas or equals signs, without their directories."""
+    return re.sub("[^,=]*/", "", files)
 
 
 def _data(opened: OpenRun) -> list[str]:
     data = opened.config.data
     if opened.step == 0:
         return ["None here: the weights are those that the run began with."]
+    if data.is_parallel:
+        files = " and ".join(f"`{_file_names(side)}`" for side in (data.source, data.target) if side)
+        return [f"Pairs of texts and translations, {files}, as rows of up to {data.sequence_length} tokens a side."]
     return [
         f"`{data.source}`, as rows of up to {data.sequence_length} tokens (`{data.format}`).",
         f"Of these, {data.masking.rate:.0%} are {workloads.workload_of(opened.config).changed}.",
@@ -157,6 +205,11 @@ def _training(opened: OpenRun) -> list[str]:
     if opened.step == 0:
         return ["None here."]
     guided = ", ".join(f"{name}: {count}" for name, count in opened.assignment)
+    for attention, heads in (
+        ("the decoder", guidance.decoder_heads),
+        ("the decoder to the source", guidance.cross_heads),
+    ):
+        guided += f"; of {attention}: {heads}" if guided and heads else ""
     return [
         f"{opened.step:,} steps of {training.batch_size} rows.",
         f"AdamW with a peak learning rate of {optimizer.learning_rate:g} after {optimizer.warmup_steps:,} steps of "

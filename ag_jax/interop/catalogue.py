@@ -1,19 +1,47 @@
 """The supported families of transformers by `model_type`, and the choice of a family for an export."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
+from ag_jax.interop import marian
 from ag_jax.interop.deberta import DEBERTA, DEBERTA_V2
 from ag_jax.interop.families import BERT, CAMEMBERT, ELECTRA, ROBERTA, Family
-from ag_jax.models.config import EncoderConfig
+from ag_jax.models.config import DecoderConfig, EncoderConfig
 
+# The families of encoders.
 FAMILIES = {family.model_type: family for family in (BERT, ROBERTA, CAMEMBERT, ELECTRA, DEBERTA, DEBERTA_V2)}
+KNOWN = (*FAMILIES, marian.MODEL_TYPE)
 
 
 def named(model_type: object) -> Family:
-    """Return the family with the `model_type` of a config.json. Raises ValueError that lists the known families."""
+    """Return the family of encoders with the `model_type` of a config.json.
+
+    Raises ValueError that lists the known families.
+    """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(f"model_type={model_type!r} is not known here; known are {', '.join(FAMILIES)}")
     return FAMILIES[model_type]
+
+
+def of_config(values: Mapping[str, Any]) -> Family:
+    """Return the family of an encoder or a translation model, given the content of its config.json.
+
+    Raises ValueError that lists the known families.
+    """
+    if values.get("model_type") == marian.MODEL_TYPE:
+        return marian.MARIAN[marian.tie_of(values)]
+    return named(values.get("model_type"))
+
+
+def translating(config: EncoderConfig, decoder: DecoderConfig) -> Family:
+    """Return the family to export a translation model as. Raises ValueError with the reasons if there is none."""
+    if reasons := marian.misfits(config, decoder):
+        listed = "\n".join(f"  {reason}" for reason in reasons)
+        raise ValueError(
+            "translation models are exported as MarianMT, and that does not compute what this model does. Train one "
+            f"with settings that fit; reasons against it:\n{listed}"
+        )
+    return marian.MARIAN[decoder.tie]
 
 
 def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: int) -> list[str]:
@@ -30,6 +58,14 @@ def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: 
 
     for head in sorted(set(heads) - set(family.heads)):
         require(False, f"it has no {head}")
+    require(config.positions == "learned", f"its positions are learned (model.positions={config.positions})")
+    require(config.activation == "gelu", f"its activation is GELU (model.activation={config.activation})")
+    require(config.norm_position == "post", "its LayerNorm is after the residual sum (model.norm_position=pre)")
+    require(config.embedding_norm, "it applies LayerNorm to embeddings (model.embedding_norm=False)")
+    require(not config.embedding_scale, "it does not scale embeddings (model.embedding_scale)")
+    require(not config.fixed_attention.offsets, "its attention is learnt (model.fixed_attention.offsets)")
+    for name in ("attention_biases", "feedforward_biases"):
+        require(getattr(config, name), f"its linear layers have biases (model.{name}=False)")
     if family.root == "deberta":
         require(not config.is_projected, "its embeddings have the width of the encoder (model.embedding_width)")
         require(relative.index == "code", "its index is that of the released code (model.relative.index=paper)")
@@ -68,11 +104,17 @@ def fitting(
     """Return the family to export a model as: the preferred family `wish` if it fits, else the first that fits.
 
     heads, pad: as for `misfits`.
-    wish: a `model_type`, or empty for no preference.
+    wish: a `model_type`; empty, or that of a translation model, for no preference.
     more: returns further reasons against a family.
     Raises ValueError with the reasons against each family if none fits.
     """
-    order = ([named(wish)] if wish else []) + [ROBERTA, BERT, ELECTRA, DEBERTA, DEBERTA_V2]
+    order = ([named(wish)] if wish not in ("", marian.MODEL_TYPE) else []) + [
+        ROBERTA,
+        BERT,
+        ELECTRA,
+        DEBERTA,
+        DEBERTA_V2,
+    ]
     reasons = {family: misfits(family, config, heads, pad) + more(family) for family in order}
     for family, why in reasons.items():
         if not why:

@@ -172,6 +172,8 @@ def _write_v2(config: EncoderConfig, pad: int) -> dict[str, Any]:
 
 _COMMON: dict[str, Any] = {
     "root": "deberta",
+    "sizes": families.encoder_sizes("deberta"),
+    "layers": families.encoder_layers("deberta"),
     "heads": {"word_head": ("cls.predictions.",)},
     "architectures": {"ForMaskedLM": ("word_head",), "Model": ()},
     "tied": {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ag_jax.interop import tensors, tokenizer_files
 
-_WANTED = ("config.json", "README.md", "*.safetensors", tensors.INDEX, *tokenizer_files.NAMES)
+_WANTED = ("config.json", "generation_config.json", "README.md", "*.safetensors", tensors.INDEX, *tokenizer_files.NAMES)
 
 
 def check_free(target: pathlib.Path) -> None:

@@ -10,12 +10,24 @@ from etils import epath
 
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
-from ag_jax.interop import card, catalogue, directories, finetuned, names, task_heads, tensors, tokenizer_files
+from ag_jax.interop import (
+    card,
+    catalogue,
+    directories,
+    finetuned,
+    marian,
+    marian_tokenizer,
+    names,
+    task_heads,
+    tensors,
+    tokenizer_files,
+)
 from ag_jax.interop.families import Family
-from ag_jax.interop.importing import POSITIONS
+from ag_jax.interop.importing import GENERATION, POSITIONS
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.replaced_tokens import generator_parameters
-from ag_jax.pretraining import run
+from ag_jax.models.seq2seq import TranslationModel
+from ag_jax.pretraining import run, translate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +49,8 @@ def convert(
 ) -> Exported:
     """Export the checkpoint of `step` (the newest by default), or a fine-tuned model, to the directory `path`.
 
+    Of a run that translates, the mean of `translation.average` checkpoints is exported by default.
+
     workdir: directory of the run, or of the fine-tuned model.
     dtype: float32, bfloat16 or float16.
     license: for the card; by default the imported model's, if the weights came from one.
@@ -50,6 +64,8 @@ def convert(
     if finetuned.locate(workdir) is not None:
         return _convert_finetuned(workdir, step, path, dtype, license, part)
     opened = run.open_run(workdir, step)
+    if isinstance(opened.model, TranslationModel):
+        return _convert_translation(opened, step, path, dtype, license, part)
     origin = opened.origin
     config, tree, not_carried = _part(opened, part)
     heads = sorted(tree.keys() - {"encoder"})
@@ -102,6 +118,54 @@ def _convert_finetuned(
     extra = task_heads.settings(head)
     written = ExportedContent(family, table, architecture, tuned.config, tuned.params, tuned.tokenizer, text, extra)
     return Exported(architecture, _write(written, path, dtype), ())
+
+
+def _convert_translation(
+    opened: run.OpenRun, step: int | None, path: str, dtype: str, license: str, part: str
+) -> Exported:
+    """Export a model that translates as a MarianMT, with the settings of `decoding` as those of generation."""
+    if part != "model":
+        raise ValueError(f"--part={part}: a run that translates has no parts; leave --part out")
+    config, decoder, tokenizer = opened.model.config, opened.model.decoder_config, opened.tokenizer
+    specials = tokenizer.specials
+    family = catalogue.translating(config, decoder)
+    params, steps = translate.parameters(opened, step)
+    arrays = {name: np.asarray(leaf) for name, leaf in names.flat(params).items()}
+    arrays = marian.reordered(marian.with_biases(arrays, decoder.tie), decoder, specials.pad)
+    constants = {name: table.astype(tensors.DTYPES[dtype]) for name, table in family.constants(config).items()}
+    order_V = marian.vocabulary_order(config.vocabulary_size, specials.pad, decoder.start)
+    new_V = np.argsort(order_V).tolist()
+
+    start = new_V[specials.pad if decoder.start == "zero" else specials.begin]
+    tokens = {"pad_token_id": new_V[specials.pad], "eos_token_id": new_V[specials.end], "decoder_start_token_id": start}
+    forbidden = sorted({new_V[id] for id in (specials.pad, specials.begin, specials.mask)})
+    generation, not_carried = marian.write_generation(opened.config.decoding, config.max_length, forbidden, tokens)
+    if decoder.start != "zero":
+        not_carried.append(
+            "CTranslate2 cannot run this model, only transformers can: the decoder starts from a token's embedding "
+            "(decoder.start=begin), and CTranslate2 always starts a MarianMT from the zero vector (decoder.start=zero)."
+        )
+    architecture = "MarianMTModel"
+    settings = {
+        "architectures": [architecture],
+        "model_type": family.model_type,
+        **family.write(config, tokens["pad_token_id"]),
+        **marian.decoder_settings(decoder, start),
+        "bos_token_id": None,
+        "eos_token_id": tokens["eos_token_id"],
+        "dtype": dtype,
+    }
+    text = card.translation_text(opened, steps, architecture, dtype, license or opened.origin.license, not_carried)
+
+    wanted = names.stored_tensors(family.names, {name: leaf.shape for name, leaf in arrays.items()})
+    stored = names.store(wanted, arrays, tensors.DTYPES[dtype])
+    with directories.whole(pathlib.Path(path).expanduser().resolve()) as partial:
+        tensors.write(stored | constants, partial / tensors.WHOLE)
+        for name, values in (("config.json", settings), (GENERATION, generation)):
+            (partial / name).write_text(json.dumps(values, indent=2) + "\n")
+        marian_tokenizer.write(tokenizer, partial, order_V, config.max_length)
+        (partial / "README.md").write_text(text)
+    return Exported(architecture, sum(tensor.size for tensor in stored.values()), tuple(not_carried))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,12 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from ag_jax.interop.layouts import AS_IS, BY_HEAD, FROM_HEADS, TO_HEADS, TRANSPOSED
-from ag_jax.interop.names import LAYERS, Name
+from ag_jax.interop.names import LAYER, LAYERS, Name
 from ag_jax.interop.settings import Settings
+from ag_jax.interop.tensors import Tensors
 from ag_jax.models.config import EncoderConfig
 
 # Options that no encoder here has: each key of config.json with its only supported value.
@@ -34,8 +37,13 @@ class Family:
     tied: tensors that some files hold twice: name of the second copy to name of the first.
     read: returns the fields of an EncoderConfig, given config.json and the names of the tensors.
     write: returns the keys of a config.json, given the config and the token id of padding.
+    sizes: keys of config.json that are sizes, each with a tensor and the axis of it that has this size.
+    layers: keys of config.json that are numbers of layers, each with what the names of a layer's tensors begin with,
+        `{layer}` included.
     aliases: prefixes of names that stand for other prefixes.
     left_out: prefixes of the names of tensors that have no use here.
+    constants: returns tensors of the files that hold no parameters, such as tables of sinusoids, given the config.
+    from_constants: returns fields of an EncoderConfig that only these tensors tell, given the tensors and the others.
     """
 
     model_type: str
@@ -47,8 +55,31 @@ class Family:
     tied: Mapping[str, str]
     read: Callable[[Settings, Collection[str]], dict[str, Any]]
     write: Callable[[EncoderConfig, int], dict[str, Any]]
+    sizes: Mapping[str, tuple[str, int]]
+    layers: Mapping[str, str]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    constants: Callable[[EncoderConfig], dict[str, np.ndarray]] = lambda config: {}
+    from_constants: Callable[[Tensors, Mapping[str, Any]], dict[str, Any]] = lambda tensors, fields: {}
+
+
+def encoder_sizes(root: str) -> dict[str, tuple[str, int]]:
+    """Return the keys of an encoder's config.json that are sizes, each with a tensor and its axis of this size."""
+    tables, layer = f"{root}.embeddings", f"{root}.encoder.layer.0"
+    return {
+        "vocab_size": (f"{tables}.word_embeddings.weight", 0),
+        "embedding_size": (f"{tables}.word_embeddings.weight", 1),
+        "max_position_embeddings": (f"{tables}.position_embeddings.weight", 0),
+        "type_vocab_size": (f"{tables}.token_type_embeddings.weight", 0),
+        "hidden_size": (f"{layer}.output.dense.weight", 0),
+        "intermediate_size": (f"{layer}.intermediate.dense.weight", 0),
+        "conv_kernel_size": (f"{root}.encoder.conv.conv.weight", 2),
+    }
+
+
+def encoder_layers(root: str) -> dict[str, str]:
+    """Return the key of an encoder's config.json for the number of layers, with the names of a layer's tensors."""
+    return {"num_hidden_layers": f"{root}.encoder.layer.{LAYER}."}
 
 
 def dense(theirs: str, ours: str) -> tuple[Name, Name]:
@@ -232,6 +263,8 @@ BERT = Family(
     },
     read=_read_bert,
     write=_write_bert,
+    sizes=encoder_sizes("bert"),
+    layers=encoder_layers("bert"),
     left_out=("bert.pooler.",),
 )
 
@@ -253,6 +286,8 @@ ROBERTA = Family(
     },
     read=_read_roberta,
     write=_write_roberta,
+    sizes=encoder_sizes("roberta"),
+    layers=encoder_layers("roberta"),
     left_out=("roberta.pooler.",),
 )
 
@@ -279,4 +314,6 @@ ELECTRA = Family(
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     read=_read_electra,
     write=_write_electra,
+    sizes=encoder_sizes("electra"),
+    layers=encoder_layers("electra"),
 )

@@ -11,8 +11,9 @@ import numpy as np
 from etils import epath
 
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
+from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.interop import directories, finetuned, names, task_heads, tokenizer_files
+from ag_jax.interop import directories, finetuned, marian, names, task_heads, tokenizer_files
 from ag_jax.interop import source as sources
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.source import Source
@@ -26,6 +27,7 @@ from ag_jax.training import sharding
 from ag_jax.training.config import TrainingConfig
 
 POSITIONS = "encoder/embeddings/position/embedding"
+GENERATION = "generation_config.json"
 SEQUENCE_LENGTH = 128  # of the run, where the model's positions allow it
 
 
@@ -38,20 +40,23 @@ class Imported:
     parameters: number of parameters written.
     new: heads without tensors, which were randomly initialised.
     left_out: names of tensors that have no use here.
+    notes: settings of generation that are not supported.
     """
 
     family: str
     parameters: int
     new: tuple[str, ...]
     left_out: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenModel:
-    """The encoder and pre-training heads of a Hugging Face directory, converted to the parameters of a run.
+    """The model of a Hugging Face directory, converted to the parameters of a run: encoder and pre-training heads, or
+    encoder and decoder.
 
     pooler: BERT's, whether or not a head for pre-training reads it.
-    new, left_out: see `Imported`.
+    new, left_out, notes: see `Imported`.
     """
 
     source: Source
@@ -61,6 +66,7 @@ class OpenModel:
     pooler: Pooler
     new: tuple[str, ...]
     left_out: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imported:
@@ -84,7 +90,8 @@ def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imp
         run.write(opened.config, epath.Path(partial), opened.tokenizer, opened.params)
         pooler = {} if "next_head" in opened.params else opened.pooler
         origins.write(epath.Path(partial), origin_of(opened, path), pooler)
-    return Imported(source.family.model_type, _count(opened.params) + _count(pooler), opened.new, opened.left_out)
+    count = _count(opened.params) + _count(pooler)
+    return Imported(source.family.model_type, count, opened.new, opened.left_out, opened.notes)
 
 
 def _count(params: dict[str, Any]) -> int:
@@ -102,12 +109,16 @@ def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: pathlib
     """
     source = sources.read(directories.find(path))
     tokenizer = _tokenizer(source)
-    config = experiment_config(source, tokenizer_place or source.directory)
+    place = tokenizer_place or source.directory
+    if source.decoder.layers:
+        config, notes = translation_config(source, tokenizer, place)
+    else:
+        config, notes = experiment_config(source, place), ()
     kind = task_heads.kind_of(source.family, source.architectures)
     heads = [name.theirs for name in task_heads.names(source.family, kind)] if kind else []
     params, new, left_out = parameters(source, config, tokenizer, (*expected, *heads))
     pooler = params.pop("pooler", {}) if "next_head" not in params else params["next_head"]["pooler"]
-    return OpenModel(source, config, tokenizer, params, pooler, tuple(new), tuple(left_out))
+    return OpenModel(source, config, tokenizer, params, pooler, tuple(new), tuple(left_out), notes)
 
 
 def origin_of(opened: OpenModel, path: str) -> Origin:
@@ -180,6 +191,8 @@ def _tokenizer(source: Source) -> Tokenizer:
     tokenizer = tokenizer_files.read(source.directory, source.family)
     tokenizer_files.check_size(tokenizer, source.config.vocabulary_size, source.directory)
     _check_padding(source, tokenizer)
+    if source.decoder.layers:
+        marian.check_tokens(source.values, tokenizer.specials, source.directory / "config.json")
     return tokenizer
 
 
@@ -203,6 +216,43 @@ def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConf
         replaced_tokens=ReplacedTokensConfig(generator="unigram" if detects else "none"),
         training=TrainingConfig(batch_size=32),
     )
+
+
+def translation_config(
+    source: Source, tokenizer: Tokenizer, place: pathlib.Path
+) -> tuple[ExperimentConfig, tuple[str, ...]]:
+    """Return the config of a run with an imported translation model, and its settings that are not supported.
+
+    The files of its text are named after the languages and do not exist: they are to be set before it is trained.
+
+    place: path of the tokenizer.
+    Raises ValueError for settings of generation that are wrong or not supported.
+    """
+    file = source.directory / GENERATION
+    is_there = file.exists()
+    # Earlier versions of transformers had the settings of generation in config.json.
+    values = source.values | (read_json(file) if is_there else {})
+    file = file if is_there else source.directory / "config.json"
+    generation = marian.read_generation(values, source.config.max_length, file)
+    words = source.tensors.read(marian.target_words(source.decoder.tie))
+    start = marian.start_of(values, np.asarray(words), tokenizer.specials, file)
+    languages = [name or side for name, side in zip(tokenizer.languages, ("source", "target"), strict=True)]
+    config = ExperimentConfig(
+        title=f"{source.family.model_type} from {source.directory.name}",
+        data=DataConfig(
+            format="parallel",
+            source=f"train.{languages[0]}",
+            target=f"train.{languages[1]}",
+            pack=True,
+            sequence_length=min(SEQUENCE_LENGTH, source.config.max_length),
+            tokenizer=TokenizerConfig(path=str(place)),
+        ),
+        model=source.config,
+        decoder=dataclasses.replace(source.decoder, start=start),
+        decoding=generation.decoding,
+        training=TrainingConfig(batch_size=32),
+    )
+    return config, generation.notes
 
 
 def parameters(

@@ -29,6 +29,9 @@ class Layout:
 # An embedding, a bias, the scale of a LayerNorm.
 AS_IS = Layout(shape=lambda ours: ours, load=lambda theirs, _: (theirs,), store=lambda ours: ours)
 
+# A vector that is stored as a matrix of one row.
+ROW = Layout(shape=lambda ours: (1, *ours), load=lambda theirs, _: (theirs[0],), store=lambda ours: ours[None])
+
 # A bias HV of all heads: ours is split by head, (H, V).
 BY_HEAD = Layout(
     shape=lambda ours: (math.prod(ours),),

@@ -6,22 +6,24 @@ from typing import Any
 
 from etils import epath
 
+from ag_jax.attention import guidance
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
 from ag_jax.interop import finetuned, importing, task_heads
 from ag_jax.interop.finetuned import FineTuned
+from ag_jax.interop.importing import OpenModel
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.heads import task_encoder
 from ag_jax.models.masked_lm import PretrainingModel
-from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run, translate
 from ag_jax.pretraining.build import special_tokens
 from ag_jax.pretraining.config import InspectionConfig
 from ag_jax.pretraining.origin import Origin, Pooler
 from ag_jax.pretraining.run import OpenRun
+from ag_jax.pretraining.translate import Translator
 from ag_jax.pretraining.workloads import Model, reference_model
 
 
@@ -35,6 +37,7 @@ class Pretrained:
     description: where the encoder comes from, for people.
     origin: the imported model that the weights started from.
     run: the run that trained the encoder, None for other models.
+    imported: the Hugging Face model that the encoder is a part of, None for other models.
     """
 
     config: EncoderConfig
@@ -44,6 +47,7 @@ class Pretrained:
     description: str
     origin: Origin = Origin()
     run: OpenRun | None = None
+    imported: OpenModel | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,20 +61,26 @@ class Inspected:
     length: the longest text, in tokens, that the encoder was trained on.
     text: the sentence to inspect if the user gives none.
     step: of a run's checkpoint, None for other models.
-    assignment: patterns with their number of heads; empty if no head was guided.
+    assignment: patterns with their number of heads in the encoder; empty if no head was guided.
+    decoder_assignment: the same for a decoder's self-attention.
+    cross_assignment: the same for a decoder's attention to the source.
+    translator: translates texts with this model; None if the model does not translate.
     attacker: the adversary that a run was trained against, None if there was none.
     is_ours: whether figures are written to the directory; nothing is added to the directory of a Hugging Face model.
     """
 
     directory: epath.Path
     description: str
-    model: PretrainingModel | ReplacedTokensModel
+    model: Model
     params: Any
     tokenizer: Tokenizer
     length: int
     text: str = InspectionConfig().sentence
     step: int | None = None
     assignment: tuple[tuple[str, int], ...] = ()
+    decoder_assignment: tuple[tuple[str, int], ...] = ()
+    cross_assignment: tuple[tuple[str, int], ...] = ()
+    translator: Translator | None = None
     attacker: LearntMasks | None = None
     is_ours: bool = True
 
@@ -85,24 +95,45 @@ def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspe
 
     Raises FileNotFoundError or ValueError with what was expected.
     """
-    opened = open_encoder(str(directory), step)
+    opened = _open(str(directory), step)
+    if opened.imported is not None and opened.imported.config.translates:
+        imported = opened.imported
+        model = reference_model(imported.config, imported.tokenizer)
+        translator = translate.make_translator(
+            imported.config, model, imported.params, imported.tokenizer, directory, str(directory)
+        )
+        return Inspected(
+            directory=directory,
+            description=opened.description,
+            model=translator.model,
+            params=translator.params,
+            tokenizer=translator.tokenizer,
+            length=translator.model.config.max_length,
+            translator=translator,
+            is_ours=False,
+        )
     if opened.run is None:
-        model = PretrainingModel(opened.config, next_sentence=False)
-        length, is_ours = opened.config.max_length, not is_huggingface(directory)
-        return Inspected(directory, opened.description, model, opened.params, opened.tokenizer, length, is_ours=is_ours)
-    opened_run = opened.run
+        # Only the encoder is looked at, which is the same in every model.
+        encoder = PretrainingModel(opened.config, next_sentence=False)
+        options = opened.params, opened.tokenizer, opened.config.max_length
+        is_ours = not is_huggingface(directory)
+        return Inspected(directory, opened.description, encoder, *options, is_ours=is_ours)
+    opened_run, config = opened.run, opened.run.config
     # An imported model was trained on all of its positions, however short the run's own sequences are.
-    imported = bool(opened_run.origin.model_type)
+    was_imported = bool(opened_run.origin.model_type)
     return Inspected(
         directory=directory,
         description=opened.description,
         model=opened_run.model,
         params=opened_run.params | opened_run.adversary_params,
         tokenizer=opened_run.tokenizer,
-        length=opened_run.model.config.max_length if imported else opened_run.config.data.sequence_length,
-        text=opened_run.config.inspection.sentence,
+        length=opened_run.model.config.max_length if was_imported else config.data.sequence_length,
+        text=config.inspection.sentence,
         step=opened_run.step,
         assignment=opened_run.assignment,
+        decoder_assignment=guidance.assign_decoder_heads(config.guidance, config.model.heads),
+        cross_assignment=guidance.assign_cross_heads(config.guidance, config.model.heads),
+        translator=translate.translator_of(opened_run) if config.translates else None,
         attacker=opened_run.attacker,
     )
 
@@ -118,8 +149,24 @@ def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = Fals
     directory; with `fresh`, without its parameters.
 
     fresh: return only its architecture and tokenizer, without parameters.
-    Raises FileNotFoundError or ValueError with what was expected, also for a step of a model that has no steps.
+    Raises FileNotFoundError or ValueError with what was expected, also for a step of a model that has no steps, and for
+    a translation model whose vocabulary has no begin token.
     """
+    opened = _open(checkpoint, step)
+    if opened.tokenizer.lacks:
+        raise ValueError(
+            f"{checkpoint} is a translation model whose tokenizer has no token for "
+            f"{' and '.join(opened.tokenizer.lacks)}, with which every text of a task begins: choose an encoder, or a "
+            "translation model that was trained with a tokenizer of ag-jax"
+        )
+    if fresh:
+        description = f"fresh weights, architecture of {opened.description}"
+        return dataclasses.replace(opened, params={}, description=description, run=None)
+    return opened
+
+
+def _open(checkpoint: str, step: int | None) -> Pretrained:
+    """Open the encoder of a model, as `open_encoder` does, whatever its tokenizer."""
     directory = storage.directory(checkpoint)
     if finetuned.locate(directory) is not None:
         opened = _of_trial(directory)
@@ -134,9 +181,6 @@ def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = Fals
         )
     if step is not None and opened.run is None:
         raise ValueError(f"step={step} selects a checkpoint of a run, but {checkpoint} is no run: leave the step out")
-    if fresh:
-        description = f"fresh weights, architecture of {opened.description}"
-        return dataclasses.replace(opened, params={}, description=description, run=None)
     return opened
 
 
@@ -215,7 +259,9 @@ def _of_huggingface(path: str) -> Pretrained:
     opened = importing.open_model(path)
     style = task_heads.style_of(opened.source.config, opened.params, opened.source.family.model_type)
     config, tokenizer = opened.source.config, opened.tokenizer
-    return _pretrained(config, tokenizer, opened.params, opened.pooler, style, path, importing.origin_of(opened, path))
+    origin = importing.origin_of(opened, path)
+    pretrained = _pretrained(config, tokenizer, opened.params, opened.pooler, style, path, origin)
+    return dataclasses.replace(pretrained, imported=opened)
 
 
 def _of_trial(directory: epath.Path) -> Pretrained:

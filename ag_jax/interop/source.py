@@ -14,9 +14,10 @@ from ag_jax.data.json_files import read_json
 from ag_jax.interop import catalogue
 from ag_jax.interop.card import Card, read_card
 from ag_jax.interop.families import Family
+from ag_jax.interop.names import LAYER
 from ag_jax.interop.settings import Settings
 from ag_jax.interop.tensors import Tensors, open_directory
-from ag_jax.models.config import EncoderConfig
+from ag_jax.models.config import DecoderConfig, EncoderConfig
 
 _OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # as TensorFlow's checkpoints had it
 _BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")  # of an encoder that was saved without heads
@@ -24,9 +25,11 @@ _BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")  # of an e
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Model of a Hugging Face directory: its family, encoder config and heads, with the tensors still on disk.
+    """Model of a Hugging Face directory: its family, config and heads, with the tensors still on disk.
 
-    heads: the heads for pre-training for which it has tensors, or which the classes in its config.json have.
+    decoder: the config of its decoder; one with 0 layers for models that do not translate.
+    heads: the heads for pre-training for which it has tensors, or which the classes in its config.json have; of a model
+        that translates, all parts besides the encoder.
     tensors: by the names that transformers gives them today.
     architectures: the classes in its config.json.
     card: the statements of its model card.
@@ -36,6 +39,7 @@ class Source:
     directory: pathlib.Path
     family: Family
     config: EncoderConfig
+    decoder: DecoderConfig
     heads: tuple[str, ...]
     tensors: Tensors
     architectures: tuple[str, ...]
@@ -48,10 +52,10 @@ def read(directory: pathlib.Path) -> Source:
     file = directory / "config.json"
     values = _json(file)
     try:
-        family = catalogue.named(values.get("model_type"))
+        family = catalogue.of_config(values)
     except ValueError as error:
         raise ValueError(
-            f"{file}: expected a model_type of a supported family ({', '.join(catalogue.FAMILIES)}), "
+            f"{file}: expected a model_type of a supported family ({', '.join(catalogue.KNOWN)}), "
             f"got {values.get('model_type')!r}; choose a model of one of these families"
         ) from error
     tensors = open_directory(directory)
@@ -67,17 +71,22 @@ def read(directory: pathlib.Path) -> Source:
             f"{file} has values that are wrong, or that ag-jax does not support:\n{listed}\n"
             "Choose a model without them, or copy the file anew if it is damaged"
         )
-    _check_sizes(file, values, family, fields, tensors)
+    _check_sizes(file, values, family, tensors)
     try:
-        config = EncoderConfig(**_with_relative(fields))
+        decoder = DecoderConfig(**fields.pop("decoder", {}))
+        config_reader.check(decoder, "decoder")
+        config = EncoderConfig(**_with_relative(fields | family.from_constants(tensors, fields)))
         config_reader.check(config, "model")
     except ValueError as error:
         raise ValueError(
-            f"{file} describes an encoder that cannot work: {error}\n"
+            f"{file} describes a model that cannot work: {error}\n"
             "(These are ag-jax's names for the settings.) Copy the file anew, or choose another model"
         ) from error
-    # A declared head without tensors counts, too, so that its tensors are reported as missing.
-    heads = {head for name in architectures for head in _declared(family, name)}
+    # A declared head without tensors counts, too, so that its tensors are reported as missing. So does every part of a
+    # model that translates, because none of them could be randomly initialised.
+    heads = (
+        set(family.heads) if decoder.layers else {head for name in architectures for head in _declared(family, name)}
+    )
     for head, beginnings in family.heads.items():
         if any(name.startswith(beginnings) for name in tensors.shapes):
             heads.add(head)
@@ -85,6 +94,7 @@ def read(directory: pathlib.Path) -> Source:
         directory,
         family,
         config,
+        decoder,
         tuple(sorted(heads)),
         tensors,
         architectures,
@@ -93,35 +103,18 @@ def read(directory: pathlib.Path) -> Source:
     )
 
 
-def _check_sizes(
-    file: pathlib.Path,
-    values: Mapping[str, Any],
-    family: Family,
-    fields: Mapping[str, Any],
-    tensors: Tensors,
-) -> None:
+def _check_sizes(file: pathlib.Path, values: Mapping[str, Any], family: Family, tensors: Tensors) -> None:
     """Raise ValueError if sizes in config.json differ from the tensors' shapes. No model is initialised for this."""
-    root, layers = family.root, re.compile(rf"{family.root}\.encoder\.layer\.(\d+)\.")
-    shapes = tensors.shapes
-    stored = {found[1] for name in shapes if (found := layers.match(name))}
-    problems = []
-    # Stored layers that are not declared are reported later, with all tensors that have no place (`names.check`).
-    if fields["layers"] > len(stored):
-        problems.append(f"num_hidden_layers={fields['layers']}, but the tensors are of {len(stored)} layers")
-    tables = {
-        "vocab_size": (f"{root}.embeddings.word_embeddings.weight", 0),
-        "embedding_size": (f"{root}.embeddings.word_embeddings.weight", 1),
-        "max_position_embeddings": (f"{root}.embeddings.position_embeddings.weight", 0),
-        "type_vocab_size": (f"{root}.embeddings.token_type_embeddings.weight", 0),
-        "hidden_size": (f"{root}.encoder.layer.0.output.dense.weight", 0),
-        "intermediate_size": (f"{root}.encoder.layer.0.intermediate.dense.weight", 0),
-        "conv_kernel_size": (f"{root}.encoder.conv.conv.weight", 2),
-    }
-    declared = {key: values[key] for key in tables if values.get(key) is not None}
-    for key, size in declared.items():
-        name, axis = tables[key]
-        shape = shapes.get(name)
-        if shape is not None and (len(shape) <= axis or shape[axis] != size):
+    shapes, problems = tensors.shapes, []
+    for key, layer in family.layers.items():
+        pattern = re.compile(re.escape(layer).replace(re.escape(LAYER), r"(\d+)"))
+        stored = {found[1] for name in shapes if (found := pattern.match(name))}
+        # Stored layers that are not declared are reported later, with all tensors that have no place (`names.check`).
+        if values[key] > len(stored):
+            problems.append(f"{key}={values[key]}, but the tensors are of {len(stored)} layers")
+    for key, (name, axis) in family.sizes.items():
+        size, shape = values.get(key), shapes.get(name)
+        if size is not None and shape is not None and (len(shape) <= axis or shape[axis] != size):
             problems.append(f"{key}={size}, but {name} is {shape}")
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
@@ -129,7 +122,7 @@ def _check_sizes(
 
 
 def untied_shapes(source: Source) -> dict[str, tuple[int, ...]]:
-    """Return {name: shape} of a model's tensors, without stored duplicates of tied tensors.
+    """Return {name: shape} of a model's tensors, without stored duplicates of tied tensors and without constants.
 
     Raises ValueError if a duplicate differs from its original.
     """
@@ -146,7 +139,8 @@ def untied_shapes(source: Source) -> dict[str, tuple[int, ...]]:
                 "a model with tied embeddings"
             )
         del shapes[second]
-    return shapes
+    constants = source.family.constants(source.config)
+    return {name: shape for name, shape in shapes.items() if name not in constants}
 
 
 def _json(file: pathlib.Path) -> dict[str, Any]:

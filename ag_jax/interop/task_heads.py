@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ag_jax.interop import catalogue
+from ag_jax.interop import catalogue, marian
 from ag_jax.interop.families import Family, dense
 from ag_jax.interop.finetuned import Head
 from ag_jax.interop.names import Name
@@ -71,9 +71,9 @@ def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> 
     It is that of the imported model's family, or of the most similar family if the model was not imported.
 
     heads: names of the model's heads for pre-training.
-    model_type: family of the imported model, empty if the model was not imported.
+    model_type: family of the imported model, empty if the model was not imported. Translation models have no such head.
     """
-    if model_type:
+    if model_type not in ("", marian.MODEL_TYPE):
         return catalogue.named(model_type).root
     if config.relative.terms:
         return "deberta"

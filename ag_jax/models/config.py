@@ -1,13 +1,15 @@
-"""Architecture settings of a Transformer encoder."""
+"""Architecture settings of a Transformer encoder, and of a decoder on top of it."""
 
 import dataclasses
 from typing import Annotated, ClassVar, Literal
 
 from ag_jax.attention.disentangled import DisentangledConfig
+from ag_jax.attention.fixed import FixedConfig
 
 DType = Literal["float32", "bfloat16"]
 Remat = Literal["none", "layer", "dots"]
 Implementation = Literal["auto", "reference", "tpu", "gpu"]
+Activation = Literal["gelu", "relu", "silu"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +25,20 @@ class EncoderConfig:
         a projection.
     max_length: maximum number of tokens in a sequence; the position table has `max_length + position_offset` entries.
     position_offset: index of the first position: RoBERTa counts from its padding id + 1 = 2, BERT from 0.
+    positions: absolute positions: embeddings that are `learned`, or fixed `sinusoidal` ones (Vaswani et al. 2017).
+    sinusoid: form of `sinusoidal` positions: sines in the first half and cosines in the second half of a vector of
+        width d, at 10000^(-2i/d) radians a token (`marian`) or at 10000^(-i/(d/2-1)) (`tensor2tensor`).
     absolute_positions: where position embeddings are added: to the word embeddings (`input`), to the input of the
         enhanced mask decoder (`decoder`, DeBERTa), or nowhere (`none`).
     token_types: number of token type embeddings; RoBERTa has 1, BERT 2, DeBERTa 0.
+    embedding_norm: apply LayerNorm to the sum of the embeddings, as BERT does; translation models do not.
+    embedding_scale: multiply word embeddings by the square root of their width (Vaswani et al. 2017, section 3.4).
+    norm_position: apply LayerNorm after each residual sum (`post`, BERT), or to the input of attention and feed-forward
+        (`pre`), with one more LayerNorm after the last layer.
+    activation: activation between the two linear layers of the feed-forward part.
+    attention_biases: biases in the projections of attention.
+    feedforward_biases: biases in the linear layers of the feed-forward part.
+    fixed_attention: hard-coded attention weights, which are not learnt (You et al. 2020).
     relative: relative positions (disentangled attention, DeBERTa).
     mask_decoder_passes: number of times that the enhanced mask decoder applies the last layer before words are
         predicted (DeBERTa: 2); 0 is an encoder without a mask decoder.
@@ -51,8 +64,17 @@ class EncoderConfig:
     embedding_width: Annotated[int, ">= 1"] | None = None
     max_length: Annotated[int, ">= 1"] = 512
     position_offset: Annotated[int, ">= 0"] = 2
+    positions: Literal["learned", "sinusoidal"] = "learned"
+    sinusoid: Literal["marian", "tensor2tensor"] = "marian"
     absolute_positions: Literal["input", "decoder", "none"] = "input"
     token_types: Annotated[int, ">= 0"] = 1
+    embedding_norm: bool = True
+    embedding_scale: bool = False
+    norm_position: Literal["post", "pre"] = "post"
+    activation: Activation = "gelu"
+    attention_biases: bool = True
+    feedforward_biases: bool = True
+    fixed_attention: FixedConfig = FixedConfig()
     relative: DisentangledConfig = DisentangledConfig()
     mask_decoder_passes: Annotated[int, ">= 0", "<= 100"] = 0  # bounded: each pass is compiled separately
     convolution: Annotated[int, ">= 1"] | None = None
@@ -79,6 +101,7 @@ class EncoderConfig:
         if self.convolution is not None and self.convolution % 2 == 0:
             raise ValueError(f"model.convolution must be an odd number, or none, got {self.convolution}")
         self._check_positions()
+        self._check_block()
 
     def _check_positions(self) -> None:
         """Raise ValueError if only one of decoder positions and mask decoder is set, or if no kind of positions is."""
@@ -97,7 +120,43 @@ class EncoderConfig:
                 "set model.relative.terms, such as c2p,p2c"
             )
 
+    def _check_block(self) -> None:
+        """Raise ValueError for settings of the layers that exclude each other."""
+        if self.norm_position == "pre" and (self.mask_decoder_passes or self.convolution):
+            raise ValueError(
+                "model.norm_position=pre cannot be combined with model.mask_decoder_passes or model.convolution, which "
+                "are defined for LayerNorm after the residual sum: set norm_position=post"
+            )
+        if self.fixed_attention.offsets and self.relative.terms:
+            raise ValueError(
+                "model.fixed_attention.offsets replaces the scores to which model.relative.terms would be added: set "
+                "only one of the two"
+            )
+        if self.positions == "sinusoidal" and (self.width % 2 or (self.embedding_width or 0) % 2):
+            raise ValueError(
+                "model.positions=sinusoidal has a sine for every cosine: model.width and model.embedding_width must be "
+                f"even, got {self.width} and {self.embedding_width}"
+            )
+
     @property
     def is_projected(self) -> bool:
         """Whether the embeddings are projected because their width differs from the encoder's."""
         return self.embedding_width not in (None, self.width)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """The decoder of a model that translates. Its width, heads, dropout and so on are those of the section `model`.
+
+    layers: number of layers; 0 is no decoder, so the model is an encoder.
+    start: what the decoder reads in place of a previous token when it writes the first one: a vector of zeros (`zero`,
+        as in Marian), or the embedding of the tokenizer's begin token (`begin`).
+    tie: which tables of word embeddings are one: source, target and output (`all`), target and output (`target`), or
+        `none`.
+    fixed_attention: hard-coded weights of the decoder's self-attention, which are not learnt (You et al. 2020).
+    """
+
+    layers: Annotated[int, ">= 0"] = 0
+    start: Literal["zero", "begin"] = "zero"
+    tie: Literal["all", "target", "none"] = "all"
+    fixed_attention: FixedConfig = FixedConfig()

@@ -3,10 +3,12 @@
 Shape letters: B batch, L length, D width, E width of the embeddings.
 """
 
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ag_jax.attention import segments
@@ -15,11 +17,27 @@ from ag_jax.models import layers
 from ag_jax.models.config import EncoderConfig
 
 
+def sinusoids(config: EncoderConfig, order: Array, width: int) -> Array:
+    """Return the sinusoidal position embeddings, float32, with an axis of length `width` behind the axes of `order`.
+
+    Vaswani et al. 2017, section 3.5, with the sines in the first half of the vector and the cosines in the second. The
+    angle is order * 10000^(-2i/d) with `sinusoid=marian`, and order * 10000^(-i/(d/2 - 1)) with `tensor2tensor`.
+
+    order: positions, from 0.
+    """
+    half = width // 2
+    divisor = half if config.sinusoid == "marian" else max(half - 1, 1)
+    # In float64, because an error of the frequency is multiplied by the position.
+    frequencies = np.asarray(10_000.0 ** (-np.arange(half) / divisor), np.float32)
+    angles = order.astype(jnp.float32)[..., None] * frequencies.reshape(*[1] * order.ndim, half)
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
 class Embeddings(nn.Module):
     """Dropout(LayerNorm(word + position + token type)) of each token (Devlin et al. 2019, figure 2).
 
     Token types may be left out, and positions may be left out or added in the enhanced mask decoder instead
-    (He et al. 2021).
+    (He et al. 2021). In a translation model, LayerNorm is left out, and word embeddings are multiplied by sqrt(E).
 
     If the embeddings' width differs from the encoder's, they are projected to it after dropout (Clark et al. 2020,
     section 3.2).
@@ -40,17 +58,17 @@ class Embeddings(nn.Module):
             )
 
         self.word = table(config.vocabulary_size, "vocabulary")
-        positions = config.max_length + config.position_offset
-        if config.absolute_positions == "input":
-            self.position = table(positions, "position")
-        elif config.absolute_positions == "decoder":  # in the encoder's width, because they are added to hidden states
-            self.position = table(positions, "position", config.width)
+        if config.positions == "learned" and config.absolute_positions != "none":
+            # For the mask decoder in the encoder's width, because they are added to hidden states.
+            own_width = {} if config.absolute_positions == "input" else {"width": config.width}
+            self.position = table(config.max_length + config.position_offset, "position", **own_width)
         if config.token_types:
             self.segment = table(config.token_types, "segment")
-        self.norm = layers.layer_norm(config)
+        if config.embedding_norm:
+            self.norm = layers.layer_norm(config)
         self.dropout = Dropout(config.dropout)
         if config.is_projected:
-            self.projection = layers.dense(config, config.width, ("embed", "embed_out"), "projection")
+            self.projection = layers.dense(config, config.width, ("embed", "embed_out"))
 
     def __call__(
         self,
@@ -70,10 +88,7 @@ class Embeddings(nn.Module):
         words_BLE = self.word(tokens_BL)
         if embedding_delta is not None:
             words_BLE = words_BLE + embedding_delta
-        summed_BLE = words_BLE
-        # With `decoder`, positions are added to hidden states later, in `Encoder.with_mask_decoder`.
-        if self.config.absolute_positions == "input":
-            summed_BLE = summed_BLE + self.positions(segments_BL)
+        summed_BLE = self.with_positions(words_BLE, segments.order(segments_BL), segments_BL > 0)
         if self.config.token_types:
             summed_BLE = summed_BLE + self.segment(token_types_BL)
         # Before LayerNorm, whose result for normalised sums is nearly that for plain ones, so that a model trained with
@@ -81,13 +96,36 @@ class Embeddings(nn.Module):
         if on_sum is not None:
             summed_BLE = on_sum(summed_BLE)
         # Not projected, because a generator shares these embeddings and has a projection of its own.
-        return self.dropout(self.norm(summed_BLE), deterministic=deterministic)
+        return self.finish(summed_BLE, deterministic)
+
+    def with_positions(self, words_BLE: Array, order_BL: Array, is_token_BL: Array | bool = True) -> Array:
+        """Return the word embeddings, scaled with `embedding_scale`, plus position embeddings where they belong here.
+
+        With `absolute_positions=decoder`, positions are added to hidden states later (`Encoder.with_mask_decoder`).
+
+        order_BL, is_token_BL: as in `at`.
+        """
+        if self.config.embedding_scale:
+            words_BLE = words_BLE * math.sqrt(words_BLE.shape[-1])
+        return words_BLE + self.at(order_BL, is_token_BL) if self.config.absolute_positions == "input" else words_BLE
+
+    def finish(self, summed_BLE: Array, deterministic: bool) -> Array:
+        """Return the sum of the embeddings after LayerNorm, if the model has it here, and dropout."""
+        normed_BLE = self.norm(summed_BLE) if self.config.embedding_norm else summed_BLE
+        return self.dropout(normed_BLE, deterministic=deterministic)
 
     def positions(self, segments_BL: Array) -> Array:
         """Return the position embeddings, `BLD`, with positions counted from the start of each token's own text."""
         # Positions are counted within each text, so left padding would not shift them. Padding reads row 0.
-        order_BL = segments.order(segments_BL) + self.config.position_offset
-        return self.position(jnp.where(segments_BL > 0, order_BL, 0))
+        return self.at(segments.order(segments_BL), segments_BL > 0)
+
+    def at(self, order: Array, is_token: Array | bool = True) -> Array:
+        """Return the embeddings of the positions `order`, counted from 0; where `is_token` is false, padding's."""
+        config = self.config
+        if config.positions == "sinusoidal":
+            width = config.width if config.absolute_positions == "decoder" else config.embedding_width or config.width
+            return sinusoids(config, order, width).astype(config.dtype)
+        return self.position(jnp.where(is_token, order + config.position_offset, 0))
 
     def project(self, embedded_BLE: Array) -> Array:
         """Project embedded tokens to the encoder's width, `BLD`; returns them unchanged if the widths are equal."""

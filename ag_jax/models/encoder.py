@@ -36,6 +36,8 @@ class Ports:
     """Inputs by which guidance and adversaries change an encoder's forward pass; all None by default.
 
     guides: patterns for the guided heads, whose statistics are then sown.
+    decoder_guides, cross_guides: patterns for the guided heads of a decoder, in its self-attention and in its attention
+        to the source.
     embedding_delta: `BLE`, added to the word embeddings.
     on_embeddings: called with the sum of the embeddings, `BLE`; LayerNorm is applied to its result. A pytree.
     attention_bias: broadcasts to `BHQK`, added to the attention scores of every layer.
@@ -43,6 +45,8 @@ class Ports:
     """
 
     guides: guidance.Guides | None = None
+    decoder_guides: guidance.Guides | None = None
+    cross_guides: guidance.Guides | None = None
     embedding_delta: Array | None = None
     on_embeddings: Callable[[Array], Array] | None = None
     attention_bias: Array | None = None
@@ -119,6 +123,8 @@ class Encoder(nn.Module):
             self.convolution = layers.Convolution(config)
             self.convolution_norm = layers.NormParameters(config)
         self.layers = layers.EncoderLayer(config, self.attend)
+        if config.norm_position == "pre":
+            self.final_norm = layers.layer_norm(config)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
         """Return the last layer's hidden states `BLD` of `batch["tokens"]`.
@@ -201,6 +207,8 @@ class Encoder(nn.Module):
         carry = (hidden_BLD if config.mask_decoder_passes else None, hidden_BLD)
         numbers = jnp.arange(config.layers)
         (before_BLD, hidden_BLD), _ = scanned(self.layers, carry, context, branch, numbers, ports.attack)
+        if config.norm_position == "pre":
+            hidden_BLD = self.final_norm(hidden_BLD)
         return before_BLD, hidden_BLD, context
 
     def _distances(self) -> Array | None:

@@ -23,7 +23,7 @@ computes position-to-content scores for all T positions, of which it uses M.
 
 import dataclasses
 
-from ag_jax.models.config import EncoderConfig
+from ag_jax.models.config import DecoderConfig, EncoderConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,3 +115,28 @@ def replaced_tokens_flops(
         return parts
     small = step_flops(generator, rows=rows, length=length, predicted=predicted)
     return Flops(**{name: value + getattr(small, name) for name, value in vars(parts).items()})
+
+
+def translation_flops(config: EncoderConfig, decoder: DecoderConfig, *, rows: int, length: int) -> Flops:
+    """Return the FLOPs of a step of an encoder-decoder on `rows` rows with `length` positions on each side.
+
+    A layer of the decoder costs 6 (4 d^2 + 2 d F) a target token for self-attention and feed-forward, 6 * 2 d^2 a
+    target token and 6 * 2 d^2 a source token for the projections of the attention to the source, and 12 d T for each of
+    the two kinds of attention, of which the causal one is not halved. Each target position predicts a word, which costs
+    6 d V. Heads with hard-coded weights have no projections to queries and keys, and no scores.
+    """
+    width, features, tokens = config.width, config.feedforward or 4 * config.width, rows * length
+    embedded = config.embedding_width or width
+    own_projections, own_pairs = (2, 0) if config.fixed_attention.offsets else (4, 2)
+    decoder_projections, decoder_pairs = (2, 0) if decoder.fixed_attention.offsets else (4, 2)
+    encoder_layer = own_projections * width**2 + 2 * width * features
+    decoder_layer = (decoder_projections + 4) * width**2 + 2 * width * features
+    body = config.layers * encoder_layer + decoder.layers * decoder_layer
+    if config.is_projected:
+        body += 3 * embedded * width  # both sides' embeddings, and the decoder's output
+    pairs = config.layers * own_pairs + decoder.layers * (decoder_pairs + 2)
+    return Flops(
+        body=6.0 * tokens * body,
+        attention=6.0 * tokens * pairs * width * length,
+        head=6.0 * tokens * embedded * config.vocabulary_size,
+    )

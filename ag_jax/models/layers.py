@@ -1,9 +1,10 @@
-"""Post-norm Transformer layer, and the convolution of DeBERTa v2 beside the first layer.
+"""Transformer layer of an encoder, the parts that it shares with a decoder, and the convolution of DeBERTa v2.
 
 Shape letters: B batch, L length, Q queries, D width, F width of the feed-forward layer, R rows of the table of relative
 embeddings, T taps of a convolution.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -35,10 +36,13 @@ def layer_norm(config: EncoderConfig, name: str | None = None, **settings) -> nn
     )
 
 
-def dense(config: EncoderConfig, features: int, axes: tuple[str, str], name: str) -> nn.Dense:
+def dense(
+    config: EncoderConfig, features: int, axes: tuple[str, str], name: str | None = None, biases: bool = True
+) -> nn.Dense:
     """Return a linear layer with the encoder's initializer and dtype; `axes` names its kernel's axes for sharding."""
     return nn.Dense(
         features,
+        use_bias=biases,
         dtype=jnp.dtype(config.dtype),
         kernel_init=nn.with_logical_partitioning(nn.initializers.normal(config.initializer_range), axes),
         bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[-1:]),
@@ -86,6 +90,61 @@ def _gelu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arr
     return x * cdf, tangent * (cdf + x * (jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)))
 
 
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"gelu": gelu, "relu": jax.nn.relu, "silu": jax.nn.silu}
+
+
+def attention(config: EncoderConfig, attend: Attend, **settings) -> multihead.MultiHeadAttention:
+    """Return attention with the width, heads, dropout and initializer of an encoder.
+
+    settings: other fields of `MultiHeadAttention`.
+    """
+    return multihead.MultiHeadAttention(
+        heads=config.heads,
+        width=config.width,
+        dropout=config.attention_dropout,
+        dtype=jnp.dtype(config.dtype),
+        kernel_init=nn.initializers.normal(config.initializer_range),
+        attend=attend,
+        biases=config.attention_biases,
+        **settings,
+    )
+
+
+def feedforward_layers(
+    config: EncoderConfig, names: tuple[str | None, str | None] = (None, None)
+) -> tuple[nn.Dense, nn.Dense]:
+    """Return the two linear layers of the feed-forward part of an encoder's or decoder's layer.
+
+    names: names of the two layers, where the caller's attributes do not name them.
+    """
+    features, biases = config.feedforward or 4 * config.width, config.feedforward_biases
+    first = dense(config, features, ("embed", "feedforward"), names[0], biases)
+    return first, dense(config, config.width, ("feedforward", "embed"), names[1], biases)
+
+
+def feedforward(config: EncoderConfig, first: nn.Dense, second: nn.Dense) -> Callable[[Array], Array]:
+    """Return the feed-forward part of a layer, the function W2 activation(W1 x), from its two linear layers."""
+    activation = ACTIVATIONS[config.activation]
+    return lambda x: second(activation(first(x)))
+
+
+def residual(
+    config: EncoderConfig,
+    x: Array,
+    function: Callable[[Array], Array],
+    norm: nn.LayerNorm,
+    dropout: Callable[[Array], Array] = lambda x: x,
+) -> Array:
+    """Return LayerNorm(x + f(x)), or with `norm_position=pre` x + f(LayerNorm(x)); dropout is applied to what f
+    returns.
+
+    Vaswani et al. 2017, section 5.4; Xiong et al. 2020 (On Layer Normalization in the Transformer Architecture).
+    """
+    if config.norm_position == "pre":
+        return x + dropout(function(norm(x)))
+    return norm(x + dropout(function(x)))
+
+
 @flax.struct.dataclass
 class Context:
     """Arguments that all layers share, besides the hidden states.
@@ -117,9 +176,10 @@ class QuerySubset:
 
 
 class EncoderLayer(nn.Module):
-    """Post-norm layer: x <- LayerNorm(x + Attention(x)); x <- LayerNorm(x + W2 gelu(W1 x)).
+    """Layer of an encoder: x <- LayerNorm(x + Attention(x)); x <- LayerNorm(x + W2 activation(W1 x)).
 
-    Vaswani et al. 2017, section 3. Dropout is applied before each residual sum.
+    Vaswani et al. 2017, section 3; with `norm_position=pre`, LayerNorm is where `residual` says. Dropout is applied
+    before each residual sum.
     """
 
     config: EncoderConfig
@@ -149,34 +209,29 @@ class EncoderLayer(nn.Module):
         if queries is not None:  # segment ids and bias of the queries' positions
             query_segments_BQ = jnp.take_along_axis(context.segments_BL, positions_BQ, axis=1)
             bias = None if bias is None else rows_at(bias, positions_BQ)
-        mixed_BQD = multihead.MultiHeadAttention(
-            heads=config.heads,
-            width=config.width,
-            dropout=config.attention_dropout,
-            dtype=jnp.dtype(config.dtype),
-            kernel_init=nn.initializers.normal(config.initializer_range),
-            attend=self.attend,
-            relative=config.relative,
-            name="attention",
-        )(
-            query_BQD,
-            hidden_BLD,
-            query_segments_BQ,
-            context.segments_BL,
-            bias=bias,
-            guides=context.guides,
-            positions_BQ=positions_BQ,
-            relative_RD=relative_RD,
-            attack=attack,
-            deterministic=deterministic,
+        attend_to_source = attention(
+            config, self.attend, fixed=config.fixed_attention, relative=config.relative, name="attention"
         )
-        mixed_BQD = dropout(mixed_BQD, deterministic=deterministic)
-        hidden_BQD = layer_norm(config, "attention_norm")(query_BQD + mixed_BQD)
-        features = config.feedforward or 4 * config.width
-        wide_BQF = gelu(dense(config, features, ("embed", "feedforward"), "feedforward_in")(hidden_BQD))
-        narrow_BQD = dense(config, config.width, ("feedforward", "embed"), "feedforward_out")(wide_BQF)
-        narrow_BQD = dropout(narrow_BQD, deterministic=deterministic)
-        return layer_norm(config, "feedforward_norm")(hidden_BQD + narrow_BQD)
+
+        def mix(normed_BQD: Array) -> Array:
+            # A query subset belongs to an encoder with LayerNorm after the sum, where the source is not normalised.
+            return attend_to_source(
+                normed_BQD,
+                normed_BQD if queries is None else hidden_BLD,
+                query_segments_BQ,
+                context.segments_BL,
+                bias=bias,
+                guides=context.guides,
+                positions_BQ=positions_BQ,
+                relative_RD=relative_RD,
+                attack=attack,
+                deterministic=deterministic,
+            )
+
+        drop = functools.partial(dropout, deterministic=deterministic)
+        linear = feedforward_layers(config, ("feedforward_in", "feedforward_out"))
+        hidden_BQD = residual(config, query_BQD, mix, layer_norm(config, "attention_norm"), drop)
+        return residual(config, hidden_BQD, feedforward(config, *linear), layer_norm(config, "feedforward_norm"), drop)
 
 
 class Convolution(nn.Module):
@@ -209,8 +264,7 @@ class Convolution(nn.Module):
             neighbours.append(jnp.where(own_BL1, padded_BLD[:, tap : tap + length], 0))
         # One product over taps and width is rounded once; a sum over one product per tap would be rounded every time.
         total_BLD = jnp.einsum("bltd,tdo->blo", jnp.stack(neighbours, axis=2), kernel_TDD) + bias_D[None, None, :]
-        activations: dict[str, Callable[[Array], Array]] = {"tanh": nn.tanh, "gelu": gelu}
-        activation = activations[config.convolution_activation]
+        activation = nn.tanh if config.convolution_activation == "tanh" else ACTIVATIONS["gelu"]
         return activation(Dropout(config.dropout)(total_BLD, deterministic=deterministic))
 
 

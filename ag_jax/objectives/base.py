@@ -32,7 +32,10 @@ class Outputs:
         `sentence` the first position of each text. Names beside `Objective.prediction_names` are never compared between
         passes.
     encoder_batch: the batch as the encoder read it, with a generator's samples in place.
-    statistics: ||H||^2 and <H, P> of guided heads, with a leading axis over the layers; None without `ports.guides`.
+    statistics: ||H||^2 and <H, P> of the encoder's guided heads, with a leading axis over the layers; None without
+        `ports.guides`.
+    decoder_statistics, cross_statistics: the same for the guided heads of a decoder, in its self-attention and in its
+        attention to the source; None without `ports.decoder_guides` or `ports.cross_guides`.
     mask_counts: of an attack on attention, with a leading axis over the layers; None without `ports.attack`.
     metrics: (total, weight) of measurements that the predictions do not contain, such as the length of a perturbation.
     second_passes: outputs of further passes on the same `encoder_batch`, by the loss term that compares them with this
@@ -42,6 +45,8 @@ class Outputs:
     predictions: dict[str, Any]
     encoder_batch: Batch
     statistics: AttentionStatistics | None = None
+    decoder_statistics: AttentionStatistics | None = None
+    cross_statistics: AttentionStatistics | None = None
     mask_counts: MaskCounts | None = None
     metrics: dict[str, LossTerm] = flax.struct.field(default_factory=dict)
     second_passes: dict[str, "Outputs"] = flax.struct.field(default_factory=dict)
@@ -213,23 +218,35 @@ def apply_model(
 ) -> tuple[Any, dict[str, Any]]:
     """Apply a model; return the result, and by name what the layers recorded: statistics of guided heads, kept units.
 
-    The names are those of the fields of `Outputs`: `statistics`, None without `ports.guides`, and `mask_counts`, None
-    without `ports.attack`. Dropout is on if `rngs` is not None.
+    The names are those of the fields of `Outputs`: `statistics`, None without `ports.guides`, `decoder_statistics` and
+    `cross_statistics`, None without the guides of a decoder, and `mask_counts`, None without `ports.attack`. Dropout is
+    on if `rngs` is not None.
     """
-    collections = {"statistics": ports.guides, "attack": ports.attack}
+    guides = ports.guides, ports.decoder_guides, ports.cross_guides
+    collections = {"statistics": any(given is not None for given in guides), "attack": ports.attack is not None}
     result, sown = model.apply(
         {"params": params},
         batch,
         ports=ports,
         deterministic=rngs is None,
         rngs=rngs,
-        mutable=[name for name, port in collections.items() if port is not None],
+        mutable=[name for name, is_wanted in collections.items() if is_wanted],
         method=method,
     )
-    return result, {"statistics": _sown(sown, "statistics"), "mask_counts": _sown(sown, "attack")}
+    return result, {
+        "statistics": _sown(sown, "statistics", "encoder", "attention"),
+        "decoder_statistics": _sown(sown, "statistics", "decoder", "attention"),
+        "cross_statistics": _sown(sown, "statistics", "decoder", "cross_attention"),
+        "mask_counts": _sown(sown, "attack", "encoder", "attention"),
+    }
 
 
-def _sown(collections: Mapping[str, Any], name: str) -> Any:
-    """Return the value that the layers sowed into collection `name`, with a leading layer axis; None if nothing."""
-    found = jax.tree.leaves(dict(collections).get(name, {}), is_leaf=lambda node: isinstance(node, tuple))
-    return found[0][0] if found else None
+def _sown(collections: Mapping[str, Any], name: str, stack: str, attention: str) -> Any:
+    """Return the value that a stack's layers sowed into collection `name`, with a leading layer axis; None if nothing.
+
+    stack: `encoder` or `decoder`.
+    attention: `attention` for self-attention, or `cross_attention`.
+    """
+    found = dict(collections).get(name, {}).get(stack, {}).get("layers", {}).get(attention, {})
+    values = jax.tree.leaves(found, is_leaf=lambda node: isinstance(node, tuple))
+    return values[0][0] if values else None

@@ -1,11 +1,14 @@
 """Any objective, with its encoder's attention guided."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import Array
 
 from ag_jax.attention import guidance, patterns, segments
+from ag_jax.attention.visibility import band_of
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives.base import LossTerm, Outputs, Rngs, Wrapper
@@ -17,13 +20,19 @@ class Guided(Wrapper):
 
     Deshpande & Narasimhan 2020, equation 4; L_inner is the loss of the wrapped objective.
 
-    With `mode=bias` there is no extra term: alpha(step) * P is added to the guided heads' scores instead. Either way
-    the attention mass on every pattern's target is reported for each layer, as `mass/PATTERN`.
+    A translation model has three kinds of attention, each of which can be guided: of the encoder, of the decoder to
+    its own text, and of the decoder to the source. L_AG is the sum over all of them.
 
-    assignment: patterns with their number of heads (`guidance.assign_heads`).
+    With `mode=bias` there is no extra term: alpha(step) * P is added to the guided heads' scores instead. Either way
+    the attention mass on every pattern's target is reported for each layer, as `mass/PATTERN`, for the decoder as
+    `mass/decoder/PATTERN` and `mass/cross/PATTERN`.
+
+    assignment: patterns with their number of heads in the encoder (`guidance.assign_heads`).
     heads: number of heads of a layer.
     special: token ids that patterns look for.
     alpha: the coefficient at a step.
+    decoder_assignment: patterns with their number of heads in a decoder's self-attention.
+    cross_assignment: patterns with their number of heads in a decoder's attention to the source.
     """
 
     config: guidance.GuidanceConfig
@@ -31,15 +40,49 @@ class Guided(Wrapper):
     heads: int
     special: patterns.PatternTokens
     alpha: guidance.Schedule
+    decoder_assignment: tuple[tuple[str, int], ...] = ()
+    cross_assignment: tuple[tuple[str, int], ...] = ()
 
     def guides(self, batch: Batch) -> guidance.Guides:
-        """Return the attention targets of the guided heads, found in the batch's tokens before masking."""
+        """Return the attention targets of the encoder's guided heads, found in the batch's tokens before masking."""
         rows = encoder.rows(batch)
-        targets = tuple(
-            patterns.find_target(name, rows["original"], rows["segment_ids"], self.special)
-            for name, _ in self.assignment
+        find = functools.partial(
+            patterns.find_target,
+            tokens_BL=rows["original"],
+            segments_BL=rows["segment_ids"],
+            special=self.special,
         )
-        counts = tuple(count for _, count in self.assignment)
+        return self._guides(self.assignment, find)
+
+    def decoder_guides(self, batch: Batch) -> guidance.Guides:
+        """Return the targets of the guided heads of a decoder's self-attention, found in what the decoder reads.
+
+        Tokens that it reads one position later than it predicts them, as it does in training.
+        """
+        find = functools.partial(
+            patterns.find_target,
+            tokens_BL=batch["target_tokens"],
+            segments_BL=batch["target_segment_ids"],
+            special=self.special,
+        )
+        return self._guides(self.decoder_assignment, find)
+
+    def cross_guides(self, batch: Batch) -> guidance.Guides:
+        """Return the targets of the guided heads of a decoder's attention to the source, found in the source."""
+        find = functools.partial(
+            patterns.find_source_target,
+            tokens_BK=batch["tokens"],
+            key_segments_BK=batch["segment_ids"],
+            segments_BQ=batch["target_segment_ids"],
+            special=self.special,
+        )
+        return self._guides(self.cross_assignment, find)
+
+    def _guides(
+        self, assignment: tuple[tuple[str, int], ...], find: Callable[[str], patterns.Target]
+    ) -> guidance.Guides:
+        targets = tuple(find(name) for name, _ in assignment)
+        counts = tuple(count for _, count in assignment)
         return guidance.Guides(targets, counts, self.config.probabilities == "after_dropout")
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
@@ -65,6 +108,10 @@ class Guided(Wrapper):
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Return the outputs of the inner objective's model, run with guidance, with the statistics of guided heads."""
         ports = self._biased(dataclasses.replace(ports, guides=self.guides(batch)), batch, step)
+        if self.decoder_assignment:
+            ports = dataclasses.replace(ports, decoder_guides=self.decoder_guides(batch))
+        if self.cross_assignment:
+            ports = dataclasses.replace(ports, cross_guides=self.cross_guides(batch))
         return self.inner.forward(params, batch, rngs, step, ports)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
@@ -77,12 +124,48 @@ class Guided(Wrapper):
         # The guides are found once more, as in `forward`: they depend on the batch alone, so the compiler finds them
         # only once.
         segments_BL = encoder.rows(batch)["segment_ids"]
-        total, masses = guidance.guidance_loss(outputs.statistics, self.guides(batch), segments_BL, self.config)
-        metrics |= {f"mass/{name}": mass for (name, _), mass in zip(self.assignment, masses, strict=True)}
+        total = self._add_masses(
+            metrics, "", self.assignment, outputs.statistics, self.guides(batch), segments_BL, self.config
+        )
+        if self.decoder_assignment:
+            total += self._add_masses(
+                metrics,
+                "decoder/",
+                self.decoder_assignment,
+                outputs.decoder_statistics,
+                self.decoder_guides(batch),
+                batch["target_segment_ids"],
+                self.config,
+                band=band_of(causal=True, window=None),
+            )
+        if self.cross_assignment:
+            total += self._add_masses(
+                metrics,
+                "cross/",
+                self.cross_assignment,
+                outputs.cross_statistics,
+                self.cross_guides(batch),
+                batch["target_segment_ids"],
+                self.config,
+                key_segments_BK=batch["segment_ids"],
+            )
         if self.config.mode == "loss":
             totals["ag"] = total
             metrics["ag_loss"] = (total, self.normalizers(batch)["ag"])
         return totals, metrics
+
+    @staticmethod
+    def _add_masses(
+        metrics: dict[str, LossTerm], prefix: str, assignment: tuple[tuple[str, int], ...], *arguments, **options
+    ) -> Array:
+        """Return the guidance loss of one kind of attention, and add the mass on each pattern's target to `metrics`.
+
+        prefix: put before the names of patterns in the names of metrics.
+        arguments, options: those of `guidance.guidance_loss`.
+        """
+        total, masses = guidance.guidance_loss(*arguments, **options)
+        metrics |= {f"mass/{prefix}{name}": mass for (name, _), mass in zip(assignment, masses, strict=True)}
+        return total
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Run the model again (for an attack) on what the encoder read in the first pass; return the outputs.

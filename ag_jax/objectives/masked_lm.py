@@ -95,7 +95,7 @@ class Pretraining(Objective):
         """
         weights, words = self.normalizers(batch), outputs.predictions["task"]
         labels_BM, weights_BM = batch["masked_labels"], batch["masked_weights"]
-        loss, correct = word_loss(
+        loss, correct, _ = word_loss(
             words.hidden_BMD, words.embedding_VD, words.bias_V, labels_BM, weights_BM, self.group_rows
         )
         totals = {"mlm": loss}

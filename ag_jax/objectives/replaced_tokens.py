@@ -166,7 +166,7 @@ class ReplacedTokens(Objective):
         if self.model.generator_config is None:
             return {"rtd": detection}, metrics
         words, weights_BM = outputs.predictions["generator"], batch["masked_weights"]
-        loss, correct = word_loss(
+        loss, correct, _ = word_loss(
             words.hidden_BMD, words.embedding_VD, words.bias_V, batch["masked_labels"], weights_BM, self.group_rows
         )
         metrics |= {"mlm_loss": (loss, weights_BM.sum()), "mlm_accuracy": (correct, weights_BM.sum())}

@@ -1,6 +1,7 @@
-"""The loss of the masked words, without the scores of all words at all positions in memory at once.
+"""The loss of predicted words, without the scores of all words at all positions in memory at once.
 
-Every row has M slots for masked positions, and uses as many of them as it has masked positions.
+Every row has M slots for predicted words, and uses as many of them as it has masked positions, or tokens of a target
+text.
 
 Shape letters: B batch, M slots of a row, D width, V vocabulary, G groups of rows, S slots of a group, x any other axes.
 """
@@ -107,54 +108,80 @@ def _over(add: Add, sums: Any, arrays: tuple[Array, ...], group_rows: int) -> tu
     return over_chunks(add, sums, arrays) if rows == 1 else over_used_slots(add, sums, arrays, rows)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def word_loss(
-    hidden_BMD: Array, embedding_VD: Array, bias_V: Array, labels_BM: Array, weights_BM: Array, group_rows: int = 1
-) -> tuple[Array, Array]:
-    """Return two weighted sums over masked positions, `BM`: the cross entropy, and how often the label scores best.
+    hidden_BMD: Array,
+    embedding_VD: Array,
+    bias_V: Array,
+    labels_BM: Array,
+    weights_BM: Array,
+    group_rows: int = 1,
+    smoothing: float = 0.0,
+) -> tuple[Array, Array, Array]:
+    """Return three weighted sums over the slots, `BM`: the loss, how often the label scores best, the cross entropy.
 
-    The scores are h E^T + b, and both sums those of `losses.cross_entropy`, computed a few positions at a time. The
-    gradient with regard to a score s_v is w (softmax(s)_v - [v = label]), known as soon as the scores are. So the
-    gradients of h, E and b are computed with the loss, up to the factor that comes from outside, and no score is
-    computed twice. Not differentiable in labels and weights, nor in the second result.
+    The scores are s = h E^T + b. Cross entropy and right predictions are those of `losses.cross_entropy`, computed a
+    few positions at a time. The loss is the cross entropy with the smoothed distribution
+
+        q(v) = (1 - smoothing) [v = label] + smoothing / V,
+
+    which without smoothing is the same. Its gradient with regard to a score s_v is w (softmax(s)_v - q(v)), known as
+    soon as the scores are. So the gradients of h, E and b are computed with the loss, up to the factor that comes from
+    outside, and no score is computed twice. Not differentiable in labels and weights, nor in the other two results.
 
     group_rows: rows that form a group in `over_used_slots`, on one device; with 1, all slots are computed.
     """
 
     def add(sums: tuple, chunk: tuple) -> tuple[Any, Any]:
         hidden, labels, weights = chunk
-        one = cross_entropy(word_scores(hidden, embedding_VD, bias_V), labels, weights)
+        one = _sums(word_scores(hidden, embedding_VD, bias_V), labels, weights, smoothing)
         return jax.tree.map(jnp.add, sums, one), None
 
-    zeros = (jnp.float32(0), jnp.float32(0))
+    zeros = (jnp.float32(0), jnp.float32(0), jnp.float32(0))
     return _over(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)[0]
 
 
+def _sums(scores_BMV: Array, labels_BM: Array, weights_BM: Array, smoothing: float) -> tuple[Array, Array, Array]:
+    entropy, correct = cross_entropy(scores_BMV, labels_BM, weights_BM)
+    if not smoothing:
+        return entropy, correct, entropy
+    # -sum_v q(v) log softmax(s)_v, where -sum_v log softmax(s)_v / V = logsumexp(s) - mean(s).
+    even_BM = jax.nn.logsumexp(scores_BMV, axis=-1) - scores_BMV.mean(-1)
+    return (1 - smoothing) * entropy + smoothing * (even_BM * weights_BM).sum(), correct, entropy
+
+
 def _forward(
-    hidden_BMD: Array, embedding_VD: Array, bias_V: Array, labels_BM: Array, weights_BM: Array, group_rows: int
+    hidden_BMD: Array,
+    embedding_VD: Array,
+    bias_V: Array,
+    labels_BM: Array,
+    weights_BM: Array,
+    group_rows: int,
+    smoothing: float,
 ):
     def add(sums: tuple, chunk: tuple) -> tuple[Any, Any]:
-        (loss, correct, d_embedding_DV, d_bias_V), (hidden, labels, weights) = sums, chunk
+        (*totals, d_embedding_DV, d_bias_V), (hidden, labels, weights) = sums, chunk
         scores = word_scores(hidden, embedding_VD, bias_V)
-        one_loss, one_correct = cross_entropy(scores, labels, weights)
+        totals = jax.tree.map(jnp.add, tuple(totals), _sums(scores, labels, weights, smoothing))
         is_label = labels[..., None] == jnp.arange(scores.shape[-1])[None, None, :]
-        d_scores = weights[..., None] * (jax.nn.softmax(scores) - is_label)
+        wanted = (1 - smoothing) * is_label + smoothing / scores.shape[-1] if smoothing else is_label
+        d_scores = weights[..., None] * (jax.nn.softmax(scores) - wanted)
         narrow = d_scores.astype(hidden.dtype)
         # `DV` instead of `VD`: a CPU would copy the scores' gradient, transposed, for a product of the other form.
         d_embedding_DV += jnp.einsum("bmd,bmv->dv", hidden, narrow, preferred_element_type=jnp.float32)
         d_hidden = jnp.einsum("bmv,vd->bmd", narrow, embedding_VD, preferred_element_type=jnp.float32)
-        sums = (loss + one_loss, correct + one_correct, d_embedding_DV, d_bias_V + d_scores.sum((0, 1)))
-        return sums, d_hidden.astype(hidden.dtype)
+        return (*totals, d_embedding_DV, d_bias_V + d_scores.sum((0, 1))), d_hidden.astype(hidden.dtype)
 
-    zeros = (jnp.float32(0), jnp.float32(0), jnp.zeros(embedding_VD.shape[::-1], jnp.float32), jnp.zeros_like(bias_V))
+    gradients = (jnp.zeros(embedding_VD.shape[::-1], jnp.float32), jnp.zeros_like(bias_V))
+    zeros = (*[jnp.float32(0)] * 3, *gradients)
     sums, d_hidden_BMD = _over(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)
-    loss, correct, d_embedding_DV, d_bias_V = sums
+    *totals, d_embedding_DV, d_bias_V = sums
     # Arrays without elements, for their types alone.
-    return (loss, correct), (d_hidden_BMD, d_embedding_DV.T, d_bias_V, embedding_VD[:0])
+    return tuple(totals), (d_hidden_BMD, d_embedding_DV.T, d_bias_V, embedding_VD[:0])
 
 
-def _backward(group_rows: int, residuals: tuple, cotangents: tuple):
-    del group_rows
+def _backward(group_rows: int, smoothing: float, residuals: tuple, cotangents: tuple):
+    del group_rows, smoothing
     d_hidden_BMD, d_embedding_VD, d_bias_V, like = residuals
     factor = cotangents[0]
     d_hidden_BMD = (factor * d_hidden_BMD).astype(d_hidden_BMD.dtype)

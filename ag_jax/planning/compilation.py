@@ -7,8 +7,7 @@ from typing import Any
 
 import jax
 
-from ag_jax.data import tokenizers
-from ag_jax.data.text import batching
+from ag_jax.data import pipeline, tokenizers
 from ag_jax.planning import costs
 from ag_jax.planning.hlo import HloModule
 from ag_jax.planning.topology import Topology
@@ -90,7 +89,7 @@ def compile_step(config: ExperimentConfig, topology: Topology, devices: list[jax
     program = build.make_program(config, vocabulary(config), mesh)
     batch = {
         name: jax.ShapeDtypeStruct(field.shape, field.dtype)
-        for name, field in batching.empty_batch(config.data, config.training.batch_size).items()
+        for name, field in pipeline.empty_batch(config.data, config.training.batch_size).items()
     }
     began = time.perf_counter()
     lowered = program.train_step.lower(program.abstract, batch, jax.eval_shape(lambda: jax.random.key(0)))

@@ -143,7 +143,7 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
         task=task,
         computed=computed,
         roofline=limits,
-        tokens_per_second=rows * length / limits.seconds,
+        tokens_per_second=rows * length * (2 if config.translates else 1) / limits.seconds,  # of both sides
         mfu=flops.mfu(task.total, limits.seconds, topology.devices, device.flops),
         run_seconds=run_seconds,
         chip_hours=run_seconds / 3600 * topology.chips,

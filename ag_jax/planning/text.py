@@ -83,7 +83,8 @@ def _heading(plan: Plan) -> str:
     slice_ = (
         f"{_plural(topology.chips, 'chip')}, {_plural(topology.devices, 'device')}, {_plural(topology.hosts, 'host')}"
     )
-    batch = f"{training.batch_size:,} rows of {config.data.sequence_length} tokens a step"
+    sides = "source and as many target " if config.translates else ""
+    batch = f"{training.batch_size:,} rows of {config.data.sequence_length} {sides}tokens a step"
     return (
         f"{config.title}, planned for {topology.name} ({topology.accelerator}): {slice_}, mesh {axes}\n"
         f"{batch}, {_plural(rows, 'row')} on a device {split}\n"

@@ -16,14 +16,12 @@ from ag_jax.attention import guidance
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.attention.kernels import dispatch
 from ag_jax.attention.patterns import PatternTokens
-from ag_jax.data.text import batching
+from ag_jax.data import pipeline
 from ag_jax.models.config import EncoderConfig
-from ag_jax.objectives import word_loss
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.base import Objective
 from ag_jax.objectives.guided import Guided
-from ag_jax.objectives.sentences import Sentences
 from ag_jax.pretraining import mask_trace
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.workloads import Model, Vocabulary, VocabularyInfo, reference_model, workload_of
@@ -62,12 +60,7 @@ def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
 
 def make_objective(config: ExperimentConfig, vocabulary: Vocabulary, model: Model, devices: int) -> Objective:
     """Return the objective of a run: its workload's objective, with guidance and an attack if the config has them."""
-    slots = batching.empty_batch(config.data, rows=1)["masked_positions"].shape[1]
-    sentences = Sentences(config.adversarial.sentence_prediction, slots if config.data.pack else 1)
-    # With a fixed count, rows use nearly all slots.
-    leaves_slots_out = devices == 1 and config.data.masking.count == "bernoulli"
-    group_rows = word_loss.rows_per_group(slots) if leaves_slots_out else 1
-    objective = workload_of(config).make_objective(config, vocabulary, model, sentences, group_rows)
+    objective = workload_of(config).make_objective(config, vocabulary, model, devices)
     special = special_tokens(vocabulary)
     return guided_and_attacked(
         objective, config.guidance, config.adversarial, model.config, special, config.training.steps
@@ -96,6 +89,8 @@ def guided_and_attacked(
             heads=encoder.heads,
             special=special,
             alpha=guidance.coefficient_schedule(guidance_config, steps),
+            decoder_assignment=guidance.assign_decoder_heads(guidance_config, encoder.heads),
+            cross_assignment=guidance.assign_cross_heads(guidance_config, encoder.heads),
         )
     # The attack is outermost: FreeLB must be, because it computes its gradient itself, and the second pass of the other
     # attacks then has the guidance of `mode=bias`, too.
@@ -141,7 +136,7 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
     # Initialised with the reference attention, which has the same parameters and accepts an example of any shape.
     example_model = reference_model(config, vocabulary)
     model = workload.make_model(config, vocabulary, lambda encoder: choose_attention(config, mesh, encoder).attend)
-    example = batching.empty_batch(config.data, rows=1)
+    example = pipeline.empty_batch(config.data, rows=1)
 
     def init(key: jax.Array) -> Any:
         adversary = adversarial.init(config.adversarial, model.config, jax.random.fold_in(key, 1))

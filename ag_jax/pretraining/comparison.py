@@ -11,9 +11,10 @@ from ag_jax import config_reader
 from ag_jax.analysis import attacks, maps
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.analysis.figures import plots
-from ag_jax.data.text import pipeline
+from ag_jax.data import pipeline
+from ag_jax.data.corpus import Corpus
 from ag_jax.distributed import hosts, lock, storage
-from ag_jax.pretraining import arms, build, report, run, workloads
+from ag_jax.pretraining import arms, build, report, run, scores, translation_report, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
@@ -42,7 +43,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
     if len(measured) > 1:
         raise ValueError(
             f"the arms of {source} are measured by different losses ({', '.join(sorted(measured))}), which cannot "
-            "be compared: set replaced_tokens.generator=none in every arm, or in no arm"
+            "be compared: set replaced_tokens.generator=none, and decoder.layers, alike in every arm"
         )
     return configs
 
@@ -104,14 +105,20 @@ def _compare(
     command = arms.command("compare", source, overrides)
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in compared}
     figures = _figures(workdir, opened, results, corpus)
+    translations: dict[str, Any] = {}
+    if first.translates and first.translation.tests:
+        scored = {arm: [scores.score_run(directories[arm, seed]) for seed in seeds] for arm in compared}
+        translations = translation_report.numbers(first.translation, scored)
     content = {
         "title": first.title,
         "command": command,
         **({"overridden": overridden} if overridden else {}),
         **numbers,
+        **({"translations": translations} if translations else {}),
     }
     storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
-    text = report.markdown(first.title, headline, results, numbers, figures, command, overridden)
+    more = translation_report.markdown(translations, seeds, compared[0])
+    text = report.markdown(first.title, headline, results, numbers, figures, command, overridden, more)
     storage.write_whole(path, text + "\n")
     return path
 
@@ -140,7 +147,7 @@ def _figures(
     workdir: epath.Path,
     runs: dict[str, tuple[epath.Path, ExperimentConfig]],
     results: list[ArmResults],
-    corpus: pipeline.Corpus,
+    corpus: Corpus,
 ) -> list[tuple[str, str]]:
     """Draw the figures of a report, and return (caption, path relative to the report) of each.
 
@@ -179,6 +186,9 @@ def _figures(
             path = directory / f"maps_layer{layer + 1}_head{head + 1}.png"
             drawn.append((caption, plots.map_figure(columns, layer, head, path)))
         head += count
+    if next(iter(runs.values()))[1].translates:
+        directories = {arm: run_directory for arm, (run_directory, _) in runs.items()}
+        drawn.append(translation_report.cross_attention(directories, directory / "cross_attention.png"))
     return [(caption, f"figures/{path.name}") for caption, path in drawn]
 
 

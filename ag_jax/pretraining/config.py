@@ -1,4 +1,4 @@
-"""The settings of a pre-training run: a frozen dataclass with a section for each part of the program."""
+"""The settings of a pre-training or translation run: a frozen dataclass with a section for each part of the program."""
 
 import dataclasses
 from typing import Annotated, Any, ClassVar
@@ -10,9 +10,11 @@ from ag_jax.attention import guidance
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.json_files import check_fields, read_json
-from ag_jax.models.config import EncoderConfig
+from ag_jax.models.config import DecoderConfig, EncoderConfig
+from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
+from ag_jax.objectives.translation import TranslationConfig
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.optimizer import OptimizerConfig
 from ag_jax.training.sharding import MeshConfig
@@ -48,7 +50,10 @@ class InspectionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-    """A pre-training run: its title, its seed, and a section of settings for each part of ag_jax.
+    """A training run: its title, its seed, and a section of settings for each part of ag_jax.
+
+    A run pre-trains an encoder, or with `decoder.layers` and `data.format=parallel` trains an encoder and a decoder to
+    translate.
 
     title: title of reports.
     seed: seed of initial parameters, batches, masks and dropout.
@@ -58,7 +63,10 @@ class ExperimentConfig:
     seed: Annotated[int, ">= 0"] = 0
     data: DataConfig = DataConfig()
     model: EncoderConfig = EncoderConfig()
+    decoder: DecoderConfig = DecoderConfig()
     replaced_tokens: ReplacedTokensConfig = ReplacedTokensConfig()
+    translation: TranslationConfig = TranslationConfig()
+    decoding: DecodingConfig = DecodingConfig()
     guidance: GuidanceConfig = GuidanceConfig()
     adversarial: AdversarialConfig = AdversarialConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -80,6 +88,8 @@ class ExperimentConfig:
                 f"model.token_types={self.model.token_types}: set it to 2"
             )
         self._check_replaced_tokens()
+        self._check_translation()
+        self._check_fixed_attention()
         if self.optimizer.warmup_steps >= self.training.steps:
             raise ValueError(
                 f"optimizer.warmup_steps must be below training.steps={self.training.steps}; set it lower: got "
@@ -94,7 +104,75 @@ class ExperimentConfig:
                 f"the {rows} rows of a microbatch (training.batch_size / training.microbatches) must be a multiple of "
                 f"mesh.data * mesh.fsdp = {parts}"
             )
-        guidance.assign_heads(self.guidance, self.model.heads)  # only for its errors
+        # Only for their errors.
+        guidance.assign_heads(self.guidance, self.model.heads)
+        guidance.assign_decoder_heads(self.guidance, self.model.heads)
+        guidance.assign_cross_heads(self.guidance, self.model.heads)
+
+    def _check_translation(self) -> None:
+        """Raise ValueError if settings of a translation do not go together, or are set in another run."""
+        if self.translates != self.data.is_parallel:
+            raise ValueError(
+                f"decoder.layers={self.decoder.layers} does not go with data.format={self.data.format}: a run that "
+                "translates needs decoder.layers of at least 1 and data.format=parallel, and other runs neither"
+            )
+        if not self.translates:
+            for section in ("decoder", "translation", "decoding"):
+                if getattr(self, section) != getattr(ExperimentConfig, section):
+                    raise ValueError(
+                        f"settings of the section {section} have an effect only in a run that translates: set "
+                        "decoder.layers and data.format=parallel, or leave them at their defaults"
+                    )
+            if given := [name for name in ("decoder_heads", "cross_heads") if getattr(self.guidance, name)]:
+                raise ValueError(f"guidance.{given[0]} needs a model with a decoder: set decoder.layers, or remove it")
+            return
+        model, defaults = self.model, EncoderConfig()
+        # Without the first two, `EncoderConfig` accepts positions only where a decoder has them: in the embeddings.
+        for name in ("relative", "mask_decoder_passes", "convolution"):
+            if getattr(model, name) != getattr(defaults, name):
+                raise ValueError(
+                    f"model.{name} has no counterpart in a decoder, so it cannot be set together with decoder.layers"
+                )
+        if self.detects_replaced_tokens:
+            raise ValueError(
+                f"replaced_tokens.generator={self.replaced_tokens.generator} does not go with decoder.layers: a run "
+                "either detects replaced tokens or translates"
+            )
+        if self.adversarial.sentence_prediction != "none":
+            section = "asa" if self.adversarial.method == "asa" else "masking"
+            raise ValueError(
+                f"adversarial.{section}.sentence={self.adversarial.sentence_prediction} compares predictions at the "
+                f"first position of a text, which a translation does not have: set adversarial.{section}.sentence=none"
+            )
+        if self.guidance.mode == "bias" and (self.guidance.decoder_heads or self.guidance.cross_heads):
+            raise ValueError(
+                "guidance.mode=bias changes the scores of the encoder only: set mode=loss, or remove "
+                "guidance.decoder_heads and guidance.cross_heads"
+            )
+        if self.translation.average > self.training.keep_last:
+            raise ValueError(
+                f"translation.average={self.translation.average} checkpoints are averaged, but only "
+                f"training.keep_last={self.training.keep_last} are kept: raise keep_last"
+            )
+
+    def _check_fixed_attention(self) -> None:
+        """Raise ValueError if heads whose weights are hard-coded are to be guided or attacked."""
+        if self.model.fixed_attention.offsets:
+            if self.guidance.mode != "none":
+                raise ValueError(
+                    "model.fixed_attention.offsets hard-codes the attention that guidance would train: set only one "
+                    "of the two"
+                )
+            if self.adversarial.attention_attack:
+                raise ValueError(
+                    f"adversarial.method={self.adversarial.method} masks attention scores, which "
+                    "model.fixed_attention.offsets replaces: set only one of the two"
+                )
+        if self.decoder.fixed_attention.offsets and self.guidance.decoder_heads and self.guidance.mode != "none":
+            raise ValueError(
+                "decoder.fixed_attention.offsets hard-codes the attention that guidance.decoder_heads would train: set "
+                "only one of the two"
+            )
 
     def _check_replaced_tokens(self) -> None:
         generator, replacement = self.replaced_tokens.generator, self.data.masking.replacement
@@ -120,6 +198,11 @@ class ExperimentConfig:
     def in_effect(self) -> "ExperimentConfig":
         """This config with all settings of guidance and attacks that have no effect reset to their defaults."""
         return dataclasses.replace(self, guidance=self.guidance.in_effect, adversarial=self.adversarial.in_effect)
+
+    @property
+    def translates(self) -> bool:
+        """Whether the model has a decoder and is trained to translate."""
+        return self.decoder.layers > 0
 
     @property
     def detects_replaced_tokens(self) -> bool:

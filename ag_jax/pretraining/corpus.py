@@ -5,6 +5,7 @@ never trained again, and a change of the text is detected, because it would chan
 model may already have been trained on some of them.
 """
 
+import collections
 import dataclasses
 import json
 import sys
@@ -12,9 +13,10 @@ from typing import Any
 
 from etils import epath
 
+from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig
+from ag_jax.data.corpus import Corpus
 from ag_jax.data.json_files import read_json
-from ag_jax.data.text import pipeline
 from ag_jax.distributed import hosts, storage
 from ag_jax.pretraining.config import ExperimentConfig
 
@@ -22,7 +24,7 @@ SUMMARY, TOKENIZER = "corpus.json", "tokenizer"
 NAMED = 10  # most files of a kind that a message lists
 
 
-def prepare(config: ExperimentConfig, workdir: epath.Path) -> pipeline.Corpus:
+def prepare(config: ExperimentConfig, workdir: epath.Path) -> Corpus:
     """Make the tokenizer and the rows of a run, on each host separately; writes nothing to the run directory.
 
     Raises ValueError, on every host, if hosts made different rows, or if the files of the text changed since the run
@@ -32,7 +34,7 @@ def prepare(config: ExperimentConfig, workdir: epath.Path) -> pipeline.Corpus:
     return _prepare(config.data, workdir)
 
 
-def record(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> None:
+def record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> None:
     """Store a new run's tokenizer and facts about its text (the summary `corpus.json`), or check a resumed run's rows
     against the stored facts.
 
@@ -54,7 +56,7 @@ def check_files(config: ExperimentConfig, workdir: epath.Path) -> None:
         _refuse_unless_accepted(config, workdir, [*changes, f"  {rows}"])
 
 
-def prepare_for_evaluation(config: ExperimentConfig, workdir: epath.Path) -> tuple[pipeline.Corpus, dict[str, Any]]:
+def prepare_for_evaluation(config: ExperimentConfig, workdir: epath.Path) -> tuple[Corpus, dict[str, Any]]:
     """Return a run's tokenizer and rows, and a description of the held-out text; warn if the model may have been
     trained on some of the held-out text.
 
@@ -117,14 +119,14 @@ def _has_begun(workdir: epath.Path) -> bool:
     return any((workdir / name).exists() for name in (SUMMARY, "metrics.jsonl", "checkpoints"))
 
 
-def _prepare(data: DataConfig, workdir: epath.Path) -> pipeline.Corpus:
+def _prepare(data: DataConfig, workdir: epath.Path) -> Corpus:
     # All hosts look for a tokenizer in the directory before host 0 writes that of a new run: it does so after `agree`.
     corpus = pipeline.prepare(with_own_tokenizer(data, workdir), quiet=not hosts.is_first())
     hosts.agree("their text (data.source must hold the same everywhere)", corpus.facts())
     return corpus
 
 
-def _record(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> None:
+def _record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> None:
     if not _has_begun(workdir):
         if (workdir / TOKENIZER).exists():  # of an attempt that ended here
             (workdir / TOKENIZER).rmtree()
@@ -163,7 +165,7 @@ def _refuse_unless_accepted(config: ExperimentConfig, workdir: epath.Path, chang
     _say(f"WARNING: {message}\ncontinuing, because data.accept_changed_text is set")
 
 
-def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus) -> tuple[bool | None, str | None]:
+def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> tuple[bool | None, str | None]:
     """Return whether the corpus of an evaluation is the corpus of the training run (None if unknown), and a warning
     (None if there is no reason for a warning).
     """
@@ -186,7 +188,7 @@ def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpu
     return True, None
 
 
-def _changed_facts(recorded: dict[str, Any], corpus: pipeline.Corpus) -> list[str]:
+def _changed_facts(recorded: dict[str, Any], corpus: Corpus) -> list[str]:
     """Return a line for each fact about the text, such as the number of rows, that has changed since the run began; an
     empty list if nothing but the tokenizer has changed.
     """
@@ -220,7 +222,13 @@ def _contents(files: dict[str, Any]) -> dict[str, list[list[Any]]]:
 
 
 def _named(files: dict[str, Any]) -> dict[str, tuple[int, str]]:
-    return {name: (size, content) for found in files.values() for name, size, content in found}
+    """Return {name of a file: (size, content hash)}; a name that several settings have gets the setting's name, too."""
+    count = collections.Counter(name for found in files.values() for name, _, _ in found)
+    return {
+        f"{setting}: {name}" if count[name] > 1 else name: (size, content)
+        for setting, found in files.items()
+        for name, size, content in found
+    }
 
 
 def _listed(names: list[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.data.text import pipeline
+from ag_jax.data.corpus import Corpus
 from ag_jax.data.text.unigram import Unigram
 
 UNIGRAM_SAMPLE = 10_000_000  # tokens that are counted for the unigram loss
@@ -46,7 +46,7 @@ def replaced_tokens_loss(frequencies_V: np.ndarray, rate: float, words_share: fl
     return float(words_share * (frequencies_V * binary_entropy(rate * (1 - frequencies_V))).sum())
 
 
-def replaced_tokens_loss_of(corpus: pipeline.Corpus, rate: float, ignored: list[int]) -> float:
+def replaced_tokens_loss_of(corpus: Corpus, rate: float, ignored: list[int]) -> float:
     """Return the plateau loss of replaced-token detection in a corpus, in nats a token, if the share `rate` of the
     words is replaced by draws from the word frequencies.
 

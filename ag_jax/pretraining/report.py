@@ -93,16 +93,19 @@ def markdown(
     figures: Sequence[tuple[str, str]],
     command: str,
     overridden: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> str:
     """Return the report of a comparison of runs as Markdown; `results` are its numbers, computed from `arms`.
 
     results: the numbers of the report, as `numbers` returns them.
     figures: (caption, path relative to the report) of each figure.
     overridden: the sentences that `arms.overridden` returns.
+    more: lines of further sections, after the losses.
     """
     lines = [f"# {title}", "", f"`{command}`", "", *flag_warnings(overridden)]
     lines += _loss_table(primary, arms, results)
     lines += _reading(primary, arms, results)
+    lines += more
     shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
     lines += masked_table(["Arm"], shares) if shares else []
     lines += ["## What differs between the arms", "", *settings_table({arm.name: arm.settings for arm in arms}), ""]

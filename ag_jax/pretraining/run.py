@@ -21,13 +21,11 @@ from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
-from ag_jax.data import tokenizers
+from ag_jax.data import pipeline, tokenizers
+from ag_jax.data.corpus import Corpus
 from ag_jax.data.json_files import read_json
-from ag_jax.data.text import batching, pipeline
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import hosts, lock, shared_files, storage
-from ag_jax.models.masked_lm import PretrainingModel
-from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
@@ -52,6 +50,7 @@ MAY_DIFFER = (
     "data.accept_changed_text",
     "data.cache_dir",
     "data.verify_cache",
+    "decoding.",
     "mesh.",
     "model.attention",
     "model.remat",
@@ -62,6 +61,9 @@ MAY_DIFFER = (
     "training.step_timeout",
     "training.tensorboard",
     "training.wandb",
+    "translation.average",
+    "translation.tests",
+    "translation.tokenize",
     "comparison.",
     "inspection.",
 )
@@ -69,7 +71,7 @@ MAY_DIFFER = (
 MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "attention")
 
 
-def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Corpus, labels: Labels = Labels()) -> Job:
+def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus, labels: Labels = Labels()) -> Job:
     """Return the job that trains `config` in the run directory `workdir`; `labels` group the run at Weights & Biases.
 
     corpus: the tokenizer and the rows.
@@ -77,7 +79,8 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
     program = build.shared_program(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
     # Every host makes only the rows of a batch that its own devices hold.
     rows = sharding.process_rows(program.mesh, config.training.batch_size)
-    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, config.training.batch_size, config.seed)
+    start = workloads.start_token(config, corpus.tokenizer)
+    batches = pipeline.batches(corpus, config.data, config.training.batch_size, config.seed, start)
     init_key, dropout_key = build.random_keys(config.seed)
     primary = program.objective.primary_metric
 
@@ -87,7 +90,7 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: pipeline.Cor
         return with_params(program.create(init_key), initial, program.shardings)
 
     def held_out() -> Iterator[HostBatch]:
-        return pipeline.validation_batches(corpus, config.data, config.training.batch_size, rows)
+        return pipeline.validation_batches(corpus, config.data, config.training.batch_size, rows, start)
 
     def describe(evaluation: Evaluation) -> str:
         return f"step {evaluation.step}: validation {primary.label} {evaluation.values[primary.metric]:.3f}"
@@ -260,15 +263,20 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels) -> dic
 
 
 def check_initial_weights(config: ExperimentConfig) -> None:
-    """Raise ValueError, with the settings that differ, if `training.initial_weights` is a run of another encoder."""
+    """Raise ValueError, with the settings that differ, if `training.initial_weights` is a run of another encoder, or
+    both runs translate and have different decoders.
+    """
     source = storage.directory(config.training.initial_weights)
-    theirs, ours = (config_reader.flat(config_reader.to_dict(run)["model"]) for run in (read_config(source), config))
-    if 0 in (theirs["vocabulary_size"], ours["vocabulary_size"]):  # the tokenizer's, which is not loaded yet
-        theirs["vocabulary_size"] = ours["vocabulary_size"]
+    runs = read_config(source), config
+    sections = ("model", "decoder") if all(one.translates for one in runs) else ("model",)
+    settings = (config_reader.to_dict(one) for one in runs)
+    theirs, ours = (config_reader.flat({section: of[section] for section in sections}) for of in settings)
+    if None in (theirs["model.vocabulary_size"], ours["model.vocabulary_size"]):  # that of a tokenizer not loaded yet
+        theirs["model.vocabulary_size"] = ours["model.vocabulary_size"]
     different = [
-        f"  model.{key}: there {theirs[key]!r}, here {ours[key]!r}"
+        f"  {key}: there {theirs[key]!r}, here {ours[key]!r}"
         for key in ours
-        if theirs[key] != ours[key] and key not in MODEL_MAY_DIFFER
+        if theirs[key] != ours[key] and key.removeprefix("model.") not in MODEL_MAY_DIFFER
     ]
     if different:
         raise ValueError(
@@ -397,7 +405,7 @@ class OpenRun:
     workdir: epath.Path
     config: ExperimentConfig
     tokenizer: Tokenizer
-    model: PretrainingModel | ReplacedTokensModel
+    model: workloads.Model
     params: Any
     adversary_params: dict[str, Any]
     step: int
@@ -455,11 +463,9 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     return OpenRun(workdir, config, tokenizer, model, params, adversary_params, step, tuple(steps), origin, pooler)
 
 
-def _check_fits(
-    model: PretrainingModel | ReplacedTokensModel, params: Any, config: ExperimentConfig, workdir: epath.Path
-) -> None:
+def _check_fits(model: workloads.Model, params: Any, config: ExperimentConfig, workdir: epath.Path) -> None:
     """Raise ValueError if a checkpoint's parameters have other names or shapes than the model of `config.json`."""
-    example = batching.empty_batch(config.data, rows=1)
+    example = pipeline.empty_batch(config.data, rows=1)
     made = jax.eval_shape(lambda: model.init(jax.random.key(0), example, deterministic=True)["params"])
     expected, found = _shapes(build.unboxed(made)), _shapes(params)
     if different := _differences(found, expected):

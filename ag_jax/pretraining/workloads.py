@@ -1,25 +1,31 @@
-"""The two workloads of pre-training, masked words and replaced tokens: all that depends on the prediction task."""
+"""The workloads of training, masked words, replaced tokens and translation: all that depends on the prediction task."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ag_jax.attention import guidance
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
-from ag_jax.data.text import pipeline
+from ag_jax.data import pipeline
+from ag_jax.data.corpus import Corpus
+from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models import flops
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.flops import Flops
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
+from ag_jax.models.seq2seq import TranslationModel
+from ag_jax.objectives import word_loss
 from ag_jax.objectives.base import Objective, PrimaryMetric
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences
+from ag_jax.objectives.translation import Translation
 from ag_jax.pretraining import plateau
 from ag_jax.pretraining.config import ExperimentConfig
 
-Model = PretrainingModel | ReplacedTokensModel
+Model = PretrainingModel | ReplacedTokensModel | TranslationModel
 # encoder -> its implementation of attention; None stands for the model's own encoder, whose heads may be guided.
 ChooseAttend = Callable[[EncoderConfig | None], Attend]
 
@@ -54,25 +60,26 @@ class VocabularyInfo:
 class Workload:
     """The prediction task of a run, with its model, objective and FLOPs.
 
-    changed: the participle for predicted tokens in model cards, such as `masked`.
+    changed: the participle for predicted tokens in model cards, such as `masked`; None if the input is not changed.
     primary_metric: the loss by which runs are summarised.
     make_model: (config, vocabulary, attention by encoder) -> model.
-    make_objective: (config, vocabulary, model, sentences, group_rows of `word_loss`) -> objective, without
-        guidance and attacks.
+    make_objective: (config, vocabulary, model, number of devices) -> objective, without guidance and attacks.
     flops: (config, vocabulary, predicted) -> FLOPs of a step; for `predicted` see `flops.step_flops`.
     plateau_loss: (config, corpus) -> the primary metric of the best guess without context.
     """
 
-    changed: str
+    changed: str | None
     primary_metric: PrimaryMetric
     make_model: Callable[[ExperimentConfig, Vocabulary, ChooseAttend], Model]
-    make_objective: Callable[[ExperimentConfig, Vocabulary, Any, Sentences, int], Objective]
+    make_objective: Callable[[ExperimentConfig, Vocabulary, Any, int], Objective]
     flops: Callable[[ExperimentConfig, Vocabulary, float], Flops]
-    plateau_loss: Callable[[ExperimentConfig, pipeline.Corpus], float]
+    plateau_loss: Callable[[ExperimentConfig, Corpus], float]
 
 
 def workload_of(config: ExperimentConfig) -> Workload:
     """Return the workload of a run."""
+    if config.translates:
+        return TRANSLATION
     return REPLACED_TOKENS if config.detects_replaced_tokens else MASKED_WORDS
 
 
@@ -106,15 +113,24 @@ def _size(config: ExperimentConfig) -> dict[str, int]:
     return {"rows": config.training.batch_size, "length": config.data.sequence_length}
 
 
+def _sentences_and_groups(config: ExperimentConfig, devices: int) -> tuple[Sentences, int]:
+    """Return the predictions at the first positions of texts, and `group_rows` of `word_loss`, for masked words."""
+    slots = pipeline.empty_batch(config.data, rows=1)["masked_positions"].shape[1]
+    sentences = Sentences(config.adversarial.sentence_prediction, slots if config.data.pack else 1)
+    # With a fixed count, rows use nearly all slots.
+    leaves_slots_out = devices == 1 and config.data.masking.count == "bernoulli"
+    return sentences, word_loss.rows_per_group(slots) if leaves_slots_out else 1
+
+
 def _masked_words_model(config: ExperimentConfig, vocabulary: Vocabulary, attend: ChooseAttend) -> PretrainingModel:
     return PretrainingModel(model_config(config, vocabulary), config.next_sentence, attend(None))
 
 
 def _masked_words_objective(
-    config: ExperimentConfig, vocabulary: Vocabulary, model: PretrainingModel, sentences: Sentences, group_rows: int
+    config: ExperimentConfig, vocabulary: Vocabulary, model: PretrainingModel, devices: int
 ) -> Pretraining:
-    del config, vocabulary
-    return Pretraining(model, sentences, group_rows)
+    del vocabulary
+    return Pretraining(model, *_sentences_and_groups(config, devices))
 
 
 def _masked_words_flops(config: ExperimentConfig, vocabulary: Vocabulary, predicted: float) -> Flops:
@@ -122,7 +138,7 @@ def _masked_words_flops(config: ExperimentConfig, vocabulary: Vocabulary, predic
     return flops.step_flops(model, predicted=predicted, next_sentence=config.next_sentence, **_size(config))
 
 
-def _masked_words_plateau(config: ExperimentConfig, corpus: pipeline.Corpus) -> float:
+def _masked_words_plateau(config: ExperimentConfig, corpus: Corpus) -> float:
     del config
     return plateau.unigram_loss(corpus.train)
 
@@ -153,10 +169,11 @@ def _ignored_ids(config: ExperimentConfig, vocabulary: Vocabulary) -> tuple[int,
 
 
 def _replaced_tokens_objective(
-    config: ExperimentConfig, vocabulary: Vocabulary, model: ReplacedTokensModel, sentences: Sentences, group_rows: int
+    config: ExperimentConfig, vocabulary: Vocabulary, model: ReplacedTokensModel, devices: int
 ) -> ReplacedTokens:
     ignored = _ignored_ids(config, vocabulary)
-    return ReplacedTokens(model, config.replaced_tokens.coefficient, ignored, sentences, group_rows)
+    groups = _sentences_and_groups(config, devices)
+    return ReplacedTokens(model, config.replaced_tokens.coefficient, ignored, *groups)
 
 
 def _replaced_tokens_flops(config: ExperimentConfig, vocabulary: Vocabulary, predicted: float) -> Flops:
@@ -164,7 +181,7 @@ def _replaced_tokens_flops(config: ExperimentConfig, vocabulary: Vocabulary, pre
     return flops.replaced_tokens_flops(model, generator, predicted=predicted, **_size(config))
 
 
-def _replaced_tokens_plateau(config: ExperimentConfig, corpus: pipeline.Corpus) -> float:
+def _replaced_tokens_plateau(config: ExperimentConfig, corpus: Corpus) -> float:
     ignored = list(_ignored_ids(config, corpus.tokenizer))
     return plateau.replaced_tokens_loss_of(corpus, config.data.masking.rate, ignored)
 
@@ -176,4 +193,41 @@ REPLACED_TOKENS = Workload(
     make_objective=_replaced_tokens_objective,
     flops=_replaced_tokens_flops,
     plateau_loss=_replaced_tokens_plateau,
+)
+
+
+def start_token(config: ExperimentConfig, tokenizer: Tokenizer) -> int | None:
+    """Return the token that a decoder reads before the first one of a text; None stands for the padding token, for
+    models that read the zero vector there.
+    """
+    return tokenizer.specials.begin if config.decoder.start == "begin" else None
+
+
+def _translation_model(config: ExperimentConfig, vocabulary: Vocabulary, attend: ChooseAttend) -> TranslationModel:
+    own = attend(None)
+    # Of the implementations, only the reference knows targets with a column for each row.
+    is_diagonal = "diagonal" in dict(guidance.assign_cross_heads(config.guidance, config.model.heads))
+    cross = reference.attend if is_diagonal else own
+    return TranslationModel(model_config(config, vocabulary), config.decoder, own, own, cross)
+
+
+def _translation_objective(
+    config: ExperimentConfig, vocabulary: Vocabulary, model: TranslationModel, devices: int
+) -> Translation:
+    del vocabulary, devices
+    return Translation(model, config.translation)
+
+
+def _translation_flops(config: ExperimentConfig, vocabulary: Vocabulary, predicted: float) -> Flops:
+    del predicted
+    return flops.translation_flops(model_config(config, vocabulary), config.decoder, **_size(config))
+
+
+TRANSLATION = Workload(
+    changed=None,
+    primary_metric=Translation.primary_metric,
+    make_model=_translation_model,
+    make_objective=_translation_objective,
+    flops=_translation_flops,
+    plateau_loss=_masked_words_plateau,  # the unigram loss, of the target's tokens
 )

@@ -4,11 +4,12 @@ import dataclasses
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from ag_jax.attention.adversary import ADVERSARY
 
-Decay = Literal["linear", "constant"]
+Decay = Literal["linear", "constant", "inverse_sqrt"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,9 @@ class OptimizerConfig:
 
     learning_rate: peak learning rate, reached after `warmup_steps`.
     warmup_steps: number of steps in which the learning rate rises from 0 to its peak.
-    decay: `linear` decays the learning rate from its peak to 0 at the last step, `constant` leaves it at the peak.
+    decay: `linear` decays the learning rate from its peak to 0 at the last step, `constant` leaves it at the peak,
+        `inverse_sqrt` makes it peak * sqrt(warmup_steps / step), which with the peak (width * warmup_steps)^-0.5 is the
+        schedule of Vaswani et al. 2017, equation 3.
     beta1: decay rate of the gradient's running mean.
     beta2: decay rate of the squared gradient's running mean.
     epsilon: added to the denominator of an update.
@@ -40,9 +43,20 @@ class OptimizerConfig:
 
 
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Return a schedule: linear from 0 to the peak in `warmup_steps`, then linear to 0 at `total_steps` or constant."""
+    """Return a schedule: linear from 0 to the peak in `warmup_steps`, then as `decay` says: linear to 0 at
+    `total_steps`, constant, or falling as the inverse square root of the step.
+    """
     peak, warmup = config.learning_rate, config.warmup_steps
     rise = optax.linear_schedule(0.0, peak, warmup)
+    if config.decay == "inverse_sqrt":
+        # Step 0 is the first update; without warm-up, the peak is at that step.
+        reference = max(warmup, 1)
+
+        def inverse_sqrt(step):
+            fallen = peak * jnp.sqrt(reference / jnp.maximum(step, reference))
+            return jnp.minimum(rise(step), fallen) if warmup else fallen
+
+        return inverse_sqrt
     end = 0.0 if config.decay == "linear" else peak
     fall = optax.linear_schedule(peak, end, max(total_steps - warmup, 1))
     return optax.join_schedules([rise, fall], [warmup]) if warmup else fall

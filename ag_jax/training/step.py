@@ -82,10 +82,16 @@ def train_step(
         "loss": (loss, one),
         # Norms before clipping, which is part of the optimizer.
         **{name: (norm, one) for name, norm in gradient_norms(gradient).items()},
-        # Segment ids are 0 on padding.
-        "tokens": ((batch["segment_ids"] > 0).sum().astype(jnp.float32), one),
+        "tokens": (_tokens(batch), one),
     }
     return TrainState(state.step + 1, params, opt_state), metrics
+
+
+def _tokens(batch: Batch) -> Array:
+    """Return the number of tokens that a model reads, without padding: in translation, of both sides."""
+    sides = [batch[name] for name in ("segment_ids", "target_segment_ids") if name in batch]
+    # Segment ids are 0 on padding.
+    return sum((ids > 0).sum() for ids in sides).astype(jnp.float32)  # type: ignore[union-attr]
 
 
 def evaluation_step(params: Any, batch: Batch, step: Array, *, objective: Objective) -> dict[str, LossTerm]:

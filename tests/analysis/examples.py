@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from ag_jax.analysis.maps import AttentionMaps
+from ag_jax.analysis.pairs import START, PairMaps
 from ag_jax.attention import patterns, segments
 from tests import reference
 
@@ -20,6 +21,10 @@ class WordTokenizer:
 
     def encode(self, text):
         return [WORDS.index(word) for word in text.split()]
+
+    def encode_targets(self, texts):
+        """As `encode`, but with another token for the word `strassen`, as tokenizers of two languages have it."""
+        return [self.encode(text.replace("strassen", "roads")) for text in texts]
 
     def tokens(self, ids):
         return [WORDS[id] for id in ids]
@@ -39,6 +44,25 @@ def made_up(ids, layers=2, heads=3, seed=0) -> AttentionMaps:
     segments_BL = np.ones((1, len(ids_L)), np.int32)
     weights_NHQK = reference.random_attention(segments_BL, layers, heads, seed)[:, 0].astype(np.float32)
     return AttentionMaps(tuple(WORDS[id % len(WORDS)] for id in ids), ids_L, weights_NHQK)
+
+
+def made_up_pair(source, target, layers=(2, 3), heads=3, seed=0) -> PairMaps:
+    """Random attention to the tokens `source`, and of a decoder that reads the tokens `target` after a start.
+
+    layers: number of layers of the encoder and of the decoder.
+    """
+    encoder = made_up(source, layers[0], heads, seed)
+    decoder = made_up([1, *target], layers[1], heads, seed + 1)
+    below_QK = np.tril(np.ones(decoder.weights_NHQK.shape[-2:], np.float32))
+    lower_NHQK = decoder.weights_NHQK * below_QK
+    tokens = (START, *decoder.tokens[1:])
+    scores = np.random.default_rng(seed).standard_normal((layers[1], heads, len(tokens), len(source)))
+    cross_NHQK = (np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)).astype(np.float32)
+    return PairMaps(
+        encoder,
+        AttentionMaps(tokens, decoder.ids_L, lower_NHQK / lower_NHQK.sum(-1, keepdims=True), kind="decoder"),
+        AttentionMaps(encoder.tokens, encoder.ids_L, cross_NHQK, kind="cross", query_tokens=tokens),
+    )
 
 
 def sentence(text=SENTENCE, **settings) -> AttentionMaps:

@@ -1,5 +1,7 @@
 """Pictures of maps hold the numbers that they were given, for any number of layers, heads and tokens."""
 
+import dataclasses
+
 import matplotlib.image
 import numpy as np
 import pytest
@@ -53,12 +55,14 @@ def test_overview_holds_every_map():
 
 def test_thin_lines_of_a_long_sentence_survive():
     weights_QK = np.eye(23, k=1)
-    cells = canvas.largest(weights_QK, 5)
+    cells = canvas.largest(weights_QK, canvas.Blocks(5, 5))
     assert cells.shape == (5, 5)
     np.testing.assert_array_equal(np.diag(cells), [1, 1, 1, 1, 1])
     by_hand = [[weights_QK[5 * i : 5 * i + 5, 5 * j : 5 * j + 5].max() for j in range(5)] for i in range(5)]
     np.testing.assert_array_equal(cells, by_hand)
-    np.testing.assert_array_equal(canvas.largest(weights_QK, 1), weights_QK)
+    np.testing.assert_array_equal(canvas.largest(weights_QK, canvas.Blocks(1, 1)), weights_QK)
+    wide = [[weights_QK[7 * i : 7 * i + 7, 3 * j : 3 * j + 3].max() for j in range(8)] for i in range(4)]
+    np.testing.assert_array_equal(canvas.largest(weights_QK, canvas.Blocks(7, 3)), wide)
 
 
 def test_heads_beside_their_targets():
@@ -83,6 +87,15 @@ def test_heads_beside_their_targets():
             panel = drawn[8 + 3 * row + column]
             np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
         assert drawn[8 + 3 * row].get_ylabel() == f"head {head + 1} (free)"
+
+
+def test_heads_of_hard_coded_attention():
+    fixed = dataclasses.replace(examples.sentence(layers=1), is_fixed=True)
+    drawn = panels(plots.draw_heads(fixed, (("next", 1),), tiny.SPECIAL))
+    assert [panel.get_ylabel() for panel in (drawn[0], *drawn[2:])] == ["head 1", "head 2 (fixed)", "head 3 (fixed)"]
+    assert drawn[0].get_title().endswith("on [Next]") and [panel.get_title() for panel in drawn[2:]] == ["layer 1"] * 2
+    (axes,) = panels(plots.draw_overview(fixed, ()))
+    assert axes.get_xticklabels()[2].get_text() == "3\nfixed"
 
 
 def test_heads_of_chosen_layers():
@@ -212,7 +225,7 @@ def test_labels_that_are_hard_to_draw(tmp_path):
     target = maps.targets(attention, tiny.SPECIAL, ["next"])
     figure = plots.draw_patterns(odd, target)
     labels = [label.get_text() for label in panels(figure)[0].get_yticklabels()]
-    expected = ["<s>", "$a_1$", "$", "_x_", "▁état", "□□", "□", "a□b□", "□", "", " ", "\\frac{", "x" * 13 + "…", "</s>"]
+    expected = ["<s>", "$a_1$", "$", "_x_", "·état", "□□", "□", "a□b□", "□", "", " ", "\\frac{", "x" * 13 + "…", "</s>"]
     assert labels == expected
     picture(plots.save(figure, tmp_path / "odd.png"))
 
@@ -225,3 +238,97 @@ def test_functions_write_what_they_draw(tmp_path):
     path = plots.map_figure({"mlm $": stages(3), "ag_": stages(3)}, 0, 0, str(tmp_path / "m.png"))
     assert path.name == "m.png"
     picture(path)
+
+
+def pair_of(source, target, **settings):
+    """Random maps of a pair with these numbers of tokens on its two sides."""
+    rng = np.random.default_rng(0)
+    words = [*rng.integers(4, 10, source - 1), 2], rng.integers(4, 10, target - 1)
+    return examples.made_up_pair(*words, **settings)
+
+
+def test_overview_of_rectangular_maps():
+    cross = pair_of(11, 4).cross
+    (axes,) = panels(plots.draw_overview(cross, (("first", 1), ("diagonal", 1))))
+    mosaic = np.ma.filled(axes.images[0].get_array(), np.nan)
+    high, wide = (mosaic.shape[0] + 2) // 3, (mosaic.shape[1] + 3) // 3
+    assert high > 4 and wide > 11 and np.isnan(mosaic).sum() == mosaic.size - 9 * 44
+    for (layer, head), _ in np.ndenumerate(np.empty((3, 3))):
+        tile = mosaic[layer * high : layer * high + 4, head * wide : head * wide + 11]
+        np.testing.assert_array_equal(tile, cross.weights_NHQK[layer, head])
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1\n[First]", "2\n[Diagonal]", "3\nfree"]
+    colours = [canvas.PALETTE[2], canvas.PALETTE[6], "0.75"]
+    assert [patch.get_edgecolor() for patch in axes.patches] == [*map(matplotlib.colors.to_rgba, colours)] * 3
+    # Frames lie around the tiles, on both axes.
+    for number, patch in enumerate(axes.patches):
+        left, top = number % 3 * wide - 0.5, number // 3 * high - 0.5
+        assert patch.get_x() < left < left + 11 < patch.get_x() + patch.get_width() < left + wide
+        assert patch.get_y() < top < top + 4 < patch.get_y() + patch.get_height() < top + high
+
+
+def test_heads_of_a_decoder_and_of_cross_attention():
+    found, assignments = pair_of(11, 4, heads=4), ((("first", 1), ("period", 1)), (("diagonal", 1), ("delim", 2)))
+    for attention, assignment in zip(found[1:], assignments, strict=True):
+        figure = plots.draw_heads(attention, assignment, tiny.SPECIAL)
+        drawn = panels(figure)
+        names, owners = [name for name, _ in assignment], maps.head_patterns(assignment, 4)
+        wanted = maps.targets(attention, tiny.SPECIAL, names)
+        masses = maps.attention_mass(attention, tiny.SPECIAL, assignment)
+        for row, name in enumerate(names):
+            colour = dict(zip([*PATTERNS, "diagonal"], canvas.PALETTE, strict=False))[name]
+            for layer, panel in enumerate(drawn[4 * row : 4 * row + 3]):
+                head = owners.index(name)
+                np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
+                assert panel.get_title() == f"layer {layer + 1}: {masses[name][layer, head]:.2f} on {maps.title(name)}"
+            np.testing.assert_array_equal(shown(drawn[4 * row + 3]), wanted[name])
+            for panel in drawn[4 * row : 4 * row + 4]:
+                assert panel.spines["left"].get_edgecolor() == matplotlib.colors.to_rgba(colour)
+        for panel in drawn[8:]:
+            assert panel.spines["left"].get_edgecolor() == matplotlib.colors.to_rgba("0.5")
+        assert [label.get_text() for label in drawn[0].get_yticklabels()] == list(attention.row_tokens)
+        assert [label.get_text() for label in drawn[-1].get_xticklabels()] == list(attention.tokens)
+        assert drawn[0].get_xticklabels() == [] and drawn[1].get_yticklabels() == []
+        said = figure.get_suptitle()
+        assert said.startswith(maps.KINDS[attention.kind].title) and "row: a token that the decoder reads" in said
+
+
+def test_cells_are_square_unless_a_side_is_short():
+    assert canvas.map_size(5, 10, 4.0) == (4.0, 2.0) and canvas.map_size(7, 7, 1.5) == (1.5, 1.5)
+    assert canvas.map_size(40, 3, 4.0) == (canvas.NARROWEST, 4.0)
+    for one in pair_of(6, 30):
+        panel = panels(plots.draw_heads(one, (), tiny.SPECIAL))[0]
+        queries, keys = one.weights_NHQK.shape[2:]
+        # The height of the drawn panel by its width: that of its tokens, or more where the shorter side is widened.
+        ratio = panel.get_aspect() * queries / keys
+        assert ratio == pytest.approx(1.0) if one.kind != "cross" else 1 < ratio < queries / keys
+
+
+@pytest.mark.parametrize(("source", "target"), [(40, 36), (30, 1), (200, 7)])
+def test_pairs_of_any_length(tmp_path, source, target):
+    """Up to 40 tokens all labels are drawn; more are thinned, each side by itself."""
+    for one in pair_of(source, target, layers=(1, 2), heads=2)[1:]:
+        figure = plots.draw_heads(one, ((SECOND, 1),), tiny.SPECIAL)
+        drawn = panels(figure)
+        for tokens, labels in (
+            (one.row_tokens, drawn[0].get_yticklabels()),
+            (one.tokens, drawn[-1].get_xticklabels()),
+        ):
+            assert len(labels) == len(tokens) if len(tokens) <= 40 else 10 < len(labels) < 60
+        picture(plots.save(figure, tmp_path / "heads.png"), high=(150, 4000))
+        picture(plots.save(plots.draw_overview(one, ()), tmp_path / "overview.png"), high=(150, 4000))
+
+
+def test_means_of_arms_side_by_side(tmp_path):
+    arms = {name: pair_of(7, 5, layers=(2, layers), seed=layers).cross for name, layers in (("base", 3), ("$ag", 2))}
+    figure = plots.draw_means(arms)
+    drawn = panels(figure)
+    for panel, (name, one) in zip(drawn, arms.items(), strict=True):
+        np.testing.assert_allclose(shown(panel), one.weights_NHQK[-1].mean(0))
+        assert panel.get_title() == f"{name}: layer {len(one.weights_NHQK)}"
+    assert [label.get_text() for label in drawn[0].get_yticklabels()] == list(arms["base"].row_tokens)
+    assert [label.get_text() for label in drawn[1].get_xticklabels()] == list(arms["base"].tokens)
+    picture(plots.mean_figure(arms, tmp_path / "means.png"))
+    several = {str(number): arms["base"] for number in range(4)}  # in two rows
+    picture(plots.mean_figure(several, tmp_path / "several.png"))
+    with pytest.raises(ValueError, match="at least one arm"):
+        plots.draw_means({})

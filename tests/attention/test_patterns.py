@@ -123,7 +123,7 @@ def test_dense_equals_the_appendix_cell_by_cell(name, side, boundary):
             [number > 0 and reference.names_a_column(name, *row, place) for place, number in enumerate(row[1])]
             for row in zip(tokens_BL, segments_BL, strict=True)
         ]
-        np.testing.assert_array_equal(target.present_BQ, named)
+        np.testing.assert_array_equal(target.present_BK, named)
 
 
 def test_targets_of_a_sentence_by_hand():
@@ -143,7 +143,7 @@ def test_a_token_pattern_without_its_token_spreads_over_the_valid_columns():
     tokens, segments_BL = jnp.array([[0, 7, 8, 1]]), jnp.array([[1, 1, 1, 0]])
     target = targets("period", tokens, segments_BL)
     np.testing.assert_allclose(target.weights_BK, [[1 / 3, 1 / 3, 1 / 3, 0]], rtol=1e-6)
-    assert not target.present_BQ.any()
+    assert not target.present_BK.any()
     assert not patterns.has_target(target, segments_BL).any()
 
 
@@ -155,7 +155,7 @@ def test_padding_that_looks_like_a_full_stop_is_not_one():
 def test_a_tokenizer_without_full_stops():
     nothing = PatternTokens((), ())
     target = PATTERNS["period"](jnp.asarray(TOKENS_BL), jnp.asarray(SEGMENTS_BL), nothing)
-    assert not target.present_BQ.any()
+    assert not target.present_BK.any()
 
 
 @pytest.mark.parametrize("offset", (0, 1, -1, 3, -4, 7, -7, 8, -20))

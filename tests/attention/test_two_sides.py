@@ -145,6 +145,9 @@ def target_row(case, target, b, q, seen, query_ids, key_ids, chosen):
     wanted = [k for k in text if chosen[target][b, k]] or text
     if case.causal or case.window is not None:
         wanted = [k for k in wanted if k in seen]
+    if not wanted and (case.causal or case.window is not None):  # a row that sees none of its columns
+        size = len(seen) if query_ids[b, q] > 0 else 1
+        return np.full(len(seen), 1 / size)
     return np.array([float(k in wanted) / max(len(wanted), 1) for k in seen])
 
 

@@ -6,6 +6,10 @@ from ag_jax import config_reader
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
 
 
+def parallel(**changes) -> DataConfig:
+    return DataConfig(**{"format": "parallel", "source": "a.en", "target": "a.de"} | changes)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -27,10 +31,42 @@ from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
         (lambda: DataConfig(source=""), "source is empty"),
         (
             lambda: DataConfig(pack=True, format="sentence_pair_nsp"),
-            "pack=True works with fixed_blocks, full_sentences, doc_sentences only, got format='sentence_pair_nsp'"
-            ".*set pack",
+            "pack=True works with fixed_blocks, full_sentences, doc_sentences, parallel only, got "
+            "format='sentence_pair_nsp'.*set pack",
         ),
         (lambda: DataConfig(duplicates=2), "duplicates=2 works with segment_pair_nsp"),
+        (lambda: DataConfig(target="a.de"), "data.target='a.de' works with format='parallel' only, got format='full_"),
+        (lambda: DataConfig(validation_target="a.de"), "data.validation_target='a.de' works with format='parallel'"),
+        (
+            lambda: DataConfig(source_field="en"),
+            "data.source_field='en' works with .*leave data.source_field at 'source'",
+        ),
+        (lambda: DataConfig(target_field="de"), "data.target_field='de' works with format='parallel' only"),
+        (lambda: DataConfig(max_words_ratio=2.0), "data.max_words_ratio=2.0 works with .* leave .* at None"),
+        (lambda: DataConfig(max_tokens=50), "data.max_tokens=50 works with format='parallel' only"),
+        (lambda: DataConfig(format="parallel"), "needs texts with their translations, got data.source='sotu': give"),
+        (lambda: parallel(source="tfds:wmt14"), "needs texts with their translations, got data.source='tfds:wmt14'"),
+        (lambda: parallel(target=""), "data.target is empty; give files, or set it to none"),
+        (lambda: parallel(validation_source=""), "data.validation_source is empty"),
+        (lambda: parallel(validation_target="v.de"), "data.validation_target='v.de' has no source side: set data.val"),
+        (lambda: parallel(text_field="body"), "data.text_field has no effect with format='parallel'.*got 'body'"),
+        (
+            lambda: parallel(masking=MaskingConfig(rate=0.3)),
+            "data.masking has no effect with format='parallel'.*rate=0.3",
+        ),
+        (lambda: parallel(duplicates=2), "duplicates=2 works with segment_pair_nsp"),
+        (lambda: parallel(target=None, target_field=""), "must be two different names, got 'source' and ''"),
+        (
+            lambda: parallel(target=None, target_field="source"),
+            "must be two different names, got 'source' and 'source'",
+        ),
+        (lambda: parallel(source_field="en"), "'en' and data.target_field='target' are fields of records with both"),
+        (
+            lambda: parallel(max_tokens=65, sequence_length=64),
+            "max_tokens=65 is more than a side of a row holds, data.seq",
+        ),
+        (lambda: parallel(max_tokens=1), "data.max_tokens must be at least 2 and at most 65536, or none, got 1"),
+        (lambda: parallel(max_words_ratio=0.5), "data.max_words_ratio must be at least 1, or none, got 0.5"),
     ],
 )
 def test_impossible_settings_are_refused(make, message):
@@ -40,3 +76,11 @@ def test_impossible_settings_are_refused(make, message):
 
 def test_fractions_that_sum_to_one_in_floating_point_are_allowed():
     assert MaskingConfig(mask_fraction=0.9, random_fraction=0.1).random_fraction == 0.1
+
+
+def test_settings_of_pairs_that_are_allowed():
+    assert parallel(pack=True, max_tokens=64, sequence_length=64, max_words_ratio=1.0).is_parallel
+    assert parallel(validation_source="v.en", validation_target="v.de").is_parallel
+    assert parallel(validation_source="v.tsv", source_field="en", target_field="de").validation_target is None
+    assert parallel(target=None, source="a.tsv", source_field="en").target is None
+    assert not DataConfig().is_parallel

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from ag_jax import cli
 from ag_jax.analysis import maps
 from ag_jax.attention.disentangled import DisentangledConfig
+from ag_jax.attention.fixed import FixedConfig
 from ag_jax.interop import catalogue, directories, exporting, importing, tensors
 from ag_jax.interop.settings import Settings
 from ag_jax.models.config import EncoderConfig
@@ -461,10 +462,19 @@ def _raise(error):
             "model.relative.index=paper",
         ),
         ({"token_types": 0, "relative": {"terms": "c2p"}, "embedding_width": 5}, "model.embedding_width"),
+        ({"positions": "sinusoidal"}, "model.positions=sinusoidal"),
+        ({"activation": "relu"}, "model.activation=relu"),
+        ({"norm_position": "pre"}, "model.norm_position=pre"),
+        ({"embedding_norm": False}, "model.embedding_norm=False"),
+        ({"embedding_scale": True}, "model.embedding_scale"),
+        ({"attention_biases": False}, "model.attention_biases=False"),
+        ({"feedforward_biases": False}, "model.feedforward_biases=False"),
+        ({"fixed_attention": FixedConfig((-1, 1))}, "model.fixed_attention.offsets"),
     ],
 )
 def test_models_that_no_family_computes(changed, reason):
-    config = EncoderConfig(vocabulary_size=9, **changed | {"relative": DisentangledConfig(**changed["relative"])})
+    relative = DisentangledConfig(**changed.get("relative", {}))
+    config = EncoderConfig(vocabulary_size=9, **changed | {"relative": relative})
     with pytest.raises(ValueError, match="no family of transformers computes") as caught:
         catalogue.fitting(config, ["word_head"], 1)
     assert reason in str(caught.value) and "deberta-v2" in str(caught.value)

@@ -4,7 +4,8 @@ import pytest
 
 from ag_jax import config_reader
 from ag_jax.attention.disentangled import DisentangledConfig
-from ag_jax.models.config import EncoderConfig
+from ag_jax.attention.fixed import FixedConfig
+from ag_jax.models.config import DecoderConfig, EncoderConfig
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,21 @@ from ag_jax.models.config import EncoderConfig
         ({"layer_norm_epsilon": 0.0}, "model.layer_norm_epsilon must be above 0, got 0.0"),
         ({"initializer_range": float("nan")}, "model.initializer_range must be a finite number, got nan"),
         ({"dtype": "float16"}, "model.dtype must be one of float32, bfloat16, got 'float16'"),
+        (
+            {"positions": "sinusoidal", "width": 15, "heads": 3},
+            "has a sine for every cosine: .* must be even, got 15 and",
+        ),
+        ({"positions": "sinusoidal", "embedding_width": 7}, "must be even, got 768 and 7"),
+        ({"norm_position": "pre", "convolution": 3}, "model.norm_position=pre cannot be combined with model.mask_dec"),
+        (
+            {"norm_position": "pre", "mask_decoder_passes": 1, "absolute_positions": "decoder"},
+            "model.norm_position=pre cannot be combined with",
+        ),
+        (
+            {"fixed_attention": FixedConfig((0,)), "relative": DisentangledConfig("c2p")},
+            "model.fixed_attention.offsets replaces the scores to which model.relative.terms would be added",
+        ),
+        ({"activation": "tanh"}, "model.activation must be one of gelu, relu, silu, got 'tanh'"),
         ({"remat": "all"}, "model.remat must be one of none, layer, dots, got 'all'"),
     ],
 )
@@ -62,3 +78,8 @@ def test_impossible_settings(setting, message):
 def test_impossible_relative_positions(setting, message):
     with pytest.raises(ValueError, match=message):
         config_reader.check(DisentangledConfig(**setting), "model.relative")
+
+
+def test_impossible_decoders():
+    with pytest.raises(ValueError, match="decoder.start must be one of zero, begin, got 'bos'"):
+        config_reader.check(DecoderConfig(start="bos"), "decoder")

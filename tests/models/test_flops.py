@@ -1,14 +1,19 @@
 """FLOPs by the formula, by hand, and by the compiler's own count."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from ag_jax.models import flops
-from ag_jax.models.config import EncoderConfig
+from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.objectives import word_loss
 from ag_jax.objectives.masked_lm import Pretraining
+from ag_jax.objectives.translation import Translation, TranslationConfig
 from tests import tiny
+from tests import tiny_translation as small
 
 ROBERTA_12 = EncoderConfig(vocabulary_size=50_265)
 
@@ -66,6 +71,47 @@ def test_embeddings_of_their_own_width_by_hand():
     counted = flops.step_flops(tiny.config(embedding_width=7), rows=4, length=11, predicted=5)
     assert counted.body == 6 * 44 * (2 * (4 * 144 + 2 * 12 * 22) + 7 * 12)
     assert counted.head == 6 * 20 * (12 * 7 + 7 * 37)
+
+
+def test_translation_by_hand():
+    """2 + 2 layers, width 12, 22 features, 31 words, 4 rows of 11 on each side: multiply-adds, times 2, times 3."""
+    counted = flops.translation_flops(small.CONFIG, small.DECODER, rows=4, length=11)
+    own, features, to_source = 4 * 144, 2 * 12 * 22, 4 * 144
+    assert counted.body == 6 * 44 * (2 * (own + features) + 2 * (own + to_source + features))
+    assert counted.attention == 6 * 6 * 4 * 2 * 11 * 11 * 12  # six kinds, scores and mixing
+    assert counted.head == 6 * 44 * 12 * 31
+    assert counted.total == counted.body + counted.attention + counted.head
+    # Hard-coded: no queries, no keys and no scores, but in the attention to the source.
+    settings, of_decoder = small.fixed()
+    fixed = flops.translation_flops(
+        dataclasses.replace(small.CONFIG, **settings), DecoderConfig(layers=2, **of_decoder), rows=4, length=11
+    )
+    assert counted.body - fixed.body == 6 * 44 * 4 * 2 * 144
+    assert fixed.attention == 6 * 2 * 4 * 2 * 11 * 11 * 12
+    # Embeddings of another width are projected on both sides, and before the output.
+    projected = dataclasses.replace(small.CONFIG, embedding_width=8)
+    wider = flops.translation_flops(projected, small.DECODER, rows=4, length=11)
+    assert wider.body - counted.body == 6 * 44 * 3 * 8 * 12 and wider.head == 6 * 44 * 8 * 31
+
+
+def test_the_compiler_counts_the_same_for_a_translation(monkeypatch):
+    """One layer on each side, and all positions of the target at once."""
+    rows, length, width, features, words = 4, 64, 96, 384, 1009
+    settings = {"layers": 1, "width": width, "feedforward": features, "vocabulary_size": words, "max_length": length}
+    model = small.model(DecoderConfig(layers=1), **settings)
+    monkeypatch.setattr(word_loss, "POSITIONS", length)
+    ids = np.ones((rows, length), np.int32)
+    names = ("tokens", "segment_ids", "target_tokens", "target_labels", "target_segment_ids")
+    batch = dict.fromkeys(names, ids) | {"token_type_ids": 0 * ids, "target_weights": ids.astype(np.float32)}
+    objective = Translation(model, TranslationConfig(label_smoothing=0.0))
+
+    def loss(params):
+        return tiny.evaluate(objective, params, batch, None, jnp.int32(0)).totals["translation"]
+
+    shapes = jax.eval_shape(lambda: tiny.params(model, batch))
+    counted = jax.jit(jax.value_and_grad(loss)).lower(shapes).compile().cost_analysis()["flops"]
+    expected = flops.translation_flops(model.config, model.decoder_config, rows=rows, length=length).total
+    assert counted == pytest.approx(expected * 1.02, rel=0.015)
 
 
 @pytest.mark.parametrize(

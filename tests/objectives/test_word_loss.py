@@ -25,15 +25,20 @@ def example(batch=3, positions=7, width=5, words=41, dtype="float32"):
     return (hidden, embedding, bias), (labels, weights.at[0, 0].set(2.0))
 
 
-def whole(hidden, embedding, bias, labels, weights):
-    return cross_entropy(word_scores(hidden, embedding, bias), labels, weights)
+def whole(hidden, embedding, bias, labels, weights, smoothing=0.0):
+    """Loss with the smoothed distribution written out, right predictions, and the plain cross entropy."""
+    scores = word_scores(hidden, embedding, bias)
+    entropy, correct = cross_entropy(scores, labels, weights)
+    wanted = (1 - smoothing) * jax.nn.one_hot(labels, scores.shape[-1]) + smoothing / scores.shape[-1]
+    return -(weights * (wanted * jax.nn.log_softmax(scores)).sum(-1)).sum(), correct, entropy
 
 
 @pytest.mark.parametrize("together", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize("group_rows", [1, 2, 8])  # of six rows: alone, or in groups of two
-def test_equals_the_whole_whatever_the_part(monkeypatch, together, group_rows):
+@pytest.mark.parametrize("group_rows, smoothing", [(1, 0.0), (1, 0.3), (2, 0.0), (8, 0.0)])  # of six rows
+def test_equals_the_whole_whatever_the_part(monkeypatch, together, group_rows, smoothing):
     monkeypatch.setattr(module, "POSITIONS", together)
-    word_loss = functools.partial(module.word_loss, group_rows=group_rows)
+    word_loss = functools.partial(module.word_loss, group_rows=group_rows, smoothing=smoothing)
+    whole = functools.partial(globals()["whole"], smoothing=smoothing)
     learnt, (labels, weights) = example(batch=6)
     given = labels, weights.at[2:5].set(0.0)  # rows without masked words
     for loss in (lambda *arrays: word_loss(*arrays, *given), jax.jit(lambda *arrays: word_loss(*arrays, *given))):

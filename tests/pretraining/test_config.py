@@ -92,6 +92,92 @@ def test_generators_that_cannot_be():
         electra(**{"data.format": "segment_pair_nsp", "model.token_types": 2})
 
 
+TRANSLATES = {"decoder.layers": 2, "data.format": "parallel", "data.source": "a.en", "data.target": "a.de"}
+FIXED = {"model.fixed_attention.offsets": (-1, 1)}
+
+
+def test_a_config_that_translates():
+    """Without a new section, and with all of them."""
+    config = parse(nested(TRANSLATES))
+    assert config.translates and not parse(default_config()).translates
+    assert parse(json.loads(json.dumps(config_reader.to_dict(config)))) == config
+    parse(nested(TRANSLATES | FIXED | {"decoder.fixed_attention.offsets": (-1, 0)}))
+    guided = {"guidance.mode": "loss", "guidance.decoder_heads": "prev:1", "guidance.cross_heads": "diagonal:1"}
+    parse(nested(TRANSLATES | guided | {"translation.average": 2, "training.keep_last": 2}))
+    parse(nested(TRANSLATES | {"adversarial.method": "asa", "adversarial.asa.sentence": "none"}))
+    # Attacks on embeddings, and guidance of what is learnt, go with hard-coded attention.
+    parse(nested(TRANSLATES | FIXED | {"adversarial.method": "freelb"}))
+    parse(nested(TRANSLATES | {"decoder.fixed_attention.offsets": (0,), "guidance.mode": "loss"}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"decoder.layers": 2}, "decoder.layers=2 does not go with data.format=full_sentences: a run that translates"),
+        (TRANSLATES | {"decoder.layers": 0}, "decoder.layers=0 does not go with data.format=parallel"),
+        ({"decoder.tie": "none"}, "settings of the section decoder have an effect only in a run that translates"),
+        ({"translation.label_smoothing": 0.2}, "settings of the section translation have an effect only in a run that"),
+        ({"decoding.beam_size": 2}, "settings of the section decoding have an effect only in a run that translates"),
+        ({"guidance.mode": "loss", "guidance.decoder_heads": "prev:1"}, "guidance.decoder_heads needs a model with a"),
+        ({"guidance.mode": "loss", "guidance.cross_heads": "first:1"}, "guidance.cross_heads needs a model with a"),
+        (TRANSLATES | {"model.relative.terms": "c2p"}, "model.relative has no counterpart in a decoder"),
+        (
+            TRANSLATES | {"model.mask_decoder_passes": 1, "model.absolute_positions": "decoder"},
+            "model.mask_decoder_passes has no counterpart in a decoder",
+        ),
+        (TRANSLATES | {"model.convolution": 3}, "model.convolution has no counterpart in a decoder"),
+        (
+            TRANSLATES | {"data.masking.replacement": "unigram", "replaced_tokens.generator": "unigram"},
+            "data.masking has no effect with format='parallel'",
+        ),
+        (TRANSLATES | {"replaced_tokens.generator": "mlm"}, "replaced_tokens.generator=mlm does not go with decoder"),
+        (
+            TRANSLATES | {"adversarial.method": "asa"},
+            "adversarial.asa.sentence=head compares predictions .*: set adversarial.asa.sentence=none",
+        ),
+        (
+            TRANSLATES | {"adversarial.method": "bernoulli"},
+            "adversarial.masking.sentence=head compares predictions .*: set adversarial.masking.sentence=none",
+        ),
+        (
+            TRANSLATES | {"guidance.mode": "bias", "guidance.decoder_heads": "prev:1"},
+            "guidance.mode=bias changes the scores of the encoder only: set mode=loss, or remove",
+        ),
+        (
+            TRANSLATES | {"translation.average": 3, "training.keep_last": 2},
+            "translation.average=3 checkpoints are averaged, but only training.keep_last=2 are kept: raise keep_last",
+        ),
+        (TRANSLATES | {"guidance.mode": "loss", "guidance.decoder_heads": "next:1"}, "use prev, same or first"),
+        (TRANSLATES | {"guidance.mode": "loss", "guidance.cross_heads": "same:1"}, "same points at a neighbour in"),
+        (FIXED | {"guidance.mode": "loss"}, "model.fixed_attention.offsets hard-codes the attention that guidance"),
+        (
+            FIXED | {"adversarial.method": "asa"},
+            "adversarial.method=asa masks attention scores, which model.fixed_attention.offsets replaces",
+        ),
+        (
+            TRANSLATES
+            | {"decoder.fixed_attention.offsets": (-1,), "guidance.mode": "loss", "guidance.decoder_heads": "prev:1"},
+            "decoder.fixed_attention.offsets hard-codes the attention that guidance.decoder_heads would train",
+        ),
+    ],
+)
+def test_translations_that_cannot_be(settings, message):
+    with pytest.raises(ValueError, match=message):
+        parse(nested(settings))
+
+
+def test_a_config_from_before_translation_reads_as_it_was():
+    stored = config_reader.to_dict(ExperimentConfig())
+    for section in ("decoder", "translation", "decoding"):
+        del stored[section]
+    new = ("sinusoid", "embedding_norm", "embedding_scale", "norm_position", "activation", "attention_biases")
+    for name in (*new, "feedforward_biases", "fixed_attention", "positions"):
+        del stored["model"][name]
+    for name in ("decoder_heads", "cross_heads"):
+        del stored["guidance"][name]
+    assert parse(config_reader.upgraded(ExperimentConfig, stored)) == ExperimentConfig()
+
+
 def test_integers_are_numbers():
     config = default_config()
     config.guidance.alpha = 3
@@ -129,6 +215,17 @@ OFF = {
 }
 
 
+# Settings that may be none, and that no version had when none was a number or an empty text.
+ALWAYS_NONE = {
+    "data.target",
+    "data.validation_target",
+    "data.max_words_ratio",
+    "data.max_tokens",
+    "guidance.decoder_heads",
+    "guidance.cross_heads",
+}
+
+
 def test_what_stood_for_none_in_earlier_configs_is_none():
     may_be_none = set()
     for key in config_reader.flat(config_reader.to_dict(ExperimentConfig())):
@@ -137,7 +234,7 @@ def test_what_stood_for_none_in_earlier_configs_is_none():
         except ValueError:
             continue
         may_be_none.add(key)
-    assert may_be_none == OFF.keys()
+    assert may_be_none == OFF.keys() | ALWAYS_NONE
     stored = config_reader.flat(config_reader.upgraded(ExperimentConfig, nested(OFF)))
     assert stored == dict.fromkeys(OFF)
     renamed = {"model.segments": 2, "model.decoder_passes": 3}

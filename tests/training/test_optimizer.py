@@ -18,11 +18,24 @@ from tests import tiny
         ({"warmup_steps": 0}, {0: 1, 5: 0.5, 9: 0.1, 10: 0}),
         ({"warmup_steps": 4, "decay": "constant"}, {0: 0, 2: 0.5, 4: 1, 7: 1, 100: 1}),
         ({"warmup_steps": 0, "decay": "constant"}, {0: 1, 100: 1}),
+        ({"warmup_steps": 4, "decay": "inverse_sqrt"}, {0: 0, 1: 0.25, 3: 0.75, 4: 1, 9: 2 / 3, 16: 0.5, 400: 0.1}),
+        ({"warmup_steps": 0, "decay": "inverse_sqrt"}, {0: 1, 1: 1, 4: 0.5, 100: 0.1}),
     ],
 )
 def test_learning_rate(settings, expected):
     schedule = learning_rate_schedule(OptimizerConfig(learning_rate=0.2, **settings), 10)
     np.testing.assert_allclose([schedule(step) for step in expected], 0.2 * np.array([*expected.values()]), atol=1e-8)
+
+
+@pytest.mark.parametrize(("width", "warmup"), [(512, 4000), (128, 7)])
+def test_inverse_square_root_is_the_schedule_of_vaswani(width, warmup):
+    """width^-0.5 min(t^-0.5, t warmup^-1.5), with the peak (width warmup)^-0.5 (Vaswani et al. 2017, equation 3)."""
+    config = OptimizerConfig(learning_rate=(width * warmup) ** -0.5, warmup_steps=warmup, decay="inverse_sqrt")
+    steps = [1, warmup // 2, warmup, warmup + 1, 4 * warmup, 100 * warmup]
+    expected = [width**-0.5 * min(t**-0.5, t * warmup**-1.5) for t in steps]
+    schedule = learning_rate_schedule(config, 10)  # whatever the number of steps
+    # The rise is computed as a fall from its end, in float32.
+    np.testing.assert_allclose([schedule(jnp.int32(step)) for step in steps], expected, rtol=1e-4)
 
 
 def test_only_kernels_and_embeddings_decay():
@@ -58,6 +71,8 @@ def numpy_adamw(config, total_steps, gradients):
         factor = min(1.0, config.clip_norm / norm) if config.clip_norm else 1.0
         if index < config.warmup_steps:
             rate = config.learning_rate * index / config.warmup_steps
+        elif config.decay == "inverse_sqrt":
+            rate = config.learning_rate * np.sqrt(config.warmup_steps / index)
         elif config.decay == "linear":
             rate = config.learning_rate * (total_steps - index) / (total_steps - config.warmup_steps)
         else:
@@ -80,6 +95,7 @@ def numpy_adamw(config, total_steps, gradients):
         {"weight_decay": 0.1, "clip_norm": 0.5},
         {"weight_decay": 0.1, "warmup_steps": 2, "beta1": 0.8, "beta2": 0.98, "epsilon": 1e-2},
         {"clip_norm": None, "decay": "constant"},
+        {"warmup_steps": 1, "decay": "inverse_sqrt"},
     ],
 )
 def test_three_steps_equal_numpy(settings):
@@ -110,7 +126,7 @@ def test_three_steps_equal_numpy(settings):
         ({"weight_decay": -0.1}, "optimizer.weight_decay must be at least 0, got -0.1"),
         ({"beta1": 1.0}, r"optimizer.beta1 must be at least 0 and below 1, got 1.0"),
         ({"beta2": -0.1}, r"optimizer.beta2 must be at least 0 and below 1, got -0.1"),
-        ({"decay": "cosine"}, "optimizer.decay must be one of linear, constant, got 'cosine'"),
+        ({"decay": "cosine"}, "optimizer.decay must be one of linear, constant, inverse_sqrt, got 'cosine'"),
     ],
 )
 def test_impossible_settings(setting, message):

@@ -11,6 +11,7 @@ import math
 import os
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -25,6 +26,8 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 SMALL, MEDIUM, LARGE = 7.0, 8.5, 10.0  # points
 DPI = 150
 WIDTH = 10.6  # maximum width of a figure in inches, unless its panels would become illegible
+NARROWEST = 2.0  # minimum of the shorter side of a map in inches, so that its title does not touch the next one
+LABELLED = 0.96  # share of a side of a map that labels of its tokens may take, so that they do not touch
 LONGEST_LABEL = 14  # characters
 NO_GLYPH = "□"  # drawn in place of characters that the font lacks
 WEIGHTS = "BuPu"  # colour map of weights and masses: white is 0, dark is 1
@@ -47,8 +50,10 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
     """Return `text` shortened to `longest` characters, with `NO_GLYPH` for characters that cannot be drawn.
 
     These are control characters, separators other than a space, and characters that the font lacks. For scripts that
-    matplotlib's default font lacks, add an installed font to `matplotlib.rcParams["font.family"]`.
+    matplotlib's default font lacks, add an installed font to `matplotlib.rcParams["font.family"]`. The "▁" that stands
+    for a space is drawn as "·", because it reaches into the label below.
     """
+    text = text.replace("▁", "·")
     glyphs = _glyphs(tuple(rcParams["font.family"]))
     shown = "".join(
         char if (ord(char) in glyphs and unicodedata.category(char)[0] not in "CZ") or char == " " else NO_GLYPH
@@ -57,22 +62,51 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
-def token_ticks(axes: Axes, tokens: Sequence[str], inches: float, *, rows: bool, columns: bool) -> None:
-    """Label the rows and columns of an attention map `inches` wide with its tokens, as many as are legible.
+class Size(NamedTuple):
+    """Size of a map in inches."""
 
-    rows: whether to label the rows, on the left.
-    columns: whether to label the columns, below.
+    width: float
+    height: float
 
-    If some tokens are left out, each label also has the token's position in the sentence, counted from 1.
+
+def map_size(queries: int, keys: int, longest: float, narrowest: float = NARROWEST) -> Size:
+    """Return the size of a map of which the longer side has `longest` inches.
+
+    Cells are square, unless the shorter side would then be shorter than `narrowest`.
     """
-    height = len(tokens) * SMALL / (inches * 72)  # total height of all labels, as a fraction of the map's side
-    step = 1 if height <= 0.96 else math.ceil(1.5 * height)
-    places = range(0, len(tokens), step)
-    names = [label(tokens[at]) if step == 1 else f"{label(tokens[at])}  {at + 1}" for at in places]
+    per_token = longest / max(queries, keys)
+    least = min(narrowest, longest)
+    return Size(max(least, per_token * keys), max(least, per_token * queries))
+
+
+def room_for_labels(tokens: int) -> float:
+    """Return how many inches a side of a map needs to label each of its tokens."""
+    return tokens * SMALL / (LABELLED * 72)
+
+
+def token_ticks(axes: Axes, size: Size, *, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> None:
+    """Label the rows and columns of an attention map with tokens, as many as are legible.
+
+    size: size of the map.
+    rows: tokens of the rows, for labels on the left; empty for no labels.
+    columns: tokens of the columns, for labels below; empty for no labels.
+
+    If some tokens of a side are left out, each label also has the token's position in the sentence, counted from 1.
+    """
+
+    def chosen(tokens: Sequence[str], inches: float) -> tuple[range, list[str], int]:
+        share = room_for_labels(len(tokens)) / inches  # what labels of all tokens take of the side
+        step = 1 if share < 1 + 1e-9 else math.ceil(1.5 * LABELLED * share)
+        places = range(0, len(tokens), step)
+        return places, [label(tokens[at]) if step == 1 else f"{label(tokens[at])}  {at + 1}" for at in places], step
+
     # Tokens are text: a dollar sign in one does not begin a formula.
-    axes.set_xticks(places if columns else [], names if columns else [], rotation=90, fontsize=SMALL, parse_math=False)
-    axes.set_yticks(places if rows else [], names if rows else [], fontsize=SMALL, parse_math=False)
-    axes.tick_params(length=2 if step > 1 else 0, pad=2)
+    places, names, step = chosen(columns, size.width)
+    axes.set_xticks(places, names, rotation=90, fontsize=SMALL, parse_math=False)
+    axes.tick_params("x", length=2 if step > 1 else 0, pad=2)
+    places, names, step = chosen(rows, size.height)
+    axes.set_yticks(places, names, fontsize=SMALL, parse_math=False)
+    axes.tick_params("y", length=2 if step > 1 else 0, pad=2)
 
 
 def weight_scale() -> PowerNorm:
@@ -88,35 +122,63 @@ def block_size(length: int, inches: float, pixels: int = 3) -> int:
     return math.ceil(length * pixels / (inches * DPI))
 
 
-def largest(weights_QK: np.ndarray, block: int) -> np.ndarray:
-    """Reduce attention maps `...QK` to the maxima of squares of `block` by `block` tokens (the last may be smaller).
+class Blocks(NamedTuple):
+    """Numbers of tokens for which a drawn cell stands, from top to bottom and from left to right."""
+
+    rows: int
+    columns: int
+
+
+def block_sizes(queries: int, keys: int, size: Size, pixels: int = 3) -> Blocks:
+    """Return how many tokens a cell of a map of this size stands for on each side (`block_size`)."""
+    return Blocks(block_size(queries, size.height, pixels), block_size(keys, size.width, pixels))
+
+
+def largest(weights_QK: np.ndarray, blocks: Blocks) -> np.ndarray:
+    """Reduce attention maps `...QK` to the maxima of blocks of tokens (the last may be smaller).
 
     Unlike a mean or a subsample, the maximum preserves thin lines.
     """
-    starts = np.arange(0, weights_QK.shape[-1], block)
-    return np.maximum.reduceat(np.maximum.reduceat(weights_QK, starts, axis=-2), starts, axis=-1)
+    rows, columns = (np.arange(0, length, block) for length, block in zip(weights_QK.shape[-2:], blocks, strict=True))
+    return np.maximum.reduceat(np.maximum.reduceat(weights_QK, rows, axis=-2), columns, axis=-1)
 
 
-def draw_map(axes: Axes, weights_QK: np.ndarray, inches: float) -> AxesImage:
-    """Draw an attention map or target matrix, `inches` wide.
+def draw_map(axes: Axes, weights_QK: np.ndarray, size: Size) -> AxesImage:
+    """Draw an attention map or target matrix in this size.
 
-    For long sentences, each cell shows the largest weight of a square of tokens (`largest`).
+    For long sentences, each cell shows the largest weight of a block of tokens (`largest`).
     """
-    length, block = len(weights_QK), block_size(len(weights_QK), inches)
-    cells_QK = largest(weights_QK, block)
-    end = len(cells_QK) * block - 0.5
-    image = axes.imshow(cells_QK, cmap=WEIGHTS, norm=weight_scale(), extent=(-0.5, end, end, -0.5))
-    axes.set(xlim=(-0.5, length - 0.5), ylim=(length - 0.5, -0.5), xticks=[], yticks=[])
+    queries, keys = weights_QK.shape
+    blocks = block_sizes(queries, keys, size)
+    cells_QK = largest(weights_QK, blocks)
+    bottom, right = len(cells_QK) * blocks.rows - 0.5, cells_QK.shape[1] * blocks.columns - 0.5
+    # The aspect is the ratio of a token's height to its width.
+    aspect = size.height / queries / (size.width / keys)
+    extent = (-0.5, right, bottom, -0.5)
+    image = axes.imshow(cells_QK, cmap=WEIGHTS, norm=weight_scale(), extent=extent, aspect=aspect)
+    axes.set(xlim=(-0.5, keys - 0.5), ylim=(queries - 0.5, -0.5), xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set(linewidth=0.6, color="0.5")
     return image
 
 
-def weight_bar(figure: Figure, image: AxesImage, axes: Sequence[Axes] | np.ndarray, block: int) -> None:
+def frame(axes: Axes, colour: str) -> None:
+    """Draw the frame of a map in a colour."""
+    for spine in axes.spines.values():
+        spine.set(linewidth=1.8, color=colour)
+
+
+def caption(figure: Figure, title: str, text: str) -> None:
+    """Write a title and lines of text above all panels of a figure."""
+    figure.suptitle(f"{title}\n{text}", fontsize=MEDIUM)
+
+
+def weight_bar(figure: Figure, image: AxesImage, axes: Sequence[Axes] | np.ndarray, blocks: Blocks) -> None:
     """Add the colour bar of attention weights, with a note if a cell stands for several tokens."""
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015, ticks=[0, 0.05, 0.2, 0.5, 1])
     bar.ax.tick_params(labelsize=SMALL)
-    bar.set_label("weight" if block == 1 else f"largest weight of {block} × {block} tokens", fontsize=MEDIUM)
+    several = f"largest weight of {blocks.rows} × {blocks.columns} tokens"
+    bar.set_label("weight" if blocks == (1, 1) else several, fontsize=MEDIUM)
 
 
 def tidy(axes: Axes) -> None:

@@ -15,14 +15,25 @@ from matplotlib.patches import Patch, Rectangle
 
 from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, WIDTH, label
-from ag_jax.analysis.maps import Assignment, AttentionMaps, attention_mass, head_patterns, strongest_pattern, title
+from ag_jax.analysis.maps import (
+    KINDS,
+    Assignment,
+    AttentionMaps,
+    attention_mass,
+    head_patterns,
+    pattern_names,
+    strongest_pattern,
+    title,
+)
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 
+NARROWEST_TILE = 0.55  # minimum height and width of a map in the overview, in inches
 MOST_NUMBERS = 12  # maximum number of heads for which there is room to write each mass
 
 
-def _pattern_colours(assignment: Assignment) -> dict[str, str]:
-    return canvas.colours([*PATTERNS, *(name for name, _ in assignment)])
+def pattern_colours(maps: AttentionMaps, assignment: Assignment) -> dict[str, str]:
+    """Return the colour of each pattern, the same for a built-in pattern in every kind of attention."""
+    return canvas.colours([*PATTERNS, *pattern_names(maps, assignment)])
 
 
 def _outline(axes: Axes, column: float, row: float, width: float, height: float, colour: str) -> None:
@@ -34,47 +45,47 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
 
     For a long sentence, a pixel shows the largest weight in the square of tokens for which it stands.
     """
-    layers, heads, length = maps.weights_NHQK.shape[:3]
-    inches = max(0.55, min(1.5, WIDTH / max(heads, layers)))
-    block = canvas.block_size(length, inches, 2)
-    tiles_NHQK = canvas.largest(maps.weights_NHQK, block)
-    side = tiles_NHQK.shape[-1]
-    gap = max(2, side // 8)
-    inside = side + gap / 2  # side of a frame
-    pitch = side + gap
+    layers, heads, queries, keys = maps.weights_NHQK.shape
+    size = canvas.map_size(queries, keys, max(0.55, min(1.5, WIDTH / max(heads, layers))), NARROWEST_TILE)
+    blocks = canvas.block_sizes(queries, keys, size, 2)
+    tiles_NHQK = canvas.largest(maps.weights_NHQK, blocks)
+    high, wide = tiles_NHQK.shape[-2:]
+    # The gaps between maps, in cells, are equally wide on paper.
+    cell = canvas.Size(size.width / wide, size.height / high)
+    gap = max(2 * cell.width, 2 * cell.height, min(size) / 8)
+    down, right = round(gap / cell.height), round(gap / cell.width)
     # All maps are tiles of one image, with white gaps between them.
-    mosaic = np.full((layers * pitch - gap, heads * pitch - gap), np.nan, np.float32)
-    for layer in range(layers):
-        for head in range(heads):
-            top, left = layer * pitch, head * pitch
-            mosaic[top : top + side, left : left + side] = tiles_NHQK[layer, head]
+    mosaic = np.full((layers * (high + down) - down, heads * (wide + right) - right), np.nan, np.float32)
+    tops, lefts = [layer * (high + down) for layer in range(layers)], [head * (wide + right) for head in range(heads)]
+    for layer, top in enumerate(tops):
+        for head, left in enumerate(lefts):
+            mosaic[top : top + high, left : left + wide] = tiles_NHQK[layer, head]
 
-    figure = Figure((heads * inches + 1.6, layers * inches + 1.2), layout="constrained")
+    figure = Figure((heads * size.width + 1.6, layers * size.height + 1.8))
+    figure.set_layout_engine("constrained", h_pad=0.1)  # inches between the caption and the numbers of heads
     axes = figure.add_subplot()
-    image = axes.imshow(mosaic, cmap=WEIGHTS, norm=canvas.weight_scale())
-    owners, colours = head_patterns(assignment, heads), _pattern_colours(assignment)
-    for layer in range(layers):
-        for head, owner in enumerate(owners):
+    image = axes.imshow(mosaic, cmap=WEIGHTS, norm=canvas.weight_scale(), aspect=cell.height / cell.width)
+    owners, colours = head_patterns(assignment, heads), pattern_colours(maps, assignment)
+    for top in tops:
+        for left, owner in zip(lefts, owners, strict=True):
             frame = colours[owner] if owner else "0.75"
-            left, top = head * pitch - 0.5 - gap / 4, layer * pitch - 0.5 - gap / 4
-            _outline(axes, left, top, inside, inside, frame)
-    rim = 0.5 + gap / 2
-    axes.set(xlim=(-rim, mosaic.shape[1] - 1 + rim), ylim=(mosaic.shape[0] - 1 + rim, -rim))
+            corner = left - 0.5 - right / 4, top - 0.5 - down / 4
+            _outline(axes, *corner, wide + right / 2, high + down / 2, frame)
+    rim_x, rim_y = 0.5 + right / 2, 0.5 + down / 2
+    axes.set(xlim=(-rim_x, mosaic.shape[1] - 1 + rim_x), ylim=(mosaic.shape[0] - 1 + rim_y, -rim_y))
     axes.set_frame_on(False)
-    centre = (side - 1) / 2
-    names = [f"{head + 1}\n{label(title(owner)) if owner else 'free'}" for head, owner in enumerate(owners)]
-    steep = 90 if inches < 0.75 else 0
-    axes.set_xticks([head * pitch + centre for head in range(heads)], names, fontsize=SMALL, rotation=steep)
-    axes.set_yticks(
-        [layer * pitch + centre for layer in range(layers)], [str(layer + 1) for layer in range(layers)], fontsize=SMALL
-    )
+    names = [f"{head + 1}\n{label(title(owner)) if owner else maps.unguided}" for head, owner in enumerate(owners)]
+    steep = 90 if size.width < 0.75 else 0
+    axes.set_xticks([left + (wide - 1) / 2 for left in lefts], names, fontsize=SMALL, rotation=steep)
+    axes.set_yticks([top + (high - 1) / 2 for top in tops], [str(1 + layer) for layer in range(layers)], fontsize=SMALL)
     axes.tick_params(length=0, top=True, bottom=False, labeltop=True, labelbottom=False)
     for tick, owner in zip(axes.get_xticklabels(), owners, strict=True):
         tick.set_color(colours[owner] if owner else "0.35")
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("head", fontsize=MEDIUM)
     axes.set_ylabel("layer", fontsize=MEDIUM)
-    canvas.weight_bar(figure, image, [axes], block)
+    canvas.weight_bar(figure, image, [axes], blocks)
+    canvas.caption(figure, KINDS[maps.kind].title, KINDS[maps.kind].caption)
     return figure
 
 
@@ -83,7 +94,7 @@ def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternToken
 
     A last panel shows for every head the pattern on which its mass is largest.
     """
-    masses, colours = attention_mass(maps, special, assignment), _pattern_colours(assignment)
+    masses, colours = attention_mass(maps, special, assignment), pattern_colours(maps, assignment)
     layers, heads = maps.weights_NHQK.shape[:2]
     owners = head_patterns(assignment, heads)
     columns = 4
@@ -108,6 +119,7 @@ def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternToken
     unit = ", numbers in %" if heads <= MOST_NUMBERS else ""
     bar.set_label(f"attention mass on the pattern's target{unit}", fontsize=MEDIUM)
     bar.ax.tick_params(labelsize=SMALL)
+    figure.suptitle(KINDS[maps.kind].title, fontsize=MEDIUM)
     return figure
 
 

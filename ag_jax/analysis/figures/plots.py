@@ -1,4 +1,4 @@
-"""Figures of attention maps of one model or of several arms during training, and of the patterns' target matrices.
+"""Figures of attention maps of one model or of several arms, and of the patterns' target matrices.
 
 Every `draw_...` returns a matplotlib `Figure` to show or change; the other functions write PNGs and return their paths.
 Layers and heads are counted from 0 in arguments, as in the arrays, and from 1 in the figures.
@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, WIDTH, label, save
 from ag_jax.analysis.figures.curves import draw_losses, draw_masses, loss_curves, mass_curves
-from ag_jax.analysis.figures.overview import draw_mass, draw_overview
+from ag_jax.analysis.figures.overview import draw_mass, draw_overview, pattern_colours
 from ag_jax.analysis.maps import (
+    KINDS,
     Assignment,
     AttentionMaps,
     attention_mass,
@@ -29,6 +30,8 @@ from ag_jax.analysis.maps import (
 )
 from ag_jax.attention.patterns import PatternTokens
 
+MOST_INCHES = 4.1  # longest side of a map that grows to label all of its tokens
+
 __all__ = [
     "attack_figure",
     "draw_attack",
@@ -37,11 +40,13 @@ __all__ = [
     "draw_maps",
     "draw_mass",
     "draw_masses",
+    "draw_means",
     "draw_overview",
     "draw_patterns",
     "loss_curves",
     "map_figure",
     "mass_curves",
+    "mean_figure",
     "pattern_figure",
     "save",
     "save_inspection",
@@ -53,6 +58,8 @@ def save_inspection(
 ) -> list[epath.Path]:
     """Write the figures `draw_overview`, `draw_heads` and `draw_mass` of a model as PNGs and return their paths.
 
+    The file names also have the kind of attention, if that is not the encoder's: attention_cross_overview_step100.png.
+
     step: training step of the model, for the file names; None leaves it out.
     """
     folder = epath.Path(directory)
@@ -61,8 +68,9 @@ def save_inspection(
         "heads": draw_heads(maps, assignment, special),
         "mass": draw_mass(maps, assignment, special),
     }
+    kind = "" if maps.kind == "encoder" else f"{maps.kind}_"
     at = "" if step is None else f"_step{step}"
-    return [save(figure, folder / f"attention_{name}{at}.png") for name, figure in figures.items()]
+    return [save(figure, folder / f"attention_{kind}{name}{at}.png") for name, figure in figures.items()]
 
 
 def pattern_figure(
@@ -80,6 +88,11 @@ def map_figure(
 ) -> epath.Path:
     """Write the figure of attention maps of several arms during training (`draw_maps`) as a PNG; return the path."""
     return save(draw_maps(columns, layer, head), path)
+
+
+def mean_figure(maps_by_arm: Mapping[str, AttentionMaps], path: str | os.PathLike) -> epath.Path:
+    """Write the figure of the last layer's mean attention in several arms (`draw_means`) as a PNG; return the path."""
+    return save(draw_means(maps_by_arm), path)
 
 
 def attack_figure(
@@ -106,7 +119,8 @@ def draw_heads(
     """Draw, for each pattern that guides heads, the first such head beside the pattern's target; below, two free heads.
 
     The free heads are the first two. Each head has a row, and each layer a column. The title of a guided head's map has
-    the head's mass on the target; the title of a free head's map has the head's `strongest_pattern` and the mass on it.
+    the head's mass on the target; the title of a free head's map has the head's `strongest_pattern` and the mass on it,
+    unless the attention is hard-coded.
 
     layers: layers to draw; None draws the first, the middle and the last.
     """
@@ -120,27 +134,47 @@ def draw_heads(
     wanted = targets(maps, special, [name for name, _ in assignment])
 
     columns = len(layers) + bool(assignment)  # the targets come last; a run without guidance has none
-    inches = max(1.5, min(3.4, WIDTH / columns, 2 * WIDTH / len(shown)))
-    figure = Figure((columns * inches + 1.8, len(shown) * (inches + 0.25) + 1.1), layout="compressed")
+    size = _map_size(maps, max(1.5, min(3.4, WIDTH / columns, 2 * WIDTH / len(shown))))
+    figure = Figure((columns * size.width + 2.6, len(shown) * (size.height + 0.25) + 2.1), layout="compressed")
     axes = figure.subplots(len(shown), columns, squeeze=False)
+    colours = pattern_colours(maps, assignment)
     for row, head in enumerate(shown):
         owner = owners[head]
         for column, layer in enumerate(layers):
             name = owner or best_NH[layer, head]
             mass = masses[owner][layer, head] if owner else best_mass_NH[layer, head]
-            image = canvas.draw_map(axes[row, column], maps.weights_NHQK[layer, head], inches)
-            found = "–" if np.isnan(mass) else f"{mass:.2f}"
-            axes[row, column].set_title(f"layer {layer + 1}: {found} on {label(title(name))}", fontsize=MEDIUM)
+            image = canvas.draw_map(axes[row, column], maps.weights_NHQK[layer, head], size)
+            found = f": {'–' if np.isnan(mass) else f'{mass:.2f}'} on {label(title(name))}"
+            # Hard-coded weights follow no pattern, however much of them happens to lie on one.
+            shown_mass = "" if maps.is_fixed and not owner else found
+            axes[row, column].set_title(f"layer {layer + 1}{shown_mass}", fontsize=MEDIUM)
         if owner:
-            canvas.draw_map(axes[row, -1], wanted[owner], inches)
+            canvas.draw_map(axes[row, -1], wanted[owner], size)
             axes[row, -1].set_title(f"target {label(title(owner))}", fontsize=MEDIUM)
+            for panel in axes[row]:
+                canvas.frame(panel, colours[owner])
         elif assignment:
             axes[row, -1].set_axis_off()
-        axes[row, 0].set_ylabel(f"head {head + 1}" + ("" if owner else " (free)"), fontsize=LARGE)
+        axes[row, 0].set_ylabel(f"head {head + 1}" + ("" if owner else f" ({maps.unguided})"), fontsize=LARGE)
         for column, panel in enumerate(axes[row]):
-            canvas.token_ticks(panel, maps.tokens, inches, rows=column == 0, columns=row == len(shown) - 1)
-    canvas.weight_bar(figure, image, axes, canvas.block_size(len(maps.tokens), inches))
+            beside = maps.row_tokens if column == 0 else ()
+            canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if row == len(shown) - 1 else ())
+    canvas.weight_bar(figure, image, axes, _blocks(maps, size))
+    canvas.caption(figure, KINDS[maps.kind].title, KINDS[maps.kind].caption)
     return figure
+
+
+def _map_size(maps: AttentionMaps, longest: float) -> canvas.Size:
+    """Return the size of a map of which the longer side has `longest` inches, or more if all tokens then have labels,
+    up to `MOST_INCHES`.
+    """
+    queries, keys = len(maps.row_tokens), len(maps.tokens)
+    needed = canvas.room_for_labels(max(queries, keys))
+    return canvas.map_size(queries, keys, max(longest, needed) if needed <= MOST_INCHES else longest)
+
+
+def _blocks(maps: AttentionMaps, size: canvas.Size) -> canvas.Blocks:
+    return canvas.block_sizes(len(maps.row_tokens), len(maps.tokens), size)
 
 
 def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray]) -> Figure:
@@ -155,14 +189,16 @@ def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray
     rows = math.ceil(len(target_by_name) / columns)
     figure = Figure((columns * inches + 1.8, rows * (inches + 0.25) + 1.0), layout="compressed")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    size = canvas.Size(inches, inches)
     for at, (panel, (name, target_QK)) in enumerate(zip(axes, target_by_name.items(), strict=False)):
-        image = canvas.draw_map(panel, target_QK, inches)
+        image = canvas.draw_map(panel, target_QK, size)
         panel.set_title(label(title(name)), fontsize=LARGE)
         bottom = at + columns >= len(target_by_name)
-        canvas.token_ticks(panel, tokens, inches, rows=at % columns == 0, columns=bottom)
+        beside = tokens if at % columns == 0 else ()
+        canvas.token_ticks(panel, size, rows=beside, columns=tokens if bottom else ())
     for panel in axes[len(target_by_name) :]:
         panel.set_axis_off()
-    canvas.weight_bar(figure, image, axes, canvas.block_size(len(tokens), inches))
+    canvas.weight_bar(figure, image, axes, canvas.block_sizes(len(tokens), len(tokens), size))
     return figure
 
 
@@ -195,17 +231,49 @@ def draw_maps(
                 continue
             panel = axes[row, at]
             panel.set_axis_on()
-            drawn = canvas.draw_map(panel, maps.weights_NHQK[place], inches)
+            size = canvas.map_size(len(maps.row_tokens), len(maps.tokens), inches)
+            drawn = canvas.draw_map(panel, maps.weights_NHQK[place], size)
             if at == 0:
                 panel.set_ylabel(label(name, 30), fontsize=MEDIUM, parse_math=False)
             if row == 0:
                 where = f"layer {place[0] + 1}, head {place[1] + 1}"
                 panel.set_title(f"{label(arm, 24)}\n{where}", fontsize=MEDIUM, parse_math=False)
-            canvas.token_ticks(panel, maps.tokens, inches, rows=at == 0, columns=row == len(columns[arm]) - 1)
+            beside, is_last = maps.row_tokens if at == 0 else (), row == len(columns[arm]) - 1
+            canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if is_last else ())
     if drawn is None:
         shapes = sorted({maps.weights_NHQK.shape[:2] for series in columns.values() for _, maps in series})
         sizes = " or ".join(f"{layers} layers of {heads} heads" for layers, heads in shapes)
         raise ValueError(f"no arm has the heads {chosen} (layer, head, counted from 0): the models have {sizes}")
-    longest = max(len(maps.tokens) for series in columns.values() for _, maps in series)
-    canvas.weight_bar(figure, drawn, axes, canvas.block_size(longest, inches))
+    longest = max((maps for series in columns.values() for _, maps in series), key=lambda maps: len(maps.tokens))
+    longest_size = canvas.map_size(len(longest.row_tokens), len(longest.tokens), inches)
+    canvas.weight_bar(figure, drawn, axes, _blocks(longest, longest_size))
+    return figure
+
+
+def draw_means(maps_by_arm: Mapping[str, AttentionMaps]) -> Figure:
+    """Draw the attention of the last layer, as the mean over its heads, with the arms side by side.
+
+    The maps are of the same kind, and of the same text. Raises ValueError if there is no arm.
+    """
+    if not maps_by_arm:
+        raise ValueError("there is no attention map to draw: give at least one arm")
+    first = next(iter(maps_by_arm.values()))
+    size = _map_size(first, 3.4)
+    columns = min(max(3, int(WIDTH / size.width)), len(maps_by_arm))
+    rows = math.ceil(len(maps_by_arm) / columns)
+    # Room for labels of the rows and the colour bar, and for labels of the columns, where a row may be incomplete.
+    wide, high = columns * size.width + 2.6, rows * (size.height + 0.25) + 2.1 + (rows > 1)
+    figure = Figure((wide, high), layout="compressed")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for at, (panel, (arm, maps)) in enumerate(zip(axes, maps_by_arm.items(), strict=False)):
+        image = canvas.draw_map(panel, maps.weights_NHQK[-1].mean(0), size)
+        panel.set_title(f"{label(arm, 24)}: layer {len(maps.weights_NHQK)}", fontsize=MEDIUM, parse_math=False)
+        bottom = at + columns >= len(maps_by_arm)
+        beside = maps.row_tokens if at % columns == 0 else ()
+        canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if bottom else ())
+    for panel in axes[len(maps_by_arm) :]:
+        panel.set_axis_off()
+    canvas.weight_bar(figure, image, axes, _blocks(first, size))
+    kind = KINDS[first.kind]
+    canvas.caption(figure, f"{kind.title}, mean over the heads of the last layer", kind.caption)
     return figure

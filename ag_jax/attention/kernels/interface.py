@@ -27,8 +27,8 @@ from jax import Array
 
 from ag_jax.attention import dropout, guidance
 from ag_jax.attention.guidance import AttentionStatistics, Guides
-from ag_jax.attention.patterns import Columns, Shift
-from ag_jax.attention.visibility import Band, band_of, visible_targets
+from ag_jax.attention.patterns import Columns, Entries, Shift
+from ag_jax.attention.visibility import Band, band_of
 
 Mixed = tuple[Array, AttentionStatistics | None]
 
@@ -221,6 +221,8 @@ def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
     guides, (batch, keys, heads, _) = inputs.guides, inputs.key_BKHW.shape
     shifts, weights = [], []
     for of_heads, count in zip(guides.targets, guides.counts, strict=True):
+        if isinstance(of_heads, Entries):
+            raise ValueError("kernels know no target with a column for each row (Entries): use the reference attention")
         if isinstance(of_heads, Columns):
             weights_BK = of_heads.weights_BK
             shift = NO_SHIFT
@@ -245,12 +247,8 @@ def guided_statistics(sum_of_squares_BHQ: Array, overlap_BHQ: Array, inputs: Att
     segments = (inputs.query_segments_BQ, inputs.key_segments_BK)
     for of_heads, count in zip(inputs.guides.targets, inputs.guides.counts, strict=True):
         overlap_BhQ = overlap_BHQ[:, head : head + count]
-        if not isinstance(of_heads, Columns):
-            # H sums to 1 in rows that see anything, where it overlaps with a uniform distribution by a constant.
-            overlap_BhQ = guidance.with_boundary(of_heads, overlap_BhQ, *segments, inputs.band)
-        elif not inputs.band.is_everything:
-            seen_BQ = visible_targets(of_heads.weights_BK, *segments, inputs.band)
-            overlap_BhQ = overlap_BhQ / jnp.maximum(seen_BQ, 1)[:, None, :]
+        # H sums to 1 in rows that see anything.
+        overlap_BhQ = guidance.overlap(of_heads, overlap_BhQ, *segments, inputs.band)
         overlaps.append(overlap_BhQ)
         head += count
     return AttentionStatistics(sum_of_squares_BHQ[:, :head], jnp.concatenate(overlaps, axis=1))

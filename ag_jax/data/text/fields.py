@@ -27,26 +27,37 @@ ROWS_TOGETHER = 256  # rows of a .parquet file that are in memory at the same ti
 
 def json_lines(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
     """Yield a field of the JSON object on each line."""
-    return _objects(_filled_lines(opened, place), place, field)
+    return (field_of(entry, field, where) for where, entry in json_objects(opened, place))
+
+
+def json_objects(opened: IO[bytes], place: str) -> Iterator[tuple[str, Any]]:
+    """Yield (location, content) for each line with JSON; blank lines are left out.
+
+    Whether a content is an object is checked by `field_of`.
+    """
+    return _objects(_filled_lines(opened, place), place)
 
 
 def _filled_lines(opened: IO[bytes], place: str) -> Iterator[tuple[int, bytes]]:
     """Return the lines that are not blank, with their numbers."""
-    return ((number, line) for number, line in _lines(opened, place) if line.strip())
+    return ((number, line) for number, line in lines(opened, place) if line.strip())
 
 
-def _lines(opened: IO[bytes], place: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines with their numbers. Raises ValueError for a line of more than `LARGEST_PARSED` bytes."""
+def lines(opened: IO[bytes], place: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines with their numbers, each with the line feed at its end.
+
+    Raises ValueError for a line of more than `LARGEST_PARSED` bytes.
+    """
     for number, line in enumerate(iter(lambda: opened.readline(LARGEST_PARSED + 1), b""), 1):
         if len(line) > LARGEST_PARSED:
             raise ValueError(f"{place}, line {number}: expected at most {LARGEST_PARSED:,} bytes; split the document")
         yield number, line
 
 
-def _objects(lines: Iterable[tuple[int, bytes]], place: str, field: str) -> Iterator[str]:
-    for number, line in lines:
+def _objects(numbered: Iterable[tuple[int, bytes]], place: str) -> Iterator[tuple[str, Any]]:
+    for number, line in numbered:
         where = f"{place}, line {number}"
-        yield _field_of(_parse(line, where), field, where)
+        yield where, _parse(line, where)
 
 
 def _parse(content: bytes | bytearray, where: str) -> Any:
@@ -58,14 +69,14 @@ def _parse(content: bytes | bytearray, where: str) -> Any:
 
 def json_entries(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
     """Yield a field of each object in a JSON file, or of each line if the file contains JSON lines."""
-    lines = _filled_lines(opened, place)
-    first_two = list(itertools.islice(lines, 2))
-    lines = itertools.chain(first_two, lines)
+    filled = _filled_lines(opened, place)
+    first_two = list(itertools.islice(filled, 2))
+    filled = itertools.chain(first_two, filled)
     if len(first_two) == 2 and _is_object(first_two[0][1]):  # JSON lines are often published under this name
-        yield from _objects(lines, place, field)
+        yield from (field_of(entry, field, where) for where, entry in _objects(filled, place))
         return
     content = bytearray()
-    for _, line in lines:
+    for _, line in filled:
         content += line
         if len(content) > LARGEST_PARSED:
             raise ValueError(
@@ -74,7 +85,7 @@ def json_entries(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
             )
     if content:
         for number, entry in enumerate(_entries(_parse(content, place), field, place), 1):
-            yield _field_of(entry, field, f"{place}, entry {number}")
+            yield field_of(entry, field, f"{place}, entry {number}")
 
 
 def _is_object(line: bytes) -> bool:
@@ -110,17 +121,18 @@ def _entries(value: Any, field: str, place: str) -> list[Any]:
     )
 
 
-def _field_of(entry: Any, field: str, where: str) -> str:
-    """Return a field of a JSON object. Raises ValueError unless it is valid text."""
+def field_of(entry: Any, field: str, where: str, setting: str = "data.text_field") -> str:
+    """Return a field of a JSON object. Raises ValueError unless it is valid text; `setting` chose the field."""
     if not isinstance(entry, dict):
         raise ValueError(f'{where}: expected a JSON object with the field "{field}", got {type(entry).__name__}')
-    _check_field(field, entry, where)
+    check_field(field, entry, where, setting)
     return _checked(entry[field], field, where)
 
 
-def _check_field(field: str, there: Iterable[str], where: str) -> None:
+def check_field(field: str, there: Iterable[str], where: str, setting: str = "data.text_field") -> None:
+    """Raise ValueError if the field that a setting chose is not among those that are there."""
     if field not in there:
-        raise ValueError(f'{where}: expected the field "{field}", got only {_listed(there)}; set data.text_field')
+        raise ValueError(f'{where}: expected the field "{field}", got only {_listed(there)}; set {setting}')
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -143,12 +155,12 @@ def _checked(text: Any, field: str, where: str) -> str:
 def table(opened: IO[bytes], place: str, field: str, *, delimiter: str) -> Iterator[str]:
     """Yield a column of a table with a header."""
     csv.field_size_limit(max(csv.field_size_limit(), LARGEST_PARSED))  # the csv module has one limit for the process
-    lines = (line.decode("utf-8-sig" if number == 1 else "utf-8") for number, line in _lines(opened, place))
+    decoded = (line.decode("utf-8-sig" if number == 1 else "utf-8") for number, line in lines(opened, place))
     # strict, because otherwise an unclosed quote would swallow the rows after it.
-    rows = _located_rows(csv.reader(lines, delimiter=delimiter, strict=True), place)
+    rows = _located_rows(csv.reader(decoded, delimiter=delimiter, strict=True), place)
     where, header = next(rows, ("", []))
     if header:
-        _check_field(field, header, f"{where}, the header")
+        check_field(field, header, f"{where}, the header")
     if header.count(field) > 1:
         raise ValueError(
             f'{where}: expected one column "{field}", got {header.count(field)} of this name; rename the others'
@@ -182,7 +194,7 @@ def parquet(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
     try:
         with _with_random_access(opened, place) as file:
             rows = pyarrow.parquet.ParquetFile(file)
-            _check_field(field, rows.schema_arrow.names, place)
+            check_field(field, rows.schema_arrow.names, place)
             numbers = itertools.count(1)
             for batch in rows.iter_batches(ROWS_TOGETHER, columns=[field]):
                 for text in batch.column(0).to_pylist():

@@ -15,6 +15,7 @@ read as text, except for the endings in `NOT_TEXT`, which are rejected with an e
 
 import bz2
 import codecs
+import contextlib
 import functools
 import gzip
 import io
@@ -70,6 +71,31 @@ def documents(file: pathlib.Path, text_field: str) -> Iterator[str]:
         yield from _documents(opened, file.name, str(file), text_field)
 
 
+@contextlib.contextmanager
+def decompressed(file: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading, decompressed if its name says so, for a `with` statement.
+
+    Raises ValueError, with the name of the file, if it turns out to be damaged as it is read.
+    """
+    with file.open("rb") as opened, _plain(opened, file.name, str(file)) as plain:
+        yield plain
+
+
+@contextlib.contextmanager
+def _plain(opened: IO[bytes], name: str, place: str) -> Iterator[IO[bytes]]:
+    """Give the content of an open file or member of an archive; errors of reading become a ValueError with `place`."""
+    compression = kind(name)[1]
+    try:
+        yield _DECOMPRESSORS[compression](opened) if compression else opened
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place} is not UTF-8 text ({error.reason}): {_PLAIN_TEXT}") from error
+    except _DAMAGE as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk or the network failed, not the content
+            error.filename = error.filename or place
+            raise
+        raise fields.damaged(place, error) from error
+
+
 @functools.cache
 def warn_once(message: str) -> None:
     """Log a warning, but only the first time, because every source is read more than once."""
@@ -78,23 +104,14 @@ def warn_once(message: str) -> None:
 
 def _documents(opened: IO[bytes], name: str, place: str, field: str) -> Iterator[str]:
     """Yield the documents of an open file or member of an archive; `place` is its name in error messages."""
-    ending, compression = kind(name)
+    ending, _ = kind(name)
     if ending in NOT_TEXT:
         raise ValueError(
             f"{place} is not read: expected {known_endings()}, got {ending}; convert it, or name it .txt if you "
             "want to train on its characters as they are"
         )
-    try:
-        if compression:
-            opened = _DECOMPRESSORS[compression](opened)
-        yield from _READERS.get(ending, _text)(opened, place, field)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{place} is not UTF-8 text ({error.reason}): {_PLAIN_TEXT}") from error
-    except _DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk or the network failed, not the content
-            error.filename = error.filename or place
-            raise
-        raise fields.damaged(place, error) from error
+    with _plain(opened, name, place) as plain:
+        yield from _READERS.get(ending, _text)(plain, place, field)
 
 
 def _text(opened: IO[bytes], place: str, field: str) -> Iterator[str]:

@@ -3,16 +3,21 @@
 Best fit over the open rows: a text is put into the row in which it leaves the least room, or into a new row if it fits
 in none. When more than `OPEN_ROWS` are open, the fullest is closed, so that memory does not grow with the corpus. The
 result depends only on the order of the texts.
+
+Texts may have several sides, such as a text and its translation. The sides of a text go into the same row, which has
+room for `length` tokens of each side; the room of a row is then the sum over its sides.
+
+Shape letters: O open rows, Z sides of a text.
 """
 
-import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from ag_jax.data.text.formats import Row
 
 OPEN_ROWS = 256
+Sides = Sequence[Row]
 
 
 def pack(texts: Iterable[Row], length: int, open_rows: int = OPEN_ROWS) -> Iterator[Row]:
@@ -25,21 +30,46 @@ def pack(texts: Iterable[Row], length: int, open_rows: int = OPEN_ROWS) -> Itera
     `Row.text_starts` has the start of every text. Rows come in the order in which they are closed, and the texts of a
     row in the order of `texts`.
     """
-    members: dict[int, list[np.ndarray]] = {}
-    by_room: list[tuple[int, int]] = []  # (room left, number of the row), ascending: the fullest row is the first
+    for (row,) in pack_sides(((text,) for text in texts), 1, length, open_rows):
+        yield row
 
-    def close(place: int) -> Row:
-        _, number = by_room.pop(place)
-        tokens = members.pop(number)
-        return Row(np.concatenate(tokens), text_starts=np.cumsum([0, *map(len, tokens[:-1])]))
 
-    for number, text in enumerate(texts):
-        size = len(text.tokens)
-        place = bisect.bisect_left(by_room, (size, -1))
-        room, row = by_room.pop(place) if place < len(by_room) else (length, number)
-        members.setdefault(row, []).append(text.tokens)
-        bisect.insort(by_room, (room - size, row))
-        if len(by_room) > open_rows:
-            yield close(0)
-    while by_room:
-        yield close(0)
+def pack_sides(
+    texts: Iterable[Sides], sides: int, length: int, open_rows: int = OPEN_ROWS
+) -> Iterator[tuple[Row, ...]]:
+    """Yield rows with `sides` sides of at most `length` tokens each, as `pack` does for one side.
+
+    texts: the sides of each text, each a row of at most `length` tokens.
+    """
+    # Open rows in the order in which they were opened: the first of several equal ones is the oldest.
+    room_OZ = np.zeros((open_rows + 1, sides), np.int64)
+    members: list[list[Sides]] = []
+
+    def close() -> tuple[Row, ...]:
+        fullest = int(room_OZ[: len(members)].sum(axis=1).argmin())
+        room_OZ[fullest:-1] = room_OZ[fullest + 1 :]
+        texts = members.pop(fullest)
+        return tuple(_joined([text[side] for text in texts]) for side in range(sides))
+
+    for text in texts:
+        size_Z = np.array([len(side.tokens) for side in text])
+        open_OZ = room_OZ[: len(members)]
+        fitting = np.flatnonzero((open_OZ >= size_Z).all(axis=1))
+        if len(fitting):
+            row = int(fitting[open_OZ[fitting].sum(axis=1).argmin()])
+        else:
+            row = len(members)
+            members.append([])
+            room_OZ[row] = length
+        members[row].append(text)
+        room_OZ[row] -= size_Z
+        if len(members) > open_rows:
+            yield close()
+    while members:
+        yield close()
+
+
+def _joined(texts: Sequence[Row]) -> Row:
+    """Return one row that holds several."""
+    lengths = [len(text.tokens) for text in texts]
+    return Row(np.concatenate([text.tokens for text in texts]), text_starts=np.cumsum([0, *lengths[:-1]]))

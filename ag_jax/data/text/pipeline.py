@@ -5,21 +5,27 @@ Shape letters: B batch.
 
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
-import os
 import pathlib
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ag_jax import interruption
-from ag_jax.data import cache, checksums, randomness, tokenizers
-from ag_jax.data.config import PAIR_FORMATS, DataConfig, TokenizerConfig
+from ag_jax.data import order
+from ag_jax.data.config import PAIR_FORMATS, DataConfig
+from ag_jax.data.corpus import (
+    SPLITS,
+    Corpus,
+    Say,
+    announcer,
+    cached_directories,
+    cached_tokenizer,
+    hash_files,
+    key,
+    tokenizer_key,
+)
 from ag_jax.data.text import batching, formats, holdout, packing, sources, store
 from ag_jax.data.text.batching import HostBatch
 from ag_jax.data.text.sentences import split_sentences
@@ -27,40 +33,11 @@ from ag_jax.data.text.store import Rows, TextStore, TextStoreWriter
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.data.tokenizers import Tokenizer
 
-CACHE_VERSION = 4  # increased whenever the same settings give different rows
 TOKENIZER_TEXT = 200_000_000  # characters of the training text after which a tokenizer is given no further document
 ENCODED_TOGETHER = 2**21  # characters, at least, that are tokenised in one call, on all cores
-PREFETCH = 4  # batches that are prefetched
-SPLITS = ("train", "validation")
 
 
-@dataclasses.dataclass(frozen=True)
-class Corpus:
-    """A tokenizer, and the rows into which it encoded the training and the validation text.
-
-    tokenizer: the tokenizer of the rows.
-    train: rows for training.
-    validation: rows for validation.
-    documents: number of documents of each split.
-    checksums: hash of the rows of each split.
-    """
-
-    tokenizer: Tokenizer
-    train: Rows
-    validation: Rows
-    documents: dict[str, int]
-    checksums: dict[str, str]
-
-    def facts(self) -> dict[str, int | str]:
-        """Return a summary of the corpus by which two corpora can be compared: equal for the same text and settings."""
-        facts: dict[str, int | str] = {"tokenizer": self.tokenizer.fingerprint()}
-        for split, rows in (("train", self.train), ("validation", self.validation)):
-            facts |= {f"{split} documents": self.documents[split], f"{split} rows": len(rows)}
-            facts |= {f"{split} tokens": len(rows.tokens), f"{split} checksum": self.checksums[split]}
-        return facts
-
-
-def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
+def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus[Rows]:
     """Return the tokenizer and rows of a config, from the cache if they were prepared before.
 
     config: the settings of the data.
@@ -68,28 +45,20 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
 
     Raises ValueError or FileNotFoundError for text or tokenizers that cannot be used.
     """
-    say = _quiet if quiet else _say
+    say = announcer(quiet)
     tokenizer = prepare_tokenizer(config, quiet=quiet)
-    key = _key(*_identities(config), tokenizer.fingerprint())
-    text = _cache_root(config) / f"text-{key}"
-    key = _key(key, config.format, config.sequence_length, config.duplicates, config.pack)
-    rows = _cache_root(config) / f"rows-{key}"
-
-    def open_text(check_large: bool) -> cache.Entry:
-        return cache.build_once(
-            text, lambda directory: _write_text(config, tokenizer, directory, say), check_large=check_large
-        )
-
-    def write_rows(directory: pathlib.Path) -> None:
-        open_text(check_large=True)  # all of it is about to be read
-        _write_rows(config, tokenizer, text, directory, say)
-
-    open_text(config.verify_cache)
-    entry = cache.build_once(rows, write_rows, check_large=config.verify_cache)
+    text_key = key(*_identities(config), tokenizer.fingerprint())
+    text, entry = cached_directories(
+        config,
+        text_key,
+        key(text_key, config.format, config.sequence_length, config.duplicates, config.pack),
+        lambda directory: _write_text(config, tokenizer, directory, say),
+        lambda text, directory: _write_rows(config, tokenizer, text, directory, say),
+    )
     return Corpus(
         tokenizer=tokenizer,
-        train=Rows(rows / "train", entry),
-        validation=Rows(rows / "validation", entry),
+        train=Rows(entry.path / "train", entry),
+        validation=Rows(entry.path / "validation", entry),
         documents={split: len(TextStore(text / split)) for split in SPLITS},
         checksums={split: entry.digest(split) for split in SPLITS},
     )
@@ -100,20 +69,14 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
 
     A trained tokenizer is cached and not trained again.
     """
-    if config.tokenizer.path:
-        return tokenizers.load(config.tokenizer.path)
-    held_out = None if config.validation_source else config.validation_fraction
-    key = _key(sources.identity(config.source), config.text_field, _tokenizer_key(config.tokenizer), held_out)
-    directory = _cache_root(config) / f"tokenizer-{key}"
+    _check_format(config)
 
-    def write(partial: pathlib.Path) -> None:
-        say = _quiet if quiet else _say
-        say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
-        train = functools.partial(tokenizers.train, config.tokenizer, _TokenizerText(config))
-        interruption.wait_for(train).save(partial)
+    def text_key() -> str:
+        held_out = None if config.validation_source else config.validation_fraction
+        source = sources.identity(config.source)
+        return key(source, config.text_field, tokenizer_key(config.tokenizer), held_out)
 
-    cache.build_once(directory, write, check_large=config.verify_cache)
-    return tokenizers.load(directory)
+    return cached_tokenizer(config, text_key, _TokenizerText(config), announcer(quiet))
 
 
 def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[list[Any]]]:
@@ -122,29 +85,24 @@ def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[l
 
     The hashes are cached; all files are read again when the name, size or time of one has changed.
     """
-    settings = [name for name in ("source", "validation_source") if getattr(config, name)]
-    identities = [sources.identity(getattr(config, name)) for name in settings]
-    directory = _cache_root(config) / f"files-{_key(*identities)}"
-
-    def write(partial: pathlib.Path) -> None:
-        files = {name: sources.files(getattr(config, name)) for name in settings}
-        (_quiet if quiet else _say)(f"hashing {sum(map(len, files.values())):,} files")
-        hashed = {
-            setting: [[name, path.stat().st_size, checksums.content_hash(path)] for name, path in found]
-            for setting, found in files.items()
-        }
-        (partial / "files.json").write_text(json.dumps(hashed))
-
-    cache.build_once(directory, write, check_large=config.verify_cache)
-    return json.loads((directory / "files.json").read_text())
+    _check_format(config)
+    given = {name: getattr(config, name) for name in ("source", "validation_source") if getattr(config, name)}
+    key_of_files = key(*(sources.identity(source) for source in given.values()))
+    return hash_files(
+        config,
+        key_of_files,
+        lambda: {name: sources.files(source) for name, source in given.items()},
+        announcer(quiet),
+    )
 
 
-def _tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
-    """Return the settings of a tokenizer in the form that enters a cache key.
-
-    A `path` of None is written as "", so that older caches stay valid.
-    """
-    return dataclasses.asdict(config) | {"path": config.path or ""}
+def _check_format(config: DataConfig) -> None:
+    """Raise ValueError for pairs of translations, which this module would read as texts of one language."""
+    if config.is_parallel:
+        raise ValueError(
+            "data.format='parallel' needs ag_jax.data.pipeline or ag_jax.data.parallel.pipeline; the module "
+            "ag_jax.data.text.pipeline prepares text without translations: choose another data.format"
+        )
 
 
 def _identities(config: DataConfig) -> list[Any]:
@@ -154,25 +112,6 @@ def _identities(config: DataConfig) -> list[Any]:
     """
     validation = sources.identity(config.validation_source) if config.validation_source else config.validation_fraction
     return [sources.identity(config.source), config.text_field, validation]
-
-
-def _cache_root(config: DataConfig) -> pathlib.Path:
-    """Return the directory of all caches."""
-    named = config.cache_dir or os.environ.get("AG_JAX_CACHE") or "~/.cache/ag_jax"
-    return pathlib.Path(named).expanduser()
-
-
-def _key(*parts) -> str:
-    """Return a hash of settings, for the name of a cached directory."""
-    return hashlib.sha256(json.dumps([CACHE_VERSION, *parts], sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _say(message: str) -> None:
-    print(f"data: {message}", file=sys.stderr, flush=True)
-
-
-def _quiet(message: str) -> None:
-    """Print nothing: used by hosts that leave progress messages to another host."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +130,7 @@ class _TokenizerText:
                 yield piece.text
 
 
-def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, say: Callable[[str], None]) -> None:
+def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, say: Say) -> None:
     """Write the token ids of the training and the validation text as a `TextStore` each, below `directory`.
 
     Tokenises both in one pass over the source, about `ENCODED_TOGETHER` characters at a time.
@@ -239,7 +178,7 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
 
 
 def _write_rows(
-    config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Callable[[str], None]
+    config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Say
 ) -> None:
     """Write the tokens of both splits as rows. Raises ValueError if a split has less text than one row."""
     has_pairs = config.format in PAIR_FORMATS
@@ -267,9 +206,7 @@ def _write_rows(
 class Batches:
     """Training batches; row i of step s is a pure function of (seed, s, i).
 
-    Row i of step s is number g = s * batch_size + i of all rows drawn in training. It belongs to epoch g // N, where N
-    is the number of rows of the corpus, and the rows of an epoch come in the order permutation(seed, epoch). Masks
-    depend on (seed, epoch, row of the corpus).
+    `ag_jax.data.order` describes the order. Masks depend on (seed, epoch, row of the corpus).
 
     rows: rows of the training text.
     tokenizer: the tokenizer of the rows.
@@ -287,13 +224,7 @@ class Batches:
     seed: int
 
     def __post_init__(self):
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
-        if len(self.rows) < self.batch_size:
-            raise ValueError(
-                f"the corpus has {len(self.rows)} rows of training text, fewer than one batch of {self.batch_size}: "
-                "lower training.batch_size or data.sequence_length, or give more text"
-            )
+        order.check_batch_size(len(self.rows), self.batch_size)
 
     @functools.cached_property
     def unigram(self) -> Unigram | None:
@@ -302,12 +233,7 @@ class Batches:
 
     def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
         """Return the batch of a step; with `rows`, a slice or indices, only the rows that this host needs."""
-        number_B = (step * self.batch_size + np.arange(self.batch_size))[rows]
-        epoch_B, place_B = np.divmod(number_B, len(self.rows))
-        example_B = np.empty(len(number_B), np.int64)
-        for epoch in np.unique(epoch_B):
-            order = randomness.permutation(len(self.rows), self.seed, int(epoch))
-            example_B[epoch_B == epoch] = order[place_B[epoch_B == epoch]]
+        example_B, epoch_B = order.drawn(len(self.rows), self.batch_size, self.seed, step, rows)
         return batching.make_batch(
             self.config,
             self.rows,
@@ -322,15 +248,11 @@ class Batches:
         self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1
     ) -> Iterator[HostBatch]:
         """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads (grain)."""
-        # Imported here, because it takes a second and imports JAX, which this package otherwise does without.
-        import grain
-
-        steps = grain.MapDataset.range(start, stop).map(functools.partial(self.at, rows=rows))
-        return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=PREFETCH)))
+        return order.prefetched(functools.partial(self.at, rows=rows), start, stop, threads)
 
 
 def validation_batches(
-    corpus: Corpus, config: DataConfig, batch_size: int, rows: slice | np.ndarray = slice(None)
+    corpus: Corpus[Rows], config: DataConfig, batch_size: int, rows: slice | np.ndarray = slice(None)
 ) -> Iterator[HostBatch]:
     """Yield every held-out row once, always with the same masks; the last batch is padded with empty rows.
 
@@ -340,9 +262,7 @@ def validation_batches(
     rows: the rows of each batch (a slice or indices) that this host needs.
     """
     unigram = Unigram.of(corpus.train, corpus.tokenizer) if config.masking.replacement == "unigram" else None
-    for start in range(0, len(corpus.validation), batch_size):
-        example_B = (start + np.arange(batch_size))[rows]
-        example_B = np.where(example_B < len(corpus.validation), example_B, -1)
+    for example_B in order.once(len(corpus.validation), batch_size, rows):
         yield batching.make_batch(
             config,
             corpus.validation,

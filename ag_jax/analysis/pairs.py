@@ -1,0 +1,96 @@
+"""Attention maps of a text and its translation: of the encoder, of the decoder, and of the decoder to the source.
+
+Shape letters: N layers, H heads, S source length, T target length.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ag_jax.analysis import maps
+from ag_jax.analysis.maps import AttentionMaps
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.models.seq2seq import TranslationModel
+
+START = "<start>"  # label of the decoder's first input, if that is no token
+
+
+class PairMaps(NamedTuple):
+    """Attention maps of a text, the source, and its translation, the target.
+
+    encoder: of the source to itself, `NHSS`.
+    decoder: of the target to itself, `NHTT`; a token attends to itself and to the tokens before it.
+    cross: of the target to the source, `NHTS`.
+
+    The target's tokens are those that the decoder reads: its start, and the translation without an end token. At each
+    of them it predicts the next one, at the last the end token.
+    """
+
+    encoder: AttentionMaps
+    decoder: AttentionMaps
+    cross: AttentionMaps
+
+
+def pair_maps(
+    model: TranslationModel, params: Any, tokenizer: Tokenizer, source: str, target: str, max_tokens: int
+) -> PairMaps:
+    """Return the attention maps of a text and its translation, computed as in training but without dropout.
+
+    A side of more than `max_tokens` tokens is cut at its end, and a warning is logged. Raises ValueError if there is no
+    source, or no room for any of its tokens.
+
+    target: the translation; it may be empty, and the decoder then reads its start alone.
+    max_tokens: maximum number of tokens of each side, including the source's end token and the decoder's start; the
+        model's `max_length` also applies.
+    """
+    words = list(tokenizer.encode(source)) if source.strip() else []
+    if not words:
+        raise ValueError(f"attention maps need a text with at least one token, got {source!r}")
+    room = min(max_tokens, model.config.max_length) - 1
+    if room < 1:
+        raise ValueError(f"attention maps need room for at least 2 tokens, got max_tokens={max_tokens}")
+    translated = list(tokenizer.encode_targets([target])[0]) if target.strip() else []
+    specials = tokenizer.specials
+    begins = model.decoder_config.start == "begin"
+    source_ids = [*maps.cut(words, room, "source"), specials.end]
+    # In place of the padding token the decoder reads the zero vector, as `decoder.start=zero` says.
+    target_ids = [specials.begin if begins else specials.pad, *maps.cut(translated, room, "target")]
+    source_L, target_L = np.asarray(source_ids, np.int32), np.asarray(target_ids, np.int32)
+    encoder_NHSS, decoder_NHTT, cross_NHTS = map(np.asarray, _attention_weights(model, params, source_L, target_L))
+
+    source_tokens = tuple(tokenizer.tokens(source_ids))
+    start = tokenizer.tokens(target_ids[:1]) if begins else [START]
+    target_tokens = (*start, *tokenizer.tokens(target_ids[1:]))
+    left_out = max(0, len(words) - room), max(0, len(translated) - room)
+    fixed = [bool(config.fixed_attention.offsets) for config in (model.config, model.decoder_config)]
+    return PairMaps(
+        AttentionMaps(source_tokens, source_L, encoder_NHSS, left_out[0], is_fixed=fixed[0]),
+        AttentionMaps(target_tokens, target_L, decoder_NHTT, left_out[1], "decoder", is_fixed=fixed[1]),
+        AttentionMaps(source_tokens, source_L, cross_NHTS, sum(left_out), "cross", target_tokens),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def _attention_weights(
+    model: TranslationModel, params: Any, source_S: jax.Array, target_T: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    tokens_BS, target_BT = source_S[None], target_T[None]
+    batch = {
+        "tokens": tokens_BS,
+        "segment_ids": jnp.ones_like(tokens_BS),
+        "token_type_ids": jnp.zeros_like(tokens_BS),
+        "target_tokens": target_BT,
+        "target_segment_ids": jnp.ones_like(target_BT),
+    }
+    _, collections = model.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
+    sown = collections["intermediates"]
+    attentions = (
+        sown["encoder"]["layers"]["attention"],
+        sown["decoder"]["layers"]["attention"],
+        sown["decoder"]["layers"]["cross_attention"],
+    )
+    encoder_NHSS, decoder_NHTT, cross_NHTS = (attention["attention_weights"][0][:, 0] for attention in attentions)
+    return encoder_NHSS, decoder_NHTT, cross_NHTS

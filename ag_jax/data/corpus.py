@@ -1,0 +1,186 @@
+"""A prepared corpus: a tokenizer and rows, made once in steps of which each has a directory of the cache.
+
+The names of the directories have a hash of all settings and files that the step depends on:
+
+    tokenizer-HASH   a tokenizer that was trained on the text
+    text-HASH        the token ids of both splits
+    rows-HASH        the rows of both splits
+    files-HASH       sizes and hashes of the files of the text
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from ag_jax import interruption
+from ag_jax.data import cache, checksums, tokenizers
+from ag_jax.data.checksums import CheckedArray
+from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.tokenizers import Tokenizer
+
+CACHE_VERSION = 4  # increased whenever the same settings give different rows
+SPLITS = ("train", "validation")
+Say = Callable[[str], None]
+
+
+class SplitRows(Protocol):
+    """The rows of a split, as far as summaries and plots need them.
+
+    tokens: token ids of all rows, one row after the other; of pairs, those of the target side, which are predicted.
+    """
+
+    @property
+    def tokens(self) -> np.ndarray | CheckedArray: ...
+    def __len__(self) -> int: ...
+
+
+RowsOfSplit = TypeVar("RowsOfSplit", bound=SplitRows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus(Generic[RowsOfSplit]):
+    """A tokenizer, and the rows into which it encoded the training and the validation text.
+
+    tokenizer: the tokenizer of the rows.
+    train: rows for training.
+    validation: rows for validation.
+    documents: number of documents of each split; of pairs, the number of pairs that rows hold.
+    checksums: hash of the rows of each split.
+    counts: further numbers of each split with their names, such as how many pairs were left out.
+    """
+
+    tokenizer: Tokenizer
+    train: RowsOfSplit
+    validation: RowsOfSplit
+    documents: dict[str, int]
+    checksums: dict[str, str]
+    counts: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+
+    def facts(self) -> dict[str, int | str]:
+        """Return a summary of the corpus by which two corpora can be compared: equal for the same text and settings."""
+        facts: dict[str, int | str] = {"tokenizer": self.tokenizer.fingerprint()}
+        for split, rows in (("train", self.train), ("validation", self.validation)):
+            facts |= {f"{split} documents": self.documents[split], f"{split} rows": len(rows)}
+            facts |= {f"{split} tokens": len(rows.tokens), f"{split} checksum": self.checksums[split]}
+            facts |= {f"{split} {name}": count for name, count in self.counts.get(split, {}).items()}
+        return facts
+
+
+def cached_directories(
+    config: DataConfig,
+    text_key: str,
+    rows_key: str,
+    write_text: Callable[[pathlib.Path], None],
+    write_rows: Callable[[pathlib.Path, pathlib.Path], None],
+) -> tuple[pathlib.Path, cache.Entry]:
+    """Return the directory with the token ids of a corpus, and the one with its rows, both written if necessary.
+
+    config: the settings of the cache.
+    text_key, rows_key: hashes of all that the token ids and the rows depend on.
+    write_text: (directory) -> None; writes the token ids of both splits.
+    write_rows: (directory of the token ids, directory) -> None; makes rows of the token ids, and writes them.
+    """
+    text, rows = (cache_root(config) / name for name in (f"text-{text_key}", f"rows-{rows_key}"))
+
+    def write(directory: pathlib.Path) -> None:
+        cache.build_once(text, write_text, check_large=True)  # all of it is about to be read
+        write_rows(text, directory)
+
+    cache.build_once(text, write_text, check_large=config.verify_cache)
+    return text, cache.build_once(rows, write, check_large=config.verify_cache)
+
+
+def cached_tokenizer(config: DataConfig, text_key: Callable[[], str], texts: Iterable[str], say: Say) -> Tokenizer:
+    """Return the tokenizer at `config.tokenizer.path`; without a path, a tokenizer trained on texts.
+
+    A trained tokenizer is cached and not trained again.
+
+    text_key: function that returns a hash of the settings and files that the texts depend on.
+    texts: the texts to train on; read repeatedly.
+    say: prints progress.
+    """
+    if config.tokenizer.path:
+        tokenizer = tokenizers.load(config.tokenizer.path)
+        if tokenizer.lacks and not config.is_parallel:
+            raise ValueError(
+                f"the tokenizer {config.tokenizer.path} has no token for {' and '.join(tokenizer.lacks)}, so only "
+                f"data.format=parallel can use it, got data.format={config.format}: choose another tokenizer"
+            )
+        return tokenizer
+    directory = cache_root(config) / f"tokenizer-{text_key()}"
+
+    def write(partial: pathlib.Path) -> None:
+        say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
+        train = functools.partial(tokenizers.train, config.tokenizer, texts)
+        interruption.wait_for(train).save(partial)
+
+    cache.build_once(directory, write, check_large=config.verify_cache)
+    return tokenizers.load(directory)
+
+
+def hash_files(
+    config: DataConfig,
+    key_of_files: str,
+    files: Callable[[], Mapping[str, Sequence[tuple[str, pathlib.Path]]]],
+    say: Say,
+) -> dict[str, list[list[Any]]]:
+    """Return {setting: [[name, size in bytes, content hash], ...]} of files; hashes are cached.
+
+    config: the settings of the cache.
+    key_of_files: hash of the names, sizes and times of the files.
+    files: function that returns {setting: [(name, path), ...]}; called if the files must be read.
+    say: prints progress.
+    """
+    directory = cache_root(config) / f"files-{key_of_files}"
+
+    def write(partial: pathlib.Path) -> None:
+        found = files()
+        say(f"hashing {sum(map(len, found.values())):,} files")
+        hashed = {
+            setting: [[name, path.stat().st_size, checksums.content_hash(path)] for name, path in named]
+            for setting, named in found.items()
+        }
+        (partial / "files.json").write_text(json.dumps(hashed))
+
+    cache.build_once(directory, write, check_large=config.verify_cache)
+    return json.loads((directory / "files.json").read_text())
+
+
+def tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
+    """Return the settings of a tokenizer in the form that enters a cache key.
+
+    A `path` of None is written as "", so that older caches stay valid.
+    """
+    return dataclasses.asdict(config) | {"path": config.path or ""}
+
+
+def key(*parts) -> str:
+    """Return a hash of settings, for the name of a cached directory."""
+    return hashlib.sha256(json.dumps([CACHE_VERSION, *parts], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def cache_root(config: DataConfig) -> pathlib.Path:
+    """Return the directory of all caches."""
+    named = config.cache_dir or os.environ.get("AG_JAX_CACHE") or "~/.cache/ag_jax"
+    return pathlib.Path(named).expanduser()
+
+
+def announcer(quiet: bool) -> Say:
+    """Return a function that prints progress; with `quiet`, as on hosts that leave it to another host, a silent one."""
+    return _print_nothing if quiet else _print
+
+
+def _print(message: str) -> None:
+    print(f"data: {message}", file=sys.stderr, flush=True)
+
+
+def _print_nothing(message: str) -> None:
+    del message

@@ -1,0 +1,70 @@
+"""Make batches of pairs, for training to translate, from stored rows. A batch is a dict of numpy arrays with these
+keys:
+
+    tokens              int32 [B, S]    source: the encoder's input, each text with its end token, padded on the right
+    segment_ids         int32 [B, S]    1, 2, ... for the texts that share the row, without attention between them; 0
+                                        on padding
+    token_type_ids      int32 [B, S]    zeros
+    target_tokens       int32 [B, T]    target, shifted: the decoder's input at a position is the label before it in the
+                                        same text, and the start token at a text's first position
+    target_labels       int32 [B, T]    target: the tokens to predict, each text with its end token
+    target_segment_ids  int32 [B, T]    number of the text as in `segment_ids`: a text and its translation have the same
+                                        number; 0 on padding
+    target_weights      float32 [B, T]  1 on a label, 0 on padding
+
+Shape letters: B batch, S source length, T target length; both lengths are `data.sequence_length`.
+"""
+
+import numpy as np
+
+from ag_jax.data.config import DataConfig
+from ag_jax.data.parallel.rows import PairRows
+from ag_jax.data.text.batching import HostBatch
+from ag_jax.data.tokenizers import Tokenizer
+
+
+def empty_batch(config: DataConfig, rows: int) -> HostBatch:
+    """Return zeros with the fields, shapes and types of a batch; as broadcast scalars, they take no memory."""
+    shape = (rows, config.sequence_length)
+    names = ("tokens", "segment_ids", "token_type_ids", "target_tokens", "target_labels", "target_segment_ids")
+    kinds = dict.fromkeys(names, np.int32) | {"target_weights": np.float32}
+    return {name: np.broadcast_to(np.zeros((), kind), shape) for name, kind in kinds.items()}
+
+
+def make_batch(
+    config: DataConfig, rows: PairRows, tokenizer: Tokenizer, *, example_B: np.ndarray, start: int
+) -> HostBatch:
+    """Return the batch of the rows with the indices `example_B`.
+
+    config: length of the sides.
+    rows: the rows of a split.
+    tokenizer: the tokenizer of the rows.
+    example_B: index of each row in `rows`; -1 makes an empty row (all padding, weights 0).
+    start: token id at the first position of every target text: the padding or the begin token; the model decides what
+        it embeds there.
+    """
+    present_B1 = (example_B >= 0)[:, None]
+    # An empty row is read as row 0, to keep the shapes, and then overwritten.
+    row_B = np.maximum(example_B, 0)
+    length, pad = config.sequence_length, tokenizer.specials.pad
+
+    def read(side) -> tuple[np.ndarray, np.ndarray]:
+        tokens_BL, _ = side.gather(row_B, length, pad=pad)
+        segments_BL = side.segment_ids(row_B, length)
+        return np.where(present_B1, tokens_BL, pad), np.where(present_B1, segments_BL, 0)
+
+    (tokens_BS, segments_BS), (labels_BT, target_segments_BT) = read(rows.source), read(rows.target)
+    # What stands before a position, in the labels and in the numbers of the texts; 0 is no text's number.
+    before_BT = np.pad(labels_BT, ((0, 0), (1, 0)))[:, :-1]
+    is_first_BT = target_segments_BT != np.pad(target_segments_BT, ((0, 0), (1, 0)))[:, :-1]
+    is_label_BT = target_segments_BT > 0
+    inputs_BT = np.where(is_first_BT, start, before_BT)
+    return {
+        "tokens": tokens_BS,
+        "segment_ids": segments_BS,
+        "token_type_ids": np.zeros_like(tokens_BS),
+        "target_tokens": np.where(is_label_BT, inputs_BT, pad).astype(np.int32),
+        "target_labels": labels_BT,
+        "target_segment_ids": target_segments_BT,
+        "target_weights": is_label_BT.astype(np.float32),
+    }

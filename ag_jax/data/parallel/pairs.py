@@ -1,0 +1,274 @@
+"""Read pairs of a text and its translation, one after another, without holding them all in memory.
+
+    source and target   files, globs or lists of these with commas: the first file of the source goes with the first
+                        file of the target, line by line, and so on; `sides.py` describes the files
+    source alone        files whose records have both sides: .jsonl or .ndjson, with a field each, or .tsv, with a
+                        column each. The first line of a .tsv has the names of the columns; without these names in it, a
+                        .tsv must have two columns, source and target. Quotes have no meaning in it
+
+All may be compressed, as in train.en.gz.
+"""
+
+import dataclasses
+import itertools
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ag_jax import interruption
+from ag_jax.data.config import DataConfig
+from ag_jax.data.parallel import sides, tokenised
+from ag_jax.data.text import fields, files, sources
+
+JSON_LINES, TABLE = (".jsonl", ".ndjson"), ".tsv"
+
+
+class Pair(NamedTuple):
+    """A text and its translation; either may be empty.
+
+    source: the text.
+    target: the translation.
+    """
+
+    source: str
+    target: str
+
+
+class LinesOfTest(NamedTuple):
+    """The lines of a test set, none of them left out.
+
+    sources: the lines to translate; an empty line is an empty text.
+    references: the translation of each.
+    """
+
+    sources: list[str]
+    references: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairFiles:
+    """The files of a parallel corpus, as a setting names them; `iter` yields their pairs, always in the same order.
+
+    source: files or globs, with commas between several.
+    target: the files of the translations; None if the records of `source` have both sides.
+    source_field, target_field: fields or columns of the sides, if `target` is None.
+    setting: name of the setting with `source`, for error messages.
+    target_setting: name of the setting with `target`, for error messages.
+
+    Iteration raises FileNotFoundError for a path that does not exist, and ValueError for files that are damaged or are
+    not translations of one another.
+    """
+
+    source: str
+    target: str | None = None
+    source_field: str = DataConfig.source_field
+    target_field: str = DataConfig.target_field
+    setting: str = "data.source"
+    target_setting: str = "data.target"
+
+    def __iter__(self) -> Iterator[Pair]:
+        return interruption.checked(self._pairs())
+
+    def _pairs(self) -> Iterator[Pair]:
+        if self.target is None:
+            for file in _paths(self.source, self.setting):
+                yield from _records(file, self)
+            return
+        for source, target in self._aligned_files(self.target):
+            yield from _aligned(source, target)
+
+    def line_count(self) -> int:
+        """Return the number of lines of the source's files: that of the pairs, if none is blank, a tag or a header.
+
+        Raises FileNotFoundError for a path that does not exist, and ValueError for damaged files.
+        """
+        count = 0
+        for file in _paths(self.source, self.setting):
+            with files.decompressed(file) as opened:
+                while content := opened.read(2**20):
+                    count += content.count(b"\n")
+        return count
+
+    def identity(self) -> list[Any]:
+        """Return what identifies the present content, without reading it: names, sizes and times of the files, fields,
+        and the package that restores tokenised text.
+        """
+        given = self._given()
+        paths = [path for setting, value in given.items() for path in _paths(value, setting)]
+        found = [sources.identity(value) for value in given.values()]
+        return [*found, *([] if self.target else [self.source_field, self.target_field]), *tokenised.identity(paths)]
+
+    def files(self) -> dict[str, list[tuple[str, pathlib.Path]]]:
+        """Return {setting without its section: [(name, path), ...]} of the files, as `sources.files` names them."""
+        return {setting.rpartition(".")[2]: sources.files(value) for setting, value in self._given().items()}
+
+    def _given(self) -> dict[str, str]:
+        return {self.setting: self.source} | ({self.target_setting: self.target} if self.target else {})
+
+    def _aligned_files(self, target: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
+        """Return each file of the source with its translation. Raises ValueError unless there are as many of both."""
+        ours, theirs = _paths(self.source, self.setting), _paths(target, self.target_setting)
+        if len(ours) != len(theirs):
+            raise ValueError(
+                f"{self.setting} has {len(ours)} files ({_listed(ours)}) and {self.target_setting} has {len(theirs)} "
+                f"({_listed(theirs)}): expected as many, each the translation of its counterpart; name them all"
+            )
+        for one, other in zip(ours, theirs, strict=True):
+            if one.resolve() == other.resolve():
+                raise ValueError(
+                    f"{one} is a file of both {self.setting} and {self.target_setting}: expected a text and its "
+                    f"translation; if its records have both, set {self.target_setting}=none"
+                )
+        return list(zip(ours, theirs, strict=True))
+
+
+def training(config: DataConfig) -> PairFiles:
+    """Return the files of the training pairs."""
+    return PairFiles(config.source, config.target, config.source_field, config.target_field)
+
+
+def validation(config: DataConfig) -> PairFiles | None:
+    """Return the files of the validation pairs; None if a part of the training pairs is held out instead."""
+    if config.validation_source is None:
+        return None
+    return PairFiles(
+        config.validation_source,
+        config.validation_target,
+        config.source_field,
+        config.target_field,
+        "data.validation_source",
+        "data.validation_target",
+    )
+
+
+def read_test_set(pair_files: PairFiles) -> LinesOfTest:
+    """Read all lines of a test set. Raises ValueError if there is none, and the errors of `PairFiles`."""
+    found = list(pair_files)
+    if not found:
+        raise ValueError(f"{pair_files.setting}={pair_files.source!r} has no line: expected texts to translate")
+    return LinesOfTest([pair.source for pair in found], [pair.target for pair in found])
+
+
+def _paths(value: str, setting: str) -> list[pathlib.Path]:
+    """Return the files that a setting names, in reading order. Raises an error for what are not files."""
+    for part in sources.parts(value):
+        matched = sources.matches(part)
+        if not matched:
+            raise FileNotFoundError(
+                f"{setting}={part!r} does not exist: expected a file, a glob, or several with commas; check the path"
+            )
+        if folders := [path for path in matched if os.path.isdir(path)]:
+            names = sorted(os.listdir(folders[0]))
+            raise ValueError(
+                f"{setting}={part!r} is or matches the directory {folders[0]}, in which nothing says which files are "
+                f"translations of one another: name the files or give a glob; it holds {_listed(names)}"
+            )
+    return [path for _, path in sources.files(value)]
+
+
+def _listed(names: list[Any]) -> str:
+    more = f" and {len(names) - 8:,} more" if len(names) > 8 else ""
+    return ", ".join(map(str, names[:8])) + more or "nothing"
+
+
+def _aligned(source: pathlib.Path, target: pathlib.Path) -> Iterator[Pair]:
+    """Yield the pairs of two files with as many lines.
+
+    Raises ValueError for files of different numbers of lines, with the first line at which they seem to part, and for a
+    line of tags that has text as its counterpart.
+    """
+    ours, theirs = sides.lines(source), sides.lines(target)
+    one_sided = 0
+    for number, (one, other) in enumerate(itertools.zip_longest(ours, theirs, fillvalue=_END), 1):
+        if _END in (one, other):
+            rest = sum(1 for _ in itertools.chain(ours, theirs))  # of the longer file
+            counts = (number - 1, number + rest) if one is _END else (number + rest, number - 1)
+            raise _unequal(source, target, counts, one_sided)
+        if one is None and other is None:
+            continue
+        if one is None or other is None:
+            tags, text = (source, target) if one is None else (target, source)
+            raise ValueError(
+                f"line {number} of {tags} is a tag, line {number} of {text} is text: expected tags on the same lines "
+                "of both files, as in the original ones; mend them, or remove all tags and rename the files"
+            )
+        if not one_sided and bool(one) != bool(other):
+            one_sided = number
+        yield Pair(one, other)
+
+
+_END = "\n"  # no line of a side has a line feed
+
+
+def _unequal(source: pathlib.Path, target: pathlib.Path, counts: tuple[int, int], one_sided: int) -> ValueError:
+    """Return the error for files of different numbers of lines.
+
+    counts: number of lines of the source and of the target.
+    one_sided: number of the first line that is empty on one side only; 0 if there is none.
+    """
+    if one_sided:
+        place = f"line {one_sided}, which is empty on one side only"
+    else:
+        shorter = source if counts[0] < counts[1] else target
+        place = f"line {min(counts) + 1}, the first one that {shorter} lacks"
+    return ValueError(
+        f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: expected as many, each the translation of "
+        f"its counterpart. They may part at {place}; align the files anew, or mend them there"
+    )
+
+
+def _records(file: pathlib.Path, pair_files: PairFiles) -> Iterator[Pair]:
+    """Yield the pairs of a file whose records have both sides."""
+    ending = files.kind(file.name)[0]
+    if ending not in (*JSON_LINES, TABLE):
+        raise ValueError(
+            f"{file} has no counterpart: set {pair_files.target_setting} to the file with its translations, or give a "
+            f"{TABLE} or {JSON_LINES[0]} file whose records have both sides"
+        )
+    with files.decompressed(file) as opened:
+        if ending == TABLE:
+            yield from _table(fields.lines(opened, str(file)), str(file), pair_files)
+            return
+        for where, entry in fields.json_objects(opened, str(file)):
+            one = fields.field_of(entry, pair_files.source_field, where, "data.source_field")
+            other = fields.field_of(entry, pair_files.target_field, where, "data.target_field")
+            yield Pair(sides.one_line(one), sides.one_line(other))
+
+
+def _table(lines: Iterator[tuple[int, bytes]], place: str, pair_files: PairFiles) -> Iterator[Pair]:
+    """Yield the pairs of a table; blank lines are left out."""
+    columns: tuple[int, int] | None = None
+    width = 0
+    for number, line in lines:
+        where = f"{place}, line {number}"
+        row = sides.decoded(line, place, number).rstrip("\r\n").split("\t")
+        if row == [""]:
+            continue
+        if columns is None:
+            width = len(row)
+            columns = _named_columns(row, where, pair_files)
+            if columns:
+                continue
+            columns = (0, 1)
+        if len(row) != width:
+            raise ValueError(f"{where}: expected {width} columns, with a tab between two, got {len(row)}; mend the row")
+        yield Pair(row[columns[0]].strip(), row[columns[1]].strip())
+
+
+def _named_columns(header: list[str], where: str, pair_files: PairFiles) -> tuple[int, int] | None:
+    """Return the columns of both sides by the first row of a table; None if this row is a pair without names.
+
+    Raises ValueError if a column is missing, or if two have its name.
+    """
+    wanted = {"data.source_field": pair_files.source_field, "data.target_field": pair_files.target_field}
+    has_defaults = (*wanted.values(),) == (PairFiles.source_field, PairFiles.target_field)
+    if has_defaults and len(header) == 2 and not set(header) & set(wanted.values()):
+        return None
+    for setting, name in wanted.items():
+        fields.check_field(name, header, f"{where}, the header", setting)
+        if header.count(name) > 1:
+            raise ValueError(
+                f'{where}: expected one column "{name}", got {header.count(name)} of this name; rename the others'
+            )
+    return header.index(pair_files.source_field), header.index(pair_files.target_field)

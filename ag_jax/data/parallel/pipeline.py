@@ -1,0 +1,318 @@
+"""Prepare the tokenizer and rows of a parallel corpus once, in a cache, and make the batch of any step directly.
+
+The functions are those of `ag_jax.data.text.pipeline`, for pairs of a text and its translation.
+
+Shape letters: B batch.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ag_jax.data import order
+from ag_jax.data.config import DataConfig
+from ag_jax.data.corpus import (
+    SPLITS,
+    Corpus,
+    Say,
+    announcer,
+    cached_directories,
+    cached_tokenizer,
+    hash_files,
+    key,
+    tokenizer_key,
+)
+from ag_jax.data.parallel import batching, pairs, selection
+from ag_jax.data.parallel.pairs import Pair
+from ag_jax.data.parallel.rows import PairRows, write_pair_rows
+from ag_jax.data.parallel.selection import REASONS, TOO_LONG, WITHOUT_TEXT
+from ag_jax.data.text import packing
+from ag_jax.data.text.batching import HostBatch
+from ag_jax.data.text.formats import Row
+from ag_jax.data.text.store import TextStore, TextStoreWriter
+from ag_jax.data.tokenizers import Tokenizer
+
+TOKENIZER_TEXT = 200_000_000  # characters of both sides together that a tokenizer is trained on, at most
+TOKENIZER_PAIRS = 1_000_000  # as many pairs, at most
+ENCODED_TOGETHER = 2**21  # characters, at least, that are tokenised in one call, on all cores
+READ_TOGETHER = 4096  # pairs whose token ids are read in one call
+SORTED_TOGETHER = 1024  # pairs that are packed in the order of their lengths
+COUNTS = "counts.json"  # number of pairs of each split that were left out, by reason
+
+
+def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus[PairRows]:
+    """Return the tokenizer and rows of a config, from the cache if they were prepared before.
+
+    config: the settings of the data.
+    quiet: print no progress.
+
+    `Corpus.documents` has the number of pairs, and `Corpus.counts` the number of pairs that were left out for each
+    reason in `selection`. Raises ValueError or FileNotFoundError for files or tokenizers that cannot be used.
+    """
+    say = announcer(quiet)
+    tokenizer = prepare_tokenizer(config, quiet=quiet)
+    text_key = key(config.format, *_identities(config), config.max_words_ratio, tokenizer.fingerprint())
+    _, entry = cached_directories(
+        config,
+        text_key,
+        key(text_key, config.sequence_length, selection.max_tokens(config), config.pack),
+        lambda directory: _write_text(config, tokenizer, directory, say),
+        lambda text, directory: _write_rows(config, tokenizer, text, directory, say),
+    )
+    rows = {split: PairRows(entry.path / split, entry) for split in SPLITS}
+    left_out = json.loads((entry.path / COUNTS).read_text())
+    for split in SPLITS:
+        if any(left_out[split].values()):
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out[split].items() if count)
+            say(f"{split}: {rows[split].pair_count:,} pairs; left out: {reasons}")
+    return Corpus(
+        tokenizer=tokenizer,
+        train=rows["train"],
+        validation=rows["validation"],
+        documents={split: rows[split].pair_count for split in SPLITS},
+        checksums={split: entry.digest(split) for split in SPLITS},
+        counts={
+            split: {"source tokens": len(rows[split].source.tokens)}
+            | {f"pairs {reason}": count for reason, count in left_out[split].items()}
+            for split in SPLITS
+        },
+    )
+
+
+def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
+    """Return the tokenizer at `config.tokenizer.path`; without a path, one trained on both sides of the training pairs.
+
+    A trained tokenizer is cached and not trained again.
+    """
+
+    def text_key() -> str:
+        held_out = None if config.validation_source else config.validation_fraction
+        training = pairs.training(config).identity()
+        return key(config.format, training, config.max_words_ratio, tokenizer_key(config.tokenizer), held_out)
+
+    return cached_tokenizer(config, text_key, _TokenizerText(config), announcer(quiet))
+
+
+def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[list[Any]]]:
+    """Return {setting: [[name, size in bytes, content hash], ...]} of all files, for `source` and as far as they are
+    set `target`, `validation_source` and `validation_target`.
+
+    The hashes are cached; all files are read again when the name, size or time of one has changed.
+    """
+
+    def files() -> dict[str, list[tuple[str, pathlib.Path]]]:
+        validation = pairs.validation(config)
+        return pairs.training(config).files() | (validation.files() if validation else {})
+
+    return hash_files(config, key(config.format, *_identities(config)), files, announcer(quiet))
+
+
+def _identities(config: DataConfig) -> list[Any]:
+    """Return settings and versions of files; two such lists are equal only for the same pairs and validation part."""
+    validation = pairs.validation(config)
+    held_out = validation.identity() if validation else config.validation_fraction
+    return [pairs.training(config).identity(), held_out]
+
+
+@dataclasses.dataclass(frozen=True)
+class _TokenizerText:
+    """Texts of both sides of the training pairs, as an iterable that can be iterated repeatedly.
+
+    Of a corpus that is larger than `TOKENIZER_TEXT` or `TOKENIZER_PAIRS`, every n-th pair is taken, with the least n
+    for which they fit: its files may be of different kinds, and all should have their share.
+    """
+
+    config: DataConfig
+
+    def __iter__(self) -> Iterator[str]:
+        for pair in itertools.islice(self._pairs(), None, None, self._stride):
+            yield from pair
+
+    def _pairs(self) -> Iterator[Pair]:
+        found = selection.select(self.config)
+        return (selected.pair for selected in found if selected.split == "train" and not selected.left_out)
+
+    @functools.cached_property
+    def _stride(self) -> int:
+        characters = count = 0
+        for pair in self._pairs():
+            characters += len(pair.source) + len(pair.target)
+            count += 1
+        return max(1, -(-characters // TOKENIZER_TEXT), -(-count // TOKENIZER_PAIRS))
+
+
+def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, say: Say) -> None:
+    """Write the token ids of the training and the validation pairs as a `TextStore` each, below `directory`.
+
+    A pair is a document of two sentences. Tokenises both splits in one pass over the files, about `ENCODED_TOGETHER`
+    characters at a time.
+    """
+    writers = {split: TextStoreWriter(directory / split, tokenizer.vocabulary_size) for split in SPLITS}
+    left_out = {split: dict.fromkeys(REASONS, 0) for split in SPLITS}
+    counts: collections.Counter[str] = collections.Counter()
+    waiting: list[tuple[Pair, str]] = []
+    said, characters = time.monotonic(), 0
+
+    def flush() -> None:
+        sources = tokenizer.encode_batch([pair.source for pair, _ in waiting])
+        targets = tokenizer.encode_targets([pair.target for pair, _ in waiting])
+        for (_, split), *sides in zip(waiting, sources, targets, strict=True):
+            # A text of characters that the tokenizer drops, such as a zero-width space, has no token.
+            if all(sides):
+                writers[split].append(sides)
+            else:
+                left_out[split][WITHOUT_TEXT] += 1
+        waiting.clear()
+
+    identities = _identities(config)  # compared at the end, because files may change while they are read
+    say(f"tokenising {config.source}" + (f" and {config.target}" if config.target else ""))
+    for pair, split, reason in selection.select(config):
+        counts[split] += 1
+        if reason:
+            left_out[split][reason] += 1
+            continue
+        waiting.append((pair, split))
+        characters += len(pair.source) + len(pair.target)
+        if characters >= ENCODED_TOGETHER:
+            flush()
+            characters = 0
+            if time.monotonic() - said > 10:
+                said = time.monotonic()
+                say(f"{counts.total():,} pairs, {sum(writer.tokens for writer in writers.values()):,} tokens so far")
+    flush()
+    for writer in writers.values():
+        writer.close()
+    if _identities(config) != identities:
+        raise ValueError(
+            f"the files of data.source={config.source!r} or its translations were changed while they were read: run "
+            "the command again"
+        )
+    (directory / COUNTS).write_text(json.dumps(left_out))
+    say(", ".join(f"{counts[split]:,} pairs for {split}" for split in SPLITS))
+
+
+def _write_rows(
+    config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Say
+) -> None:
+    """Write the tokens of both splits as rows. Raises ValueError if a split has no pair that can be used."""
+    left_out = json.loads((text / COUNTS).read_text())
+    for split in SPLITS:
+        alone = _make_rows(config, TextStore(text / split), tokenizer, left_out[split])
+        rows = packing.pack_sides(_sorted(alone), 2, config.sequence_length) if config.pack else alone
+        write_pair_rows(directory / split, rows, tokenizer.vocabulary_size, is_packed=config.pack)
+        written = PairRows(directory / split)
+        if not len(written):
+            raise ValueError(_nothing_left(config, split, left_out[split]))
+        packed = f"{written.pair_count:,} pairs in " if config.pack else ""
+        rates = written.fill_rates(config.sequence_length)
+        filled = ", ".join(f"{rate:.1%} of the {side} positions" for side, rate in rates.items())
+        say(f"{split}: {packed}{len(written):,} rows, filled: {filled}")
+    (directory / COUNTS).write_text(json.dumps(left_out))
+
+
+def _nothing_left(config: DataConfig, split: str, left_out: dict[str, int]) -> str:
+    """Return the error message for a split without pairs."""
+    source = config.validation_source if split == "validation" and config.validation_source else config.source
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items() if count)
+    held_out = split == "validation" and not config.validation_source
+    return (
+        f"no pair of {source!r} is left for {split}"
+        + (f", after those left out: {reasons} (data.max_words_ratio, data.max_tokens)" if reasons else "")
+        + ": give more text"
+        + (", raise data.validation_fraction, or set data.validation_source" if held_out else "")
+    )
+
+
+def _make_rows(
+    config: DataConfig, store: TextStore, tokenizer: Tokenizer, left_out: dict[str, int]
+) -> Iterator[tuple[Row, Row]]:
+    """Yield a row for every stored pair, with the end token on both sides; count those that are too long."""
+    longest, end = selection.max_tokens(config), tokenizer.specials.end
+    count = 2 * len(store)
+    for first in range(0, count, 2 * READ_TOGETHER):
+        texts = store.sentences(first, min(first + 2 * READ_TOGETHER, count))
+        for source, target in zip(texts[::2], texts[1::2], strict=True):
+            if max(len(source), len(target)) + 1 > longest:
+                left_out[TOO_LONG] += 1
+            else:
+                yield Row(np.append(source, end)), Row(np.append(target, end))
+
+
+def _sorted(rows: Iterable[tuple[Row, Row]]) -> Iterator[tuple[Row, Row]]:
+    """Yield the pairs, of every `SORTED_TOGETHER` the longest first.
+
+    Best fit then begins with the texts that leave the fewest choices, which fills rows better.
+    """
+    rows = iter(rows)
+    while together := list(itertools.islice(rows, SORTED_TOGETHER)):
+        yield from sorted(together, key=lambda pair: -sum(len(side.tokens) for side in pair))
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """Training batches; row i of step s is a pure function of (seed, s, i), as `ag_jax.data.order` describes.
+
+    rows: rows of the training pairs.
+    tokenizer: the tokenizer of the rows.
+    config: length of the sides.
+    batch_size: number of rows of a batch.
+    seed: seed of the order.
+    start: token id at the first position of every target text; None for the padding token, for decoders that begin
+        with a vector of zeros.
+
+    Raises ValueError if the corpus has fewer rows than a batch.
+    """
+
+    rows: PairRows
+    tokenizer: Tokenizer
+    config: DataConfig
+    batch_size: int
+    seed: int
+    start: int | None = None
+
+    def __post_init__(self):
+        order.check_batch_size(len(self.rows), self.batch_size)
+
+    def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
+        """Return the batch of a step; with `rows`, a slice or indices, only the rows that this host needs."""
+        example_B, _ = order.drawn(len(self.rows), self.batch_size, self.seed, step, rows)
+        start = _start(self.start, self.tokenizer)
+        return batching.make_batch(self.config, self.rows, self.tokenizer, example_B=example_B, start=start)
+
+    def iterate(
+        self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1
+    ) -> Iterator[HostBatch]:
+        """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads (grain)."""
+        return order.prefetched(functools.partial(self.at, rows=rows), start, stop, threads)
+
+
+def validation_batches(
+    corpus: Corpus[PairRows],
+    config: DataConfig,
+    batch_size: int,
+    rows: slice | np.ndarray = slice(None),
+    start: int | None = None,
+) -> Iterator[HostBatch]:
+    """Yield every row for validation once; the last batch is padded with empty rows.
+
+    corpus: tokenizer and rows.
+    config: length of the sides.
+    batch_size: number of rows of a batch.
+    rows: the rows of each batch (a slice or indices) that this host needs.
+    start: token id at the first position of every target text; None for the padding token.
+    """
+    start = _start(start, corpus.tokenizer)
+    for example_B in order.once(len(corpus.validation), batch_size, rows):
+        yield batching.make_batch(config, corpus.validation, corpus.tokenizer, example_B=example_B, start=start)
+
+
+def _start(start: int | None, tokenizer: Tokenizer) -> int:
+    return tokenizer.specials.pad if start is None else start

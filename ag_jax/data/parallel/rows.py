@@ -1,0 +1,56 @@
+"""Rows of pairs: each row has a source side and a target side with the same texts, in the same order."""
+
+import pathlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ag_jax import interruption
+from ag_jax.data.cache import Entry
+from ag_jax.data.checksums import CheckedArray
+from ag_jax.data.text.formats import Row
+from ag_jax.data.text.store import Rows, RowsWriter
+
+SIDES = ("source", "target")
+
+
+class PairRows:
+    """Rows of both sides in a directory that `write_pair_rows` wrote, with a directory of `Rows` for each side.
+
+    source: source sides; every text ends with the end token.
+    target: target sides, as many, with the translation of each text at the same place.
+
+    entry: the entry of the cache for the directory or one above it, by which large files are checked as they are read.
+    """
+
+    def __init__(self, directory: pathlib.Path, entry: Entry | None = None):
+        self.source, self.target = (Rows(directory / side, entry) for side in SIDES)
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    @property
+    def tokens(self) -> np.ndarray | CheckedArray:
+        """The token ids of all target sides, one row after the other: the tokens that are predicted."""
+        return self.target.tokens
+
+    @property
+    def pair_count(self) -> int:
+        """The number of pairs in all rows."""
+        return self.target.text_count
+
+    def fill_rates(self, length: int) -> dict[str, float]:
+        """Return for each side the share of positions that hold a token, if it has `length` positions in every row."""
+        return {side: getattr(self, side).fill_rate(length) for side in SIDES}
+
+
+def write_pair_rows(
+    directory: pathlib.Path, rows: Iterable[Sequence[Row]], vocabulary_size: int, *, is_packed: bool
+) -> None:
+    """Write rows, each a source and a target side, into a directory, as the files that `PairRows` reads."""
+    writers = [RowsWriter(directory / side, vocabulary_size, is_packed=is_packed) for side in SIDES]
+    for row in interruption.checked(rows):
+        for writer, side in zip(writers, row, strict=True):
+            writer.append(side)
+    for writer in writers:
+        writer.close()

@@ -1,0 +1,108 @@
+"""Read one side of a parallel corpus: the lines of a file, whose name says what its lines are.
+
+    *.xml, *.sgm, *.sgml   the texts of the <seg> elements, in order (test sets of IWSLT and WMT)
+    train.tags.*           a line each; lines of tags, which begin with "<", are no text (training sets of IWSLT)
+    any other name         a line each
+
+Each may be compressed, with a further ending such as .gz. A name with ".tok." or ".bpe." in it holds tokenised text,
+which `ag_jax.data.parallel.tokenised` restores.
+
+Lines end at line feeds, with or without a carriage return before it, and not at other line separators of Unicode.
+Spaces around a text are removed.
+"""
+
+import html
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import IO
+
+from ag_jax.data.parallel import tokenised
+from ag_jax.data.text import fields, files
+
+SEGMENTED = (".xml", ".sgm", ".sgml")
+# Breton texts end in .br, as do files compressed with Brotli; the latter are not UTF-8, which is noticed, too.
+_NOT_LINES = (files.NOT_TEXT | {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".tar"}) - {".br", *SEGMENTED}
+_SEGMENT_TAG = re.compile(r"<(/?)seg\b[^>]*>", re.IGNORECASE)
+_REFERENCE = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
+
+
+def lines(file: pathlib.Path) -> Iterator[str | None]:
+    """Yield the lines of a file, or the texts of its segments; None stands for a line of tags, which is no text.
+
+    Raises ValueError, with the file and the number of the line, for what is not UTF-8, and for files that hold no
+    lines of plain text.
+    """
+    ending = files.kind(file.name)[0]
+    if ending in _NOT_LINES:
+        raise ValueError(
+            f"{file} is not read as one side of a parallel corpus: expected lines of plain text, or the segments of "
+            f"{', '.join(SEGMENTED)}, got {ending}; a .tsv or .jsonl file that holds both sides needs no target file, "
+            "other files must be converted"
+        )
+    restore = tokenised.restoring(file)
+    with files.decompressed(file) as opened:
+        if ending in SEGMENTED:
+            texts: Iterator[str | None] = _segments(opened, str(file))
+        else:
+            texts = _lines(opened, str(file), has_tags=file.name.startswith("train.tags."))
+        yield from (restore(text) if restore and text else text for text in texts)
+
+
+def decoded(content: bytes, place: str, line: int = 1) -> str:
+    """Return a content as text, without the byte order mark that some files begin with.
+
+    content: the bytes of a line, or of a whole file.
+    place: name of the file in error messages.
+    line: number of the first line of `content`.
+
+    Raises ValueError, with the number of the line, for content that is not UTF-8 or is binary.
+    """
+    try:
+        text = content.decode("utf-8-sig" if line == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        number = line + content.count(b"\n", 0, error.start)
+        raise ValueError(
+            f"{place}, line {number}: expected text in UTF-8, got other bytes ({error.reason}); convert the file, or "
+            "mend or remove this line on both sides"
+        ) from error
+    if "\0" in text:
+        raise ValueError(f"{place}, line {line}: expected plain text in UTF-8, got binary content; convert the file")
+    return text
+
+
+def one_line(text: str) -> str:
+    """Return a text of several lines as one line, without spaces around it."""
+    return re.sub(r"\s*[\r\n]\s*", " ", text.strip())
+
+
+def _lines(opened: IO[bytes], place: str, *, has_tags: bool) -> Iterator[str | None]:
+    for number, line in fields.lines(opened, place):
+        text = decoded(line, place, number).strip()
+        yield None if has_tags and text.startswith("<") else text
+
+
+def _segments(opened: IO[bytes], place: str) -> Iterator[str]:
+    """Yield the texts of the <seg> elements of a file, which need not be well-formed XML otherwise.
+
+    The files of WMT have ampersands and attributes that no XML parser accepts. Character references, such as &amp;, are
+    replaced, and a text of several lines becomes one line.
+
+    Raises ValueError if there is no segment, or one that does not end.
+    """
+    content = opened.read(fields.LARGEST_PARSED + 1)
+    if len(content) > fields.LARGEST_PARSED:
+        raise ValueError(f"{place}: expected at most {fields.LARGEST_PARSED:,} bytes of segments; write plain lines")
+    text = decoded(content, place)
+    tags = list(_SEGMENT_TAG.finditer(text))
+    if not tags:
+        raise ValueError(f"{place}: expected <seg> elements with the texts, got none; name a file of plain lines .txt")
+    wrong = [tag for number, tag in enumerate(tags) if bool(tag[1]) != bool(number % 2)]
+    if wrong or len(tags) % 2:
+        at = wrong[0] if wrong else tags[-1]
+        raise ValueError(
+            f"{place}, line {1 + text.count(chr(10), 0, at.start())}: expected every <seg> to end with </seg> before "
+            f"the next one begins, got {at[0]!r}; mend the file or copy it anew"
+        )
+    for begin, end in zip(tags[::2], tags[1::2], strict=True):
+        yield one_line(_REFERENCE.sub(lambda match: html.unescape(match[0]), text[begin.end() : end.start()]))

@@ -1,0 +1,91 @@
+"""The data of a run, for every `data.format`: text (`ag_jax.data.text`) or, with `parallel`, pairs of a text and its
+translation (`ag_jax.data.parallel`).
+
+Both packages have a module `pipeline` with the same functions; here `data.format` chooses between them.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from ag_jax.data.config import DataConfig
+from ag_jax.data.corpus import Corpus
+from ag_jax.data.parallel import batching as parallel_batching
+from ag_jax.data.parallel import pipeline as parallel
+from ag_jax.data.text import batching as text_batching
+from ag_jax.data.text import pipeline as text
+from ag_jax.data.text.batching import HostBatch
+from ag_jax.data.tokenizers import Tokenizer
+
+
+class Batches(Protocol):
+    """Training batches; row i of step s is a pure function of (seed, s, i)."""
+
+    def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
+        """Return the batch of a step; with `rows`, a slice or indices, only the rows that this host needs."""
+
+    def iterate(
+        self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1
+    ) -> Iterator[HostBatch]:
+        """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads."""
+
+
+def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
+    """Return the tokenizer and rows of a config, from the cache if they were prepared before.
+
+    config: the settings of the data.
+    quiet: print no progress.
+
+    Raises ValueError or FileNotFoundError for text or tokenizers that cannot be used.
+    """
+    return (parallel if config.is_parallel else text).prepare(config, quiet=quiet)
+
+
+def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
+    """Return the tokenizer at `config.tokenizer.path`; without a path, a tokenizer trained on the training text."""
+    return (parallel if config.is_parallel else text).prepare_tokenizer(config, quiet=quiet)
+
+
+def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[list[Any]]]:
+    """Return {setting: [[name, size in bytes, content hash], ...]} of all files of the text."""
+    return (parallel if config.is_parallel else text).source_files(config, quiet=quiet)
+
+
+def empty_batch(config: DataConfig, rows: int) -> HostBatch:
+    """Return zeros with the fields, shapes and types of a batch; as broadcast scalars, they take no memory."""
+    return (parallel_batching if config.is_parallel else text_batching).empty_batch(config, rows)
+
+
+def batches(corpus: Corpus, config: DataConfig, batch_size: int, seed: int, start: int | None = None) -> Batches:
+    """Return the training batches of a corpus.
+
+    corpus: tokenizer and rows.
+    config: the settings of the data.
+    batch_size: number of rows of a batch.
+    seed: seed of the order and of masks.
+    start: of pairs, the token id at the first position of every target text; None for the padding token.
+
+    Raises ValueError if the corpus has fewer rows than a batch.
+    """
+    if config.is_parallel:
+        return parallel.Batches(corpus.train, corpus.tokenizer, config, batch_size, seed, start)
+    return text.Batches(corpus.train, corpus.tokenizer, config, batch_size, seed)
+
+
+def validation_batches(
+    corpus: Corpus,
+    config: DataConfig,
+    batch_size: int,
+    rows: slice | np.ndarray = slice(None),
+    start: int | None = None,
+) -> Iterator[HostBatch]:
+    """Yield every row for validation once, always the same; the last batch is padded with empty rows.
+
+    rows: the rows of each batch (a slice or indices) that this host needs.
+
+    The other arguments are those of `batches`.
+    """
+    if config.is_parallel:
+        return parallel.validation_batches(corpus, config, batch_size, rows, start)
+    return text.validation_batches(corpus, config, batch_size, rows)

@@ -1,0 +1,344 @@
+"""Scores of translations by sacreBLEU: BLEU, chrF and TER with 95 % intervals, and comparisons with a baseline.
+
+Every metric is a function of counts that are summed over the sentences (for BLEU: lengths, n-grams, and n-grams that
+the reference has, too). So a bootstrap resample, a set of sentences drawn with replacement, is scored from sums of
+counts, and no text is scored twice. All resamples come from one seed and only depend on the number of sentences, so
+that systems are compared on the same sentences.
+
+Equations: BLEU of Papineni et al. 2002, chrF of Popović 2015, TER of Snover et al. 2006, all as implemented by
+sacreBLEU (Post 2018); bootstrap of Koehn 2004.
+Shape letters: S sentences, R resamples, C counts of a sentence.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ag_jax.evaluation import lines
+
+Metric = Literal["bleu", "bleu_lowercase", "chrf", "ter"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+Tokenizer = Literal["13a", "intl", "char", "zh", "none"]
+TOKENIZERS: tuple[Tokenizer, ...] = get_args(Tokenizer)
+
+RESAMPLES = 1000  # sacreBLEU's default
+SEED = "12345"  # sacreBLEU's default; its environment variable SACREBLEU_SEED replaces it
+
+_LABELS: dict[str, str] = {
+    "bleu": "BLEU",
+    "bleu_lowercase": "BLEU, lowercased",
+    "chrf": "chrF2",
+    "ter": "TER (lower is better)",
+}
+_DOWNLOADS = "downloads a sentencepiece model when it is first used"
+_INSTALLS = "needs MeCab and a dictionary, which ag_jax does not install"
+_REJECTED_TOKENIZERS = {
+    "spm": _DOWNLOADS,
+    "flores101": _DOWNLOADS,
+    "flores200": _DOWNLOADS,
+    "spBLEU-1K": _DOWNLOADS,
+    "ja-mecab": _INSTALLS,
+    "ko-mecab": _INSTALLS,
+}
+SCORE_HEADER = ("Metric", "Score", "95 % interval", "Signature")
+DIFFERENCE_HEADER = ("System", "Metric", "Difference", "95 % interval", "p")
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A score of one system's translations.
+
+    metric: name of the metric, one of `METRICS`.
+    value: the score, from 0 to 100; TER may exceed 100, and is better the lower it is.
+    mean: mean score of the resamples.
+    interval: lower and upper end of the 95 % interval, from the resamples; None for a single sentence.
+    signature: sacreBLEU's description of the metric's settings and of its version.
+    note: a sentence that says that the text was tokenised; "" if it was not.
+    """
+
+    metric: str
+    value: float
+    mean: float
+    interval: tuple[float, float] | None
+    signature: str
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The difference between a system's score and the baseline's, on the same sentences.
+
+    metric: name of the metric, one of `METRICS`.
+    difference: score of the system minus that of the baseline.
+    interval: lower and upper end of the difference's 95 % interval, from the resamples; None for a single sentence.
+    p_value: p of sacreBLEU's paired bootstrap test, at least 1 / (resamples + 1); 1 if the metric counts the same for
+        both systems in every sentence; None for a single sentence in which it does not.
+    identical: whether the two systems have the same translations.
+    signature: sacreBLEU's description of the metric's settings and of its version.
+    """
+
+    metric: str
+    difference: float
+    interval: tuple[float, float] | None
+    p_value: float | None
+    identical: bool
+    signature: str
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    metrics: Sequence[Metric] = METRICS,
+    tokenize: Tokenizer = "13a",
+) -> dict[str, Score]:
+    """Return {metric: score of translations against one reference for each}.
+
+    hypotheses: the translations, one line for each sentence.
+    references: the right translations, in the same order.
+    metrics: which scores to compute, of `METRICS`.
+    tokenize: sacreBLEU's tokenizer for BLEU; chrF and TER have none to choose.
+
+    Values, means, intervals and signatures are those of `sacrebleu --confidence`. Raises ValueError for texts that
+    cannot be scored, and for unknown metrics and tokenizers.
+    """
+    _check_settings(metrics, tokenize)
+    lines.check("the hypotheses", hypotheses, references)
+    note, drawn_RS = lines.note_on_marks(hypotheses, references), _resamples(len(references))
+    found: dict[str, Score] = {}
+    for name in metrics:
+        counted = _count(name, tokenize, hypotheses, references)
+        values_R = counted.resampled(drawn_RS)
+        found[name] = Score(
+            metric=name,
+            value=counted.value(),
+            mean=float(values_R.mean()),
+            interval=_interval(values_R) if len(references) > 1 else None,
+            signature=counted.signature(),
+            note=note,
+        )
+    return found
+
+
+def compare(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str],
+    baseline: str,
+    metrics: Sequence[Metric] = METRICS,
+    tokenize: Tokenizer = "13a",
+) -> dict[str, dict[str, Difference]]:
+    """Return {system: {metric: difference from the baseline}} for every system but the baseline.
+
+    systems: {name: its translations, one line for each sentence}.
+    references: the right translations, in the same order.
+    baseline: the name of the system that the others are compared with.
+    metrics, tokenize: as for `score`.
+
+    The interval is that of the difference itself: each resample has one set of sentences for both systems. p is that
+    of sacreBLEU's paired bootstrap, except where a metric counts the same for both systems in every sentence: then p is
+    1, because sacreBLEU would return its smallest p. sacreBLEU's p is about half that of a two-sided test, so an
+    interval with 0 near its end may go with p < .05. Raises ValueError as `score`, and without a second system.
+    """
+    _check_settings(metrics, tokenize)
+    if baseline not in systems or len(systems) < 2:
+        raise ValueError(
+            f"expected the translations of the baseline {baseline!r} and of another system, got those of "
+            f"{', '.join(map(repr, systems)) or 'no system'}"
+        )
+    for name, hypotheses in systems.items():
+        lines.check(f"the hypotheses of {name!r}", hypotheses, references)
+    drawn_RS, several = _resamples(len(references)), len(references) > 1
+    found: dict[str, dict[str, Difference]] = {name: {} for name in systems if name != baseline}
+    for metric in metrics:
+        base = _count(metric, tokenize, systems[baseline], references)
+        others = {name: _count(metric, tokenize, systems[name], references) for name in found}
+        differing = [name for name in found if not np.array_equal(others[name].counts_SC, base.counts_SC)]
+        p_values: dict[str, float | None] = dict.fromkeys(found, 1.0)
+        if several and differing:
+            p_values |= _paired_bootstrap(metric, tokenize, systems, references, baseline, differing)
+        elif differing:  # all resamples of a single sentence are equal, which sacreBLEU's test takes for certainty
+            p_values |= dict.fromkeys(differing)
+        base_R = base.resampled(drawn_RS)
+        for name, counted in others.items():
+            found[name][metric] = Difference(
+                metric=metric,
+                difference=counted.value() - base.value(),
+                interval=_interval(counted.resampled(drawn_RS) - base_R) if several else None,
+                p_value=p_values[name],
+                identical=list(systems[name]) == list(systems[baseline]),
+                signature=counted.signature(),
+            )
+    return found
+
+
+def score_rows(scores: Mapping[str, Score]) -> list[list[str]]:
+    """Return the cells of a Markdown table of scores, below `SCORE_HEADER`: metric, score, interval, signature.
+
+    scores: what `score` returns. Scores of tokenised text are marked as such.
+    """
+    return [
+        [
+            _LABELS[found.metric] + (" (of tokenised text)" if found.note else ""),
+            f"{found.value:.2f}",
+            "–" if found.interval is None else f"{_range('{:.2f}', found.interval)} (mean {found.mean:.2f})",
+            f"`{_escaped(found.signature)}`",
+        ]
+        for found in scores.values()
+    ]
+
+
+def difference_rows(comparison: Mapping[str, Mapping[str, Difference]]) -> list[list[str]]:
+    """Return the cells of a Markdown table of differences, below `DIFFERENCE_HEADER`: system, metric, difference,
+    interval, p.
+
+    comparison: what `compare` returns.
+    """
+    return [
+        [
+            _escaped(system),
+            _LABELS[found.metric],
+            f"{found.difference:+.2f}",
+            "–" if found.interval is None else _range("{:+.2f}", found.interval),
+            _shown_p(found),
+        ]
+        for system, of_system in comparison.items()
+        for found in of_system.values()
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counted:
+    """The counts of every sentence for a metric.
+
+    measure: the metric, a `sacrebleu.metrics.base.Metric` that has seen the references.
+    counts_SC: the counts, of which each metric's score is a function of the sum.
+    """
+
+    measure: Any
+    counts_SC: np.ndarray
+
+    def value(self) -> float:
+        """Return the score of all sentences."""
+        return self._of_sum(self.counts_SC.sum(0))
+
+    def resampled(self, drawn_RS: np.ndarray) -> np.ndarray:
+        """Return the score of each resample, as an array (resamples,)."""
+        return np.array([self._of_sum(self.counts_SC[drawn_S].sum(0)) for drawn_S in drawn_RS])
+
+    def signature(self) -> str:
+        """Return sacreBLEU's signature, which names the number of resamples and the seed, too."""
+        return str(self.measure.get_signature())
+
+    def _of_sum(self, counts_C: np.ndarray) -> float:
+        # A list, because smoothing may write to the counts; floats of Python, because they print as numbers.
+        return float(self.measure._compute_score_from_stats(counts_C.tolist()).score)
+
+
+def _measure(name: Metric, tokenize: Tokenizer) -> Any:
+    """Return a new metric of sacreBLEU, whose signature has the number of resamples and the seed."""
+    from sacrebleu import metrics  # here, because it takes a tenth of a second that only scoring needs
+
+    # `force` leaves out a warning about tokenised text, for which a score has its note.
+    made: dict[str, Callable[[], Any]] = {
+        "bleu": lambda: metrics.BLEU(tokenize=tokenize, force=True),
+        "bleu_lowercase": lambda: metrics.BLEU(tokenize=tokenize, lowercase=True, force=True),
+        "chrf": metrics.CHRF,
+        "ter": metrics.TER,
+    }
+    measure = made[name]()
+    measure.n_bootstrap, measure.seed = RESAMPLES, str(_seed())
+    return measure
+
+
+def _count(name: Metric, tokenize: Tokenizer, hypotheses: Sequence[str], references: Sequence[str]) -> _Counted:
+    measure = _measure(name, tokenize)
+    # Float64 holds these counts exactly; sacreBLEU's own resampling has float32.
+    return _Counted(measure, np.array(measure._extract_corpus_statistics(hypotheses, [references]), np.float64))
+
+
+def _seed() -> int:
+    """Return the seed of all resamples. Raises ValueError if SACREBLEU_SEED asks for other resamples at every call.
+
+    sacreBLEU takes the seeds none and 0 for "no seed" in its paired test.
+    """
+    text = os.environ.get("SACREBLEU_SEED", SEED)
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ValueError(
+            f"expected SACREBLEU_SEED to be a positive whole number, got {text!r}: the same resamples serve all "
+            "systems and can be drawn again. Set a number, or unset it"
+        )
+    return int(text)
+
+
+def _resamples(sentences: int) -> np.ndarray:
+    """Return the sentences of each resample, as an array (resamples, sentences) of indices, drawn as by sacreBLEU."""
+    return np.random.default_rng(_seed()).choice(sentences, size=(RESAMPLES, sentences), replace=True)
+
+
+def _interval(values_R: np.ndarray) -> tuple[float, float]:
+    """Return the ends of the middle 95 % of the values; the ends are themselves values, as in sacreBLEU."""
+    ordered_R, left_out = np.sort(values_R), len(values_R) // 40
+    return float(ordered_R[left_out]), float(ordered_R[-left_out - 1])
+
+
+def _paired_bootstrap(
+    metric: Metric,
+    tokenize: Tokenizer,
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str],
+    baseline: str,
+    others: Sequence[str],
+) -> dict[str, float]:
+    """Return the p-value of each of the other systems against the baseline, by sacreBLEU's paired bootstrap test.
+
+    The null hypothesis is that the systems do not differ. p is (k + 1) / (resamples + 1), for k resamples in which the
+    absolute difference exceeds its mean over the resamples by more than the difference of all sentences. This counts
+    one tail, so p is about half the p of a two-sided test.
+    """
+    from sacrebleu.significance import PairedTest
+
+    # One metric at a time, because the test files results under sacreBLEU's names, and both kinds of BLEU are "BLEU".
+    test = PairedTest(
+        [(name, systems[name]) for name in (baseline, *others)],
+        {metric: _measure(metric, tokenize)},
+        [references],
+        test_type="bs",
+        n_samples=RESAMPLES,
+    )
+    _, columns = test()
+    (results,) = (column for key, column in columns.items() if key != "System")
+    pairs: Any = zip(others, results[1:], strict=True)  # the first result is the baseline's
+    return {name: float(result.p_value) for name, result in pairs}
+
+
+def _check_settings(metrics: Sequence[str], tokenize: str) -> None:
+    """Raise ValueError for a metric or tokenizer that is not offered."""
+    unknown = [name for name in metrics if name not in METRICS]
+    if unknown or not len(metrics):
+        raise ValueError(f"expected metrics of {', '.join(METRICS)}, got {', '.join(unknown) or 'none'}")
+    if tokenize in TOKENIZERS:
+        return
+    offered = "choose one of " + ", ".join(TOKENIZERS)
+    if reason := _REJECTED_TOKENIZERS.get(tokenize):
+        raise ValueError(
+            f"sacreBLEU's tokenizer {tokenize} {reason}: {offered}. For languages that are written without spaces, "
+            "zh (Chinese) and char split characters, and chrf needs no tokenizer"
+        )
+    raise ValueError(f"expected a tokenizer of sacreBLEU, got {tokenize!r}: {offered}")
+
+
+def _shown_p(found: Difference) -> str:
+    if found.identical:
+        return "identical, p = 1"
+    return "–" if found.p_value is None else f"{found.p_value:.2g}"
+
+
+def _range(form: str, interval: tuple[float, float]) -> str:
+    return " to ".join(form.format(end) for end in interval)
+
+
+def _escaped(text: str) -> str:
+    """Return a text with its bars escaped, because a bare bar ends a cell of a Markdown table, even inside code."""
+    return text.replace("|", r"\|")

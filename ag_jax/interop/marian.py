@@ -1,0 +1,500 @@
+"""MarianMT, the translation models of `transformers`: names of tensors, settings, sinusoids, generation.
+
+A MarianMT has one table of word embeddings for source, target and output, one for the source and one for target and
+output, or three tables (`DecoderConfig.tie`). Each of the three forms has a `Family` of its own, because names and tied
+tensors differ.
+"""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from ag_jax import config_reader
+from ag_jax.data.tokenizers import SpecialTokens
+from ag_jax.interop.families import Family, dense, norm, to_heads
+from ag_jax.interop.layouts import FROM_HEADS, ROW
+from ag_jax.interop.names import LAYER, Name
+from ag_jax.interop.settings import Settings
+from ag_jax.interop.tensors import Tensors
+from ag_jax.models import embeddings
+from ag_jax.models.config import DecoderConfig, EncoderConfig
+from ag_jax.models.decoding_config import DecodingConfig, parse_length
+
+MODEL_TYPE = "marian"
+SIDES = ("encoder", "decoder")
+EPSILON = 1e-5  # of every LayerNorm, for which config.json has no key
+POSITIONS = tuple(f"model.{side}.embed_positions.weight" for side in SIDES)
+# A table of the wrong form is off by more than this; a right one by rounding, most if it is stored in 16 bits.
+TOLERANCE = 4e-3
+# The final bias of padding, whose probability is then 0 although its embedding is the zero vector.
+NEVER = -100.0
+BIAS = "output_bias"
+_TIES = {(True, True): "all", (False, True): "target", (False, False): "none"}  # by shared embeddings, tied output
+_WORDS = {
+    "all": {"encoder/embeddings/word/embedding": "model.shared.weight"},
+    "target": {
+        "encoder/embeddings/word/embedding": "model.encoder.embed_tokens.weight",
+        "target_embeddings/word/embedding": "model.decoder.embed_tokens.weight",
+    },
+}
+_WORDS["none"] = _WORDS["target"] | {"output_words/embedding": "lm_head.weight"}
+# The parameter with the target's word embeddings.
+_TARGET = {"all": "encoder/embeddings/word/embedding"} | dict.fromkeys(
+    ("target", "none"), "target_embeddings/word/embedding"
+)
+_ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "swish": "silu", "silu": "silu"}
+# Options that no model here has: each key of config.json with its only supported value.
+_ONLY = {
+    "is_encoder_decoder": True,
+    "is_decoder": False,
+    "normalize_before": False,
+    "normalize_embedding": False,
+    "add_final_layer_norm": False,
+    "static_position_embeddings": True,
+    "activation_dropout": 0.0,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "quantization_config": None,
+}
+# Keys of generation_config.json that change translations and are not supported, each with the value that does not.
+_NEUTRAL: dict[str, Any] = {
+    "do_sample": False,
+    "num_beam_groups": 1,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "diversity_penalty": 0.0,
+    "forced_bos_token_id": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "sequence_bias": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "renormalize_logits": False,
+}
+
+
+def _attention(theirs: str, ours: str) -> tuple[Name, ...]:
+    """Return the name-table entries of the projections of attention."""
+    inputs = (to_heads(f"{theirs}.{name[0]}_proj", f"{ours}/{name}") for name in ("query", "key", "value"))
+    return (
+        *(name for pair in inputs for name in pair),
+        Name(f"{theirs}.out_proj.weight", f"{ours}/output/kernel", FROM_HEADS),
+        Name(f"{theirs}.out_proj.bias", f"{ours}/output/bias"),
+    )
+
+
+def _names(tie: str) -> tuple[Name, ...]:
+    """Return the name table (tensor of transformers, parameter here)."""
+    found = [Name(theirs, ours) for ours, theirs in _WORDS[tie].items()]
+    for side in SIDES:
+        theirs, ours = f"model.{side}.layers.{LAYER}", f"{side}/layers"
+        found += _attention(f"{theirs}.self_attn", f"{ours}/attention")
+        found += norm(f"{theirs}.self_attn_layer_norm", f"{ours}/attention_norm")
+        if side == "decoder":
+            found += _attention(f"{theirs}.encoder_attn", f"{ours}/cross_attention")
+            found += norm(f"{theirs}.encoder_attn_layer_norm", f"{ours}/cross_attention_norm")
+        found += dense(f"{theirs}.fc1", f"{ours}/feedforward_in")
+        found += dense(f"{theirs}.fc2", f"{ours}/feedforward_out")
+        found += norm(f"{theirs}.final_layer_norm", f"{ours}/feedforward_norm")
+    return (*found, Name("final_logits_bias", BIAS, ROW))
+
+
+def _equal_sizes(settings: Settings, key: str) -> int:
+    """Return the size under a key that the encoder and the decoder have, such as `ffn_dim`, which must be equal."""
+    sizes = [settings.need(f"{side}_{key}") for side in SIDES]
+    if sizes[0] != sizes[1]:
+        settings.problems.append(
+            f"encoder_{key}={sizes[0]} and decoder_{key}={sizes[1]} are not supported, only equal ones"
+        )
+    return sizes[0]
+
+
+def tie_of(values: Mapping[str, Any]) -> str:
+    """Return which tables of words are one (`DecoderConfig.tie`), by config.json; "all" if it contradicts itself."""
+    keys = ("share_encoder_decoder_embeddings", "tie_word_embeddings")
+    shared, tied = (values.get(key) is not False for key in keys)
+    return _TIES.get((shared, tied), "all")
+
+
+def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    """Return the fields of an EncoderConfig; under `decoder`, those of a DecoderConfig, except for its start."""
+    del names
+    for key, supported in _ONLY.items():
+        settings.only(key, supported)
+    words = settings.need("vocab_size")
+    settings.only("decoder_vocab_size", words)
+    shared = settings.take("share_encoder_decoder_embeddings", True)
+    tied = settings.take("tie_word_embeddings", True)
+    if (shared, tied) not in _TIES:
+        settings.problems.append(
+            "tie_word_embeddings=False is not supported together with share_encoder_decoder_embeddings=True, only with "
+            "False"
+        )
+    activation = settings.take("activation_function", "gelu")
+    if activation not in _ACTIVATIONS:
+        settings.problems.append(
+            f"activation_function={activation!r} is not supported, only {', '.join(map(repr, _ACTIVATIONS))}"
+        )
+    architectures = settings.take("architectures", ["MarianMTModel"])
+    if architectures != ["MarianMTModel"]:
+        settings.problems.append(f"architectures={architectures!r} is not supported, only ['MarianMTModel']")
+    return {
+        "vocabulary_size": words,
+        "layers": settings.need("encoder_layers"),
+        "heads": _equal_sizes(settings, "attention_heads"),
+        "width": settings.need("d_model"),
+        "feedforward": _equal_sizes(settings, "ffn_dim"),
+        "max_length": settings.need("max_position_embeddings"),
+        "position_offset": 0,
+        "positions": "sinusoidal",
+        "token_types": 0,
+        "embedding_norm": False,
+        "embedding_scale": settings.take("scale_embedding", False),
+        "activation": _ACTIVATIONS.get(activation, "gelu"),
+        "dropout": float(settings.take("dropout", 0.1)),
+        "attention_dropout": float(settings.take("attention_dropout", 0.0)),
+        "layer_norm_epsilon": EPSILON,
+        "initializer_range": float(settings.take("init_std", 0.02)),
+        "decoder": {"layers": settings.need("decoder_layers"), "tie": _TIES.get((shared, tied), "all")},
+    }
+
+
+def _write(config: EncoderConfig, pad: int) -> dict[str, Any]:
+    """Return {key: value} of config.json, without the keys for the decoder (`decoder_settings`)."""
+    activations = {"silu": "swish"}
+    return {
+        "vocab_size": config.vocabulary_size,
+        "decoder_vocab_size": config.vocabulary_size,
+        "d_model": config.width,
+        "encoder_layers": config.layers,
+        **{f"{side}_attention_heads": config.heads for side in SIDES},
+        **{f"{side}_ffn_dim": config.feedforward or 4 * config.width for side in SIDES},
+        **{f"{side}_layerdrop": 0.0 for side in SIDES},
+        "activation_function": activations.get(config.activation, config.activation),
+        "scale_embedding": config.embedding_scale,
+        "static_position_embeddings": True,
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "max_position_embeddings": config.max_length,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": 0.0,
+        "init_std": config.initializer_range,
+        "is_encoder_decoder": True,
+        "pad_token_id": pad,
+    }
+
+
+def decoder_settings(decoder: DecoderConfig, start: int) -> dict[str, Any]:
+    """Return {key: value} of config.json for the decoder.
+
+    start: id of the token that the decoder reads first.
+    """
+    shared, tied = next(flags for flags, tie in _TIES.items() if tie == decoder.tie)
+    return {
+        "decoder_layers": decoder.layers,
+        "share_encoder_decoder_embeddings": shared,
+        "tie_word_embeddings": tied,
+        "decoder_start_token_id": start,
+        "forced_eos_token_id": None,
+    }
+
+
+def _tables(config: EncoderConfig) -> dict[str, np.ndarray]:
+    """Return the tables of sinusoids, {name: table}.
+
+    transformers does not save them, but takes those that are in a file, of whatever form.
+    """
+    table = np.asarray(embeddings.sinusoids(config, jnp.arange(config.max_length), config.width))
+    return dict.fromkeys(POSITIONS, table)
+
+
+def _form_of_sinusoids(tensors: Tensors, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which form of sinusoids the files have, as the field `sinusoid`: Marian's if they have no table.
+
+    Raises ValueError if a table is of neither form, or if encoder and decoder have different ones.
+    """
+    forms = {}
+    for name in POSITIONS:
+        if name not in tensors.shapes:
+            continue
+        table = np.asarray(tensors.read(name), np.float32)
+        shape = (fields["max_length"], fields["width"])
+        if table.shape != shape:
+            raise ValueError(
+                f"{name} must have the shape {shape} (max_position_embeddings, d_model), got {table.shape}"
+            )
+        errors = {}
+        for form in ("marian", "tensor2tensor"):
+            config = EncoderConfig(width=shape[1], heads=1, max_length=shape[0], positions="sinusoidal", sinusoid=form)
+            errors[form] = float(np.abs(table - _tables(config)[name]).max())
+        nearest = min(errors, key=lambda form: errors[form])
+        if not errors[nearest] <= TOLERANCE:  # NaN is not, either
+            raise ValueError(
+                f"{name} in {tensors.file(name)} is no table of sinusoids: it is up to {errors['marian']:.3g} away "
+                f"from Marian's and up to {errors['tensor2tensor']:.3g} from tensor2tensor's, and learned positions of "
+                "a MarianMT are not supported"
+            )
+        forms[name] = nearest
+    if len(set(forms.values())) > 1:
+        listed = " and ".join(f"{name} has those of {form}" for name, form in forms.items())
+        raise ValueError(f"encoder and decoder have different sinusoids, which is not supported: {listed}")
+    return {"sinusoid": next(iter(forms.values()), "marian")}
+
+
+def _family(tie: str) -> Family:
+    words = _WORDS[tie]
+    first, target = next(iter(words.values())), words[_TARGET[tie]]
+    copies = [f"model.{side}.embed_tokens.weight" for side in SIDES]
+    tied = {"all": dict.fromkeys((*copies, "lm_head.weight"), first), "target": {"lm_head.weight": target}}
+    parts = {path.partition("/")[0]: (theirs,) for path, theirs in list(words.items())[1:]}
+    return Family(
+        model_type=MODEL_TYPE,
+        root="model",
+        classes="Marian",
+        names=_names(tie),
+        heads={"decoder": ("model.decoder.layers.",), BIAS: ("final_logits_bias",), **parts},
+        architectures={"MTModel": ("decoder", BIAS, *parts)},
+        tied=tied.get(tie, {}),
+        read=_read,
+        write=_write,
+        sizes={
+            "vocab_size": (first, 0),
+            "d_model": (first, 1),
+            "max_position_embeddings": (POSITIONS[0], 0),
+            **{f"{side}_ffn_dim": (f"model.{side}.layers.0.fc1.weight", 0) for side in SIDES},
+        },
+        layers={f"{side}_layers": f"model.{side}.layers.{LAYER}." for side in SIDES},
+        constants=_tables,
+        from_constants=_form_of_sinusoids,
+    )
+
+
+MARIAN = {tie: _family(tie) for tie in _WORDS}  # by `DecoderConfig.tie`
+
+
+def misfits(config: EncoderConfig, decoder: DecoderConfig) -> list[str]:
+    """Return the reasons why a translation model cannot be exported as a MarianMT; empty if it can."""
+    found = []
+
+    def require(condition: bool, reason: str) -> None:
+        if not condition:
+            found.append(reason)
+
+    for name, fixed in (("model", config.fixed_attention), ("decoder", decoder.fixed_attention)):
+        require(
+            not fixed.offsets,
+            f"hard-coded heads have neither queries nor keys, which its layers need ({name}.fixed_attention.offsets)",
+        )
+    require(config.norm_position == "post", "it has LayerNorm after the residual sums (model.norm_position)")
+    require(not config.embedding_norm, "it has no LayerNorm on the embeddings (model.embedding_norm)")
+    require(config.positions == "sinusoidal", "its positions are sinusoidal (model.positions)")
+    require(config.absolute_positions == "input", "it adds positions to the input (model.absolute_positions)")
+    require(not config.token_types, "it has no token type embeddings (model.token_types)")
+    require(not config.is_projected, "its embeddings have the width of the layers (model.embedding_width)")
+    require(
+        config.layer_norm_epsilon == EPSILON,
+        f"the epsilon of its LayerNorm is {EPSILON} (model.layer_norm_epsilon={config.layer_norm_epsilon})",
+    )
+    return found
+
+
+def with_biases(params: Mapping[str, np.ndarray], tie: str) -> dict[str, np.ndarray]:
+    """Return the parameters with zeros for the biases that a MarianMT has and the model has not.
+
+    params: {path: array}.
+    """
+    found = dict(params)
+    for name in MARIAN[tie].names:
+        (path,) = name.paths
+        kernel = found.get(re.sub("/bias$", "/kernel", path))
+        if path not in found and kernel is not None:
+            # The axes of a projection from the width to heads are layer, width, head and width of a head.
+            to_heads = path.split("/")[-2] in ("query", "key", "value")
+            shape = (kernel.shape[0], *kernel.shape[2:]) if to_heads else (kernel.shape[0], kernel.shape[-1])
+            found[path] = np.zeros(shape, kernel.dtype)
+    return found
+
+
+def vocabulary_order(rows: int, pad: int, start: str) -> np.ndarray:
+    """Return the order of the words in an export: the id here of each id there.
+
+    With `decoder.start=zero`, padding becomes the last word. CTranslate2 drops the last word of a MarianMT and lets the
+    decoder begin with the zero vector, as transformers does if padding has a zero embedding. With `begin` the order
+    stays, so unless padding is the last word already, CTranslate2 rejects the model, which it would translate wrongly.
+
+    rows: number of word embeddings.
+    """
+    ids = np.arange(rows)
+    return np.append(np.delete(ids, pad), pad) if start == "zero" else ids
+
+
+def reordered(params: Mapping[str, np.ndarray], decoder: DecoderConfig, pad: int) -> dict[str, np.ndarray]:
+    """Return the parameters {path: array} with their words in `vocabulary_order`.
+
+    With `decoder.start=zero`, the embedding of padding, from which the decoder of a MarianMT starts, becomes the zero
+    vector. Padding stays improbable by its final bias, unless the vector was zero before.
+    """
+    found, tables = dict(params), _WORDS[decoder.tie]
+    if decoder.start == "zero":
+        path = _TARGET[decoder.tie]
+        table, bias = found[path].copy(), found[BIAS].copy()
+        if table[pad].any() and decoder.tie != "none":  # otherwise another table holds the output's vectors
+            bias[pad] = NEVER
+        table[pad] = 0
+        found |= {path: table, BIAS: bias}
+    order = vocabulary_order(len(found[BIAS]), pad, decoder.start)
+    return {path: leaf[order] if path in (*tables, BIAS) else leaf for path, leaf in found.items()}
+
+
+def target_words(tie: str) -> str:
+    """Return the name of the tensor with the target's word embeddings."""
+    return _WORDS[tie][_TARGET[tie]]
+
+
+def start_of(
+    values: Mapping[str, Any], table: np.ndarray, specials: SpecialTokens, file: pathlib.Path
+) -> Literal["zero", "begin"]:
+    """Return what the decoder of an imported model starts from, as `DecoderConfig.start`.
+
+    values: the content of config.json, with that of generation_config.json over it.
+    table: the target's word embeddings.
+    file: the file that says it, for error messages.
+
+    Raises ValueError if it is neither the zero vector nor the begin token, which without a token of its own is padding.
+    """
+    given, default = values.get("decoder_start_token_id"), values.get("pad_token_id")
+    start = default if given is None else given
+    if type(start) is not int or not 0 <= start < len(table):
+        raise ValueError(f"{file}: decoder_start_token_id must be a token id below {len(table)}, got {start!r}")
+    if not table[start].any():
+        return "zero"
+    if start != specials.begin:
+        raise ValueError(
+            f"{file}: decoder_start_token_id={start} is not supported: expected a token whose embedding is the zero "
+            f"vector, or {specials.begin}, from which a decoder here starts otherwise"
+        )
+    return "begin"
+
+
+def check_tokens(values: Mapping[str, Any], specials: SpecialTokens, file: pathlib.Path) -> None:
+    """Raise ValueError if the ids of padding and of the end token in config.json are not those of the tokenizer."""
+    for key, expected in (("pad_token_id", specials.pad), ("eos_token_id", specials.end)):
+        found = values.get(key, expected)
+        if found not in (expected, [expected]):
+            raise ValueError(
+                f"{file}: {key}={found!r}, but the tokenizer's id is {expected}: one of them is of another model; copy "
+                "both from the same one"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """How an imported model translates.
+
+    decoding: the settings here.
+    notes: settings that change translations in transformers and are not supported here.
+    """
+
+    decoding: DecodingConfig
+    notes: tuple[str, ...]
+
+
+def read_generation(values: Mapping[str, Any], positions: int, file: pathlib.Path) -> Generation:
+    """Return the settings of decoding of an imported model.
+
+    Scores are normalised as in transformers, by l^a. `early_stopping` stands for `decoding.stop`: true for `full`,
+    "never" and false for `bound`; with false, transformers estimates the best score that can still be reached.
+
+    values: the content of generation_config.json over that of config.json.
+    positions: number of positions of the model. A `max_length` of as many says nothing, so that the default of
+        `decoding.max_length` holds.
+    file: the file of these settings, for messages.
+
+    Raises ValueError for values that are wrong.
+    """
+    settings = Settings(values)
+    beams, penalty = settings.take("num_beams", 1), settings.take("length_penalty", 1.0)
+    shortest = settings.take("min_length", 0)
+    longest = settings.take("max_new_tokens", 0) or settings.take("max_length", positions) - 1
+    early = settings.raw("early_stopping")
+    if early not in (None, True, False, "never"):
+        settings.problems.append(f"early_stopping must be true, false or 'never', got {early!r}")
+    if settings.problems:
+        raise ValueError(f"{file}: " + "; ".join(settings.problems) + ". Correct the file, or copy it anew")
+    is_greedy = beams == 1
+    try:
+        decoding = DecodingConfig(
+            beam_size=beams,
+            normalization="power",
+            length_penalty=float(penalty),
+            stop="full" if early is True or is_greedy else "bound",
+            ends="first",
+            min_length=str(shortest),
+            max_length=DecodingConfig.max_length if longest >= positions - 1 else str(longest),
+        )
+        config_reader.check(decoding, "decoding")
+    except ValueError as error:
+        raise ValueError(f"{file} has settings of generation that are not supported: {error}") from error
+    notes = [
+        f"{key}={values[key]!r} ({file.name})"
+        for key, neutral in _NEUTRAL.items()
+        if values.get(key) not in (None, neutral)
+    ]
+    return Generation(decoding, tuple(notes))
+
+
+def write_generation(
+    config: DecodingConfig, positions: int, forbidden: Sequence[int], tokens: Mapping[str, int]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the content of generation_config.json, and sentences about what it cannot express.
+
+    positions: number of positions of the model.
+    forbidden: ids that are never generated.
+    tokens: further keys, for the ids of special tokens.
+    """
+    longest, shortest = (parse_length(text, "decoding") for text in (config.max_length, config.min_length))
+    # In transformers, lengths count the token from which the decoder starts.
+    most = positions if longest.factor else min(longest.constant, positions) + 1
+    written: dict[str, Any] = {
+        **tokens,
+        "bad_words_ids": [[id] for id in forbidden],
+        "forced_eos_token_id": None,
+        "num_beams": config.beam_size,
+        "max_length": most,
+    }
+    lost = []
+    if config.beam_size > 1:
+        written["early_stopping"] = "never" if config.stop == "bound" else True
+        if config.normalization == "gnmt":
+            lost.append(
+                f"decoding.normalization=gnmt with length_penalty={config.length_penalty}: transformers divides scores "
+                "by the length to the power of a penalty, which is left at its default of 1, so translations may "
+                "differ."
+            )
+        else:
+            written["length_penalty"] = config.length_penalty if config.normalization == "power" else 0.0
+        if config.ends == "all":
+            lost.append(
+                "decoding.ends=all: in transformers, hypotheses end only among the first beams (ends=first), so "
+                "translations may differ in rare cases."
+            )
+    elif (config.stop, config.ends) != ("full", "first"):
+        lost.append("Beam search with a single beam: transformers appends the most probable token instead.")
+    if longest.factor:
+        lost.append(
+            f"decoding.max_length={config.max_length}: in transformers, the maximum length does not depend on the "
+            f"source; it is {most}."
+        )
+    if shortest.factor:
+        lost.append(f"decoding.min_length={config.min_length}: in transformers, it does not depend on the source.")
+    elif shortest.constant:
+        written["min_length"] = shortest.constant
+    return written, lost

@@ -1,0 +1,128 @@
+"""Write the tokenizer of a translation model, so that `AutoTokenizer` gives the same tokens, with the ids of an export.
+
+A tokenizer of the library `tokenizers` becomes a `tokenizer.json`; sentencepiece becomes the files of transformers'
+`MarianTokenizer`: source.spm, target.spm and the vocab.json that both share.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import tokenizers as huggingface
+from tokenizers import AddedToken, processors
+
+from ag_jax.data.tokenizer_backends import SOURCE_MODEL, TARGET_MODEL, sentencepiece_processor
+from ag_jax.data.tokenizers import Tokenizer
+
+# The names that MarianTokenizer and CTranslate2 expect.
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
+CHECKED_TOGETHER, MOST_CHECKED = 8, 4000  # tokens of a text, and tokens, by which a converted tokenizer is checked
+
+
+def write(tokenizer: Tokenizer, directory: pathlib.Path, order_V: np.ndarray, max_length: int) -> None:
+    """Write the files of a tokenizer whose tokens get new ids.
+
+    Ids without a token, which only the model's embeddings have, get tokens that no text contains, `<unusedID>`.
+
+    order_V: the old id of each new id.
+    max_length: number of positions of the model.
+    """
+    files = tokenizer.files()
+    settings: dict[str, Any] = {"model_max_length": max_length, "clean_up_tokenization_spaces": False}
+    if "tokenizer.json" in files:
+        library, special = _converted(tokenizer, files["tokenizer.json"], order_V)
+        (directory / "tokenizer.json").write_text(library.to_str(pretty=True), encoding="utf-8")
+        settings |= {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_input_names": ["input_ids", "attention_mask"],
+            **special,
+        }
+    else:
+        models, pieces = _sentencepiece(files)
+        ids = vars(tokenizer.specials)
+        pieces |= {ids["pad"]: PAD, ids["end"]: END, ids["unknown"]: UNKNOWN}
+        for name, model in zip((SOURCE_MODEL, TARGET_MODEL), models, strict=True):
+            (directory / name).write_bytes(model)
+        vocabulary = json.dumps(_vocabulary(pieces, order_V), ensure_ascii=False, indent=0)
+        (directory / "vocab.json").write_text(vocabulary + "\n", encoding="utf-8")
+        languages = zip(("source_lang", "target_lang"), tokenizer.languages, strict=True)
+        settings |= {
+            "tokenizer_class": "MarianTokenizer",
+            **{key: name for key, name in languages if name},
+            "separate_vocabs": False,
+            "eos_token": END,
+            "unk_token": UNKNOWN,
+            "pad_token": PAD,
+        }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _sentencepiece(files: dict[str, bytes]) -> tuple[list[bytes], dict[int, str]]:
+    """Return the models of source and target, and the tokens by id, of a tokenizer with one or two models."""
+    if SOURCE_MODEL in files:
+        vocabulary = json.loads(files["vocab.json"])
+        return [files[SOURCE_MODEL], files[TARGET_MODEL]], {id: piece for piece, id in vocabulary.items()}
+    (model,) = files.values()
+    processor = sentencepiece_processor(model)
+    return [model] * 2, {id: processor.id_to_piece(id) for id in range(processor.get_piece_size())}
+
+
+def _vocabulary(pieces: dict[int, str], order_V: np.ndarray) -> dict[str, int]:
+    """Return the new id of each token, by ascending id; `pieces` has the tokens by their old ids."""
+    return {pieces.get(old, f"<unused{old}>"): new for new, old in enumerate(order_V.tolist())}
+
+
+def _converted(tokenizer: Tokenizer, content: bytes, order_V: np.ndarray) -> tuple[huggingface.Tokenizer, dict]:
+    """Return a library's tokenizer with new ids, which adds the end token, and the names of its special tokens.
+
+    Raises ValueError if texts get other tokens than before.
+    """
+    values = json.loads(content)
+    pieces = {id: piece for piece, id in huggingface.Tokenizer.from_str(content.decode()).get_vocab().items()}
+    pieces[tokenizer.specials.pad] = PAD
+    new_V = np.argsort(order_V)
+    vocabulary, model = _vocabulary(pieces, order_V), values["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = vocabulary
+    else:  # a unigram model: pieces with scores, in the order of their ids
+        scores = dict(model["vocab"])
+        lowest = min(scores.values()) - 10  # so that no text is cut into tokens which the model had not
+        model["vocab"] = [[piece, scores.get(piece, lowest)] for piece in vocabulary]
+        if model["unk_id"] is not None:
+            model["unk_id"] = int(new_V[model["unk_id"]])
+    for added in values["added_tokens"]:
+        added["content"] = pieces[added["id"]]
+        added["id"] = int(new_V[added["id"]])
+    library = huggingface.Tokenizer.from_str(json.dumps(values))
+    ids = vars(tokenizer.specials)
+    present = {token.content for token in library.get_added_tokens_decoder().values()}
+    for role in ("begin", "pad", "end", "unknown", "mask"):
+        if pieces[ids[role]] not in present:
+            library.add_special_tokens([AddedToken(pieces[ids[role]], special=True)])
+    end = pieces[ids["end"]]
+    library.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", pair=f"$A $B {end}", special_tokens=[(end, int(new_V[ids["end"]]))]
+    )
+    _check(tokenizer, library, new_V)
+    special = {"eos_token": end, "pad_token": PAD, "unk_token": pieces[ids["unknown"]]}
+    return library, special
+
+
+def _check(tokenizer: Tokenizer, library: huggingface.Tokenizer, new_V: np.ndarray) -> None:
+    """Raise ValueError unless both tokenizers cut texts made of the vocabulary into the same tokens.
+
+    new_V: the new id of each old id.
+    """
+    library.encode_special_tokens = True  # as `Tokenizer` does, which knows no special tokens in texts
+    plain = [id for id in range(tokenizer.vocabulary_size) if id not in tokenizer.special_ids][:MOST_CHECKED]
+    for at in range(0, len(plain), CHECKED_TOGETHER):
+        text = tokenizer.decode(plain[at : at + CHECKED_TOGETHER])
+        expected = new_V[tokenizer.encode(text)].tolist() if text else []
+        found = library.encode(text, add_special_tokens=False).ids
+        if found != expected:
+            raise ValueError(
+                f"with its new ids, the tokenizer encodes {text!r} as {found}, expected {expected}: the tokens of this "
+                "tokenizer cannot be given other ids; train the model with a sentencepiece tokenizer"
+            )
+    library.encode_special_tokens = False

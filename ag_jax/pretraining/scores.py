@@ -1,0 +1,116 @@
+"""Translations of a run's test sets, and their scores.
+
+They are kept in the run directory: `translations/TEST.txt` has a translation in each line, and `translations/TEST.json`
+the scores, and what they depend on.
+"""
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from ag_jax.data.json_files import read_json
+from ag_jax.data.parallel import pairs
+from ag_jax.data.parallel.pairs import LinesOfTest, PairFiles
+from ag_jax.distributed import storage
+from ag_jax.evaluation import translation
+from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.pretraining import run, translate
+
+FOLDER = "translations"
+
+
+@dataclasses.dataclass(frozen=True)
+class TestResult:
+    """A run's translations of a test set.
+
+    lines: the translations.
+    scores: the score of each metric, as JSON values (`evaluation.translation.Score`).
+    """
+
+    __test__ = False  # for pytest, which takes a class of this name for tests
+
+    lines: Sequence[str]
+    scores: Mapping[str, dict[str, Any]]
+
+
+def read_tests(config: TranslationConfig) -> dict[str, LinesOfTest]:
+    """Read the test sets of a config: sources and references by name.
+
+    Raises ValueError or FileNotFoundError, with the name of the test set, for files that cannot be used.
+    """
+    return {
+        name: pairs.read_test_set(
+            PairFiles(
+                source,
+                target,
+                setting=f"translation.tests, source of {name}",
+                target_setting=f"translation.tests, target of {name}",
+            )
+        )
+        for name, (source, target) in config.test_sets.items()
+    }
+
+
+def score_run(workdir: epath.PathLike, step: int | None = None) -> dict[str, TestResult]:
+    """Translate the test sets of a run, unless that was done before with the same model, and score the translations.
+
+    step: step of a checkpoint, whose parameters are then not averaged; by default the newest ones (`open_translator`).
+
+    Returns {name of a test set: its result}; empty for a run that does not translate, or without test sets.
+    """
+    workdir = storage.directory(workdir)
+    config = run.read_config(workdir)
+    if not config.translates or not config.translation.tests:
+        return {}
+    tests = read_tests(config.translation)
+    translator = translate.open_translator(workdir, step)
+    settings = translator.settings()
+    return {
+        name: _result(workdir / FOLDER, name, lines, translator, settings, config.translation.tokenize)
+        for name, lines in tests.items()
+    }
+
+
+def _result(
+    folder: epath.Path,
+    name: str,
+    lines: LinesOfTest,
+    translator: translate.Translator,
+    settings: dict[str, Any],
+    tokenize: translation.Tokenizer,
+) -> TestResult:
+    text, facts = folder / f"{name}.txt", folder / f"{name}.json"
+    depends_on = {
+        **settings,
+        "sources": _digest(lines.sources),
+        "references": _digest(lines.references),
+        "tokenize": tokenize,
+    }
+    if facts.exists() and text.exists():
+        stored = read_json(facts)
+        found = text.read_text().split("\n")[:-1]
+        if stored.get("depends_on") == depends_on and stored.get("translations") == _digest(found):
+            return TestResult(found, stored["scores"])
+    print(f"translating {len(lines.sources):,} lines of {name} with {translator.name}", file=sys.stderr, flush=True)
+    try:
+        found = list(translate.translate_stream(translator, lines.sources, name))
+    except translate.LineTooLong as error:
+        raise ValueError(f"test set {name}: {error}") from error
+    scores = {
+        metric: dataclasses.asdict(score)
+        for metric, score in translation.score(found, lines.references, tokenize=tokenize).items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    storage.write_whole(text, "".join(f"{line}\n" for line in found))
+    content = {"scores": scores, "translations": _digest(found), "depends_on": depends_on}
+    storage.write_whole(facts, json.dumps(content, indent=2) + "\n")
+    return TestResult(found, scores)
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -1,0 +1,537 @@
+"""Translate lines of text with a trained model, and write files of translations that can be resumed.
+
+Shape letters: B batch, S source length.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.attention.adversary import split_params
+from ag_jax.data.json_files import read_json
+from ag_jax.data.text import files
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.models import beam_search
+from ag_jax.models.beam_search import Hypotheses
+from ag_jax.models.decoder import with_room
+from ag_jax.models.decoding_config import DecodingConfig
+from ag_jax.models.seq2seq import TranslationModel
+from ag_jax.pretraining import run, workloads
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.run import OpenRun
+from ag_jax.training.checkpoint import Checkpoints
+
+WINDOW = 1024  # lines that are read before they are translated, sorted by length; then they are written
+SHORTEST = 8  # static lengths of sources are this one, twice as much, and so on
+TOKENS = 2048  # source positions of a batch, at most
+ROWS = 64  # sentences of a batch, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """A translation of a line.
+
+    text: the translated text.
+    score: normalised log-probability, by which hypotheses are compared.
+    ended: whether the model ended the text; otherwise its maximum length cut it off.
+    """
+
+    text: str
+    score: float
+    ended: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Translator:
+    """A translation model with its parameters, tokenizer and settings of decoding.
+
+    start: token id that the decoder reads first.
+    name: where the model comes from, for messages; such as the run's directory and the steps of its checkpoints.
+    """
+
+    model: TranslationModel
+    params: Any
+    tokenizer: Tokenizer
+    config: DecodingConfig
+    start: int
+    name: str
+
+    def __call__(self, lines: Sequence[str]) -> list[list[Translation]]:
+        """Return the translations of each line, the best first, as many as `config.beam_size`.
+
+        Lines are translated together with lines of about the same length, but their translations do not depend on one
+        another. A line without text gets one empty translation, without running the model.
+
+        Raises ValueError for a line with more tokens than the model has positions.
+        """
+        found: list[list[Translation]] = [[Translation("", 0.0, True)] for _ in lines]
+        ids = dict(enumerate(self.tokenizer.encode_batch([line.strip() for line in lines])))
+        ids = {number: list(of_line) for number, of_line in ids.items() if len(of_line)}
+        longest = self.model.config.max_length - 1  # one is for the end token
+        for number, of_line in ids.items():
+            if len(of_line) > longest:
+                raise LineTooLong(number, len(of_line), longest)
+        by_length = sorted(ids, key=lambda number: (_static_length(len(ids[number]) + 1), number))
+        for length, group in itertools.groupby(by_length, key=lambda number: _static_length(len(ids[number]) + 1)):
+            length = min(length, self.model.config.max_length)
+            rows = max(1, min(ROWS, TOKENS // length))
+            for batch in _batched(group, rows):
+                hypotheses = self._search([ids[number] for number in batch], rows, length)
+                for row, number in enumerate(batch):
+                    found[number] = self._texts(hypotheses, row, lines[number])
+        return found
+
+    def beginning(self, text: str, most: int) -> Translation:
+        """Return the best translation of a text, or of its first `most` tokens if it has more.
+
+        `most` is lowered to what the model has positions for. A text without tokens has an empty translation.
+        """
+        positions = self.model.config.max_length
+        ids = list(self.tokenizer.encode(text))[: min(most, positions - 1)]  # one position is for the end token
+        if not ids:
+            return Translation("", 0.0, True)
+        length = min(_static_length(len(ids) + 1), positions)
+        return self._texts(self._search([ids], 1, length), 0, text)[0]
+
+    def _search(self, sources: list[list[int]], rows: int, length: int) -> Hypotheses:
+        """Search translations of sources, as a batch of `rows` rows with `length` positions."""
+        specials, model = self.tokenizer.specials, self.model.config
+        tokens_BS = np.full((rows, length), specials.pad, np.int32)
+        sizes_B = np.ones(rows, np.int32)  # of the sources; rows that fill up the batch have the end token only
+        for row, source in enumerate(sources):
+            tokens_BS[row, : len(source)] = source
+            sizes_B[row] = len(source)
+        is_used_B = np.arange(rows) < len(sources)
+        ends_B = np.where(is_used_B, sizes_B, 0)
+        tokens_BS[np.arange(rows), ends_B] = specials.end
+        segments_BS = (np.arange(length)[None, :] <= ends_B[:, None]).astype(np.int32)
+        shortest_B, longest_B = self.config.length_limits(sizes_B)
+        # The decoder has as many positions as the encoder.
+        most = model.max_length
+        longest_B = np.where(is_used_B, np.minimum(longest_B, most), 1)
+        steps = int(min(self.config.length_limits([length - 1])[1][0], most))
+        # If `model.vocabulary_size` is above the tokenizer's, the last ids stand for no token. The end token is not
+        # forbidden, even if a decoder starts from it.
+        without_text = {specials.pad, specials.mask, specials.begin}
+        without_text |= {*range(self.tokenizer.vocabulary_size, model.vocabulary_size or 0)}
+        hypotheses = _search(
+            self.params,
+            {"tokens": tokens_BS, "segment_ids": segments_BS, "token_type_ids": np.zeros_like(tokens_BS)},
+            np.full(rows, self.start, np.int32),
+            np.minimum(shortest_B, longest_B),
+            longest_B,
+            model=self.model,
+            config=self.config,
+            end=specials.end,
+            forbidden=tuple(sorted(without_text - {specials.end})),
+            steps=steps,
+        )
+        return jax.device_get(hypotheses)
+
+    def _texts(self, hypotheses: Hypotheses, row: int, line: str) -> list[Translation]:
+        if not np.isfinite(hypotheses.scores_BK[row, 0]):
+            raise ValueError(
+                f"{self.name} gives no probabilities for the line {line[:80]!r}: its parameters are not finite, or "
+                "every token is impossible; translate with another checkpoint (--step)"
+            )
+        found = []
+        for beam, size in enumerate(hypotheses.lengths_BK[row].tolist()):
+            if not np.isfinite(hypotheses.scores_BK[row, beam]):
+                break
+            ids = hypotheses.tokens_BKT[row, beam, :size].tolist()
+            ended = bool(ids) and ids[-1] == self.tokenizer.specials.end
+            text = self.tokenizer.decode(ids[:-1] if ended else ids).strip()
+            # A line is a translation, so no line break of a byte-level tokenizer may stay in it.
+            found.append(Translation(" ".join(text.splitlines()), float(hypotheses.scores_BK[row, beam]), ended))
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the translations depend on besides the lines, as JSON values: model, tokenizer and decoding."""
+        digest = hashlib.sha256()
+        for path, leaf in sorted(
+            (jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(self.params)
+        ):
+            digest.update(path.encode())
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+        return {
+            "parameters": digest.hexdigest()[:16],
+            "tokenizer": self.tokenizer.fingerprint(),
+            "start": self.start,
+            "decoding": config_reader.to_dict(self.config),
+        }
+
+
+class LineTooLong(ValueError):
+    """A line has more tokens than the model has positions.
+
+    number: index of the line in what was to be translated.
+    """
+
+    def __init__(self, number: int, tokens: int, most: int):
+        super().__init__(
+            f"line {number + 1} has {tokens} tokens, and the model has positions for {most}: split the line"
+        )
+        self.number, self.tokens, self.most = number, tokens, most
+
+
+def _batched(items: Iterable[int], size: int) -> Iterator[tuple[int, ...]]:
+    iterator = iter(items)
+    while batch := tuple(itertools.islice(iterator, size)):
+        yield batch
+
+
+def _static_length(tokens: int) -> int:
+    """Return the length to which a source is padded: few different ones, because each is compiled."""
+    return max(SHORTEST, 1 << (tokens - 1).bit_length())
+
+
+@functools.partial(jax.jit, static_argnames=("model", "config", "end", "forbidden", "steps"))
+def _search(
+    params: Any,
+    batch: dict[str, jax.Array],
+    start_B: jax.Array,
+    shortest_B: jax.Array,
+    longest_B: jax.Array,
+    *,
+    model: TranslationModel,
+    config: DecodingConfig,
+    end: int,
+    forbidden: tuple[int, ...],
+    steps: int,
+) -> Hypotheses:
+    """Encode the sources of a batch and search their translations."""
+    variables = {"params": params}
+    source = model.apply(variables, batch, method="encode")
+    # Most translations are about as long as their source; the maximum is for the few that are not.
+    rooms = [room for room in (batch["tokens"].shape[1] * 5 // 4 + 4,) if room < steps]
+    cache = model.apply(variables, start_B.shape[0], config.beam_size, [*rooms, steps][0], method="empty_cache")
+
+    def step(cache: Any, tokens_BJ: jax.Array, index: jax.Array) -> tuple[jax.Array, Any]:
+        return model.apply(variables, source, cache, tokens_BJ, index, method="step")
+
+    return beam_search.search(
+        step,
+        cache,
+        config=config,
+        start_B=start_B,
+        end=end,
+        forbidden=forbidden,
+        min_lengths_B=shortest_B,
+        max_lengths_B=longest_B,
+        steps=steps,
+        rooms=rooms,
+        grow=with_room,
+    )
+
+
+def translator_of(opened: OpenRun) -> Translator:
+    """Return the translator of a run that was opened at a step, with its parameters of that step.
+
+    Raises ValueError for a run that does not translate.
+    """
+    name = f"{opened.workdir} (step {opened.step})"
+    return make_translator(opened.config, opened.model, opened.params, opened.tokenizer, opened.workdir, name)
+
+
+def make_translator(
+    config: ExperimentConfig,
+    model: workloads.Model,
+    params: Any,
+    tokenizer: Tokenizer,
+    directory: epath.PathLike,
+    name: str,
+) -> Translator:
+    """Return the translator of a model with these parameters, which decodes as its config says.
+
+    directory: of the model.
+    name: where the parameters come from, for messages.
+
+    Raises ValueError for a model that does not translate.
+    """
+    if not isinstance(model, TranslationModel):
+        raise ValueError(
+            f"{directory} is a run that pre-trains an encoder, expected one that translates: train one with "
+            "`ag-jax train --config=translate:...` or ag/table7_translation"
+        )
+    start = workloads.start_token(config, tokenizer)
+    start = tokenizer.specials.pad if start is None else start
+    return Translator(model, params, tokenizer, config.decoding, start, name)
+
+
+def open_translator(workdir: epath.PathLike, step: int | None = None, decoding: Sequence[str] = ()) -> Translator:
+    """Open the model of a run that translates, with the parameters of its newest checkpoints averaged.
+
+    How many is the setting `translation.average`; fewer if the run has not saved so many yet, which is printed.
+
+    step: step of a checkpoint, whose parameters are then not averaged.
+    decoding: settings of the section `decoding` that replace those of the run, such as `beam_size=1`.
+
+    Raises ValueError for a run that does not translate, and for settings that do not exist.
+    """
+    opened = run.open_run(workdir, step)
+    translator = translator_of(opened)
+    params, steps = parameters(opened, step)
+    changed = config_reader.to_dict(opened.config.decoding) | _settings(decoding)
+    return dataclasses.replace(
+        translator,
+        params=params,
+        config=config_reader.parse(DecodingConfig, changed),
+        name=f"{opened.workdir} (step {', '.join(map(str, steps))})",
+    )
+
+
+def parameters(opened: run.OpenRun, step: int | None) -> tuple[Any, list[int]]:
+    """Return the parameters with which a run translates, and the steps of the checkpoints that they are the mean of.
+
+    opened: the run, at its newest checkpoint if `step` is None.
+    step: step of a checkpoint, whose parameters are then not averaged.
+    """
+    wanted = opened.config.translation.average
+    if step is not None or wanted == 1:
+        return opened.params, [opened.step]
+    steps = _newest(opened.steps, opened.config.training.checkpoint_every, wanted)
+    if len(steps) < wanted:
+        print(
+            f"{opened.workdir}: averaging {len(steps)} checkpoints, since no more of translation.average={wanted} are "
+            "saved",
+            file=sys.stderr,
+        )
+    return averaged(opened.workdir, steps), steps
+
+
+def _settings(items: Sequence[str]) -> dict[str, Any]:
+    """Parse settings of decoding, such as `beam_size=1`. Raises ValueError for unknown names and wrong types."""
+    defaults: dict[str, Any] = config_reader.to_dict(DecodingConfig())
+    settings = {}
+    for item in items:
+        name, separator, value = (part.strip() for part in item.partition("="))
+        if not separator:
+            raise ValueError(f"--decoding is a list of NAME=VALUE, such as beam_size=1, got {item!r}")
+        if name not in defaults:
+            raise ValueError(f"--decoding: {config_reader.unknown_key(name, list(defaults))}")
+        kind = type(defaults[name])
+        try:
+            settings[name] = kind(value)
+        except ValueError as error:
+            expected = "a whole number" if kind is int else "a number"
+            raise ValueError(f"--decoding: {name} must be {expected}, got {value!r}") from error
+    return settings
+
+
+def _newest(steps: Sequence[int], every: int, count: int) -> list[int]:
+    """Return the newest step and the checkpoints before it at the multiples of `every`, at most `count` in all.
+
+    A missing one ends the search: before it lie only milestones, which belong to another time of the training.
+    """
+    chosen = [steps[-1]]
+    step = (steps[-1] - 1) // every * every
+    while len(chosen) < count and step > 0 and step in steps:
+        chosen.insert(0, step)
+        step -= every
+    return chosen
+
+
+def averaged(workdir: epath.PathLike, steps: Sequence[int]) -> Any:
+    """Return the mean of a run's parameters at several steps, computed in float64, in the parameters' own type."""
+    checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", read_only=True)
+    total: Any = None
+    for step in steps:
+        params, _ = split_params(checkpoints.restore_params(step))
+        params = jax.tree.map(lambda leaf: np.asarray(leaf), params)
+        wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
+        total = wide if total is None else jax.tree.map(np.add, total, wide)
+    checkpoints.close()
+    return jax.tree.map(lambda leaf, like: jnp.asarray((leaf / len(steps)).astype(like.dtype)), total, params)
+
+
+def lines_of(stream: IO[bytes], name: str) -> Iterator[str]:
+    """Yield the lines of a stream of UTF-8, without their line ends; only \\n and \\r\\n end a line.
+
+    Raises ValueError, with the number of the line, for bytes that are not UTF-8.
+    """
+    for number, line in enumerate(stream, 1):
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name}, line {number}: this is not UTF-8 ({error.reason}); convert the file") from error
+        yield text.removesuffix("\n").removesuffix("\r")
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """What an earlier, interrupted command has written.
+
+    lines: number of lines.
+    size: number of bytes of the output.
+    source: SHA-256 of the source lines.
+    output: SHA-256 of the output.
+    """
+
+    lines: int
+    size: int
+    source: str
+    output: str
+
+
+NOTHING_DONE = Done(0, 0, hashlib.sha256().hexdigest(), hashlib.sha256().hexdigest())
+
+
+def translate(translator: Translator, source: str, output: str) -> None:
+    """Translate a file into another one, as the verb `translate` does; `-` stands for standard input and output.
+
+    source: a file of UTF-8, compressed if its name ends with .gz and the like.
+    output: a local file, which grows by whole lines; an interrupted command resumes (`translate_file`).
+
+    Raises ValueError or FileNotFoundError for files that cannot be used.
+    """
+    with contextlib.ExitStack() as opened:
+        if source == "-":
+            stream: IO[bytes] = sys.stdin.buffer
+        else:
+            if not pathlib.Path(source).is_file():
+                raise FileNotFoundError(
+                    f"--input={source} does not exist, or is not a file: give a file, or - for standard input"
+                )
+            stream = opened.enter_context(files.decompressed(pathlib.Path(source)))
+        name = "standard input" if source == "-" else source
+        lines = lines_of(stream, name)
+        if output == "-":
+            for text in translate_stream(translator, lines, name):
+                print(text, flush=True)
+            return
+        if "://" in output or pathlib.Path(output).is_dir():
+            raise ValueError(f"--output={output} must be a local file, to which lines can be appended")
+        count = translate_file(translator, lines, pathlib.Path(output), name)
+        print(f"{count:,} lines are translated in {output}", file=sys.stderr)
+
+
+def translate_file(translator: Translator, source: Iterable[str], output: pathlib.Path, source_name: str) -> int:
+    """Translate lines into a file, or go on where an interrupted command stopped; returns the number of lines.
+
+    The file grows by whole lines. While it is written, `OUTPUT.progress.json` beside it says what it holds. Lines that
+    are done are read again from the source, compared with what was translated, and skipped.
+
+    Raises ValueError if there is an output of other settings, another model or another source.
+    """
+    progress = output.with_name(f"{output.name}.progress.json")
+    settings = translator.settings()
+    done = _check_progress(output, progress, settings)
+    lines, seen = iter(source), hashlib.sha256()
+    for number in range(done.lines):
+        line = next(lines, None)
+        if line is None:
+            raise ValueError(
+                f"{source_name} has {number} lines, but {done.lines} of it were translated to {output} before: give "
+                "the same source, or another output"
+            )
+        seen.update(line.encode() + b"\n")
+    if seen.hexdigest() != done.source:
+        raise ValueError(
+            f"the first {done.lines} lines of {source_name} are not those that were translated to {output} before: give"
+            f" the same source, or delete {output} and {progress.name}"
+        )
+    if not done.lines:  # before anything is written, so that a command that is killed now can be resumed, too
+        _write_progress(progress, settings, done)
+    count = done.lines
+    with open(output, "r+b" if done.lines else "w+b") as file:
+        written = _digest(file, done.size)
+        if written.hexdigest() != done.output:
+            raise ValueError(
+                f"{output} is not what {progress.name} says, so it was changed: delete both to begin again"
+            )
+        file.truncate(done.size)  # what was written after the last note of the progress, such as half a line
+        for window in _windows(lines):
+            texts = "".join(f"{text}\n" for text in _translated(translator, window, count, source_name)).encode()
+            file.write(texts)
+            file.flush()
+            os.fsync(file.fileno())
+            count += len(window)
+            written.update(texts)
+            for line in window:
+                seen.update(line.encode() + b"\n")
+            now = Done(count, file.tell(), seen.hexdigest(), written.hexdigest())
+            _write_progress(progress, settings, now)
+            print(f"{count:,} lines translated", file=sys.stderr, flush=True)
+    progress.unlink(missing_ok=True)
+    return count
+
+
+def _digest(file: IO[bytes], size: int) -> Any:
+    """Return the SHA-256 object of the first `size` bytes of a file, which is then at the place behind them."""
+    digest, left = hashlib.sha256(), size
+    while left and (block := file.read(min(left, 2**20))):
+        digest.update(block)
+        left -= len(block)
+    return digest
+
+
+def _translated(translator: Translator, lines: Sequence[str], first: int, source_name: str) -> list[str]:
+    """Return the best translation of each line; `first` is the number of lines before them, for error messages."""
+    try:
+        return [found[0].text for found in translator(lines)]
+    except LineTooLong as error:
+        raise ValueError(f"{source_name}: {LineTooLong(first + error.number, error.tokens, error.most)}") from error
+
+
+def translate_stream(translator: Translator, source: Iterable[str], source_name: str) -> Iterator[str]:
+    """Yield the best translation of each line, in order."""
+    count = 0
+    for window in _windows(iter(source)):
+        yield from _translated(translator, window, count, source_name)
+        count += len(window)
+
+
+def _windows(lines: Iterator[str]) -> Iterator[list[str]]:
+    while window := list(itertools.islice(lines, WINDOW)):
+        yield window
+
+
+def _check_progress(output: pathlib.Path, progress: pathlib.Path, settings: dict[str, Any]) -> Done:
+    """Return what `output` holds already. Raises ValueError if it may not be continued with these settings."""
+    if not progress.exists():
+        if output.exists() and output.stat().st_size:
+            raise ValueError(
+                f"{output} exists, and no {progress.name} says that it is unfinished: choose another --output, or "
+                "delete it"
+            )
+        return NOTHING_DONE
+    fields = {"lines": int, "size": int, "source": str, "output": str}
+    stored = read_json(progress, dict, {"settings": dict} | fields)
+    done = Done(**{name: stored[name] for name in fields})
+    if not done.lines:
+        return NOTHING_DONE
+    there, here = config_reader.flat(stored["settings"]), config_reader.flat(settings)
+    different = [
+        f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
+        for key in sorted(there | here)
+        if there.get(key) != here.get(key)
+    ]
+    if different:
+        raise ValueError(
+            f"{output} was begun with another model or other settings, by {progress.name}:\n"
+            + "\n".join(different)
+            + f"\nUse those, or delete {output} and {progress.name}"
+        )
+    if not output.exists():
+        raise ValueError(f"{output} is missing, but {progress.name} says that it is unfinished: delete that one")
+    return done
+
+
+def _write_progress(path: pathlib.Path, settings: dict[str, Any], done: Done) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps({"settings": settings, **dataclasses.asdict(done)}) + "\n")
+    partial.replace(path)

@@ -1,0 +1,129 @@
+"""The parts of a comparison's report that are about translations: scores of each arm's runs, their differences, and the
+arms' attention to a source.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from ag_jax.analysis import pairs
+from ag_jax.analysis.figures import plots
+from ag_jax.evaluation import translation
+from ag_jax.evaluation.significance import paired_t_test, spread
+from ag_jax.evaluation.translation import Difference, Score
+from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.pretraining import run, scores, translate
+from ag_jax.pretraining.scores import TestResult
+
+LABELS = {"bleu": "BLEU", "bleu_lowercase": "BLEU, lowercased", "chrf": "chrF2", "ter": "TER"}
+
+
+def numbers(config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, TestResult]]]) -> dict[str, Any]:
+    """Return, for each test set, the scores of all runs and the differences of the arms from the first one, for JSON.
+
+    config: settings of the test sets.
+    arms: for each arm, the results of its runs by name of the test set, in the order of the seeds; the baseline first.
+
+    Over seeds, arms are compared by a paired t-test. The bootstrap over sentences, and its p, compares the runs with
+    the first seed.
+    """
+    baseline, found = next(iter(arms)), {}
+    for name, lines in scores.read_tests(config).items():
+        values = {
+            arm: {
+                metric: [run[name].scores[metric]["value"] for run in runs] for metric in next(iter(runs))[name].scores
+            }
+            for arm, runs in arms.items()
+        }
+        first = {arm: list(runs[0][name].lines) for arm, runs in arms.items()}
+        differences: Mapping[str, Mapping[str, Difference]] = {}
+        if len(arms) > 1:
+            differences = translation.compare(first, lines.references, baseline, tokenize=config.tokenize)
+        found[name] = {
+            "sentences": len(lines.references),
+            "values": values,
+            "p_value": {
+                arm: {
+                    metric: None if arm == baseline else paired_t_test(values[baseline][metric], of_seeds)
+                    for metric, of_seeds in of_arm.items()
+                }
+                for arm, of_arm in values.items()
+            },
+            "first_seed": {arm: dict(runs[0][name].scores) for arm, runs in arms.items()},
+            "differences": {
+                arm: {metric: dataclasses.asdict(one) for metric, one in of_arm.items()}
+                for arm, of_arm in differences.items()
+            },
+        }
+    return found
+
+
+def markdown(found: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> list[str]:
+    """Return the lines of the report about translations, from the result of `numbers`."""
+    lines: list[str] = []
+    for name, test in found.items():
+        arms = list(test["values"])
+        several = len(seeds) > 1
+        lines += [
+            f"## Translations of {name}",
+            "",
+            f"{test['sentences']:,} sentences. Mean over {len(seeds)} seed{'s' if several else ''}"
+            + (" ± standard deviation;" if several else ";")
+            + f" p: paired t-test over seeds against {baseline}"
+            + ("." if several else ", which needs two seeds or more."),
+            "",
+            "| Score | " + " | ".join(arms) + " |",
+            "|---" * (len(arms) + 1) + "|",
+        ]
+        for metric, label in LABELS.items():
+            cells = []
+            for arm in arms:
+                p_value = test["p_value"][arm][metric]
+                shown = str(spread(test["values"][arm][metric]))
+                cells.append(shown + (f" (p = {p_value:.2g})" if p_value is not None else ""))
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        lines += ["", f"With seed {seeds[0]}, and intervals over resampled sentences:", ""]
+        for arm in arms:
+            of_arm = {metric: Score(**score) for metric, score in test["first_seed"][arm].items()}
+            lines += [f"**{arm}**", "", *_table(translation.SCORE_HEADER, translation.score_rows(of_arm)), ""]
+        if test["differences"]:
+            differences = {
+                arm: {metric: Difference(**one) for metric, one in of_arm.items()}
+                for arm, of_arm in test["differences"].items()
+            }
+            lines += [
+                f"Differences from {baseline} with seed {seeds[0]}; the interval is that of the difference, and p is "
+                "sacreBLEU's paired bootstrap, which counts one tail and is not corrected for the number of "
+                "comparisons:",
+                "",
+                *_table(translation.DIFFERENCE_HEADER, translation.difference_rows(differences)),
+                "",
+            ]
+    return lines
+
+
+def cross_attention(runs: Mapping[str, epath.Path], path: epath.Path) -> tuple[str, epath.Path]:
+    """Draw the attention of each arm's last layer from a translation to its source (`plots.draw_means`); return the
+    figure's caption and its path.
+
+    The source is the setting `inspection.sentence`, the translation that of the first arm, the same for all arms.
+
+    runs: directory of a run of each arm; the first one's sentence is drawn.
+    """
+    opened = {arm: run.open_run(directory) for arm, directory in runs.items()}
+    translators = {arm: translate.translator_of(one) for arm, one in opened.items()}
+    first, config = next(iter(translators)), next(iter(opened.values())).config
+    sentence, length = config.inspection.sentence, config.data.sequence_length
+    target = translators[first].beginning(sentence, length - 1).text
+    maps = {
+        arm: pairs.pair_maps(one.model, one.params, one.tokenizer, sentence, target, length).cross
+        for arm, one in translators.items()
+    }
+    return f"Cross-attention to the sentence, translated by {first}", plots.mean_figure(maps, path)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [list(header), ["---"] * len(header), *map(list, rows)]
+    return [f"| {' | '.join(row)} |" for row in cells]

@@ -1,0 +1,139 @@
+"""The files of published corpora, in tiny files of the same names and contents."""
+
+import pathlib
+import sys
+
+import pytest
+
+from ag_jax.data.config import DataConfig
+from ag_jax.data.parallel import layouts, pairs
+
+IWSLT14 = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+
+
+def put(folder, content):
+    """Write {name: lines} below a folder."""
+    for name, lines in content.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("".join(f"{line}\n" for line in lines))
+
+
+def segments(*texts):
+    return ["<srcset>", "<doc>", *(f'<seg id="{number}"> {text} </seg>' for number, text in enumerate(texts)), "</doc>"]
+
+
+def both(pattern, lines):
+    """Files of both sides; every line ends in its language."""
+    return {pattern.format(language=name): [f"{line} {name}" for line in lines] for name in ("en", "de")}
+
+
+def sources(files) -> list[str]:
+    return [pair.source for pair in files]
+
+
+def targets(files) -> list[str]:
+    return [pair.target for pair in files]
+
+
+def iwslt(folder, year, here, names):
+    """Write the training files and the .xml sets of one archive."""
+    for name in names:
+        for side in ("en", "de"):
+            put(folder, {f"{here}/IWSLT{year}.{name}.{here}.{side}.xml": segments(f"{name} {side}")})
+    for side in ("en", "de"):
+        tagged = ["<url>http</url>", f"<title>{side}</title>", f"one {side}", "<speaker>x</speaker>", f"two {side}"]
+        put(folder, {f"{here}/train.tags.{here}.{side}": tagged})
+
+
+def test_multi30k(tmp_path):
+    for name in ("train", "val", "test_2016_flickr", "test_2017_flickr"):
+        put(tmp_path, both(f"{name}.{{language}}", [name, "b"]))
+    found = layouts.find("multi30k", str(tmp_path), "en", "de")
+    assert sources(found.train) == ["train en", "b en"] and targets(found.validation) == ["val de", "b de"]
+    assert {name: targets(test)[0] for name, test in found.tests.items()} == {
+        "test_2016_flickr": "test_2016_flickr de",
+        "test_2017_flickr": "test_2017_flickr de",
+    }
+    back = layouts.find("multi30k", str(tmp_path), "de", "en")
+    assert (back.train.source, back.train.target) == (found.train.target, found.train.source)
+    config = DataConfig(format="parallel", source=found.train.source, target=found.train.target)
+    assert list(pairs.training(config)) == list(found.train)
+
+
+def test_iwslt16_has_references_from_the_other_direction(tmp_path):
+    dev = ("TED.dev2010", "TED.tst2010", "TED.tst2011", "TED.tst2012", "TED.tst2013", "TED.tst2014")
+    iwslt(tmp_path, 16, "en-de", dev)
+    for name in ("QED.tst2016", "TED.tst2015", "TED.tst2016"):
+        put(tmp_path, {f"en-de/IWSLT16.{name}.en-de.en.xml": segments(f"{name} en", "more")})
+        put(tmp_path, {f"de-en/IWSLT16.{name}.de-en.de.xml": segments(f"{name} de", "mehr")})
+    found = layouts.find("iwslt16", str(tmp_path), "en", "de")
+    assert list(found.train) == [("one en", "one de"), ("two en", "two de")]
+    assert sources(found.validation) == [f"{name} en" for name in dev]
+    names = ("QED.tst2016", "TED.tst2015", "TED.tst2016")
+    assert targets(found.tests["test"]) == [text for name in names for text in (f"{name} de", "mehr")]
+
+
+def test_iwslt14_in_either_direction_from_one_archive(tmp_path):
+    iwslt(tmp_path, 14, "de-en", IWSLT14)
+    for folder, source, target in ((tmp_path, "de", "en"), (tmp_path / "de-en", "en", "de")):
+        found = layouts.find("iwslt14", str(folder), source, target)
+        assert found.validation is None
+        assert list(found.train) == [(f"one {source}", f"one {target}"), (f"two {source}", f"two {target}")]
+        assert targets(found.tests["test"]) == [f"{name} {target}" for name in IWSLT14]
+
+
+def test_wmt14_as_published(tmp_path):
+    for name in ("commoncrawl", "training/europarl-v7", "training/news-commentary-v9"):
+        put(tmp_path, both(f"{name}.de-en.{{language}}", [pathlib.Path(name).name]))
+    for role, side in (("src", "en"), ("ref", "de"), ("src", "de"), ("ref", "en")):
+        put(tmp_path, {f"dev/newstest2013-{role}.{side}.sgm": segments(f"2013 {role} {side}")})
+        put(tmp_path, {f"test-full/newstest2014-deen-{role}.{side}.sgm": segments(f"2014 {role} {side}")})
+    found = layouts.find("wmt14", str(tmp_path), "en", "de")
+    assert sources(found.train) == ["commoncrawl en", "europarl-v7 en", "news-commentary-v9 en"]
+    assert list(found.validation) == [("2013 src en", "2013 ref de")]
+    assert list(found.tests["newstest2014"]) == [("2014 src en", "2014 ref de")]
+    put(tmp_path, both("dev/newstest2013.{language}", ["plain"]))
+    assert sources(layouts.find("wmt14", str(tmp_path), "en", "de").validation) == ["plain en"]
+
+
+@pytest.mark.parametrize("ending", ["", ".bpe.32000"])
+def test_wmt14_as_plain_lines_and_as_tokens(tmp_path, ending, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    for name in (f"train.tok.clean{ending}", f"newstest2013.tok{ending}", f"newstest2014.tok{ending}"):
+        put(tmp_path, both(f"{name}.{{language}}", ["Res@@ umption , yes" if ending else "Resumption , yes"]))
+    found = layouts.find("wmt14", str(tmp_path), "de", "en")
+    for part in (found.train, found.validation, found.tests["newstest2014"]):
+        assert list(part) == [("Resumption , yes de", "Resumption , yes en")]
+    for name in ("train", "newstest2013", "newstest2014"):
+        put(tmp_path, both(f"{name}.{{language}}", [name]))
+    assert sources(layouts.find("wmt14", str(tmp_path), "de", "en").train) == ["train de"]
+
+
+def test_missing_files_are_named_together_with_what_is_there(tmp_path):
+    for name in ("train", "test_2016_flickr"):
+        put(tmp_path, both(f"{name}.{{language}}", ["a"]))
+    put(tmp_path, {"val.en": ["a"], "notes.txt": ["a"], "deep/x": ["a"]})
+    with pytest.raises(FileNotFoundError) as missing:
+        layouts.find("multi30k", str(tmp_path), "en", "de")
+    text = str(missing.value)
+    assert "lacks files of multi30k: val.de, test_2017_flickr.en, test_2017_flickr.de (also looked for" in text
+    assert "got deep/, notes.txt, test_2016_flickr.de, test_2016_flickr.en, train.de, train.en, val.en" in text
+    with pytest.raises(
+        FileNotFoundError, match=r"has no training text of iwslt16: expected train\.tags\.en-de\.en with"
+    ):
+        layouts.find("iwslt16", str(tmp_path), "en", "de")
+    with pytest.raises(FileNotFoundError, match=r"of multi30k: expected train\.en with train\.fr, also with \.gz; got"):
+        layouts.find("multi30k", str(tmp_path), "en", "fr")
+    with pytest.raises(FileNotFoundError, match="nowhere is no folder: expected the files of multi30k"):
+        layouts.find("multi30k", str(tmp_path / "nowhere"), "en", "de")
+    with pytest.raises(
+        ValueError, match="no layout of a parallel corpus is called 'wmt15': expected one of multi30k, iws"
+    ):
+        layouts.find("wmt15", str(tmp_path), "en", "de")
+
+
+def test_a_folder_with_a_comma(tmp_path):
+    folder = tmp_path / "a,b"
+    iwslt(folder, 14, "de-en", IWSLT14)
+    with pytest.raises(ValueError, match="has a comma, which separates files in test source: rename the folder"):
+        layouts.find("iwslt14", str(folder), "de", "en")

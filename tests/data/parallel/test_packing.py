@@ -1,0 +1,84 @@
+"""Pairs that share rows: neither side overflows, and every pair is there once, with its translation."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ag_jax.data.parallel import pipeline
+from ag_jax.data.text import packing
+from ag_jax.data.text.formats import Row
+
+LENGTH = 19
+SIZES = st.lists(st.tuples(st.integers(1, LENGTH), st.integers(1, LENGTH)), max_size=50)
+
+
+def pairs_of(sizes):
+    """Pairs of these lengths; pair i has the token i on the source and -i on the target side."""
+    return [(Row(np.full(one, number)), Row(np.full(other, -number))) for number, (one, other) in enumerate(sizes, 1)]
+
+
+def numbers(row) -> list[int]:
+    """The pairs of a row, which must be the same on both sides, with whole texts."""
+    source, target = ([int(text[0]) for text in np.split(side.tokens, side.text_starts[1:])] for side in row)
+    assert source == [-number for number in target]
+    for side in row:
+        for text in np.split(side.tokens, side.text_starts[1:]):
+            assert (text == text[0]).all()
+    return source
+
+
+def plain_packing(sizes, open_rows):
+    """Rows as lists of numbers of pairs: a search over all open rows for every pair."""
+    rows, closed = [], []
+
+    def room(row):
+        return [LENGTH - sum(sizes[number - 1][side] for number in row) for side in (0, 1)]
+
+    def total(row):
+        return sum(room(row)), row[0]
+
+    for number, size in enumerate(sizes, 1):
+        fitting = [row for row in rows if room(row)[0] >= size[0] and room(row)[1] >= size[1]]
+        if fitting:
+            min(fitting, key=total).append(number)
+        else:
+            rows.append([number])
+        if len(rows) > open_rows:
+            fullest = min(rows, key=total)
+            rows.remove(fullest)
+            closed.append(fullest)
+    return closed + sorted(rows, key=total)
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, open_rows=st.integers(1, 9))
+def test_rows_are_those_of_the_plain_search(sizes, open_rows):
+    made = list(packing.pack_sides(pairs_of(sizes), 2, LENGTH, open_rows))
+    assert [numbers(row) for row in made] == plain_packing(sizes, open_rows)
+    for source, target in made:
+        assert len(source.tokens) <= LENGTH and len(target.tokens) <= LENGTH
+
+
+@settings(deadline=None)
+@given(sizes=SIZES)
+def test_every_pair_is_there_once(sizes):
+    made = [numbers(row) for row in packing.pack_sides(pipeline._sorted(pairs_of(sizes)), 2, LENGTH)]
+    assert sorted(number for row in made for number in row) == list(range(1, len(sizes) + 1))
+    again = [numbers(row) for row in packing.pack_sides(pipeline._sorted(iter(pairs_of(sizes))), 2, LENGTH)]
+    assert made == again
+
+
+def test_pairs_are_sorted_in_groups_and_fill_rows_better(monkeypatch):
+    monkeypatch.setattr(pipeline, "SORTED_TOGETHER", 3)
+    sizes = [(1, 2), (2, 2), (9, 1), (1, 2), (5, 5), (2, 1), (7, 7)]
+    found = [[len(side.tokens) for side in pair] for pair in pipeline._sorted(pairs_of(sizes))]
+    assert found == [[9, 1], [2, 2], [1, 2], [5, 5], [1, 2], [2, 1], [7, 7]]
+
+
+def test_pairs_of_similar_lengths_fill_both_sides():
+    """Lengths as in Multi30k: 16 tokens on average, and 3 more or less on the other side."""
+    draws = np.random.default_rng(0)
+    sources = np.clip(draws.gamma(10, 1.6, 3000), 4, 45).astype(int)
+    targets = np.clip(sources + np.rint(draws.normal(0, 3, 3000)), 4, 50).astype(int)
+    rows = list(packing.pack_sides(pipeline._sorted(pairs_of(list(zip(sources, targets, strict=True)))), 2, 64))
+    assert min(sources.sum(), targets.sum()) / (64 * len(rows)) > 0.94

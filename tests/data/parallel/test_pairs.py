@@ -1,0 +1,166 @@
+"""Pairs of every kind of file, and files that are not translations of one another."""
+
+import gzip
+import json
+
+import pytest
+
+from ag_jax.data.parallel import pairs
+from ag_jax.data.parallel.pairs import Pair, PairFiles
+
+NAMED = {"source_field": "en", "target_field": "de"}
+EXPECTED = [Pair("a dog", "ein Hund"), Pair("", "leer"), Pair("two cats", "zwei Katzen")]
+
+
+def read(*arguments, **named) -> list[Pair]:
+    return list(PairFiles(*map(str, arguments), **named))
+
+
+def write(path, content):
+    content = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def side(number) -> str:
+    return "".join(f"{pair[number]}\n" for pair in EXPECTED)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_aligned_lines(tmp_path, ending):
+    source, target = (write(tmp_path / f"a.{name}{ending}", side(at)) for at, name in enumerate(("en", "de")))
+    assert read(source, target) == EXPECTED
+    assert read(target, source) == [Pair(*pair[::-1]) for pair in EXPECTED]
+
+
+def test_several_files_go_together_in_order(tmp_path):
+    for number, pair in enumerate(EXPECTED):
+        write(tmp_path / f"{number}.en", pair.source + "\n")
+        write(tmp_path / f"{number}.de", pair.target + "\n")
+    assert read(tmp_path / "*.en", tmp_path / "?.de") == EXPECTED
+    listed = [",".join(str(tmp_path / f"{number}.{name}") for number in (2, 0)) for name in ("en", "de")]
+    assert read(*listed) == [EXPECTED[2], EXPECTED[0]]
+
+
+def test_tags_on_both_sides_are_left_out(tmp_path):
+    source = write(tmp_path / "train.tags.en-de.en", "<url>a</url>\n<title>b</title>\na dog\n<url>c</url>\ntwo cats\n")
+    target = write(tmp_path / "train.tags.en-de.de", "<url>a</url>\n<title>d</title>\nein Hund\n<url>e</url>\nKatzen\n")
+    assert read(source, target) == [Pair("a dog", "ein Hund"), Pair("two cats", "Katzen")]
+    write(target, "<url>a</url>\n<title>d</title>\nein Hund\nzwei\nKatzen\n")
+    with pytest.raises(ValueError, match=r"line 4 of .*de\.en is a tag, line 4 of .*de\.de is text: expected tags on"):
+        read(source, target)
+    with pytest.raises(ValueError, match=r"line 4 of .*de\.en is a tag, line 4 of .*de\.de is text"):
+        read(target, source)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields"),
+    [
+        ("a.tsv", "a dog\tein Hund\n\tleer\ntwo cats\tzwei Katzen\n", {}),
+        ("a.tsv", "a dog\tein Hund\r\n\r\n \t leer\r\ntwo cats\tzwei Katzen", {}),
+        ("a.tsv", "target\tid\tsource\nein Hund\t1\ta dog\nleer\t2\t\nzwei Katzen\t3\ttwo cats\n", {}),
+        ("a.tsv.gz", "de\ten\nein Hund\ta dog\nleer\t\nzwei Katzen\ttwo cats\n", NAMED),
+        ("a.jsonl", "".join(json.dumps(pair._asdict()) + "\n" for pair in EXPECTED), {}),
+        ("a.ndjson.gz", "\n\n".join(json.dumps({"en": one, "de": other}) for one, other in EXPECTED), NAMED),
+        (
+            "a.jsonl",
+            "".join(
+                json.dumps({"source": one.replace(" ", " \r\n "), "target": other}) + "\n" for one, other in EXPECTED
+            ),
+            {},
+        ),
+    ],
+)
+def test_records_of_both_sides(tmp_path, name, content, fields):
+    assert read(write(tmp_path / name, content), **fields) == EXPECTED
+
+
+def test_quotes_mean_nothing_in_a_table(tmp_path):
+    path = write(tmp_path / "a.tsv", '"Hello," he said.\t"Hallo", sagte er.\n"\t\'\n')
+    assert read(path) == [Pair('"Hello," he said.', '"Hallo", sagte er.'), Pair('"', "'")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "message"),
+    [
+        ("a.tsv", "a\tb\nc\n", (), r"a\.tsv, line 2: expected 2 columns, with a tab between two, got 1; mend the row"),
+        (
+            "a.tsv",
+            "a\tb\tc\n",
+            (),
+            r'line 1, the header: expected the field "source", got only "a", "b", "c"; set data',
+        ),
+        ("a.tsv", "source\tb\n", (), r'line 1, the header: expected the field "target", .* set data\.target_field'),
+        ("a.tsv", "a\tb\n", ("en", "de"), r'the header: expected the field "en", .*; set data\.source_field'),
+        ("a.tsv", "source\ttarget\tsource\n", (), r'a\.tsv, line 1: expected one column "source", got 2 of'),
+        ("a.tsv", b"a\tb\nc\t\xff\n", (), r"a\.tsv, line 2: expected text in UTF-8"),
+        ("a.jsonl", '{"source": "a"}\n', (), r'a\.jsonl, line 1: expected the field "target".*set data\.target_field'),
+        ("a.jsonl", '{"source": "a", "target": 3}\n', (), r'line 1: the field "target" must be a string, got int'),
+        ("a.jsonl", '{"source": "a", "target": "b"}\n["c"]\n', (), r"a\.jsonl, line 2: expected a JSON object"),
+        ("a.jsonl", b'{"source": "\xff"}\n', (), r"a\.jsonl, line 1: expected a JSON object, got .*utf-8"),
+        ("a.en", "a\n", (), r"a\.en has no counterpart: set data\.target to the file with its translations, or give a"),
+    ],
+)
+def test_bad_records_are_named(tmp_path, name, content, fields, message):
+    path = write(tmp_path / name, content)
+    with pytest.raises(ValueError, match=message):
+        read(path, **dict(zip(("source_field", "target_field"), fields, strict=False)))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "place"),
+    [
+        ("a\nb\nc\n", "a\nb\n", r"a\.en has 3 lines and .*a\.de has 2: .* at line 3, the first one that .*a\.de lacks"),
+        ("a\n", "a\nb\nc\nd", r"a\.en has 1 lines and .*a\.de has 4: .* at line 2, the first one that .*a\.en lacks"),
+        ("a\n\nb\n\nd\n", "a\nb\nc\nd\n", r"has 5 lines and .* has 4: .* at line 2, which is empty on one side only"),
+        ("\na\n\nb", "\na\nb\n", r"has 4 lines and .* has 3: .* at line 3, which is empty on one side only"),
+        ("", "a\n", r"a\.en has 0 lines and .*a\.de has 1"),
+    ],
+)
+def test_unequal_numbers_of_lines(tmp_path, source, target, place):
+    files = write(tmp_path / "a.en", source), write(tmp_path / "a.de", target)
+    with pytest.raises(ValueError, match=place):
+        read(*files)
+
+
+def test_files_that_do_not_go_together(tmp_path):
+    (tmp_path / "deep").mkdir()
+    for name in ("a.en", "b.en", "a.de"):
+        write(tmp_path / name, "a\n")
+    with pytest.raises(
+        ValueError, match=r"data\.source has 2 files \(.*a\.en, .*b\.en\) and data\.target has 1 \(.*a\.de"
+    ):
+        read(tmp_path / "*.en", tmp_path / "a.de")
+    with pytest.raises(ValueError, match=r"a\.en is a file of both data\.source and data\.target: expected a text and"):
+        read(tmp_path / "a.en", tmp_path / "deep" / ".." / "a.en")
+    with pytest.raises(FileNotFoundError, match=r"data\.target='.*a\.fr' does not exist: expected a file, a glob"):
+        read(tmp_path / "a.en", tmp_path / "a.fr")
+    with pytest.raises(ValueError, match=r"is or matches the directory .*, in which nothing says .*holds a\.de, a\.en"):
+        read(tmp_path, tmp_path / "a.de")
+    with pytest.raises(FileNotFoundError, match="here='sotu' does not exist"):
+        read("sotu", setting="here")
+
+
+def test_a_test_set_keeps_all_of_its_lines(tmp_path):
+    source, target = write(tmp_path / "a.en", "a\n\nc  \n\n"), write(tmp_path / "a.de", "A\nB\n\n\n")
+    found = pairs.read_test_set(PairFiles(str(source), str(target)))
+    assert found == (["a", "", "c", ""], ["A", "B", "", ""])
+    assert found.sources is found[0] and found.references is found[1]
+    write(target, "A\nB\n\n")
+    with pytest.raises(ValueError, match="has 4 lines and .* has 3"):
+        pairs.read_test_set(PairFiles(str(source), str(target)))
+    write(source, ""), write(target, "")
+    with pytest.raises(ValueError, match=r"of the test='.*a\.en' has no line: expected texts to translate"):
+        pairs.read_test_set(PairFiles(str(source), str(target), setting="of the test"))
+
+
+def test_identity_follows_files_and_fields(tmp_path):
+    source, target = write(tmp_path / "a.en", "a"), write(tmp_path / "a.de", "b")
+    both = PairFiles(str(source), str(target))
+    before = both.identity()
+    assert json.loads(json.dumps(before)) == before == both.identity()
+    assert both.files() == {"source": [("a.en", source)], "target": [("a.de", target)]}
+    write(target, "longer")
+    assert both.identity() != before
+    table = str(write(tmp_path / "a.tsv", "a\tb"))
+    assert PairFiles(table).identity() != PairFiles(table, source_field="en").identity()

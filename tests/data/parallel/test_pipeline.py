@@ -1,0 +1,296 @@
+"""From files of pairs to batches: the cache, the tokenizer's text, the order, and what changes are noticed."""
+
+import dataclasses
+import gzip
+import json
+import os
+
+import numpy as np
+import pytest
+
+from ag_jax.data import cache, randomness, tokenizers
+from ag_jax.data.config import TokenizerConfig
+from ag_jax.data.parallel import pipeline, selection
+from tests.data.parallel.conftest import LENGTH, lines
+
+
+def texts_of(rows, side, tokenizer) -> list[str]:
+    """All texts of a side, in the order of the rows."""
+    stored = getattr(rows, side)
+    found = []
+    for number in range(len(stored)):
+        ends = np.flatnonzero(stored.row(number) == tokenizer.specials.end)
+        assert ends[-1] == len(stored.row(number)) - 1
+        found += [tokenizer.decode(text) for text in np.split(stored.row(number), ends[:-1] + 1)]
+    return found
+
+
+def pairs_of(corpus, split) -> list[tuple[str, str]]:
+    rows = getattr(corpus, split)
+    return list(zip(*(texts_of(rows, side, corpus.tokenizer) for side in ("source", "target")), strict=True))
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_rows_hold_every_pair_once(config, folder, pack, capsys):
+    corpus = pipeline.prepare(dataclasses.replace(config, pack=pack, cache_dir=f"{config.cache_dir}/anew"))
+    for split in ("train", "validation"):
+        expected = list(zip(*(lines(folder / f"{split}.{side}") for side in ("source", "target")), strict=True))
+        found = pairs_of(corpus, split)
+        assert sorted(found) == sorted(expected) and corpus.documents[split] == len(expected)
+        rows = getattr(corpus, split)
+        assert len(rows) < len(expected) / 2 if pack else found == expected and len(rows) == len(expected)
+        assert rows.tokens[:].tolist() == rows.target.tokens[:].tolist()
+        assert max(rows.source.lengths.max(), rows.target.lengths.max()) <= LENGTH
+        filled = [f"{len(side.tokens) / (len(rows) * LENGTH):.1%}" for side in (rows.source, rows.target)]
+        packed = f"{len(expected):,} pairs in " if pack else ""
+        said = f"{split}: {packed}{len(rows):,} rows, filled: {filled[0]} of the source positions, {filled[1]} of the"
+        assert said in capsys.readouterr().err or split == "validation"
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("sentencepiece_unigram", 60), ("sentencepiece_bpe", 60), ("byte_bpe", 300), ("wordpiece", 90)],
+)
+def test_every_kind_of_tokenizer_gives_the_text_back(config, folder, kind, size, tmp_path):
+    own = dataclasses.replace(
+        config, tokenizer=TokenizerConfig(kind=kind, vocabulary_size=size), cache_dir=str(tmp_path)
+    )
+    corpus = pipeline.prepare(own)
+    assert {source for source, _ in pairs_of(corpus, "train")} == set(lines(folder / "train.source"))
+    batch = pipeline.Batches(corpus.train, corpus.tokenizer, own, 4, 0).at(0)
+    assert (batch["target_tokens"][:, 0] == corpus.tokenizer.specials.pad).all()
+
+
+def test_the_tokenizer_reads_the_training_pairs_alone(config, folder, monkeypatch, tmp_path):
+    read = []
+
+    def train(settings, texts):
+        read.append(list(texts))
+        assert read[-1] == list(texts), "texts are read repeatedly"
+        return tokenizers_train(settings, texts)
+
+    tokenizers_train = tokenizers.train
+    monkeypatch.setattr(tokenizers, "train", train)
+    fresh = dataclasses.replace(config, cache_dir=str(tmp_path))
+    pipeline.prepare_tokenizer(fresh)
+    pairs = list(zip(lines(folder / "train.source"), lines(folder / "train.target"), strict=True))
+    assert read == [[text for pair in pairs for text in pair]]
+
+    # Without files for validation, what is held out is not read; nor is what is left out.
+    chosen = {"validation_source": None, "validation_target": None, "validation_fraction": 0.3, "max_words_ratio": 1.05}
+    pipeline.prepare_tokenizer(dataclasses.replace(fresh, **chosen))
+    found = selection.select(dataclasses.replace(fresh, **chosen))
+    wanted = [text for one in found if one.split == "train" and not one.left_out for text in one.pair]
+    assert read[1] == wanted and 0 < len(wanted) < len(read[0])
+
+
+@pytest.mark.parametrize(("name", "size"), [("TOKENIZER_PAIRS", 50), ("TOKENIZER_TEXT", 2000)])
+def test_of_a_large_corpus_every_part_has_its_share(config, folder, monkeypatch, name, size):
+    monkeypatch.setattr(pipeline, name, size)
+    found = list(pipeline._TokenizerText(config))
+    pairs = list(zip(lines(folder / "train.source"), lines(folder / "train.target"), strict=True))
+    total = len(pairs) if name == "TOKENIZER_PAIRS" else sum(len(text) for pair in pairs for text in pair)
+    stride = -(-total // size)
+    assert stride > 3 and found == [text for pair in pairs[::stride] for text in pair]
+
+
+def test_a_tokenizer_without_an_end_token(config, corpus, tmp_path):
+    corpus.tokenizer.save(tmp_path)
+    (tmp_path / "checksum.json").unlink()
+    content = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(content.replace("</s>", "<e>"))
+    with pytest.raises(ValueError, match=r"lacks the end token: expected </s> or \[SEP\] in its vocabulary"):
+        pipeline.prepare(dataclasses.replace(config, tokenizer=TokenizerConfig(path=str(tmp_path))))
+
+
+def test_the_second_time_nothing_is_made(config, corpus, monkeypatch, tmp_path):
+    corpus.tokenizer.save(tmp_path)
+    own = dataclasses.replace(config, tokenizer=TokenizerConfig(path=str(tmp_path)))  # as a resumed run has it
+
+    def fail(*_, **__):
+        raise AssertionError("made again")
+
+    for module, name in ((pipeline, "_write_text"), (pipeline, "_write_rows"), (tokenizers, "train")):
+        monkeypatch.setattr(module, name, fail)
+    assert pipeline.prepare(config).facts() == pipeline.prepare(own).facts() == corpus.facts()
+    pipeline.prepare(dataclasses.replace(config, max_tokens=LENGTH))  # the same limit
+    for changes in (
+        {"sequence_length": 40},
+        {"pack": False},
+        {"max_tokens": 20},
+        {"max_words_ratio": 3.0},
+        {"tokenizer": TokenizerConfig(vocabulary_size=280)},
+        {"source": config.target, "target": config.source},
+        {"validation_source": None, "validation_target": None},
+    ):
+        with pytest.raises(AssertionError, match="made again"):
+            pipeline.prepare(dataclasses.replace(own, **changes))
+
+
+def test_another_length_shares_the_tokens(config, corpus, monkeypatch):
+    monkeypatch.setattr(pipeline, "_write_text", None)
+    longer = pipeline.prepare(dataclasses.replace(config, sequence_length=60))
+    assert len(longer.train) < len(corpus.train) and longer.documents == corpus.documents
+
+
+def test_tables_compressed_files_and_lists_are_the_same_corpus(config, corpus, folder, tmp_path):
+    pairs = list(zip(lines(folder / "train.source"), lines(folder / "train.target"), strict=True))
+    (tmp_path / "a.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"source": source, "target": target}) + "\n" for source, target in pairs)
+    for side in ("source", "target"):
+        texts = lines(folder / f"train.{side}")
+        (tmp_path / f"1.{side}").write_text("".join(f"{text}\r\n" for text in texts[:100]))
+        with gzip.open(tmp_path / f"2.{side}.gz", "wt") as file:
+            file.writelines(f"{text}\n" for text in texts[100:])
+    listed = {side: f"{tmp_path}/1.{side},{tmp_path}/2.{side}.gz" for side in ("source", "target")}
+    for chosen in (
+        {"source": f"{tmp_path}/a.tsv", "target": None},
+        {"source": f"{tmp_path}/a.jsonl.gz", "target": None},
+        listed,
+    ):
+        again = pipeline.prepare(dataclasses.replace(config, cache_dir=str(tmp_path / "cache"), **chosen))
+        assert again.facts() == corpus.facts()
+    files = pipeline.source_files(dataclasses.replace(config, cache_dir=str(tmp_path / "cache"), **listed))
+    assert [name for name, *_ in files["target"]] == ["1.target", "1:2.target.gz"]
+    assert [name for name, *_ in files["validation_target"]] == ["validation.target"]
+
+
+def test_changed_files_are_noticed(config, corpus, folder, tmp_path):
+    sides = {}
+    for side in ("source", "target"):
+        (tmp_path / side).write_bytes((folder / f"train.{side}").read_bytes())
+        sides[side] = str(tmp_path / side)
+    ours = dataclasses.replace(config, **sides)
+    assert pipeline.prepare(ours).facts() == corpus.facts()
+    before = pipeline.source_files(ours)
+    content = (tmp_path / "target").read_text()
+    (tmp_path / "target").write_text(content.replace("hundo", "hunde", 1))
+    os.utime(tmp_path / "target", ns=(0, 0))
+    after = pipeline.source_files(ours)
+    assert {name: before[name] == after[name] for name in before} == {
+        "source": True,
+        "target": False,
+        "validation_source": True,
+        "validation_target": True,
+    }
+    facts = pipeline.prepare(ours).facts()
+    changed = {name for name, value in corpus.facts().items() if facts[name] != value}
+    assert "train checksum" in changed and "train documents" not in changed
+
+
+def test_files_that_change_while_they_are_read(config, folder, tmp_path, monkeypatch):
+    (tmp_path / "target").write_bytes((folder / "train.target").read_bytes())
+    ours = dataclasses.replace(config, target=str(tmp_path / "target"), cache_dir=str(tmp_path / "cache"))
+    pipeline.prepare_tokenizer(ours)
+    select = selection.select
+
+    def changing(config):
+        yield from select(config)
+        (tmp_path / "target").write_text("another text\n")
+
+    monkeypatch.setattr(selection, "select", changing)
+    with pytest.raises(ValueError, match="were changed while they were read: run the command again"):
+        pipeline.prepare(ours)
+    assert not list((tmp_path / "cache").glob("text-*"))
+
+
+def test_damage_anywhere_in_the_cache_is_noticed(config, tmp_path, capsys):
+    root = tmp_path / "cache"
+    ours = dataclasses.replace(config, cache_dir=str(root))
+    expected, files = pipeline.prepare(ours).facts(), pipeline.source_files(ours)
+    names = [path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    assert {name.name for name in names} == set(
+        "tokens.bin ends.bin text_starts.bin rows.json store.json sentence_ends.bin document_ends.bin counts.json "
+        "tokenizer.json checksum.json files.json".split()
+    )
+    for name in names:
+        content = (root / name).read_bytes()
+        middle = len(content) // 2
+        (root / name).write_bytes(content[:middle] + bytes([content[middle] ^ 8]) + content[middle + 1 :])
+        capsys.readouterr()
+        assert pipeline.prepare(ours).facts() == expected and pipeline.source_files(ours) == files
+        assert f"{name.relative_to(name.parts[0])} was changed): making it anew" in capsys.readouterr().err
+
+
+def test_large_files_are_compared_as_they_are_read(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "READ_WHOLE", 0)
+    ours = dataclasses.replace(config, cache_dir=str(tmp_path))
+    pipeline.prepare(ours)
+    [path] = tmp_path.glob("rows-*/train/target/tokens.bin")
+    path.write_bytes(path.read_bytes()[:-2] + b"\0\0")
+    corpus = pipeline.prepare(ours)
+    with pytest.raises(ValueError, match=r"train/target/tokens\.bin is damaged"):
+        pipeline.Batches(corpus.train, corpus.tokenizer, ours, len(corpus.train), 0).at(0)
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def test_the_order_is_a_function_of_seed_and_step(corpus, config):
+    """Row i of step s is number s * 8 + i of the permutations of the epochs."""
+    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config, 8, seed=3)
+    count = len(corpus.train)
+    assert count % 8, "the border of the epochs is meant to fall into a batch"
+    orders = [randomness.permutation(count, 3, epoch) for epoch in range(3)]
+    assert not np.array_equal(orders[0], orders[1])
+    drawn = np.concatenate(orders)[: 2 * count // 8 * 8]
+    for step, examples in enumerate(drawn.reshape(-1, 8)):
+        batch = batches.at(step)
+        for row, example in enumerate(examples):
+            for name, side in (("tokens", corpus.train.source), ("target_labels", corpus.train.target)):
+                stored = side.row(int(example))
+                assert batch[name][row][: len(stored)].tolist() == stored.tolist()
+
+
+def test_resuming_and_hosts_give_the_same_batches(corpus, config):
+    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config, 8, seed=3)
+    expected = [batches.at(step) for step in range(4, 11)]
+    for threads in (1, 3):
+        for one, other in zip(batches.iterate(4, 11, threads=threads), expected, strict=True):
+            assert_equal(one, other)
+    halves = [list(batches.iterate(4, 11, rows=rows)) for rows in (slice(0, 3), np.arange(3, 8))]
+    for whole, first, second in zip(expected, *halves, strict=True):
+        assert_equal(whole, {name: np.concatenate([first[name], second[name]]) for name in whole})
+
+
+@pytest.mark.parametrize("start", [None, 0])
+def test_the_first_input_is_the_start_token(corpus, config, start):
+    expected = corpus.tokenizer.specials.pad if start is None else start
+    batch = pipeline.Batches(corpus.train, corpus.tokenizer, config, 4, 0, start).at(2)
+    (held_out, *_) = pipeline.validation_batches(corpus, config, 4, start=start)
+    for found in (batch, held_out):
+        for tokens_T, numbers_T in zip(found["target_tokens"], found["target_segment_ids"], strict=True):
+            firsts = np.flatnonzero(np.diff(numbers_T, prepend=0) > 0)
+            assert len(firsts) == numbers_T.max() > 1 and (tokens_T[firsts] == expected).all()
+
+
+def test_validation_has_every_row_once(corpus, config):
+    count = len(corpus.validation)
+    size = 7
+    assert count % size, "the last batch is meant to be filled up"
+    made = list(pipeline.validation_batches(corpus, config, size))
+    [whole] = pipeline.validation_batches(corpus, config, count)
+    assert len(made) == -(-count // size)
+    for name, field in whole.items():
+        joined = np.concatenate([batch[name] for batch in made])
+        np.testing.assert_array_equal(joined[:count], field)
+        assert all(batch[name].shape == (size, LENGTH) for batch in made)
+    assert not made[-1]["target_weights"][count % size :].any() and not made[-1]["segment_ids"][count % size :].any()
+    assert whole["target_weights"].sum() == len(corpus.validation.tokens)
+    for one, part in zip(made, pipeline.validation_batches(corpus, config, size, np.array([2, 0])), strict=True):
+        assert_equal({name: field[[2, 0]] for name, field in one.items()}, part)
+
+
+def test_a_corpus_shorter_than_a_batch(corpus, config):
+    with pytest.raises(ValueError, match=r"has \d+ rows of training text, fewer than one batch of 500: lower training"):
+        pipeline.Batches(corpus.train, corpus.tokenizer, config, 500, 0)
+
+
+def test_many_pairs_are_read_and_tokenised_in_parts(config, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "ENCODED_TOGETHER", 700)
+    monkeypatch.setattr(pipeline, "READ_TOGETHER", 10)
+    assert pipeline.prepare(dataclasses.replace(config, cache_dir=str(tmp_path))).facts() == corpus.facts()

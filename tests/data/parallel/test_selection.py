@@ -1,0 +1,129 @@
+"""Which pairs are held out and which are left out, counted by hand."""
+
+import dataclasses
+import zlib
+
+import pytest
+
+from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.parallel import pipeline, selection, toys
+from ag_jax.data.parallel.selection import TOO_LONG, UNEQUAL, WITHOUT_TEXT
+
+# (source, target, why it is left out at a ratio of 2)
+PAIRS = [
+    ("a b", "a b c d", ""),
+    ("a b", "a b c d e", UNEQUAL),
+    ("a b c d e", "a b", UNEQUAL),
+    ("a b c", "a b", ""),
+    ("", "a", WITHOUT_TEXT),
+    ("a", " \u3000 ", WITHOUT_TEXT),
+    ("", "", WITHOUT_TEXT),
+    ("a", "a", ""),
+]
+
+
+@pytest.fixture
+def files(tmp_path):
+    for number, side in enumerate(("source", "target")):
+        (tmp_path / f"train.{side}").write_text("".join(pair[number] + "\n" for pair in PAIRS), encoding="utf-8")
+    (tmp_path / "validation.source").write_text("a b c\n" * 3 + "a\n\n")
+    (tmp_path / "validation.target").write_text("a b c\n" * 3 + "a b c\na\n")
+    return tmp_path
+
+
+@pytest.fixture
+def config(files) -> DataConfig:
+    return DataConfig(
+        format="parallel",
+        source=str(files / "train.source"),
+        target=str(files / "train.target"),
+        validation_source=str(files / "validation.source"),
+        validation_target=str(files / "validation.target"),
+        sequence_length=16,
+        cache_dir=str(files / "cache"),
+        tokenizer=TokenizerConfig(kind="wordpiece", vocabulary_size=30),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratio", "reasons"), [(2.0, {UNEQUAL, WITHOUT_TEXT}), (2.5, {WITHOUT_TEXT}), (None, {WITHOUT_TEXT})]
+)
+def test_reasons_and_splits(config, ratio, reasons):
+    found = list(selection.select(dataclasses.replace(config, max_words_ratio=ratio)))
+    assert [one.split for one in found] == ["train"] * 8 + ["validation"] * 5
+    assert [one.left_out for one in found[:8]] == [why if why in reasons else "" for _, _, why in PAIRS]
+
+
+def test_what_is_left_out_is_counted_and_said(config, capsys):
+    """A letter is a token; with the end token, a side of `a b c d` has five."""
+    chosen = dataclasses.replace(config, max_words_ratio=2.0, max_tokens=4)
+    corpus = pipeline.prepare(chosen)
+    left_out = {
+        "train": {WITHOUT_TEXT: 3, UNEQUAL: 2, TOO_LONG: 1},
+        "validation": {WITHOUT_TEXT: 1, UNEQUAL: 1, TOO_LONG: 0},
+    }
+    facts = corpus.facts()
+    for split, counts in left_out.items():
+        assert {why: facts[f"{split} pairs {why}"] for why in counts} == counts
+    assert corpus.documents == {"train": 2, "validation": 3} and len(corpus.train) == 2
+    assert facts["train documents"] == 2 and facts["train source tokens"] == 6 and facts["train tokens"] == 5
+    for _ in range(2):  # also when nothing is prepared anew
+        said = capsys.readouterr().err
+        assert "data: train: 2 pairs; left out: 3 without text, 2 of unequal lengths, 1 too long\n" in said
+        assert "data: validation: 3 pairs; left out: 1 without text, 1 of unequal lengths\n" in said
+        pipeline.prepare(chosen)
+    pipeline.prepare(chosen, quiet=True)
+    assert capsys.readouterr().err.count("left out") == 2
+    # As many as fit exactly are kept.
+    assert pipeline.prepare(dataclasses.replace(chosen, max_tokens=5)).documents["train"] == 3
+    assert pipeline.prepare(config).facts()["train pairs of unequal lengths"] == 0
+
+
+def test_characters_that_the_tokenizer_drops_are_no_text(config, files):
+    (files / "train.source").write_text("a\nb\n\u200b\nc\n")
+    (files / "train.target").write_text("\u200b\nb\na\nc\n")
+    facts = pipeline.prepare(config).facts()
+    assert (facts["train documents"], facts["train pairs without text"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "message"),
+    [
+        (
+            "\n\n",
+            {},
+            r"no pair of '.*train\.source' is left for train, after those left out: 2 without text \(data\.max",
+        ),
+        ("a b c d\n", {"max_tokens": 4}, "is left for train, after those left out: 1 too long"),
+        (
+            "a b\n",
+            {"validation_source": None, "validation_target": None},
+            r"is left for validation: give more text, raise data\.validation_fraction, or set data\.validation_source",
+        ),
+    ],
+)
+def test_nothing_is_left(config, files, content, changes, message):
+    tokenizer = pipeline.prepare_tokenizer(config)
+    tokenizer.save(files / "tokenizer")
+    for side in ("source", "target"):
+        (files / f"train.{side}").write_text(content)
+    own = TokenizerConfig(path=str(files / "tokenizer"))
+    with pytest.raises(ValueError, match=message):
+        pipeline.prepare(dataclasses.replace(config, tokenizer=own, **changes))
+
+
+def test_a_share_is_held_out_by_the_source_alone(tmp_path):
+    """Translations of one text stay together, and other pairs do not change the part of a pair."""
+    texts = sorted({pair.source for pair in toys.make("copy", 3000)})
+
+    def split(sources, target):
+        (tmp_path / "a.tsv").write_text("".join(f"{source}\t{target}\n" for source in sources))
+        config = DataConfig(format="parallel", source=str(tmp_path / "a.tsv"), validation_fraction=0.2)
+        found = list(selection.select(config))
+        return {one.pair.source for one in found if one.split == "validation"}, found
+
+    held_out, found = split(texts + texts[::-1], "x")
+    assert {one.pair.source for one in found if one.split == "train"} == set(texts) - held_out
+    assert 0.17 < len(held_out) / len(texts) < 0.23
+    assert held_out == {text for text in texts if zlib.crc32(text.encode()) / 2**32 < 0.2}
+    assert split(texts[::2], "y")[0] == held_out & set(texts[::2])

@@ -1,0 +1,124 @@
+"""The lines of one side: what ends a line, what is text, and what is wrong with a file."""
+
+import bz2
+import gzip
+import importlib
+import sys
+
+import pytest
+
+from ag_jax.data.parallel import sides, tokenised
+from ag_jax.data.text import files
+
+LINES = ["Ein Hund.", "", "Zwei\u2028Hunde\u0085und\x0beine\x1eKatze.", "\u00a0drei"]
+
+
+def read(path) -> list[str | None]:
+    return list(sides.lines(path))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", ["", "end"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_only_line_feeds_end_lines(tmp_path, end, last, mark):
+    (tmp_path / "a.de").write_bytes(mark + (end.join(LINES) + (end if last else "")).encode())
+    assert read(tmp_path / "a.de") == [line.strip() for line in LINES]
+
+
+@pytest.mark.parametrize(("name", "pack"), [("a.de.gz", gzip.compress), ("a.de.bz2", bz2.compress), ("a.br", bytes)])
+def test_compressed_files_and_breton(tmp_path, name, pack):
+    (tmp_path / name).write_bytes(pack("\n".join(LINES).encode()))
+    assert read(tmp_path / name) == [line.strip() for line in LINES]
+
+
+def test_an_empty_file_has_no_lines(tmp_path):
+    (tmp_path / "a.de").touch()
+    assert read(tmp_path / "a.de") == []
+
+
+def test_tags_are_no_text_in_the_files_that_have_them(tmp_path):
+    content = "<url>http://a</url>\n <title>A</title>\n1 < 2\nText.\n"
+    for name, expected in (
+        ("train.tags.en-de.en", [None, None, "1 < 2", "Text."]),
+        ("train.en", ["<url>http://a</url>", "<title>A</title>", "1 < 2", "Text."]),
+    ):
+        (tmp_path / name).write_text(content)
+        assert read(tmp_path / name) == expected
+
+
+SEGMENTS = """<?xml version="1.0" encoding="UTF-8"?>
+<mteval><srcset setid="a" srclang=any trglang="de">
+<doc docid="1"><url>http://a.b/?c=1&d=2</url><title>No text</title>
+<seg id="1"> Tom & Jerry &amp; co. &lt;3 &quot;x&quot; &#8364;5 AT&T; </seg>
+<p><SEG id=2>in
+two   lines </seg><seg id="3"></seg></p><seg>last</seg >
+</doc></srcset></mteval>
+"""
+
+
+@pytest.mark.parametrize("name", ["a.en.xml", "a-src.en.sgm", "a.SGML", "a.xml.gz"])
+def test_segments_are_lines(tmp_path, name):
+    content = SEGMENTS.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert read(tmp_path / name) == ['Tom & Jerry & co. <3 "x" €5 AT&T;', "in two   lines", "", "last"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.de",
+            b"gut\ncaf\xe9 au lait\n",
+            r"a\.de, line 2: expected text in UTF-8, got other bytes \(.*mend or remove",
+        ),
+        ("a.de.gz", gzip.compress(b"gut\n" * 6 + b"\xff", mtime=0), r"a\.de\.gz, line 7: expected text in UTF-8"),
+        ("a.xml", b"<seg>\ngut</seg>\n\n<seg>\xff</seg>", r"a\.xml, line 4: expected text in UTF-8"),
+        ("a.de", b"gut\nb\0se\n", r"a\.de, line 2: expected plain text in UTF-8, got binary content"),
+        ("a.xml", b"<doc>gut</doc>\n", r"a\.xml: expected <seg> elements with the texts, got none"),
+        ("a.xml", b"<seg>a</seg>\n<seg>b\n<seg>c</seg>", r"a\.xml, line 3: expected every <seg> to end with"),
+        ("a.xml", b"<seg>a</seg>\n<seg>b\n", r"a\.xml, line 2: expected every <seg> to end with </seg>.*got '<seg>'"),
+        ("a.xml", b"<seg>a</seg>\nb</seg>\n", r"a\.xml, line 2: .* got '</seg>'"),
+        ("a.de.gz", b"no gzip", r"a\.de\.gz is damaged or not what its name says"),
+        ("a.de.gz", gzip.compress(b"gut\n" * 99, mtime=0)[:-9], r"a\.de\.gz is damaged"),
+        ("a.jsonl", b'{"source": "a"}', r"a\.jsonl is not read as one side .* holds both sides needs no target file"),
+        ("a.tsv", b"a\tb", r"a\.tsv is not read as one side"),
+        ("a.docx", b"PK", r"a\.docx is not read as one side .*got \.docx"),
+        ("a.tar.gz", b"", r"a\.tar\.gz is not read as one side .*got \.tar"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / name)
+
+
+def test_pieces_are_joined_and_tokens_stay_without_the_package(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)  # not to be imported
+    files.warn_once.cache_clear()
+    (tmp_path / "a.tok.bpe.32000.en").write_text("Res@@ um@@ ption of the ses@@ sion , \nends with@@\n@@ alone\n")
+    (tmp_path / "a.en").write_text("Res@@ um@@ ption\n")
+    assert read(tmp_path / "a.tok.bpe.32000.en") == ["Resumption of the session ,", "ends with", "alone"]
+    assert "holds tokens of the Moses tokenizer" in caplog.text and "scores will be those of" in caplog.text
+    assert read(tmp_path / "a.en") == ["Res@@ um@@ ption"]
+
+
+def test_tokens_are_joined_by_the_package_of_their_language(tmp_path, monkeypatch):
+    """A package of the same interface stands for sacremoses, which is optional."""
+    (tmp_path / "packages" / "sacremoses-9.8.7.dist-info").mkdir(parents=True)
+    (tmp_path / "packages" / "sacremoses-9.8.7.dist-info" / "METADATA").write_text("Name: sacremoses\nVersion: 9.8.7\n")
+    (tmp_path / "packages" / "sacremoses.py").write_text(
+        "class MosesDetokenizer:\n"
+        "    def __init__(self, lang):\n"
+        "        self.lang = lang\n"
+        "    def detokenize(self, tokens):\n"
+        "        return self.lang + ':' + ' '.join(tokens).replace(' ,', ',')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    monkeypatch.delitem(sys.modules, "sacremoses", raising=False)
+    importlib.invalidate_caches()
+    plain, tokens = tmp_path / "a.de", tmp_path / "a.tok.clean.bpe.32000.de.gz"
+    plain.write_text("Hund@@ e , ja\n")
+    tokens.write_bytes(gzip.compress(b"Hund@@ e , ja\n\n"))
+    assert read(plain) == ["Hund@@ e , ja"] and read(tokens) == ["de:Hunde, ja", ""]
+    assert tokenised.identity([plain]) == [] and tokenised.identity([plain, tokens]) == ["sacremoses", "9.8.7"]
+    monkeypatch.delitem(sys.modules, "sacremoses")
