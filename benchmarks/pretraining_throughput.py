@@ -36,6 +36,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.attention import dropout
 from ag_jax.data.text import pipeline
+from ag_jax.data.text.batching import HostBatch
 from ag_jax.models import encoder, flops
 from ag_jax.models import layers as model_layers
 from ag_jax.planning import chips
@@ -120,7 +121,7 @@ class Runner:
         self.job = run.make_job(config, workdir, corpus)
         self.mesh = self.job.program.mesh
         self.state = self.job.create()
-        example = sharding.place_batch(next(self.job.batches(0, 1)), self.mesh)
+        example = sharding.place_batch(self.changed(next(self.job.batches(0, 1))), self.mesh)
         # Not the job's program: variants of one config share that, and would get the step that was traced first.
         began = time.perf_counter()
         with variant.change():
@@ -133,6 +134,14 @@ class Runner:
         self.waits: list[float] = []
         self.tokens = 0
 
+    def tokens_of(self, batch: HostBatch) -> int:
+        """Return the number of tokens of a batch."""
+        return int((batch["segment_ids"] > 0).sum())
+
+    def changed(self, batch: HostBatch) -> HostBatch:
+        """Return the batch that the step gets for one of the job's."""
+        return batch
+
     def steps(self, start: int, stop: int, counted: bool = True) -> None:
         """Run steps `start` to `stop` - 1; with `counted`, add their times, waits and tokens.
 
@@ -142,9 +151,9 @@ class Runner:
         before, in_flight = time.perf_counter(), None
         for _ in range(start, stop):
             asked = time.perf_counter()
-            batch = next(batches)
+            batch = self.changed(next(batches))
             waits.append(time.perf_counter() - asked)
-            tokens.append(int((batch["segment_ids"] > 0).sum()))
+            tokens.append(self.tokens_of(batch))
             self.state, metrics = self.program(self.state, sharding.place_batch(batch, self.mesh), self.job.key)
             before = turns.finish(in_flight, times, before)
             in_flight = metrics["loss"]

@@ -383,9 +383,16 @@ BUGS = (
     Bug(
         "beam search: the cache does not follow the beams",
         "ag_jax/models/beam_search.py",
-        "cache=_gather_cache(cache, parents_BK) if beams > 1 else cache",
+        "cache=reorder(cache, parents_BK) if beams > 1 else cache",
         "cache=cache",
         "tests/models/test_beam_search.py",
+    ),
+    Bug(
+        "decoding: beams read the tokens of the beams that were in their places before",
+        "ag_jax/models/decoder.py",
+        "DecoderCache(cache.layers, follow(cache.stored_BJT, parents_BJ))",
+        "cache",
+        "tests/models/test_seq2seq.py",
     ),
     Bug(
         "beam search: the bound is that of the current length",

@@ -16,6 +16,7 @@ R rows of the table of relative embeddings, S distances.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -31,7 +32,7 @@ from ag_jax.attention.attack import Attack, AttentionMask
 from ag_jax.attention.disentangled import DisentangledConfig, rows_at
 from ag_jax.attention.fixed import FixedConfig
 from ag_jax.attention.kernels import reference
-from ag_jax.attention.kernels.interface import RESIDUALS, Attend
+from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, Attend
 
 # Products of any precision whose sums are handed on in float32.
 _dot_float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
@@ -50,13 +51,16 @@ class LayerKey(nn.Module):
 
 @flax.struct.dataclass
 class KeysAndValues:
-    """Keys and values of all heads, projected from the tokens of a source.
+    """Keys and values of all heads, projected from the tokens of a source, for decoding.
 
-    key_BKHW: None in fixed attention, which compares no keys.
+    Decoding multiplies few queries with them, again in each step. The order of the axes is that of the second matrix of
+    these products, so that nothing is transposed.
+
+    key_BHWK: None in fixed attention, which compares no keys.
     """
 
-    key_BKHW: Array | None
-    value_BKHW: Array
+    key_BHWK: Array | None
+    value_BHKW: Array
 
 
 class Projected(NamedTuple):
@@ -173,35 +177,50 @@ class MultiHeadAttention(nn.Module):
 
     def keys_and_values(self, source_BKD: Array) -> KeysAndValues:
         """Return the projected keys and values of a source, for decoding, which reads them again for each new token."""
-        return KeysAndValues(None if self.fixed.offsets else self.key(source_BKD), self.value(source_BKD))
+        key_BHWK = None if self.fixed.offsets else self.key(source_BKD).transpose(0, 2, 3, 1)
+        return KeysAndValues(key_BHWK, self.value(source_BKD).swapaxes(1, 2))
 
-    def at_step(self, token_BD: Array, earlier: KeysAndValues, index: Array) -> tuple[Array, KeysAndValues]:
-        """Compute causal self-attention for one more token, at the position `index`; for decoding, without dropout.
+    def at_step(
+        self, tokens_BJD: Array, earlier: KeysAndValues, visible_BJK: Array, index: Array
+    ) -> tuple[Array, KeysAndValues]:
+        """Compute causal self-attention for one more token of each of J beams; for decoding, without dropout.
 
-        token_BD: the token's vector in each row.
-        earlier: keys and values of the tokens before, with room for as many tokens as will be decoded.
+        tokens_BJD: the tokens' vectors.
+        earlier: keys and values of the tokens before, of all beams: those at the position t in the places t * J to
+            t * J + J - 1. There is room for as many tokens as will be decoded.
+        visible_BJK: whether the place holds a token of the beam's text, up to the present one.
+        index: position of the tokens.
 
-        Returns the token's mixture, `BD`, and `earlier` with the token's key and value added.
+        Returns the tokens' mixtures, `BJD`, and `earlier` with the tokens' keys and values added.
         """
-        own = self.keys_and_values(token_BD[:, None])
-        known = jax.tree.map(
-            lambda all_BKHW, one_B1HW: jax.lax.dynamic_update_slice_in_dim(all_BKHW, one_B1HW, index, axis=1),
-            earlier,
-            own,
-        )
-        batch, length = known.value_BKHW.shape[:2]
-        if self.fixed.offsets:
-            weights_HK = fixed.row(self.fixed, self.heads, index, length).astype(self.dtype)
-            return self.output(jnp.einsum("hk,bkhw->bhw", weights_HK, known.value_BKHW)), known
-        seen_BK = jnp.broadcast_to(jnp.arange(length) <= index, (batch, length)).astype(jnp.int32)
-        mixed_BD = self.read(token_BD[:, None], known, jnp.ones((batch, 1), jnp.int32), seen_BK)[:, 0]
-        return mixed_BD, known
+        beams = tokens_BJD.shape[1]
+        own = self.keys_and_values(tokens_BJD)
+        add = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=index * beams)
+        key_BHWK = None if self.fixed.offsets else add(earlier.key_BHWK, own.key_BHWK, axis=3)
+        known = KeysAndValues(key_BHWK, add(earlier.value_BHKW, own.value_BHKW, axis=2))
+        if not self.fixed.offsets:
+            return self.read(tokens_BJD, known, visible_BJK), known
+        weights_HT = fixed.row(self.fixed, self.heads, index, visible_BJK.shape[-1] // beams)
+        weights_HK = jnp.repeat(weights_HT, beams, axis=-1)
+        weights_BHJK = jnp.where(visible_BJK[:, None], weights_HK[None, :, None], 0.0)
+        return self._mixed(weights_BHJK, known), known
 
-    def read(self, query_BQD: Array, source: KeysAndValues, query_segments_BQ: Array, key_segments_BK: Array) -> Array:
-        """Return for each query a mixture of a source whose keys and values are known, `BQD`; without dropout."""
-        segment_ids = query_segments_BQ, key_segments_BK
-        mixed_BQHW, _ = reference.attend(self.query(query_BQD), source.key_BKHW, source.value_BKHW, *segment_ids)
-        return self.output(mixed_BQHW)
+    def read(self, query_BQD: Array, source: KeysAndValues, visible_BQK: Array) -> Array:
+        """Return for each query a mixture of a source whose keys and values are known, `BQD`; without dropout.
+
+        visible_BQK: whether the query sees the key; broadcasts along Q. Each query must see a key.
+        """
+        query_BHQW = self.query(query_BQD).swapaxes(1, 2)
+        scores_BHQK = jnp.einsum("bhqw,bhwk->bhqk", query_BHQW, source.key_BHWK, preferred_element_type=jnp.float32)
+        scores_BHQK = scores_BHQK / math.sqrt(query_BHQW.shape[-1])
+        return self._mixed(jax.nn.softmax(jnp.where(visible_BQK[:, None], scores_BHQK, MASKED_SCORE)), source)
+
+    def _mixed(self, weights_BHQK: Array, source: KeysAndValues) -> Array:
+        """Return the projected mixtures of the values, `BQD`."""
+        narrow_BHQK = weights_BHQK.astype(source.value_BHKW.dtype)
+        # Transposed afterwards: "->bqhw" would make the values the first matrix, which takes 20 times as long on a CPU.
+        mixed_BHQW = jnp.einsum("bhqk,bhkw->bhqw", narrow_BHQK, source.value_BHKW)
+        return self.output(mixed_BHQW.swapaxes(1, 2))
 
     def _mix_fixed(self, source_BKD: Array, segments_BK: Array, causal: bool) -> Array:
         """Return self-attention with fixed weights, `BKD`; sows the weights if the caller asked for `intermediates`."""

@@ -74,6 +74,22 @@ class _State:
     failed_B: Array
 
 
+def gather(cache: Cache, parents_BK: Array) -> Cache:
+    """Return a cache of arrays `NBK...` with, in each beam's place, the entries of its parent; N may be 1.
+
+    Raises ValueError if an array has other leading axes.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
+        if leaf.shape[1:3] != parents_BK.shape:
+            rows, beams = parents_BK.shape
+            raise ValueError(
+                f"each array of the cache must have the axes (layers, {rows} sentences, {beams} beams, ...), "
+                f"got shape {leaf.shape} for cache{jax.tree_util.keystr(path)}"
+            )
+    of_sentences = jax.vmap(lambda leaf, parents_K: leaf[:, parents_K], in_axes=(1, 0), out_axes=1)
+    return jax.tree.map(lambda leaf: of_sentences(leaf, parents_BK), cache)
+
+
 def _has_room(cache: Cache, room: int) -> Cache:
     """Return the cache itself: it has room for all steps."""
     del room
@@ -107,6 +123,7 @@ def search(
     steps: int,
     rooms: Sequence[int] = (),
     grow: Callable[[Cache, int], Cache] = _has_room,
+    reorder: Callable[[Cache, Array], Cache] = gather,
 ) -> Hypotheses:
     """Return the best outputs that a beam search finds; greedy search is a case of it (`DecodingConfig`).
 
@@ -130,7 +147,7 @@ def search(
         where a token is impossible. `tokens_BK` are the last tokens, in the first step the start tokens; `index` counts
         the steps from 0. Arrays that are the same for all beams, such as keys and values of the encoded source, belong
         in the closure of `step` and not in the cache.
-    cache: pytree of arrays with leading axes N, B and K, where N may be 1. Gathered along K with the live hypotheses.
+    cache: what `step` keeps of the tokens before, a pytree of arrays in the form that `grow` and `reorder` expect.
     start_B: start tokens.
     end: id of the end token.
     forbidden: ids that are never generated, such as those of padding, mask and start token.
@@ -140,12 +157,14 @@ def search(
     rooms: ascending numbers of steps, below `steps`, after which the cache is made larger. A cache with room for all
         steps is read and gathered in every step, although most sentences end long before.
     grow: `(cache, number of steps) -> cache` with room for so many steps; `cache` itself has room for `rooms[0]`.
+    reorder: `(cache, parents_BK) -> cache` in which hypothesis k of a sentence continues hypothesis `parents_BK[:, k]`;
+        not called for a single beam.
 
     Raises ValueError if arguments do not go together, while the function is traced. Lengths are only checked if they
     are not traced.
     """
     beams, rows = config.beam_size, start_B.shape[0]
-    _check_arguments(cache, beams, start_B, min_lengths_B, max_lengths_B, steps, rooms, grow)
+    _check_arguments(start_B, min_lengths_B, max_lengths_B, steps, rooms, grow)
 
     def advance(state: _State) -> _State:
         log_probs_BKV, cache = step(state.cache, state.last_BK, state.index)
@@ -179,7 +198,7 @@ def search(
         return _State(
             index=length,
             # With one beam, each hypothesis is its own parent.
-            cache=_gather_cache(cache, parents_BK) if beams > 1 else cache,
+            cache=reorder(cache, parents_BK) if beams > 1 else cache,
             last_BK=_pick(last_BJ, chosen_BK),
             tokens_BKT=_pick(tokens_BJT, chosen_BK),
             # Without live hypotheses there are no candidates, and `ended` cannot change any more.
@@ -257,12 +276,6 @@ def _pick(array: Array, indices: Array) -> Array:
     return jax.vmap(lambda entries, chosen: entries[chosen])(array, indices)
 
 
-def _gather_cache(cache: Cache, parents_BK: Array) -> Cache:
-    """Return the cache with, in each beam's place, the entries of its parent."""
-    gather = jax.vmap(lambda leaf, parents_K: leaf[:, parents_K], in_axes=(1, 0), out_axes=1)
-    return jax.tree.map(lambda leaf: gather(leaf, parents_BK), cache)
-
-
 def _hypotheses(
     config: DecodingConfig, tokens: Array, length: Array, log_probs: Array, *, ended: bool | Array
 ) -> Hypotheses:
@@ -305,8 +318,6 @@ def _result(config: DecodingConfig, state: _State, end: int) -> Hypotheses:
 
 
 def _check_arguments(
-    cache: Cache,
-    beams: int,
     start_B: Array,
     min_lengths_B: Array,
     max_lengths_B: Array,
@@ -320,12 +331,6 @@ def _check_arguments(
             "start_B, min_lengths_B and max_lengths_B must have one number for each sentence, got shapes "
             f"{start_B.shape}, {min_lengths_B.shape} and {max_lengths_B.shape}"
         )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
-        if leaf.shape[1:3] != (len(start_B), beams):
-            raise ValueError(
-                f"each array of the cache must have the axes (layers, {len(start_B)} sentences, {beams} beams, ...), "
-                f"got shape {leaf.shape} for cache{jax.tree_util.keystr(path)}"
-            )
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     if rooms and (

@@ -41,13 +41,40 @@ class DecoderContext:
     deterministic: bool = flax.struct.field(pytree_node=False, default=True)
 
 
-def with_room(cache: KeysAndValues, length: int) -> KeysAndValues:
-    """Return a decoder's cache, `NBJTHW`, with room for T = `length` tokens, which is more than it had."""
+@flax.struct.dataclass
+class DecoderCache:
+    """Keys and values of the tokens that J beams of each sentence have decoded so far.
 
-    def padded(leaf: Array) -> Array:
-        return jnp.pad(leaf, [(0, length - size if axis == 3 else 0) for axis, size in enumerate(leaf.shape)])
+    They stay where they were stored when beams are replaced by others, because moving them would take longer than the
+    rest of a step. Instead, a table says where the tokens of each beam are.
 
-    return jax.tree.map(padded, cache)
+    layers: of each layer, in the places that `MultiHeadAttention.at_step` describes, with room for T tokens.
+    stored_BJT: for each beam and position, the number of the beam as which the token there was stored.
+    """
+
+    layers: tuple[KeysAndValues, ...]
+    stored_BJT: Array
+
+
+def with_room(cache: DecoderCache, length: int) -> DecoderCache:
+    """Return a decoder's cache with room for T = `length` tokens, which is more than it had."""
+    _, beams, before = cache.stored_BJT.shape
+
+    def padded(leaf: Array, axis: int, count: int) -> Array:
+        return jnp.pad(leaf, [(0, count if number == axis else 0) for number in range(leaf.ndim)])
+
+    def grown(one: KeysAndValues) -> KeysAndValues:
+        more = (length - before) * beams
+        key_BHWK = None if one.key_BHWK is None else padded(one.key_BHWK, 3, more)
+        return KeysAndValues(key_BHWK, padded(one.value_BHKW, 2, more))
+
+    return DecoderCache(tuple(map(grown, cache.layers)), padded(cache.stored_BJT, 2, length - before))
+
+
+def reorder(cache: DecoderCache, parents_BJ: Array) -> DecoderCache:
+    """Return the cache after each beam j was replaced by the beam `parents_BJ[:, j]` of the same sentence."""
+    follow = jax.vmap(lambda stored_JT, parents_J: stored_JT[parents_J])
+    return DecoderCache(cache.layers, follow(cache.stored_BJT, parents_BJ))
 
 
 class DecoderLayer(nn.Module):
@@ -110,31 +137,27 @@ class DecoderLayer(nn.Module):
         hidden_BJD: Array,
         earlier: KeysAndValues,
         source: KeysAndValues,
+        visible_BJK: Array,
         source_segments_BS: Array,
         index: Array,
     ) -> tuple[Array, KeysAndValues]:
         """Compute the layer for the next token of each of J beams, at the position `index`, without dropout.
 
-        earlier: keys and values of the tokens before, `BJTHW`.
-        source: keys and values of the source, `BSHW`, the same for all beams of a sentence.
+        earlier: keys and values of the tokens before, of all beams.
+        source: keys and values of the source, the same for all beams of a sentence.
+        visible_BJK: which of the former each beam sees.
 
-        Returns the hidden states after the layer, `BJD`, and `earlier` with the token's key and value added.
+        Returns the hidden states after the layer, `BJD`, and `earlier` with the tokens' keys and values added.
         """
         known = earlier
 
         def read_target(normed_BJD: Array) -> Array:
             nonlocal known
-            # Every beam has keys of its own, so beams are like rows of a batch.
-            rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), earlier)
-            mixed, known_rows = self.attention.at_step(normed_BJD.reshape(-1, normed_BJD.shape[-1]), rows, index)
-            known = jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), known_rows, earlier)
-            return mixed.reshape(normed_BJD.shape)
+            mixed_BJD, known = self.attention.at_step(normed_BJD, earlier, visible_BJK, index)
+            return mixed_BJD
 
         def read_source(normed_BJD: Array) -> Array:
-            # All beams of a sentence read the same keys, as if they were positions of one text.
-            is_source_BS = (source_segments_BS > 0).astype(jnp.int32)
-            ones_BJ = jnp.ones(normed_BJD.shape[:2], jnp.int32)
-            return self.cross_attention.read(normed_BJD, source, ones_BJ, is_source_BS)
+            return self.cross_attention.read(normed_BJD, source, (source_segments_BS > 0)[:, None, :])
 
         return self._layer(hidden_BJD, read_target, read_source, deterministic=True), known
 
@@ -192,54 +215,58 @@ class Decoder(nn.Module):
         hidden_BTD, _ = scanned(self.layers, hidden_BTD, context)
         return self._finish(hidden_BTD)
 
-    def source_keys_and_values(self, source_BSD: Array) -> KeysAndValues:
-        """Return the keys and values of the source in every layer, `NBSHW`."""
+    def source_keys_and_values(self, source_BSD: Array) -> tuple[KeysAndValues, ...]:
+        """Return the keys and values of the source in every layer."""
+        return tuple(layer.source_keys_and_values(source_BSD) for layer in self._single_layers())
 
-        def project(layer, carry, _):
-            return carry, layer.source_keys_and_values(source_BSD)
-
-        _, found = self._over_layers(project)(self.layers, (), jnp.arange(self.decoder.layers))
-        return found
-
-    def empty_cache(self, batch: int, beams: int, length: int) -> KeysAndValues:
-        """Return the keys and values of no tokens yet, `NBJTHW`, with room for T = `length` tokens."""
+    def empty_cache(self, batch: int, beams: int, length: int) -> DecoderCache:
+        """Return the cache of no tokens yet, with room for T = `length` tokens."""
         config = self.config
-        shape = (self.decoder.layers, batch, beams, length, config.heads, config.width // config.heads)
-        zeros = jnp.zeros(shape, config.dtype)
-        return KeysAndValues(None if self.decoder.fixed_attention.offsets else zeros, zeros)
+        value_BHKW = jnp.zeros((batch, config.heads, length * beams, config.width // config.heads), config.dtype)
+        key_BHWK = None if self.decoder.fixed_attention.offsets else value_BHKW.swapaxes(2, 3)
+        layers = (KeysAndValues(key_BHWK, value_BHKW),) * self.decoder.layers
+        return DecoderCache(layers, jnp.zeros((batch, beams, length), jnp.int32))
 
     def step(
         self,
         hidden_BJD: Array,
-        cache: KeysAndValues,
-        source: KeysAndValues,
+        cache: DecoderCache,
+        source: tuple[KeysAndValues, ...],
         source_segments_BS: Array,
         index: Array,
-    ) -> tuple[Array, KeysAndValues]:
+    ) -> tuple[Array, DecoderCache]:
         """Run the layers for the next token of each of J beams, at the position `index`.
 
         cache: keys and values of the tokens before, in every layer (`empty_cache`).
         source: the result of `source_keys_and_values`.
 
-        Returns the last hidden states, `BJD`, and `cache` with the token added.
+        Returns the last hidden states, `BJD`, and `cache` with the tokens added.
         """
+        batch, beams, length = cache.stored_BJT.shape
+        own_BJ1 = jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, 1))
+        stored_BJT = jax.lax.dynamic_update_slice_in_dim(cache.stored_BJT, own_BJ1, index, axis=2)
+        known_T = jnp.arange(length) <= index
+        # In the places of the position t, a beam sees the one where its own token is: I counts the beams there.
+        visible_BJTI = jax.nn.one_hot(stored_BJT, beams, dtype=jnp.bool_) & known_T[None, None, :, None]
+        visible_BJK = visible_BJTI.reshape(batch, beams, length * beams)
+        layers = []
+        for layer, earlier, read in zip(self._single_layers(), cache.layers, source, strict=True):
+            hidden_BJD, known = layer.step(hidden_BJD, earlier, read, visible_BJK, source_segments_BS, index)
+            layers.append(known)
+        return self._finish(hidden_BJD), DecoderCache(tuple(layers), stored_BJT)
 
-        def one(layer, hidden_BJD, given):
-            earlier, source = given
-            return layer.step(hidden_BJD, earlier, source, source_segments_BS, index)
+    def _single_layers(self) -> list[DecoderLayer]:
+        """Return the layers as modules with parameters of their own.
 
-        hidden_BJD, cache = self._over_layers(one)(self.layers, hidden_BJD, (cache, source))
-        return self._finish(hidden_BJD), cache
-
-    def _over_layers(self, function: Any) -> Any:
-        """Return a scan of `function` over the layers: (layers, carry, inputs of each layer) -> (carry, results)."""
-        return nn.scan(
-            function,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            length=self.decoder.layers,
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )
+        Decoding does not scan over layers: a scan copies a layer's cache out of the others' and back in every step.
+        """
+        stacked = nn.unbox(self.layers.variables["params"])
+        return [
+            DecoderLayer(self.config, self.decoder, parent=None).bind(
+                {"params": jax.tree.map(lambda leaf, number=number: leaf[number], stacked)}
+            )
+            for number in range(self.decoder.layers)
+        ]
 
     def _finish(self, x: Array) -> Array:
         return self.final_norm(x) if self.config.norm_position == "pre" else x

@@ -17,7 +17,7 @@ from ag_jax.attention.kernels.interface import Attend
 from ag_jax.attention.multihead import KeysAndValues
 from ag_jax.models import encoder, layers
 from ag_jax.models.config import DecoderConfig, EncoderConfig
-from ag_jax.models.decoder import Decoder, DecoderContext
+from ag_jax.models.decoder import Decoder, DecoderCache, DecoderContext
 from ag_jax.models.embeddings import Embeddings
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.models.masked_lm import word_scores
@@ -46,11 +46,11 @@ class TargetPredictions:
 class Source:
     """An encoded source, as decoding reads it at every step.
 
-    layers: keys and values of the source in every layer of the decoder, `NBSHW`.
+    layers: keys and values of the source in every layer of the decoder.
     segments_BS: 1 on tokens, 0 on padding.
     """
 
-    layers: KeysAndValues
+    layers: tuple[KeysAndValues, ...]
     segments_BS: Array
 
 
@@ -116,11 +116,11 @@ class TranslationModel(nn.Module):
         source_BSD = self.encoder(batch, deterministic=True)
         return Source(self.decoder.source_keys_and_values(source_BSD), (batch["segment_ids"] > 0).astype(jnp.int32))
 
-    def empty_cache(self, batch: int, beams: int, length: int) -> KeysAndValues:
+    def empty_cache(self, batch: int, beams: int, length: int) -> DecoderCache:
         """Return the decoder's cache before the first token, with room for `length` tokens in each beam."""
         return self.decoder.empty_cache(batch, beams, length)
 
-    def step(self, source: Source, cache: KeysAndValues, tokens_BJ: Array, index: Array) -> tuple[Array, KeysAndValues]:
+    def step(self, source: Source, cache: DecoderCache, tokens_BJ: Array, index: Array) -> tuple[Array, DecoderCache]:
         """Return the log probabilities of the next word in each of J beams, `BJV` float32, and the new cache.
 
         tokens_BJ: the tokens at the position `index`, counted from 0; those at position 0 stand for the start.

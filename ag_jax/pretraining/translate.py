@@ -27,7 +27,7 @@ from ag_jax.data.text import files
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models import beam_search
 from ag_jax.models.beam_search import Hypotheses
-from ag_jax.models.decoder import with_room
+from ag_jax.models.decoder import reorder, with_room
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.pretraining import run, workloads
@@ -235,6 +235,7 @@ def _search(
         steps=steps,
         rooms=rooms,
         grow=with_room,
+        reorder=reorder,
     )
 
 

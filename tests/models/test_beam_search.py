@@ -532,6 +532,41 @@ def test_a_cache_that_grows_changes_nothing():
             np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))
 
 
+def test_a_cache_may_have_a_form_and_a_function_of_its_own():
+    """Here its arrays have the axis of beams first, and the axis of sentences second."""
+
+    def turned(cache):
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 2, 0), cache)
+
+    def turned_back(cache):
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 2), cache)
+
+    def step(cache, tokens, index):
+        log_probs, cache = model(MIXED.tables, unchanged, tokens, index, turned_back(cache))
+        return log_probs, turned(cache)
+
+    def reorder(cache, parents_BK):
+        rows = np.arange(len(MIXED.longest))[:, None]
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf[parents_BK, :, rows], 1, 0).swapaxes(1, 2), cache)
+
+    config = DecodingConfig(beam_size=3)
+    shape, steps = (len(MIXED.longest), 3), int(MIXED.longest.max())
+    cache = turned({"state": jnp.zeros((1, *shape), jnp.int32), "history": jnp.zeros((2, *shape, steps), jnp.int32)})
+    found = simple_search(
+        step,
+        cache,
+        config=config,
+        start_B=jnp.asarray(MIXED.starts),
+        min_lengths_B=MIXED.shortest,
+        max_lengths_B=MIXED.longest,
+        steps=steps,
+        reorder=reorder,
+    )
+    expected = searched(MIXED, config)
+    for field in FIELDS:
+        np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))
+
+
 @pytest.mark.parametrize("rooms", [(0,), (3, 2), (7,), (2, 2)])
 def test_rooms_that_do_not_ascend_are_an_error(rooms):
     with pytest.raises(ValueError, match=r"rooms must be ascending numbers of steps between 1 and steps=7"):

@@ -10,6 +10,7 @@ import pytest
 
 from ag_jax.models import beam_search
 from ag_jax.models.config import DecoderConfig
+from ag_jax.models.decoder import reorder, with_room
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.models.seq2seq import TranslationModel
 from tests import tiny, vaswani
@@ -113,6 +114,37 @@ def test_logits_equal_numpy_and_those_of_cached_steps(norm, tie, start, attentio
     assert np.abs(whole[:, 0] - whole[:, 1]).max() > 0.1, "the beams should differ"
 
 
+@pytest.mark.parametrize("attention", FIXED)
+def test_the_cache_follows_beams_and_grows(attention):
+    """Beams that continue one another, also several the same one, against the whole forward pass of their tokens."""
+    tested, alone, rng = case("post", "all", "zero", attention, "vaswani"), small.alone(), np.random.default_rng(5)
+    rows, beams, room = len(small.LENGTHS), 3, 4
+    tokens_TBJ = rng.integers(5, small.VOCABULARY, (STEPS, rows, beams)).astype(np.int32)
+    parents_TBJ = rng.integers(beams, size=(STEPS, rows, beams))
+    repeated = {name: np.repeat(alone[name], beams, axis=0) for name in ("tokens", "segment_ids", "token_type_ids")}
+    apply = functools.partial(tested.model.apply, {"params": tested.params})
+    whole = jax.jit(lambda batch: jax.nn.log_softmax(apply(batch, deterministic=True).words_BTV))
+    source = apply(alone, method="encode")
+
+    @jax.jit
+    def step(cache, tokens_BJ, parents_BJ, index):
+        log_probs, cache = apply(source, cache, tokens_BJ, index, method="step")
+        return log_probs, reorder(cache, parents_BJ)
+
+    cache = apply(rows, beams, room, method="empty_cache")
+    written_BJT = np.full((rows, beams, STEPS), small.PAD, np.int32)
+    for index in range(STEPS):
+        written_BJT[:, :, index] = tokens_TBJ[index]
+        log_probs, cache = step(cache, tokens_TBJ[index], parents_TBJ[index], index)
+        batch = repeated | {"target_tokens": written_BJT.reshape(-1, STEPS)}
+        batch["target_segment_ids"] = np.ones_like(batch["target_tokens"])
+        expected = np.asarray(whole(batch))[:, index].reshape(rows, beams, -1)
+        np.testing.assert_allclose(log_probs, expected, atol=1e-5)
+        written_BJT = np.take_along_axis(written_BJT, parents_TBJ[index][:, :, None], axis=1)
+        if index + 1 == room:
+            cache = with_room(cache, STEPS)
+
+
 @pytest.fixture(scope="module")
 def tested():
     return case("post", "all", "zero", "learned", "vaswani")
@@ -140,6 +172,7 @@ def test_greedy_search_is_argmax_of_the_full_forward_pass(tested):
             min_lengths_B=jnp.zeros(rows, jnp.int32),
             max_lengths_B=jnp.asarray(limits),
             steps=longest,
+            reorder=reorder,
         )
 
     forward = jax.jit(lambda params, batch: tested.model.apply({"params": params}, batch, deterministic=True).words_BTV)
@@ -255,4 +288,4 @@ def test_bfloat16_computes_in_bfloat16_and_scores_in_float32(tested):
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), before) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), after
     )
-    assert before.value_BKHW.dtype == jnp.bfloat16
+    assert before.layers[0].value_BHKW.dtype == before.layers[1].key_BHWK.dtype == jnp.bfloat16

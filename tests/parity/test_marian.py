@@ -17,6 +17,7 @@ from ag_jax.data.parallel import toys
 from ag_jax.interop import exporting, importing
 from ag_jax.models import beam_search
 from ag_jax.models.config import DecoderConfig, EncoderConfig
+from ag_jax.models.decoder import reorder
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.objectives.translation import Translation, TranslationConfig
 from ag_jax.pretraining import run, translate
@@ -189,6 +190,7 @@ def searched(case, config, sources):
             min_lengths_B=jnp.zeros(len(sources), jnp.int32),
             max_lengths_B=jnp.full(len(sources), NEW_TOKENS),
             steps=NEW_TOKENS,
+            reorder=reorder,
         )
 
     found = search(tokens, segments)

@@ -1,0 +1,280 @@
+"""Other programs that `translation_throughput.py` compares with: transformers, CTranslate2 and joeynmt.
+
+All translate the same texts with the same weights: they get the token ids of our tokenizer, and their outputs are
+decoded with it.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import pathlib
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import turns
+
+from ag_jax.data.parallel.pairs import Pair
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.interop import exporting, marian, tensors
+from ag_jax.models.config import DecoderConfig, EncoderConfig
+from ag_jax.models.decoding_config import DecodingConfig
+from ag_jax.pretraining.translate import Translator
+
+PROGRAM = pathlib.Path(__file__).with_name("joeynmt_program.py")
+Ids = list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedModel:
+    """A run's model as a directory that transformers opens, and the numbers that its tokens have there.
+
+    directory: the directory.
+    translator: the run's model.
+    new_V: id in the export of each id of our tokenizer.
+    """
+
+    directory: pathlib.Path
+    translator: Translator
+    new_V: np.ndarray
+
+    @property
+    def forbidden(self) -> list[int]:
+        """Ids in the export of tokens that are never generated."""
+        specials = self.translator.tokenizer.specials
+        return [int(self.new_V[id]) for id in (specials.pad, specials.begin, specials.mask)]
+
+
+def export(run: str, translator: Translator, directory: pathlib.Path) -> ExportedModel:
+    """Export the model of a run to a directory that does not exist yet."""
+    exporting.convert(run, None, str(directory))
+    model = translator.model
+    order_V = marian.vocabulary_order(
+        model.config.vocabulary_size, translator.tokenizer.specials.pad, model.decoder_config.start
+    )
+    return ExportedModel(directory, translator, np.argsort(order_V))
+
+
+class Peer:
+    """A program that translates batches of token ids.
+
+    rows: number of sentences in a batch, set by the caller.
+    """
+
+    name: str
+    rows: int
+
+    def __init__(self, tokenizer: Tokenizer, decoding: DecodingConfig):
+        self.tokenizer, self.decoding = tokenizer, decoding
+
+    def __call__(self, lines: Sequence[str]) -> list[str]:
+        """Translate lines in batches of `rows` lines, sorted by their number of tokens."""
+        sources = self.tokenizer.encode_batch(list(lines))
+        order = sorted(range(len(lines)), key=lambda number: len(sources[number]))
+        batches = [order[first : first + self.rows] for first in range(0, len(order), self.rows)]
+        # In our program each sentence has its own limit; in these, a batch has that of its longest source.
+        longest = [int(self.decoding.length_limits([len(sources[batch[-1]])])[1][0]) for batch in batches]
+        found = self.translate([[sources[number] for number in batch] for batch in batches], longest)
+        texts = [""] * len(lines)
+        for number, ids in zip(itertools.chain.from_iterable(batches), found, strict=True):
+            texts[number] = self.tokenizer.decode(ids).strip()
+        return texts
+
+    def translate(self, batches: list[list[Ids]], longest: list[int]) -> list[Ids]:
+        """Return the best translation of each source; `longest` has the largest number of tokens for each batch."""
+        raise NotImplementedError
+
+
+class Transformers(Peer):
+    """`generate` of transformers: MarianMTModel, SDPA, the exported weights, float32."""
+
+    def __init__(self, exported: ExportedModel, decoding: DecodingConfig, threads: int):
+        import torch
+        import transformers
+
+        super().__init__(exported.translator.tokenizer, decoding)
+        self.name = f"transformers-{decoding.stop}"
+        self.torch, self.exported = torch, exported
+        torch.set_num_threads(threads)
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        self.model = transformers.MarianMTModel.from_pretrained(exported.directory).eval()
+        self.model.generation_config.max_length = None  # each batch has its own
+        self.settings = {
+            "num_beams": decoding.beam_size,
+            "length_penalty": decoding.length_penalty,
+            "early_stopping": "never" if decoding.stop == "bound" else True,
+            "bad_words_ids": [[id] for id in exported.forbidden],
+        }
+
+    def padded(self, sources: list[Ids]) -> dict[str, Any]:
+        """Return the encoder's input."""
+        new, config = self.exported.new_V, self.model.config
+        tokens = np.full((len(sources), max(map(len, sources)) + 1), config.pad_token_id)
+        for row, source in enumerate(sources):
+            tokens[row, : len(source) + 1] = [*new[source], config.eos_token_id]
+        ids = self.torch.from_numpy(tokens)
+        return {"input_ids": ids, "attention_mask": (ids != config.pad_token_id).long()}
+
+    def translate(self, batches: list[list[Ids]], longest: list[int]) -> list[Ids]:
+        """Translate batch after batch."""
+        config, old = self.model.config, np.argsort(self.exported.new_V)
+        ends, outputs = (config.pad_token_id, config.eos_token_id), []
+        with self.torch.inference_mode():
+            for batch, most in zip(batches, longest, strict=True):
+                found = self.model.generate(**self.padded(batch), max_new_tokens=most, **self.settings)
+                outputs += [[int(old[id]) for id in row if id not in ends] for row in found.tolist()]
+        return outputs
+
+    def logits(self, source: Ids, target: Ids) -> np.ndarray:
+        """Return the logits of a pair, in the order of our ids."""
+        inputs = [self.model.config.decoder_start_token_id, *self.exported.new_V[target].tolist()]
+        with self.torch.inference_mode():
+            found = self.model(**self.padded([source]), decoder_input_ids=self.torch.tensor([inputs]))
+        return found.logits[0].numpy()[:, self.exported.new_V]
+
+
+class CTranslate2(Peer):
+    """CTranslate2 with the exported weights, float32, one batch at a time on all threads.
+
+    Its search of a sentence ends when as many hypotheses have ended as there are beams.
+    """
+
+    name = "ctranslate2"
+
+    def __init__(self, exported: ExportedModel, decoding: DecodingConfig, threads: int):
+        import ctranslate2
+
+        super().__init__(exported.translator.tokenizer, decoding)
+        converted = exported.directory.with_name(f"{exported.directory.name}-ctranslate2")
+        ctranslate2.converters.TransformersConverter(str(exported.directory)).convert(str(converted), force=True)
+        self.translator = ctranslate2.Translator(
+            str(converted), device="cpu", compute_type="float32", inter_threads=1, intra_threads=threads
+        )
+        new_ids = json.loads((exported.directory / "vocab.json").read_text())
+        of_new = {id: piece for piece, id in new_ids.items()}
+        self.pieces = [of_new[int(new)] for new in exported.new_V]
+        self.ids = {piece: id for id, piece in enumerate(self.pieces)}
+        self.end = self.pieces[self.tokenizer.specials.end]
+        self.suppressed = [[of_new[id]] for id in exported.forbidden if id != len(of_new) - 1]
+
+    def translate(self, batches: list[list[Ids]], longest: list[int]) -> list[Ids]:
+        """Translate batch after batch."""
+        outputs = []
+        for batch, most in zip(batches, longest, strict=True):
+            found = self.translator.translate_batch(
+                [[*(self.pieces[id] for id in source), self.end] for source in batch],
+                beam_size=self.decoding.beam_size,
+                length_penalty=self.decoding.length_penalty,
+                max_decoding_length=most,
+                suppress_sequences=self.suppressed,
+                max_input_length=0,
+            )
+            outputs += [[self.ids[piece] for piece in result.hypotheses[0]] for result in found]
+        return outputs
+
+
+class JoeyNMT(Peer):
+    """joeynmt in a process of its own, which runs `joeynmt_program.py` with another Python.
+
+    python: the Python that has joeynmt.
+    directory: an empty directory, for files that both processes read.
+    """
+
+    name = "joeynmt"
+
+    def __init__(
+        self,
+        python: str,
+        directory: pathlib.Path,
+        tokenizer: Tokenizer,
+        sizes: tuple[EncoderConfig, DecoderConfig],
+        threads: int,
+        *,
+        decoding: DecodingConfig,
+        adam_betas: tuple[float, float] = (0.9, 0.98),
+        label_smoothing: float = 0.1,
+    ):
+        super().__init__(tokenizer, decoding)
+        config, decoder = sizes
+        self.directory = directory
+        settings = {
+            "pieces": [f"{id}" for id in range(config.vocabulary_size)],
+            "specials": dataclasses.asdict(tokenizer.specials),
+            "width": config.width,
+            "heads": config.heads,
+            "layers": config.layers,
+            "decoder_layers": decoder.layers,
+            "feedforward": config.feedforward or 4 * config.width,
+            "dropout": config.dropout,
+            "layer_norm_epsilon": config.layer_norm_epsilon,
+            "adam_betas": adam_betas,
+            "label_smoothing": label_smoothing,
+        }
+        (directory / "joeynmt.json").write_text(json.dumps(settings))
+        self.process = subprocess.Popen([python, PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.versions = self.ask("build", directory=str(directory), threads=threads)
+        self.times: list[float] = []
+        self.tokens = 0
+
+    def ask(self, request: str, **arguments: Any) -> Any:
+        """Return the answer to a request. Raises RuntimeError if the process has ended."""
+        assert self.process.stdin and self.process.stdout
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps({"do": request, **arguments}) + "\n")
+            self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"{PROGRAM.name} ended with status {self.process.wait()} at {request!r}: see above")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+    def prepare(self, pairs: Iterator[Pair], tokens: int) -> int:
+        """Prepare training on pairs, with about `tokens` target tokens in a batch; return joeynmt's batch size."""
+        together = list(pairs)
+        for side in ("source", "target"):
+            encoded = self.tokenizer.encode_batch([getattr(pair, side) for pair in together])
+            text = "".join(" ".join(map(str, ids)) + "\n" for ids in encoded)
+            (self.directory / f"train.{side}").write_text(text)
+        return self.ask("prepare", tokens=tokens)
+
+    def steps(self, start: int, stop: int, counted: bool = True) -> None:
+        """Take `stop - start` training steps; with `counted`, add their times and target tokens."""
+        answer = self.ask("train", steps=stop - start)
+        if counted:
+            self.times += answer["seconds"]
+            self.tokens += sum(answer["tokens"])
+
+    def figures(self, peak: float | None) -> dict[str, Any]:
+        """Return the speed of training, the versions and the threads."""
+        del peak
+        return turns.speed(self.times, tokens=self.tokens) | {"versions": self.versions}
+
+    def load(self, exported: ExportedModel) -> None:
+        """Take the weights of an exported model."""
+        stored, new = tensors.open_directory(exported.directory), exported.new_V
+        arrays = {name.removeprefix("model."): stored.read(name) for name in stored.shapes if ".layers." in name}
+        arrays |= {
+            "words": stored.read("model.shared.weight")[new],
+            "bias": stored.read("final_logits_bias")[0, new],
+            "positions": stored.read("model.encoder.embed_positions.weight"),
+        }
+        np.savez(self.directory / "weights.npz", **arrays)
+        self.ask("load")
+
+    def translate(self, batches: list[list[Ids]], longest: list[int]) -> list[Ids]:
+        """Translate batch after batch."""
+        beams, alpha = self.decoding.beam_size, self.decoding.length_penalty
+        return self.ask("decode", batches=batches, longest=longest, beams=beams, alpha=alpha)
+
+    def logits(self, source: Ids, target: Ids) -> np.ndarray:
+        """Return the logits of a pair, in the order of our ids."""
+        self.ask("logits", source=source, target=target)
+        return np.load(self.directory / "logits.npy")
