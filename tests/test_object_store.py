@@ -18,7 +18,7 @@ from ag_jax.pretraining import run
 from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import read_metrics
-from tests import object_store
+from tests import marian_files, object_store
 
 CONFIG = str(pathlib.Path(__file__).parent.parent / "configs" / "quickstart.py")
 TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
@@ -95,3 +95,13 @@ def test_tokenizers_come_back(store, kind):
     assert loaded.fingerprint() == trained.fingerprint() and loaded.encode(TEXT) == trained.encode(TEXT)
     with pytest.raises(FileNotFoundError, match="no tokenizer at gs://bucket/other"):
         tokenizers.load("gs://bucket/other")
+
+
+def test_tokenizers_of_several_files_come_back(store, tmp_path):
+    marian_files.write_tokenizer(tmp_path)
+    trained = tokenizers.load(tmp_path)
+    trained.save("gs://bucket/pair")
+    loaded = tokenizers.load("gs://bucket/pair")
+    assert loaded.fingerprint() == trained.fingerprint() and loaded.encode_targets([TEXT]) == trained.encode_targets(
+        [TEXT]
+    )

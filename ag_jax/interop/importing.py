@@ -16,6 +16,7 @@ from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop import directories, finetuned, marian, names, task_heads, tokenizer_files
 from ag_jax.interop import source as sources
 from ag_jax.interop.finetuned import FineTuned
+from ag_jax.interop.marian import Generation
 from ag_jax.interop.source import Source
 from ag_jax.models.heads import task_encoder
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
@@ -111,14 +112,19 @@ def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: pathlib
     tokenizer = _tokenizer(source)
     place = tokenizer_place or source.directory
     if source.decoder.layers:
-        config, notes = translation_config(source, tokenizer, place)
+        generation = _generation(source, tokenizer)
+        config = translation_config(source, tokenizer, place, generation)
     else:
-        config, notes = experiment_config(source, place), ()
+        generation, config = None, experiment_config(source, place)
     kind = task_heads.kind_of(source.family, source.architectures)
     heads = [name.theirs for name in task_heads.names(source.family, kind)] if kind else []
     params, new, left_out = parameters(source, config, tokenizer, (*expected, *heads))
+    if generation and generation.without_padding:
+        params = marian.without_padding(params, tokenizer.specials.pad)
     pooler = params.pop("pooler", {}) if "next_head" not in params else params["next_head"]["pooler"]
-    return OpenModel(source, config, tokenizer, params, pooler, tuple(new), tuple(left_out), notes)
+    return OpenModel(
+        source, config, tokenizer, params, pooler, tuple(new), tuple(left_out), generation.notes if generation else ()
+    )
 
 
 def origin_of(opened: OpenModel, path: str) -> Origin:
@@ -218,26 +224,35 @@ def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConf
     )
 
 
+def _generation_file(source: Source) -> tuple[dict[str, Any], pathlib.Path]:
+    """Return the settings of generation of a translation model, over those of config.json, and their file."""
+    file = source.directory / GENERATION
+    if not file.exists():  # earlier versions of transformers had them in config.json
+        return source.values, source.directory / "config.json"
+    return source.values | read_json(file), file
+
+
+def _generation(source: Source, tokenizer: Tokenizer) -> Generation:
+    values, file = _generation_file(source)
+    return marian.read_generation(values, source.config.max_length, tokenizer.specials, file)
+
+
 def translation_config(
-    source: Source, tokenizer: Tokenizer, place: pathlib.Path
-) -> tuple[ExperimentConfig, tuple[str, ...]]:
-    """Return the config of a run with an imported translation model, and its settings that are not supported.
+    source: Source, tokenizer: Tokenizer, place: pathlib.Path, generation: Generation
+) -> ExperimentConfig:
+    """Return the config of a run with an imported translation model.
 
     The files of its text are named after the languages and do not exist: they are to be set before it is trained.
 
     place: path of the tokenizer.
-    Raises ValueError for settings of generation that are wrong or not supported.
+    generation: how the model translates.
+    Raises ValueError if the decoder starts from a token from which it cannot start here.
     """
-    file = source.directory / GENERATION
-    is_there = file.exists()
-    # Earlier versions of transformers had the settings of generation in config.json.
-    values = source.values | (read_json(file) if is_there else {})
-    file = file if is_there else source.directory / "config.json"
-    generation = marian.read_generation(values, source.config.max_length, file)
+    values, file = _generation_file(source)
     words = source.tensors.read(marian.target_words(source.decoder.tie))
     start = marian.start_of(values, np.asarray(words), tokenizer.specials, file)
     languages = [name or side for name, side in zip(tokenizer.languages, ("source", "target"), strict=True)]
-    config = ExperimentConfig(
+    return ExperimentConfig(
         title=f"{source.family.model_type} from {source.directory.name}",
         data=DataConfig(
             format="parallel",
@@ -252,7 +267,6 @@ def translation_config(
         decoding=generation.decoding,
         training=TrainingConfig(batch_size=32),
     )
-    return config, generation.notes
 
 
 def parameters(

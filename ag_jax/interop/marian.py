@@ -76,7 +76,6 @@ _NEUTRAL: dict[str, Any] = {
     "sequence_bias": None,
     "force_words_ids": None,
     "constraints": None,
-    "renormalize_logits": False,
 }
 
 
@@ -354,6 +353,13 @@ def reordered(params: Mapping[str, np.ndarray], decoder: DecoderConfig, pad: int
     return {path: leaf[order] if path in (*tables, BIAS) else leaf for path, leaf in found.items()}
 
 
+def without_padding(params: dict[str, Any], pad: int) -> dict[str, Any]:
+    """Return the nested parameters with a final bias for padding by which it has no probability."""
+    bias = np.array(params[BIAS])
+    bias[pad] = min(bias[pad], NEVER)
+    return params | {BIAS: bias}
+
+
 def target_words(tie: str) -> str:
     """Return the name of the tensor with the target's word embeddings."""
     return _WORDS[tie][_TARGET[tie]]
@@ -401,13 +407,17 @@ class Generation:
 
     decoding: the settings here.
     notes: settings that change translations in transformers and are not supported here.
+    without_padding: whether padding has no probability, so that those of all other words sum to 1.
     """
 
     decoding: DecodingConfig
     notes: tuple[str, ...]
+    without_padding: bool = False
 
 
-def read_generation(values: Mapping[str, Any], positions: int, file: pathlib.Path) -> Generation:
+def read_generation(
+    values: Mapping[str, Any], positions: int, specials: SpecialTokens, file: pathlib.Path
+) -> Generation:
     """Return the settings of decoding of an imported model.
 
     Scores are normalised as in transformers, by l^a. `early_stopping` stands for `decoding.stop`: true for `full`,
@@ -416,6 +426,7 @@ def read_generation(values: Mapping[str, Any], positions: int, file: pathlib.Pat
     values: the content of generation_config.json over that of config.json.
     positions: number of positions of the model. A `max_length` of as many says nothing, so that the default of
         `decoding.max_length` holds.
+    specials: the special tokens.
     file: the file of these settings, for messages.
 
     Raises ValueError for values that are wrong.
@@ -443,12 +454,18 @@ def read_generation(values: Mapping[str, Any], positions: int, file: pathlib.Pat
         config_reader.check(decoding, "decoding")
     except ValueError as error:
         raise ValueError(f"{file} has settings of generation that are not supported: {error}") from error
-    notes = [
-        f"{key}={values[key]!r} ({file.name})"
-        for key, neutral in _NEUTRAL.items()
-        if values.get(key) not in (None, neutral)
-    ]
-    return Generation(decoding, tuple(notes))
+    unsupported = [key for key, neutral in _NEUTRAL.items() if values.get(key) not in (None, neutral)]
+    # Padding, begin and mask token are never predicted here. The model converted from Marian has a vector for padding,
+    # which Marian had not, so that transformers must leave it out before it compares hypotheses.
+    forbidden, padding = values.get("bad_words_ids") or [], [values.get("pad_token_id")]
+    never = [[id] for id in (specials.pad, specials.begin, specials.mask)]
+    if not isinstance(forbidden, list) or any(words not in never for words in forbidden):
+        unsupported.append("bad_words_ids")
+    without_padding = values.get("renormalize_logits") is True and forbidden == [padding]
+    if values.get("renormalize_logits") and not without_padding:
+        unsupported.append("renormalize_logits")
+    notes = tuple(f"{key}={values[key]!r} ({file.name})" for key in unsupported)
+    return Generation(decoding, notes, without_padding)
 
 
 def write_generation(

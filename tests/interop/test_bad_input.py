@@ -107,7 +107,7 @@ def test_a_header_that_lies(lie, directory, tmp_path):
 def test_unknown_model_types_list_the_known(directory, tmp_path):
     for unknown in ("gpt2", ["bert"], None):
         settings(directory, model_type=unknown)
-        refused(directory, tmp_path, f"got {unknown!r}; choose a model", *catalogue.FAMILIES)
+        refused(directory, tmp_path, f"got {unknown!r}; choose a model", *catalogue.KNOWN)
 
 
 def test_every_unsupported_option_is_named_at_once(directory, tmp_path):
@@ -488,6 +488,9 @@ def test_the_family_of_a_run():
 
     assert of(["word_head"], 1) == "roberta"
     assert of(["word_head"], 1, "camembert") == "camembert"
+    assert of([], 1, "marian") == "roberta"  # the encoder of a translation model
+    with pytest.raises(ValueError, match="model_type='gpt2' is not known here"):
+        of(["word_head"], 1, "gpt2")
     assert of(["word_head"], 0) == "bert"  # positions from 2 on, but padding 0
     assert of(["word_head", "next_head"], 1) == "bert"
     assert of(["discriminator_head"], 1) == "electra"

@@ -16,6 +16,7 @@ from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.parallel import batching
 from ag_jax.data.parallel import pipeline as parallel
 from ag_jax.data.text import pipeline as text_pipeline
+from ag_jax.data.tokenizers import SpecialTokens
 from ag_jax.interop import exporting, importing, marian, marian_tokenizer, names, opening
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
@@ -449,10 +450,11 @@ def test_parts_and_types_of_an_export(tmp_path):
 )
 def test_settings_of_generation(decoding, written, lost, read):
     """What is written, what that cannot express, and what it is read as: the same settings where nothing is lost."""
+    specials = SpecialTokens(begin=19, pad=19, end=0, unknown=1, mask=3, pair_separators=1)
     found, said = marian.write_generation(decoding, 20, [3, 19], {"pad_token_id": 19})
     assert found == written | {"bad_words_ids": [[3], [19]], "forced_eos_token_id": None, "pad_token_id": 19}
     assert len(said) == len(lost) and all(part in item for part, item in zip(lost, said, strict=True))
-    generation = marian.read_generation(found, 20, pathlib.Path("generation_config.json"))
+    generation = marian.read_generation(found, 20, specials, pathlib.Path("generation_config.json"))
     assert generation == marian.Generation(read or decoding, ())
 
 
@@ -615,15 +617,36 @@ def test_settings_of_generation_that_are_wrong(changed, said, tmp_path):
 def test_settings_of_generation_that_are_not_taken_over(tmp_path, capsys):
     """They are printed; without generation_config.json, the settings in config.json hold, as in older models."""
     directory = marian_files.write_model(tmp_path / "hf", num_beams=2, length_penalty=0.5, max_length=20)
-    changed_file(directory, "generation_config.json", no_repeat_ngram_size=3, renormalize_logits=True, do_sample=False)
+    changed = {
+        "no_repeat_ngram_size": 3,
+        "bad_words_ids": [[5], [6, 7]],
+        "do_sample": False,
+        "renormalize_logits": True,
+    }
+    changed_file(directory, "generation_config.json", **changed)
     assert cli.run_safely("import", request(source=str(directory), workdir=str(tmp_path / "run"))) == 0
     said = capsys.readouterr().out
-    assert "parameters of marian, in" in said and said.count("not taken over") == 2
-    assert "not taken over: no_repeat_ngram_size=3 (generation_config.json)" in said
+    assert "parameters of marian, in" in said and said.count("not taken over") == 3
+    for setting in ("no_repeat_ngram_size=3", "bad_words_ids=[[5], [6, 7]]", "renormalize_logits=True"):
+        assert f"not taken over: {setting} (generation_config.json)" in said
     assert run.open_run(tmp_path / "run").config.decoding.beam_size == 6
     (directory / "generation_config.json").unlink()
     opened = imported(directory, tmp_path / "again")
     assert opened.config.decoding == DecodingConfig(2, "power", 0.5, ends="first", max_length="19")
+
+
+def test_padding_that_is_left_out_of_the_probabilities(tmp_path):
+    """The models converted from Marian, which knows no padding: transformers gives it none of the probability."""
+    directory = marian_files.write_model(tmp_path / "hf")
+    before = imported(directory, tmp_path / "with")
+    changed_file(directory, "generation_config.json", renormalize_logits=True)
+    opened, pad = imported(directory, tmp_path / "run"), before.tokenizer.specials.pad
+    assert opened.config == dataclasses.replace(before.config, data=opened.config.data)
+    ours, theirs = np.array(opened.params["output_bias"]), np.array(before.params["output_bias"])
+    assert ours[pad] == -100 and np.array_equal(np.delete(ours, pad), np.delete(theirs, pad))
+    exporting.convert(epath.Path(tmp_path / "run"), None, str(tmp_path / "out"))
+    again = imported(tmp_path / "out", tmp_path / "again")
+    assert np.array_equal(again.params["output_bias"], ours)
 
 
 def test_a_tokenizer_with_two_vocabularies(tmp_path):

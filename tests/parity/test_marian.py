@@ -37,11 +37,13 @@ VARIANTS = {
     "swish": ({"activation_function": "swish", "scale_embedding": True}, 3.0),
     "relu": ({"activation_function": "relu", "encoder_layers": 1, "decoder_layers": 3}, 2.6),
     "two_tables": ({"activation_function": "gelu"} | SEPARATE, 2.8),
+    # As the models of OPUS-MT: the final bias of padding is not small, and its probability is left out.
+    "opus": ({"generation": {"renormalize_logits": True}, "padding": 4.0, "scale_embedding": True}, 3.0),
     "three_tables": ({"activation_function": "silu", "tie_word_embeddings": False} | SEPARATE, 4.0),
 }
 
 
-def make(directory, seed, ending, **settings):
+def make(directory, seed, ending, padding=0.0, generation=None, **settings):
     """A random MarianMT with the files of two sentencepiece models; its texts end early if `ending` is large."""
     vocabulary = marian_files.write_tokenizer(directory)
     pad = vocabulary["<pad>"]
@@ -75,8 +77,9 @@ def make(directory, seed, ending, **settings):
                 parameter.copy_(base + 0.4 * torch.randn(parameter.shape))
         model.final_logits_bias.copy_(0.5 * torch.randn(model.final_logits_bias.shape))
         model.final_logits_bias[0, config.eos_token_id] += ending
+        model.final_logits_bias[0, pad] = padding
         model.model.decoder.embed_tokens.weight[pad] = 0
-    model.generation_config.update(bad_words_ids=[[pad]], max_length=37)
+    model.generation_config.update(bad_words_ids=[[pad]], max_length=37, **generation or {})
     model.save_pretrained(directory)
     return model
 
@@ -92,6 +95,7 @@ class Case:
         self.directory, self.opened = directory, run.open_run(directory / "run")
         rng = np.random.default_rng(seed)
         self.vocabulary, self.pad = self.theirs.config.vocab_size, self.theirs.config.pad_token_id
+        self.has_padding = not self.theirs.generation_config.renormalize_logits
         self.batch = self._batch(rng)
 
     def _batch(self, rng):
@@ -141,7 +145,8 @@ def test_logits_attention_and_loss(case):
     with torch.no_grad():
         out = case.ask(case.theirs, output_attentions=True)
     is_target = case.batch["target_segment_ids"] > 0
-    close(said.words_BTV[is_target], out.logits.numpy()[is_target])
+    words = slice(None) if case.has_padding else slice(case.pad)  # padding is the last word
+    close(said.words_BTV[is_target][:, words], out.logits.numpy()[is_target][:, words])
     sown = sown["intermediates"]
     for ours, theirs in (
         (sown["encoder"]["layers"]["attention"], out.encoder_attentions),
@@ -155,6 +160,11 @@ def test_logits_attention_and_loss(case):
         for of_layer, theirs_BHQK in zip(weights_NBHQK, theirs, strict=True):
             assert theirs_BHQK.numpy()[seen].std() > 0.01, "the attention is too even to tell anything"
             close(of_layer[seen], theirs_BHQK.numpy()[seen])
+    if not case.has_padding:  # the loss of transformers includes padding
+        out.loss = torch.nn.functional.cross_entropy(
+            out.logits[torch.tensor(is_target)][:, words],
+            torch.tensor(case.batch["target_labels"][is_target], dtype=torch.long),
+        )
     objective = Translation(case.opened.model, TranslationConfig(label_smoothing=0.0))
     totals, metrics, _ = tiny.evaluate(objective, case.opened.params, case.batch, None, jnp.int32(0))
     for total, weight in ((totals["translation"], is_target.sum()), metrics["nll"]):
@@ -248,12 +258,16 @@ def test_the_export_opens_in_stock_transformers(case):
     assert type(loaded) is transformers.MarianMTModel
     assert not any(report.values()), report
     for name, value in case.theirs.state_dict().items():
-        if "embed_positions" in name:
+        if name == "final_logits_bias" and not case.has_padding:
+            assert loaded.state_dict()[name][0, case.pad] == -100
+        elif "embed_positions" in name:
             close(loaded.state_dict()[name], value, 2e-5)
         else:
             assert torch.equal(loaded.state_dict()[name], value), name
     with torch.no_grad():
-        close(case.ask(loaded.eval()).logits, case.ask(case.theirs).logits)
+        ours, theirs = case.ask(loaded.eval()).logits, case.ask(case.theirs).logits
+    words = slice(None) if case.has_padding else slice(case.pad)
+    close(ours[:, :, words], theirs[:, :, words])
     generation = loaded.generation_config
     assert generation.bad_words_ids == [[case.pad]] and generation.forced_eos_token_id is None
     assert generation.decoder_start_token_id == case.pad and generation.max_length == 37
