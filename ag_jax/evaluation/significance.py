@@ -1,13 +1,16 @@
 """Mean and deviation over seeds, and significance tests between two arms (variants) of a comparison."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import scipy.optimize
 import scipy.stats
 
 ROUNDING = 1e-9  # relative to the values: differences closer than this count as equal
 SIGNIFICANT = 0.05  # p-values below it are marked (Deshpande & Narasimhan 2020, table 4)
+POWER = 0.8  # probability with which a test should find a difference that is there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,3 +66,92 @@ def paired_t_test_over_examples(
     """
     means = [np.mean(np.asarray(scores, np.float64), axis=0) for scores in (baseline, other)]
     return paired_t_test(*means)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairedDifference:
+    """The difference of an arm from the baseline over seeds.
+
+    mean: mean of the differences, arm minus baseline.
+    interval: 95 % confidence interval of the mean difference, from Student's t.
+    p_value: p-value of `paired_t_test`.
+    p_corrected: `p_value` after Holm's correction for all differences of the same table.
+    smallest: how large the true mean difference has to be for `paired_t_test` to give p < .05 with probability 0.8, if
+        the differences deviate as much as these.
+    """
+
+    mean: float
+    interval: tuple[float, float]
+    p_value: float
+    p_corrected: float
+    smallest: float
+
+
+def over_seeds(
+    arms: Mapping[str, Mapping[str, Sequence[float]]],
+) -> dict[str, dict[str, PairedDifference | None]]:
+    """Return the differences of the arms from the first one, for each metric; None where t is undefined.
+
+    arms: for each arm and metric (or task), the values of the seeds. The p-values of all are corrected together.
+    """
+    baseline, *others = arms
+    p_values = {
+        (arm, metric): p_value
+        for arm in others
+        for metric, values in arms[arm].items()
+        if (p_value := paired_t_test(arms[baseline][metric], values)) is not None
+    }
+    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+
+    def difference(arm: str, metric: str) -> PairedDifference | None:
+        if (arm, metric) not in p_values:
+            return None
+        differences = np.subtract(arms[arm][metric], arms[baseline][metric])
+        count, mean, deviation = len(differences), differences.mean(), differences.std(ddof=1)
+        half = scipy.stats.t.ppf(1 - SIGNIFICANT / 2, count - 1) * deviation / count**0.5
+        return PairedDifference(
+            mean=float(mean),
+            interval=(float(mean - half), float(mean + half)),
+            p_value=p_values[arm, metric],
+            p_corrected=corrected[arm, metric],
+            smallest=float(smallest_effect(count) * deviation),
+        )
+
+    return {arm: {metric: difference(arm, metric) for metric in arms[arm]} for arm in others}
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number, as Holm (1979) does, in the same order.
+
+    The smallest of m p-values is multiplied by m, the next by m - 1, and so on; none becomes smaller than the one
+    before it, nor larger than 1. The probability that any true null hypothesis gets a corrected p < .05 is at most .05.
+    """
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        corrected[place] = largest
+    return corrected
+
+
+@functools.cache
+def smallest_effect(pairs: int) -> float:
+    """Return how large the true mean difference has to be, in standard deviations of the differences, for
+    `paired_t_test` of so many pairs to give p < .05 with probability 0.8.
+
+    Then t = (effect * sqrt(pairs) + z) / s with z normal and s^2 chi-square over its degrees of freedom, so that the
+    probability of t above the critical value is the mean over s of the normal probability of z > critical * s - effect
+    * sqrt(pairs). Raises ValueError for fewer than two pairs.
+    """
+    if pairs < 2:
+        raise ValueError(f"a paired t-test needs at least two pairs, got {pairs}")
+    freedom = pairs - 1
+    critical = scipy.stats.t.ppf(1 - SIGNIFICANT / 2, freedom)
+    quantiles = (np.arange(20_000) + 0.5) / 20_000
+    scale = np.sqrt(scipy.stats.chi2.ppf(quantiles, freedom) / freedom)
+
+    def power(effect: float) -> float:
+        shift = effect * pairs**0.5
+        found = scipy.stats.norm.sf(critical * scale - shift) + scipy.stats.norm.cdf(-critical * scale - shift)
+        return float(found.mean())
+
+    return float(scipy.optimize.brentq(lambda effect: power(effect) - POWER, 0.0, 100.0))

@@ -11,11 +11,13 @@ from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.distributed import hosts, lock, storage
+from ag_jax.evaluation.significance import over_seeds
 from ag_jax.finetuning import attacked, report, results, submission, suite
 from ag_jax.finetuning.attacked import Arm
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.finetuning.suite import Suite
 from ag_jax.pretraining import arms
+from ag_jax.pretraining.report import differences_json
 from ag_jax.training.wandb_run import Labels
 
 ALONE = "score"  # the column of a suite without arms
@@ -124,7 +126,7 @@ def _write_report(
     configs = {arm: of_arm.suite.config for arm, of_arm in done.items()}
     chosen = {arm: of_arm.chosen for arm, of_arm in done.items()}
     baseline, first = next(iter(configs.items()))
-    tasks = {}
+    tasks: dict[str, dict[str, Any]] = {}
     for name, of_baseline in chosen[baseline].items():
         notes = list(of_baseline.notes)
         for arm, of_arm in chosen.items():
@@ -151,6 +153,17 @@ def _write_report(
         "baseline": baseline,
         **({"overridden": list(overridden)} if overridden else {}),
         "tasks": tasks,
+        "differences": differences_json(
+            over_seeds(
+                {
+                    arm: {
+                        name: report.headline(task["arms"][arm], task["metric"])["values"]
+                        for name, task in tasks.items()
+                    }
+                    for arm in configs
+                }
+            )
+        ),
     }
     # Before report.json is written, because `sections` adds the masked shares to `numbers`.
     sections = attacked.sections(done, numbers, workdir)

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ag_jax.evaluation.significance import SIGNIFICANT
-from ag_jax.pretraining.report import flag_warnings, settings_table
+from ag_jax.pretraining.report import (
+    DIFFERENCE_EXPLAINED,
+    DIFFERENCE_HEADER,
+    difference_cells,
+    flag_warnings,
+    settings_table,
+)
 
 ReportFigures = dict[str, Any]
 
@@ -70,7 +76,8 @@ def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str
     )
 
 
-def _headline(of_arm: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+def headline(of_arm: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+    """Return the summary over seeds of a metric of an arm on a task, on the set by which arms are compared."""
     return of_arm["splits"][of_arm["headline"]][metric]
 
 
@@ -97,7 +104,7 @@ def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapp
         lines += [f"`+` {p} over seeds, `*` {p} over examples: paired t-tests against {numbers['baseline']}."]
     rows = []
     for name, task in numbers["tasks"].items():
-        scores = {arm: _headline(task["arms"][arm], task["metric"]) for arm in arms}
+        scores = {arm: headline(task["arms"][arm], task["metric"]) for arm in arms}
         base = scores[numbers["baseline"]]["mean"]
         shown = [
             cell(score) + marks(task["arms"][arm]["p_value"], score["mean"] - base) for arm, score in scores.items()
@@ -111,22 +118,24 @@ def _significance(numbers: ReportFigures, arms: list[str]) -> list[str]:
         return []
     rows = []
     for name, task in numbers["tasks"].items():
-        base = _headline(task["arms"][numbers["baseline"]], task["metric"])["mean"]
-        for arm in arms:
-            p_value = task["arms"][arm]["p_value"]
-            if p_value:
-                difference = 100 * (_headline(task["arms"][arm], task["metric"])["mean"] - base)
-                shown = ["–" if p_value[pairs] is None else f"{p_value[pairs]:.2g}" for pairs in ("seeds", "examples")]
-                rows.append([name, arm, f"{difference:+.1f}", *shown])
+        base = headline(task["arms"][numbers["baseline"]], task["metric"])["mean"]
+        for arm, of_arm in numbers["differences"].items():
+            p_value = task["arms"][arm]["p_value"]["examples"]
+            difference = f"{100 * (headline(task['arms'][arm], task['metric'])['mean'] - base):+.1f}"
+            if of_arm[name] is None:
+                cells = [difference, *["–"] * (len(DIFFERENCE_HEADER) - 1)]
+            else:
+                cells = difference_cells(of_arm[name], scale=100, digits=1)
+            rows.append([name, arm, *cells, "–" if p_value is None else f"{p_value:.2g}"])
     return [
         "## Differences",
         "",
-        f"Against {numbers['baseline']}. A test over seeds needs two or more, and differences that are not all the "
-        "same; over examples the score of each is its mean over seeds: right or not, minus the squared error of a "
-        "number, F1 of an answer, and of a tagged sentence, whose entities' F1 is no mean over sentences, the part "
-        "of its words that are right.",
+        f"Against {numbers['baseline']}, differences of means. A test over seeds needs two or more, and differences "
+        f"that are not all the same. {DIFFERENCE_EXPLAINED} Over examples the score of each is its mean over seeds: "
+        "right or not, minus the squared error of a number, F1 of an answer, and of a tagged sentence, whose entities' "
+        "F1 is no mean over sentences, the part of its words that are right.",
         "",
-        *_table(["Task", "Arm", "Difference of means", "p over seeds", "p over examples"], rows),
+        *_table(["Task", "Arm", *DIFFERENCE_HEADER, "p over examples"], rows),
     ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ag_jax import config_reader
 from ag_jax.analysis.attacks import masked_share, masked_table
-from ag_jax.evaluation.significance import paired_t_test, spread
+from ag_jax.evaluation.significance import PairedDifference, over_seeds, spread
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
 
@@ -15,6 +15,11 @@ MEASURES = {
     "validation_loss": "Validation",
     "average_train_loss": "Average train",
 }
+DIFFERENCE_HEADER = ("Difference", "95 % interval", "p over seeds", "p, Holm", "Shows")
+DIFFERENCE_EXPLAINED = (
+    "*p, Holm* is corrected for all tests over seeds of this table. *Shows* is how large the true difference has to be "
+    "for the test to give p < .05 in four of five repetitions, with as many seeds that differ as much."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,24 +57,24 @@ def numbers(
     """
     # Below the plateau by a margin, because the logged losses of a run that stalls scatter around the plateau.
     baseline, left = arms[0], plateau_loss - primary.margin
+    of_arms = {arm.name: {key: [summary[key] for summary in arm.summaries] for key in MEASURES} for arm in arms}
+    differences = over_seeds(of_arms)
     result: dict[str, Any] = {
         "seeds": list(seeds),
         "headline": primary.metric,
         "plateau_loss": plateau_loss,
         "baseline": baseline.name,
         "arms": {},
+        "differences": differences_json(differences),
     }
     for arm in arms:
-        values = {key: [summary[key] for summary in arm.summaries] for key in MEASURES}
+        values = of_arms[arm.name]
         result["arms"][arm.name] = {
             "values": values,
             "mean": {key: spread(of_seeds).mean for key, of_seeds in values.items()},
             "deviation": {key: spread(of_seeds).deviation for key, of_seeds in values.items()},
             "p_value": {
-                key: None
-                if arm is baseline
-                else paired_t_test([summary[key] for summary in baseline.summaries], of_seeds)
-                for key, of_seeds in values.items()
+                key: found.p_value if (found := differences.get(arm.name, {}).get(key)) else None for key in values
             },
             "left_plateau_at_step": [first_step_below(rows, left, primary.metric) for rows in arm.metrics],
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
@@ -77,6 +82,48 @@ def numbers(
         if (share := masked_share(arm.metrics)) is not None:
             result["arms"][arm.name]["masked"] = share.numbers()
     return result
+
+
+def differences_json(differences: Mapping[str, Mapping[str, PairedDifference | None]]) -> dict[str, Any]:
+    """Return the result of `over_seeds` for JSON."""
+    return {
+        arm: {key: found and dataclasses.asdict(found) for key, found in of_arm.items()}
+        for arm, of_arm in differences.items()
+    }
+
+
+def difference_cells(found: Mapping[str, Any], scale: float = 1.0, digits: int = 3) -> list[str]:
+    """Return the cells of a table, under `DIFFERENCE_HEADER`, with a difference of two arms over seeds.
+
+    found: a `PairedDifference` as JSON.
+    scale: what the difference is multiplied by, such as 100 to show fractions as percentages.
+    """
+    mean, low, high, smallest = (
+        f"{scale * value:+.{digits}f}" for value in (found["mean"], *found["interval"], found["smallest"])
+    )
+    return [mean, f"{low} to {high}", f"{found['p_value']:.2g}", f"{found['p_corrected']:.2g}", smallest[1:]]
+
+
+def differences_section(
+    content: Mapping[str, Mapping[str, Mapping[str, Any] | None]], labels: Mapping[str, str], baseline: str
+) -> list[str]:
+    """Return report lines with the differences of arms from the baseline over seeds; none without differences.
+
+    content: the result of `differences_json`.
+    labels: how the metrics are named in the table.
+    """
+    rows = [
+        [arm, labels[key], *difference_cells(found)]
+        for arm, of_arm in content.items()
+        for key, found in of_arm.items()
+        if found is not None
+    ]
+    if not rows:
+        return []
+    header = ["Arm", "", *DIFFERENCE_HEADER]
+    table = [header, ["---"] * len(header), *rows]
+    explained = f"Differences from {baseline}, paired by seed. {DIFFERENCE_EXPLAINED}"
+    return [explained, "", *(f"| {' | '.join(cells)} |" for cells in table), ""]
 
 
 def _speed(rows: list[dict[str, Any]]) -> float | None:
@@ -143,7 +190,7 @@ def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dic
     speeds = [results["arms"][arm.name]["tokens_per_second"] for arm in arms]
     shown = [", ".join("–" if speed is None else f"{speed:,.0f}" for speed in of_arm) for of_arm in speeds]
     lines.append("| Tokens a second | " + " | ".join(shown) + " |")
-    return [*lines, ""]
+    return [*lines, "", *differences_section(results["differences"], MEASURES, results["baseline"])]
 
 
 def _reading(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:

@@ -11,10 +11,10 @@ from etils import epath
 from ag_jax.analysis import pairs
 from ag_jax.analysis.figures import plots
 from ag_jax.evaluation import translation
-from ag_jax.evaluation.significance import paired_t_test, spread
+from ag_jax.evaluation.significance import over_seeds, spread
 from ag_jax.evaluation.translation import Difference, Score
 from ag_jax.objectives.translation import TranslationConfig
-from ag_jax.pretraining import run, scores, translate
+from ag_jax.pretraining import report, run, scores, translate
 from ag_jax.pretraining.scores import TestResult
 
 LABELS = {"bleu": "BLEU", "bleu_lowercase": "BLEU, lowercased", "chrf": "chrF2", "ter": "TER"}
@@ -37,6 +37,7 @@ def numbers(config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, 
             }
             for arm, runs in arms.items()
         }
+        seeds_differ = over_seeds(values)
         first = {arm: list(runs[0][name].lines) for arm, runs in arms.items()}
         differences: Mapping[str, Mapping[str, Difference]] = {}
         if len(arms) > 1:
@@ -46,11 +47,12 @@ def numbers(config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, 
             "values": values,
             "p_value": {
                 arm: {
-                    metric: None if arm == baseline else paired_t_test(values[baseline][metric], of_seeds)
-                    for metric, of_seeds in of_arm.items()
+                    metric: paired.p_value if (paired := seeds_differ.get(arm, {}).get(metric)) else None
+                    for metric in of_arm
                 }
                 for arm, of_arm in values.items()
             },
+            "differences_over_seeds": report.differences_json(seeds_differ),
             "first_seed": {arm: dict(runs[0][name].scores) for arm, runs in arms.items()},
             "differences": {
                 arm: {metric: dataclasses.asdict(one) for metric, one in of_arm.items()}
@@ -84,7 +86,9 @@ def markdown(found: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> l
                 shown = str(spread(test["values"][arm][metric]))
                 cells.append(shown + (f" (p = {p_value:.2g})" if p_value is not None else ""))
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
-        lines += ["", f"With seed {seeds[0]}, and intervals over resampled sentences:", ""]
+        lines.append("")
+        lines += report.differences_section(test["differences_over_seeds"], LABELS, baseline)
+        lines += [f"With seed {seeds[0]}, and intervals over resampled sentences:", ""]
         for arm in arms:
             of_arm = {metric: Score(**score) for metric, score in test["first_seed"][arm].items()}
             lines += [f"**{arm}**", "", *_table(translation.SCORE_HEADER, translation.score_rows(of_arm)), ""]

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from ag_jax.evaluation.significance import paired_t_test, paired_t_test_over_examples, spread
+from ag_jax.evaluation.significance import (
+    holm,
+    over_seeds,
+    paired_t_test,
+    paired_t_test_over_examples,
+    smallest_effect,
+    spread,
+)
 
 
 def test_spread_by_hand():
@@ -49,3 +56,48 @@ def test_differences_that_are_equal_but_for_rounding_say_nothing():
     assert paired_t_test(baseline, other) is None
     assert paired_t_test([0.0, 0.0], [0.0, 0.0]) is None
     assert paired_t_test(baseline, [*other[:2], 176 / 277]) < 0.05
+
+
+def test_holm_by_hand():
+    # Times 4, 3, 2, 1 in ascending order: .02, .03, .06, .04, which becomes .06.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([]) == []
+
+
+@pytest.mark.parametrize("pairs", [3, 5, 10])
+def test_the_smallest_effect_has_power_08(pairs):
+    """With scipy's noncentral t distribution; the effects are those of published tables of power."""
+    effect, critical = smallest_effect(pairs), scipy.stats.t.ppf(0.975, pairs - 1)
+    t = scipy.stats.nct(pairs - 1, effect * math.sqrt(pairs))
+    assert t.sf(critical) + t.cdf(-critical) == pytest.approx(0.8, abs=1e-5)
+    assert effect == pytest.approx({3: 3.26, 5: 1.68, 10: 1.00}[pairs], abs=0.005)
+
+
+def test_two_pairs_need_an_effect_that_simulation_finds_in_four_of_five_cases():
+    differences = np.random.default_rng(0).normal(smallest_effect(2), 1.0, (20_000, 2))
+    assert np.mean(scipy.stats.ttest_1samp(differences, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.01)
+    with pytest.raises(ValueError, match="at least two pairs, got 1"):
+        smallest_effect(1)
+
+
+def test_differences_of_arms_over_seeds():
+    arms = {
+        "base": {"loss": [3.0, 2.0, 4.0], "score": [1.0, 1.0, 1.0]},
+        "one": {"loss": [2.0, 1.5, 3.3], "score": [2.0, 2.0, 2.0]},
+        "two": {"loss": [3.0, 2.5, 4.1], "score": [1.0, 3.0, 2.0]},
+    }
+    found = over_seeds(arms)
+    assert list(found) == ["one", "two"] and found["one"]["score"] is None  # all differences are 1
+    tested = [("one", "loss"), ("two", "loss"), ("two", "score")]
+    expected = {key: scipy.stats.ttest_rel(arms[key[0]][key[1]], arms["base"][key[1]]) for key in tested}
+    smallest_p = min(result.pvalue for result in expected.values())
+    for (arm, metric), result in expected.items():
+        difference, interval = found[arm][metric], result.confidence_interval(0.95)
+        assert difference.p_value == pytest.approx(result.pvalue)
+        assert difference.interval == pytest.approx((interval.low, interval.high))
+        values = np.subtract(arms[arm][metric], arms["base"][metric])
+        assert difference.mean == pytest.approx(np.mean(values))
+        assert difference.smallest == pytest.approx(smallest_effect(3) * np.std(values, ddof=1))
+        assert difference.p_corrected == pytest.approx(3 * smallest_p) or result.pvalue > smallest_p
+        assert difference.p_corrected >= difference.p_value
+    assert over_seeds({"base": {"loss": [1.0]}, "one": {"loss": [2.0]}}) == {"one": {"loss": None}}

@@ -326,7 +326,7 @@ def test_a_second_arm_that_cannot_be_is_found_before_the_first_is_trained(source
 
 
 def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
-    comparison.compare(source, {}, epath.Path(tmp_path / "w"))
+    report_md = comparison.compare(source, {}, epath.Path(tmp_path / "w")).read_text()
     numbers = json.loads((tmp_path / "w" / "report.json").read_text())
     splits = task_splits.read("sst2", Recipe(), data)
     rates = {"mlm": (3e-4, 1e-4), "ag": (1e-4, 2e-4)}
@@ -367,6 +367,10 @@ def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
         for arm, rate in best.items()
     }
     assert p_value["examples"] == pytest.approx(scipy.stats.ttest_rel(right["ag"], right["mlm"]).pvalue)
+    difference = numbers["differences"]["ag"]["sst2"]
+    mean = np.mean(values["ag"]) - np.mean(values["mlm"])
+    assert difference["mean"] == pytest.approx(mean) and difference["p_value"] == pytest.approx(p_value["seeds"])
+    assert f"| sst2 | ag | {100 * mean:+.1f} |" in report_md
     assert numbers["tasks"]["sst2"]["arms"]["mlm"]["p_value"] is None and numbers["baseline"] == "mlm"
 
 

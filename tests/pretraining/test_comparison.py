@@ -132,6 +132,10 @@ def test_numbers_are_those_of_the_runs(compared):
     expected = scipy.stats.ttest_rel(losses["ag"], losses["mlm"]).pvalue
     assert content["arms"]["ag"]["p_value"]["validation_loss"] == pytest.approx(expected)
     assert content["arms"]["mlm"]["p_value"]["validation_loss"] is None
+    difference = content["differences"]["ag"]["validation_loss"]
+    mean = np.mean(np.subtract(losses["ag"], losses["mlm"]))
+    assert difference["mean"] == pytest.approx(mean) and difference["p_value"] == pytest.approx(expected)
+    assert f"| ag | Validation | {mean:+.3f} |" in compared.read_text()
 
 
 def test_the_report_shows_what_it_links_to(compared):
