@@ -29,8 +29,9 @@ REACH = 5
 class FixedConfig:
     """Settings of attention with fixed weights.
 
-    offsets: the offset of each head, repeated if there are more heads, such as -1,1; empty for learned attention.
-    deviation: sigma, the standard deviation of the weights around the offset, in tokens.
+    offsets: for each head, the center of its Gaussian, counted from the query: -1,1 are the previous and the next
+        token; repeated in turn if there are more heads; empty for learned attention.
+    deviation: sigma, the standard deviation of the Gaussian, in tokens.
     normalized: divide the weights of each query by their sum, which is below 1 at the borders of a text; a query whose
         text has no token within five standard deviations of the offset keeps weights of 0.
     """

@@ -186,12 +186,12 @@ class MultiHeadAttention(nn.Module):
         """Compute causal self-attention for one more token of each of J beams; for decoding, without dropout.
 
         tokens_BJD: the tokens' vectors.
-        earlier: keys and values of the tokens before, of all beams: those at the position t in the places t * J to
-            t * J + J - 1. There is room for as many tokens as will be decoded.
-        visible_BJK: whether the place holds a token of the beam's text, up to the present one.
-        index: position of the tokens.
+        earlier: keys and values of the tokens before, of all beams, in K places: that of beam j at the position t is in
+            place t * J + j, until beams are replaced by others. There is room for all tokens that will be decoded.
+        visible_BJK: whether the place holds a token of the beam's text, the new one included.
+        index: position of the new tokens, the same for all beams.
 
-        Returns the tokens' mixtures, `BJD`, and `earlier` with the tokens' keys and values added.
+        Returns the output of attention, `BJD`, and `earlier` with the keys and values of the new tokens added.
         """
         beams = tokens_BJD.shape[1]
         own = self.keys_and_values(tokens_BJD)

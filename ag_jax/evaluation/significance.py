@@ -70,14 +70,14 @@ def paired_t_test_over_examples(
 
 @dataclasses.dataclass(frozen=True)
 class PairedDifference:
-    """The difference of an arm from the baseline over seeds.
+    """The difference of an arm (a variant that is compared) from the baseline over seeds.
 
     mean: mean of the differences, arm minus baseline.
     interval: 95 % confidence interval of the mean difference, from Student's t.
     p_value: p-value of `paired_t_test`.
-    p_corrected: `p_value` after Holm's correction for all differences of the same table.
-    smallest: how large the true mean difference has to be for `paired_t_test` to give p < .05 with probability 0.8, if
-        the differences deviate as much as these.
+    p_corrected: `p_value` after Holm's correction for all differences that `over_seeds` returned with this one.
+    smallest: smallest true mean difference for which `paired_t_test` gives p < .05 with probability 0.8, if the
+        differences have the standard deviation of these.
     """
 
     mean: float

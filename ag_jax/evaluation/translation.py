@@ -136,10 +136,10 @@ def compare(
     baseline: the name of the system that the others are compared with.
     metrics, tokenize: as for `score`.
 
-    The interval is that of the difference itself: each resample has one set of sentences for both systems. p is that
-    of sacreBLEU's paired bootstrap, except where a metric counts the same for both systems in every sentence: then p is
-    1, because sacreBLEU would return its smallest p. sacreBLEU's p is about half that of a two-sided test, so an
-    interval with 0 near its end may go with p < .05. Raises ValueError as `score`, and without a second system.
+    The interval is that of the difference itself: each resample has one set of sentences for both systems. p is that of
+    sacreBLEU's paired bootstrap, except where all sentences have the same statistics of a metric in both systems: then
+    p is 1, because sacreBLEU would return its smallest p. sacreBLEU's p is about half that of a two-sided test, so an
+    interval that just includes 0 may have p < .05. Raises ValueError as `score` does, and for a single system.
     """
     _check_settings(metrics, tokenize)
     if baseline not in systems or len(systems) < 2:

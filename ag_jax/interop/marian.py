@@ -420,16 +420,17 @@ def read_generation(
 ) -> Generation:
     """Return the settings of decoding of an imported model.
 
-    Scores are normalised as in transformers, by l^a. `early_stopping` stands for `decoding.stop`: true for `full`,
-    "never" and false for `bound`; with false, transformers estimates the best score that can still be reached.
+    Scores are normalized as in transformers (`power`). `early_stopping` sets `decoding.stop`: true means `full`,
+    "never" and false mean `bound`. With false, transformers only estimates the best score that can still be reached, so
+    that its translations may differ.
 
-    values: the content of generation_config.json over that of config.json.
-    positions: number of positions of the model. A `max_length` of as many says nothing, so that the default of
+    values: the content of generation_config.json, and that of config.json where the former says nothing.
+    positions: number of positions of the model. A `max_length` equal to it is ignored: the default of
         `decoding.max_length` holds.
     specials: the special tokens.
     file: the file of these settings, for messages.
 
-    Raises ValueError for values that are wrong.
+    Raises ValueError for invalid values.
     """
     settings = Settings(values)
     beams, penalty = settings.take("num_beams", 1), settings.take("length_penalty", 1.0)

@@ -127,21 +127,23 @@ def search(
 ) -> Hypotheses:
     """Return the best outputs that a beam search finds; greedy search is a case of it (`DecodingConfig`).
 
-    Each step extends the K live hypotheses of a sentence by one token and takes the 2K best extensions. Those that end
-    compete by score with the hypotheses that have ended before; the best K of the others live on. If `config.ends` is
-    `first`, extensions that end but are not among the first K are dropped. In the step that reaches a sentence's
-    maximum length, all extensions end. Of equal candidates, those of the better beam come first, then those with the
-    smaller token id; of equal scores, those that ended earlier.
+    Each step extends the K = `config.beam_size` live hypotheses of a sentence by one token and takes the 2K best
+    extensions. Those that end compete by score with the hypotheses that have ended before, of which K are kept; the
+    best K of the others live on. If `config.ends` is `first`, extensions that end but are not among the first K are
+    dropped. In the step that reaches a sentence's maximum length, all extensions end. Of extensions with the same
+    log-probability, those of the better hypothesis come first, then those with the smaller token id; of equal scores,
+    those that ended earlier.
 
     A sentence is done when K of its hypotheses have ended and, with `config.stop="bound"`, the worst of their scores is
-    above the best live log-probability divided by the penalty of the maximum length. That is the best score which a
-    live hypothesis can reach, since log-probabilities only fall. Sentences are independent, and one that is done does
-    not change while the others are searched.
+    above the best live log-probability divided by what `config.normalization` divides by at the maximum length. That is
+    the best score which a live hypothesis can reach, since log-probabilities only fall and divisors do not. Sentences
+    are independent, and one that is done does not change while the others are searched.
 
-    A sentence for which no hypothesis has ended after `steps` steps gets its live ones, marked as not ended; this needs
-    a maximum length above `steps`. A sentence fails if the log-probabilities that follow a live hypothesis include NaN,
-    or a number above 0 (logits instead of log-probabilities), or are all -inf. Its scores and log-probabilities are
-    then NaN, even if hypotheses ended before, and its lengths 0. See also `Hypotheses.failed_B`.
+    A sentence for which no hypothesis has ended after `steps` steps gets its live ones, marked as not ended; this
+    happens only if its maximum length is above `steps`, which is not checked for traced lengths. A sentence fails if
+    the log-probabilities that follow a live hypothesis include NaN, or a number above 0 (logits instead of
+    log-probabilities), or are all -inf. Its scores and log-probabilities are then NaN, even if hypotheses ended before,
+    and its lengths 0. See also `Hypotheses.failed_B`.
 
     step: `(cache, tokens_BK, index) -> (log_probs_BKV, cache)`: float32 log-probabilities of the next tokens, -inf
         where a token is impossible. `tokens_BK` are the last tokens, in the first step the start tokens; `index` counts
@@ -151,17 +153,18 @@ def search(
     start_B: start tokens.
     end: id of the end token.
     forbidden: ids that are never generated, such as those of padding, mask and start token.
-    min_lengths_B: hypotheses do not end before they have so many tokens, unless the maximum length is smaller.
-    max_lengths_B: hypotheses of so many tokens have ended.
+    min_lengths_B: smallest numbers of tokens of a hypothesis, its end token included, unless the maximum is smaller.
+    max_lengths_B: largest numbers of tokens, at which every hypothesis ends, with an end token or without.
     steps: number of steps after which the search ends at the latest, at least the largest maximum length.
-    rooms: ascending numbers of steps, below `steps`, after which the cache is made larger. A cache with room for all
-        steps is read and gathered in every step, although most sentences end long before.
-    grow: `(cache, number of steps) -> cache` with room for so many steps; `cache` itself has room for `rooms[0]`.
-    reorder: `(cache, parents_BK) -> cache` in which hypothesis k of a sentence continues hypothesis `parents_BK[:, k]`;
-        not called for a single beam.
+    rooms: ascending numbers of steps, below `steps`, after which the cache grows to the next of them, at last to
+        `steps`. This avoids reading a cache with room for all steps in every step, although most sentences end long
+        before.
+    grow: `(cache, number of steps) -> cache` with room for so many steps; `cache` itself has room for the first of
+        `rooms`, or for `steps` without any.
+    reorder: `(cache, parents_BK) -> cache` in which hypothesis k of sentence b continues its hypothesis
+        `parents_BK[b, k]`; not called for a single beam.
 
-    Raises ValueError if arguments do not go together, while the function is traced. Lengths are only checked if they
-    are not traced.
+    Raises ValueError at trace time if arguments are inconsistent. Traced lengths are not checked.
     """
     beams, rows = config.beam_size, start_B.shape[0]
     _check_arguments(start_B, min_lengths_B, max_lengths_B, steps, rooms, grow)

@@ -46,10 +46,11 @@ class DecoderCache:
     """Keys and values of the tokens that J beams of each sentence have decoded so far.
 
     They stay where they were stored when beams are replaced by others, because moving them would take longer than the
-    rest of a step. Instead, a table says where the tokens of each beam are.
+    rest of a step. Instead, `stored_BJT` says where the tokens of each beam are.
 
-    layers: of each layer, in the places that `MultiHeadAttention.at_step` describes, with room for T tokens.
-    stored_BJT: for each beam and position, the number of the beam as which the token there was stored.
+    layers: those of each layer, in the places that `MultiHeadAttention.at_step` describes, with room for T tokens of
+        each beam.
+    stored_BJT: for each beam and position, the beam in whose place of `layers` the keys and values of the token are.
     """
 
     layers: tuple[KeysAndValues, ...]

@@ -54,7 +54,7 @@ def parse_length(text: str, setting: str) -> LinearLength:
 
 @dataclasses.dataclass(frozen=True)
 class DecodingConfig:
-    """How a translation is searched: beam search, and limits of the translation's length.
+    """How translations are found: settings of beam search, and limits of their length.
 
     Greedy search, which appends the most probable token until that is the end token, is `beam_size=1, stop=full,
     ends=first`, whatever the normalization.
@@ -62,13 +62,13 @@ class DecodingConfig:
     Lengths count the end token but not the start token. `min_length` and `max_length` are functions of the number x of
     the source's tokens without its end token: `50`, `1.5x` or `1.0x+50`, rounded down.
 
-    beam_size: number of hypotheses (translations that are not finished yet) that are extended in each step, and of
-        translations that a sentence gets; 1 with `stop=full` and `ends=first` is greedy search.
+    beam_size: number of live hypotheses (unfinished translations) that are extended in each step, and of the
+        translations that are returned for a sentence.
     normalization: what log-probabilities are divided by to compare ended hypotheses of different lengths l, with
         a = `length_penalty`: ((5 + l) / 6)^a (`gnmt`, Wu et al. 2016), l^a (`power`; fairseq and transformers have it),
         or nothing (`none`).
-    length_penalty: exponent a of the normalization; the larger, the longer the output.
-    stop: end the search of a sentence when no further hypothesis can be better than the `beam_size` ended ones
+    length_penalty: exponent a of the normalization; larger values favour longer translations.
+    stop: end the search of a sentence when no further hypothesis can be better than the worst of `beam_size` ended ones
         (`bound`), or as soon as `beam_size` hypotheses have ended (`full`).
     ends: which hypotheses may end in a step: `all` of its 2 * `beam_size` best extensions, or only those that are among
         the `first` `beam_size`, as in fairseq and transformers.

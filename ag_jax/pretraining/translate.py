@@ -421,12 +421,14 @@ def translate(translator: Translator, source: str, output: str) -> None:
 
 
 def translate_file(translator: Translator, source: Iterable[str], output: pathlib.Path, source_name: str) -> int:
-    """Translate lines into a file, or go on where an interrupted command stopped; returns the number of lines.
+    """Translate lines into a file, or resume where an interrupted command stopped; returns the number of all lines.
 
-    The file grows by whole lines. While it is written, `OUTPUT.progress.json` beside it says what it holds. Lines that
-    are done are read again from the source, compared with what was translated, and skipped.
+    The file grows by whole lines. Until it is complete, a file beside it, its name with `.progress.json` appended, says
+    what it holds. Lines that are done are read again from the source, checked against a hash of those that were
+    translated, and skipped.
 
-    Raises ValueError if there is an output of other settings, another model or another source.
+    source_name: name of the source in messages.
+    Raises ValueError if there is an output made with other settings, another model or another source.
     """
     progress = output.with_name(f"{output.name}.progress.json")
     settings = translator.settings()

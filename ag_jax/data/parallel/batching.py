@@ -1,11 +1,12 @@
-"""Make batches of pairs, for training to translate, from stored rows. A batch is a dict of numpy arrays with these
-keys:
+"""Make batches of texts with their translations from stored rows, for training. A batch is a dict of numpy arrays with
+these keys:
 
-    tokens              int32 [B, S]    source: the encoder's input, each text with its end token, padded on the right
+    tokens              int32 [B, S]    source: the encoder's input, each text with its end token; padding is at the
+                                        end of rows
     segment_ids         int32 [B, S]    1, 2, ... for the texts that share the row, without attention between them; 0
                                         on padding
     token_type_ids      int32 [B, S]    zeros
-    target_tokens       int32 [B, T]    target, shifted: the decoder's input at a position is the label before it in the
+    target_tokens       int32 [B, T]    target, shifted: the decoder's input at a position is the previous label of the
                                         same text, and the start token at a text's first position
     target_labels       int32 [B, T]    target: the tokens to predict, each text with its end token
     target_segment_ids  int32 [B, T]    number of the text as in `segment_ids`: a text and its translation have the same
