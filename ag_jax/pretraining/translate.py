@@ -362,11 +362,13 @@ def averaged(workdir: epath.PathLike, steps: Sequence[int]) -> Any:
 def lines_of(stream: IO[bytes], name: str) -> Iterator[str]:
     """Yield the lines of a stream of UTF-8, without their line ends; only \\n and \\r\\n end a line.
 
+    A byte order mark at the beginning is left out, as in the files of training and of tests.
+
     Raises ValueError, with the number of the line, for bytes that are not UTF-8.
     """
     for number, line in enumerate(stream, 1):
         try:
-            text = line.decode("utf-8")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{name}, line {number}: this is not UTF-8 ({error.reason}); convert the file") from error
         yield text.removesuffix("\n").removesuffix("\r")

@@ -435,6 +435,12 @@ def test_lines_end_at_line_feeds_only():
     assert list(translate.lines_of(io.BytesIO(b""), "in.txt")) == []
 
 
+def test_a_byte_order_mark_is_no_part_of_the_text():
+    """Only at the beginning of a file, as `sides.lines` reads the files of training."""
+    stream = io.BytesIO("\ufeffthe dog\n\ufeffa cat\n".encode())
+    assert list(translate.lines_of(stream, "in.txt")) == ["the dog", "\ufeffa cat"]
+
+
 def test_lines_that_are_not_utf8_are_named():
     found = translate.lines_of(io.BytesIO(b"one\ntw\xc3\xb6\nth\xe9ree\n"), "in.txt")
     assert [next(found), next(found)] == ["one", "twö"]
