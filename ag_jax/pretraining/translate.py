@@ -414,7 +414,8 @@ def translate(translator: Translator, source: str, output: str) -> None:
         lines = lines_of(stream, name)
         if output == "-":
             for text in translate_stream(translator, lines, name):
-                print(text, flush=True)
+                sys.stdout.buffer.write(f"{text}\n".encode())  # in UTF-8 like the input, whatever the locale
+                sys.stdout.buffer.flush()
             return
         if "://" in output or pathlib.Path(output).is_dir():
             raise ValueError(f"--output={output} must be a local file, to which lines can be appended")

@@ -336,6 +336,15 @@ def test_a_file_and_a_stream_of_translations(translator, lines, whole, tmp_path,
     assert text_of(translate.translate_stream(translator, lines, "in.txt")) == whole
 
 
+def test_standard_output_is_utf8_in_every_locale(tmp_path, monkeypatch):
+    known = Recalled(None, {"the dog": [translate.Translation("la hundo → ĉi tie", -0.5, ended=True)]}, [])
+    (tmp_path / "in.txt").write_text("the dog\n")
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    translate.translate(known, str(tmp_path / "in.txt"), "-")
+    assert written.getvalue().decode("utf-8") == "la hundo → ĉi tie\n"
+
+
 @pytest.mark.parametrize("count", [0, 5, 8, 29, 63])
 def test_a_killed_command_is_resumed(recalled, lines, whole, tmp_path, windows, count):
     """Killed while it reads the first window, a later one, or at the end; then also with half a line of output."""
