@@ -169,6 +169,8 @@ class Translator:
             digest.update(np.ascontiguousarray(leaf).tobytes())
         return {
             "parameters": digest.hexdigest()[:16],
+            "model": config_reader.to_dict(self.model.config),  # two models may have the same parameters
+            "decoder": config_reader.to_dict(self.model.decoder_config),
             "tokenizer": self.tokenizer.fingerprint(),
             "start": self.start,
             "decoding": config_reader.to_dict(self.config),

@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import signal
+import types
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from etils import epath
 from ag_jax.attention.adversary import split_params
 from ag_jax.data.parallel import pipeline, toys
 from ag_jax.models.config import DecoderConfig
+from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run, translate
@@ -397,6 +399,22 @@ def test_what_was_begun_with_other_settings_is_not_continued(translator, recalle
     begun = tmp_path / "new" / "out.txt"
     kill(dataclasses.replace(recalled, translator=dataclasses.replace(translator, start=0)), lines, begun, 3)
     kill(recalled, lines, begun, 8)
+
+
+@pytest.mark.parametrize("section", ["model", "decoder"])
+def test_models_with_the_same_parameters_may_differ(section, tmp_path, windows):
+    """Then a translation is not continued, either."""
+    models = {"model": small.model(activation="gelu"), "decoder": small.model(DecoderConfig(2, start="begin"))}
+    tokenizer = types.SimpleNamespace(fingerprint=lambda: "tokenizer")
+    one = translate.Translator(small.model(), {"table": np.arange(6)}, tokenizer, DecodingConfig(), 1, "run")
+    known = Recalled(one, {"the dog": [translate.Translation("la hundo", -0.5, ended=True)]}, [])
+    output, lines = tmp_path / "out.txt", ["the dog"] * 9
+    kill(known, lines, output, 8)
+    other = dataclasses.replace(known, translator=dataclasses.replace(one, model=models[section]))
+    setting = {"model": "model.activation: there 'relu', now 'gelu'", "decoder": "decoder.start: there 'zero', now 'be"}
+    with pytest.raises(ValueError, match=f"was begun with another model or other settings.*\n  {setting[section]}"):
+        translate.translate_file(other, lines, output, "in.txt")
+    assert translate.translate_file(known, lines, output, "in.txt") == 9
 
 
 def test_another_source_or_output_is_not_continued(recalled, lines, tmp_path, windows):
