@@ -48,6 +48,11 @@ class TranslationConfig:
                     "translation.tests must be a list of NAME=SOURCE=TARGET, such as "
                     f"test2016=test.en.gz=test.de.gz, got {test!r}"
                 )
+        if unsuitable := [name for name in names if "/" in name or name.startswith(".")]:
+            raise ValueError(
+                "translation.tests must have names that files can have, without a slash and not beginning with a dot, "
+                f"got {unsuitable[0]!r}"
+            )
         if len(set(names)) < len(names):
             raise ValueError(f"translation.tests must have different names, got {', '.join(names)}")
 

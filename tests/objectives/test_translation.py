@@ -276,6 +276,8 @@ def test_every_mesh_trains_the_same(eight_devices):
         ({"tests": ("a=b",)}, "translation.tests must be a list of NAME=SOURCE=TARGET, such as .*, got 'a=b'"),
         ({"tests": ("a==c",)}, "translation.tests must be a list of NAME=SOURCE=TARGET"),
         ({"tests": ("a=b=c", "a=d=e")}, "translation.tests must have different names, got a, a"),
+        ({"tests": ("a=b=c", "wmt14/en=d=e")}, "translation.tests must have names that files can have.*'wmt14/en'"),
+        ({"tests": ("..=b=c",)}, "translation.tests must have names that files can have.*'[.][.]'"),
         ({"tokenize": "flores200"}, "translation.tokenize must be one of 13a, intl, char, zh, none"),
     ],
 )
