@@ -149,6 +149,12 @@ class ExperimentConfig:
                 "guidance.mode=bias changes the scores of the encoder only: set mode=loss, or remove "
                 "guidance.decoder_heads and guidance.cross_heads"
             )
+        of_decoder = dict(guidance.assign_decoder_heads(self.guidance, model.heads))
+        if "delim" in of_decoder and self.decoder.start == "zero":
+            raise ValueError(
+                f"guidance.decoder_heads={self.guidance.decoder_heads!r}: with decoder.start=zero a decoder reads no "
+                "delimiters, so delim would have no target in any text: use first"
+            )
         if self.translation.average > self.training.keep_last:
             raise ValueError(
                 f"translation.average={self.translation.average} checkpoints are averaged, but only "
@@ -156,7 +162,14 @@ class ExperimentConfig:
             )
 
     def _check_fixed_attention(self) -> None:
-        """Raise ValueError if heads whose weights are hard-coded are to be guided or attacked."""
+        """Raise ValueError if heads whose weights are hard-coded are to be guided or attacked, or in a decoder look at
+        later tokens.
+        """
+        if ahead := [offset for offset in self.decoder.fixed_attention.offsets if offset > 0]:
+            raise ValueError(
+                f"decoder.fixed_attention.offsets has {ahead[0]}, where the decoder has not written a token yet: use "
+                "offsets of at most 0, such as -1,0"
+            )
         if self.model.fixed_attention.offsets:
             if self.guidance.mode != "none":
                 raise ValueError(

@@ -104,6 +104,8 @@ def test_a_config_that_translates():
     parse(nested(TRANSLATES | FIXED | {"decoder.fixed_attention.offsets": (-1, 0)}))
     guided = {"guidance.mode": "loss", "guidance.decoder_heads": "prev:1", "guidance.cross_heads": "diagonal:1"}
     parse(nested(TRANSLATES | guided | {"translation.average": 2, "training.keep_last": 2}))
+    delimiters = {"decoder.start": "begin", "guidance.mode": "loss", "guidance.decoder_heads": "delim:1"}
+    parse(nested(TRANSLATES | delimiters))
     parse(nested(TRANSLATES | {"adversarial.method": "asa", "adversarial.asa.sentence": "none"}))
     # Attacks on embeddings, and guidance of what is learnt, go with hard-coded attention.
     parse(nested(TRANSLATES | FIXED | {"adversarial.method": "freelb"}))
@@ -149,6 +151,14 @@ def test_a_config_that_translates():
         ),
         (TRANSLATES | {"guidance.mode": "loss", "guidance.decoder_heads": "next:1"}, "use prev, same or first"),
         (TRANSLATES | {"guidance.mode": "loss", "guidance.cross_heads": "same:1"}, "same points at a neighbour in"),
+        (
+            TRANSLATES | {"guidance.mode": "loss", "guidance.decoder_heads": "prev:1,delim:1"},
+            "with decoder.start=zero a decoder reads no delimiters, so delim would have no target .* use first",
+        ),
+        (
+            TRANSLATES | {"decoder.fixed_attention.offsets": (-1, 1)},
+            "decoder.fixed_attention.offsets has 1, where the decoder has not written a token yet: use offsets of at m",
+        ),
         (FIXED | {"guidance.mode": "loss"}, "model.fixed_attention.offsets hard-codes the attention that guidance"),
         (
             FIXED | {"adversarial.method": "asa"},
