@@ -3,7 +3,6 @@
 Shape letters: B batch, S source length.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -403,26 +402,40 @@ def translate(translator: Translator, source: str, output: str) -> None:
 
     Raises ValueError or FileNotFoundError for files that cannot be used.
     """
-    with contextlib.ExitStack() as opened:
-        if source == "-":
-            stream: IO[bytes] = sys.stdin.buffer
-        else:
-            if not pathlib.Path(source).is_file():
-                raise FileNotFoundError(
-                    f"--input={source} does not exist, or is not a file: give a file, or - for standard input"
-                )
-            stream = opened.enter_context(files.decompressed(pathlib.Path(source)))
-        name = "standard input" if source == "-" else source
-        lines = lines_of(stream, name)
-        if output == "-":
-            for text in translate_stream(translator, lines, name):
-                sys.stdout.buffer.write(f"{text}\n".encode())  # in UTF-8 like the input, whatever the locale
-                sys.stdout.buffer.flush()
-            return
-        if "://" in output or pathlib.Path(output).is_dir():
-            raise ValueError(f"--output={output} must be a local file, to which lines can be appended")
+    name = "standard input" if source == "-" else source
+    if source == "-":
+        lines = lines_of(sys.stdin.buffer, name)
+    elif pathlib.Path(source).is_file():
+        lines = _lines_of_file(pathlib.Path(source))
+    else:
+        raise FileNotFoundError(
+            f"--input={source} does not exist, or is not a file: give a file, or - for standard input"
+        )
+    if output == "-":
+        for text in translate_stream(translator, lines, name):
+            sys.stdout.buffer.write(f"{text}\n".encode())  # in UTF-8 like the input, whatever the locale
+            sys.stdout.buffer.flush()
+        return
+    if "://" in output or pathlib.Path(output).is_dir():
+        raise ValueError(f"--output={output} must be a local file, to which lines can be appended")
+    if not pathlib.Path(output).parent.is_dir():
+        raise FileNotFoundError(f"the folder of --output={output} does not exist: create it, or give another file")
+    try:
         count = translate_file(translator, lines, pathlib.Path(output), name)
-        print(f"{count:,} lines are translated in {output}", file=sys.stderr)
+    except OSError as error:
+        error.filename = error.filename or output  # a failed write does not name its file, a failed read does
+        raise
+    print(f"{count:,} lines are translated in {output}", file=sys.stderr)
+
+
+def _lines_of_file(file: pathlib.Path) -> Iterator[str]:
+    """Yield the lines of a file, decompressed if its name says so.
+
+    A generator, because `files.decompressed` blames the file for every error inside of its `with` statement, and an
+    error in writing the output is none of reading the input.
+    """
+    with files.decompressed(file) as stream:
+        yield from lines_of(stream, str(file))
 
 
 def translate_file(translator: Translator, source: Iterable[str], output: pathlib.Path, source_name: str) -> int:
@@ -443,7 +456,7 @@ def translate_file(translator: Translator, source: Iterable[str], output: pathli
         line = next(lines, None)
         if line is None:
             raise ValueError(
-                f"{source_name} has {number} lines, but {done.lines} of it were translated to {output} before: give "
+                f"{source_name} has {number} lines, but {done.lines} lines were translated to {output} before: give "
                 "the same source, or another output"
             )
         seen.update(line.encode() + b"\n")

@@ -3,6 +3,7 @@ translations that are interrupted and resumed.
 """
 
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -338,6 +339,26 @@ def test_a_file_and_a_stream_of_translations(translator, lines, whole, tmp_path,
     assert text_of(translate.translate_stream(translator, lines, "in.txt")) == whole
 
 
+def test_a_folder_that_does_not_exist_is_named(tmp_path):
+    (tmp_path / "in.txt").write_text("the dog\n")
+    with pytest.raises(FileNotFoundError, match="the folder of --output=.*new/out.txt does not exist: create it"):
+        translate.translate(Recalled(None, {}, []), str(tmp_path / "in.txt"), str(tmp_path / "new" / "out.txt"))
+
+
+def test_an_error_in_writing_is_not_blamed_on_the_input(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "in.txt").write_text("the dog\n")
+    known = Recalled(
+        types.SimpleNamespace(settings=dict), {"the dog": [translate.Translation("la hundo", 0, True)]}, []
+    )
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        translate.translate(known, str(tmp_path / "in.txt"), str(tmp_path / "out.txt"))
+    assert caught.value.filename == str(tmp_path / "out.txt")
+
+
 def test_standard_output_is_utf8_in_every_locale(tmp_path, monkeypatch):
     known = Recalled(None, {"the dog": [translate.Translation("la hundo → ĉi tie", -0.5, ended=True)]}, [])
     (tmp_path / "in.txt").write_text("the dog\n")
@@ -427,7 +448,7 @@ def test_another_source_or_output_is_not_continued(recalled, lines, tmp_path, wi
             translate.translate_file(recalled, iter(source), output, "in.txt")
 
     refused("the first 24 lines of in.txt are not those that were translated to", ["the cat", *lines[1:]])
-    refused("in.txt has 20 lines, but 24 of it were translated to .*out.txt before", lines[:20])
+    refused("in.txt has 20 lines, but 24 lines were translated to .*out.txt before", lines[:20])
     for changed in (before[:-1], before.replace(b"lo", b"un", 1), b"x" + before):
         output.write_bytes(changed)
         refused("out.txt is not what out.txt.progress.json says, so it was changed")
