@@ -100,7 +100,7 @@ class Translator:
         `most` is lowered to what the model has positions for. A text without tokens has an empty translation.
         """
         positions = self.model.config.max_length
-        ids = list(self.tokenizer.encode(text))[: min(most, positions - 1)]  # one position is for the end token
+        ids = list(self.tokenizer.encode(text.strip()))[: min(most, positions - 1)]  # one position is for the end token
         if not ids:
             return Translation("", 0.0, True)
         length = min(_static_length(len(ids) + 1), positions)

@@ -339,6 +339,17 @@ def test_a_file_and_a_stream_of_translations(translator, lines, whole, tmp_path,
     assert text_of(translate.translate_stream(translator, lines, "in.txt")) == whole
 
 
+def test_spaces_around_a_text_are_left_out():
+    """A byte-level tokenizer would give the first word another token; the training texts have no such spaces."""
+    read = []
+    tokenizer = types.SimpleNamespace(
+        encode=lambda text: read.append(text) or [], encode_batch=lambda texts: read.extend(texts) or [[]]
+    )
+    of_nothing = translate.Translator(small.model(), {}, tokenizer, DecodingConfig(), 1, "run")
+    assert of_nothing([" the dog\t"])[0] == [of_nothing.beginning(" the dog\n", 5)]
+    assert read == ["the dog"] * 2
+
+
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
     (tmp_path / "in.txt").write_text("the dog\n")
     with pytest.raises(FileNotFoundError, match="the folder of --output=.*new/out.txt does not exist: create it"):
