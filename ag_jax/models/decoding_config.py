@@ -25,7 +25,8 @@ class LinearLength:
 
     def __call__(self, source_lengths: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the lengths for sources of these lengths, int32."""
-        source = np.asarray(source_lengths, np.int64)
+        # As Python's integers, because the numerator of a factor with many digits overflows 64 bits.
+        source = np.asarray(source_lengths, np.int64).astype(object)
         return (source * self.factor.numerator // self.factor.denominator + self.constant).astype(np.int32)
 
 

@@ -36,6 +36,14 @@ def test_lengths_are_exact_and_rounded_down():
     np.testing.assert_array_equal(decoding_config.parse_length("1.15x", "")([20, 19, 21]), [23, 21, 24])
 
 
+@pytest.mark.parametrize("digits", [3, 17, 18, 19, 30])
+def test_factors_may_have_many_digits(digits):
+    """In 64 bits, 1.333333333333333333 * 9 tokens would be a negative number."""
+    longest = DecodingConfig(max_length=f"1.{'3' * digits}x").length_limits([1, 9, 20, 1000])[1]
+    np.testing.assert_array_equal(longest, [1, 11, 26, 1333])
+    assert longest.dtype == np.int32
+
+
 MALFORMED = (
     "1.0x-2",
     "1.0x + 50",
