@@ -1,12 +1,14 @@
-"""Hard-coded Gaussian attention: weights that depend on the distance of two tokens alone, so nothing of them is learnt.
+"""Hard-coded Gaussian attention: weights that depend only on the distance of two tokens, so they are not learnt.
 
 You et al. 2020 (Hard-Coded Gaussian Attention for Neural Machine Translation), as their released code has it. Head h
 looks at the token at the offset a_h of each query: with queries p and keys q,
 
     H[p, q] = exp(-((q - p - a_h) / sigma)^2 / 2) / (sigma sqrt(2 pi)),
 
-and 0 for keys of other texts, and in causal attention for q > p. The weights are densities: inside a text they sum to
-1, at its borders to less. Values and output are projected as in ordinary attention; there are no queries and keys.
+and 0 for keys of other texts, and in causal attention for q > p. The weights are the density of a normal distribution
+at whole numbers. With sigma of at least 0.6, those of a query sum to 1 up to 0.2 % inside a text, and to less at its
+borders; with a smaller sigma, they may sum to more. Values and output are projected as in ordinary attention; there are
+no queries and keys.
 
 Shape letters: B batch, Q query position, K key position, H head, W width of a head, S distances.
 """
@@ -83,8 +85,8 @@ def row(config: FixedConfig, heads: int, query: Array, length: int) -> Array:
 def mix(config: FixedConfig, value_BKHW: Array, segments_BK: Array, causal: bool) -> Array:
     """Return H V for the fixed weights H, `BQHW`.
 
-    Computed as a sum over the few distances at which a weight is more than nothing, so time and memory are linear in
-    the length. The weights are rounded to the type of the values.
+    Computed as a sum over the few distances at which a weight is not 0, so time and memory are linear in the length.
+    The weights are rounded to the type of the values.
     """
     length, heads = value_BKHW.shape[1:3]
     offset_H, reach = config.of_heads(heads), math.ceil(REACH * config.deviation)

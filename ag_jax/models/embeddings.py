@@ -36,8 +36,9 @@ def sinusoids(config: EncoderConfig, order: Array, width: int) -> Array:
 class Embeddings(nn.Module):
     """Dropout(LayerNorm(word + position + token type)) of each token (Devlin et al. 2019, figure 2).
 
-    Token types may be left out, and positions may be left out or added in the enhanced mask decoder instead
-    (He et al. 2021). In a translation model, LayerNorm is left out, and word embeddings are multiplied by sqrt(E).
+    Token types and LayerNorm may be left out, and positions may be left out or added in the enhanced mask decoder
+    instead (He et al. 2021). With `embedding_scale`, word embeddings are multiplied by sqrt(E) (Vaswani et al. 2017,
+    section 3.4).
 
     If the embeddings' width differs from the encoder's, they are projected to it after dropout (Clark et al. 2020,
     section 3.2).

@@ -6,9 +6,9 @@ and V words, costs
 
     body       6 N (4 d^2 + 2 d F)     attention   12 N d T     head   6 (M / T) (d^2 + d V)
 
-where M positions of a row go to the head; the next-sentence head adds 6 (d^2 + 2 d) a row. Attention is not causal, so
-it is not halved. Embeddings are looked up, without a matrix product. An embedding width e other than d adds 6 e d a
-token for the projection, and changes the head to 6 (M / T) (d e + e V).
+where M positions of a row go to the head; the next-sentence head adds 6 (d^2 + 2 d) a row. An encoder's attention is
+not causal, so it is not halved. Embeddings are looked up, without a matrix product. An embedding width e other than d
+adds 6 e d a token for the projection, and changes the head to 6 (M / T) (d e + e V).
 
 The additional parts of DeBERTa cost a token, with R the smaller of 2 T - 1 and the rows of the table of distances,
 
