@@ -1,4 +1,4 @@
-"""Any objective, with its encoder's attention guided."""
+"""Any objective, with the attention of its model guided."""
 
 import dataclasses
 import functools
