@@ -56,7 +56,8 @@ class GuidanceConfig:
         equations 2 and 3).
     boundary: target of the first or last token of a text, which has no previous or next token: `uniform`, `zero`, or
         `ignore` its row.
-    absent: target of a pattern whose token is not in the text, such as a period: `uniform`, or `ignore` the text.
+    absent: target of a pattern whose token is not in the text, such as a period, or which a decoder has not read yet:
+        `uniform`, or `ignore` the rows without this token.
     probabilities: guide the softmax itself (`before_dropout`, the paper) or what dropout leaves of it (`after_dropout`,
         the code).
     """

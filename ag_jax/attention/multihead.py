@@ -12,7 +12,7 @@ Without relative positions, guidance and attacks, all of it is
 of which `Attend` computes the middle four lines.
 
 Shape letters: B batch, L length, Q query position, K key position, H head, D width of the model, W width of a head,
-R rows of the table of relative embeddings, S distances.
+R rows of the table of relative embeddings, S distances, J beams, T tokens of a beam.
 """
 
 import functools

@@ -1,6 +1,7 @@
 """Transformer decoder: a scanned stack of layers that read an encoder's output while they write a text.
 
-Shape letters: B batch, T target length, S source length, J beams, D width, H head, W width of a head, N layers.
+Shape letters: B batch, T target length, S source length, J beams, K = T * J places of a cache, D width, H head, W width
+of a head, N layers.
 """
 
 from typing import Any
@@ -146,7 +147,7 @@ class DecoderLayer(nn.Module):
 
         earlier: keys and values of the tokens before, of all beams.
         source: keys and values of the source, the same for all beams of a sentence.
-        visible_BJK: which of the former each beam sees.
+        visible_BJK: which places of `earlier` each beam sees.
 
         Returns the hidden states after the layer, `BJD`, and `earlier` with the tokens' keys and values added.
         """
@@ -247,7 +248,7 @@ class Decoder(nn.Module):
         own_BJ1 = jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, 1))
         stored_BJT = jax.lax.dynamic_update_slice_in_dim(cache.stored_BJT, own_BJ1, index, axis=2)
         known_T = jnp.arange(length) <= index
-        # In the places of the position t, a beam sees the one where its own token is: I counts the beams there.
+        # Position t has J places, and each beam sees one of them: the place I as which its token there was stored.
         visible_BJTI = jax.nn.one_hot(stored_BJT, beams, dtype=jnp.bool_) & known_T[None, None, :, None]
         visible_BJK = visible_BJTI.reshape(batch, beams, length * beams)
         layers = []
