@@ -253,7 +253,7 @@ def _table(lines: Iterator[tuple[int, bytes]], place: str, pair_files: PairFiles
             columns = (0, 1)
         if len(row) != width:
             raise ValueError(f"{where}: expected {width} columns, with a tab between two, got {len(row)}; mend the row")
-        yield Pair(row[columns[0]].strip(), row[columns[1]].strip())
+        yield Pair(*(sides.one_line(row[column]) for column in columns))
 
 
 def _named_columns(header: list[str], where: str, pair_files: PairFiles) -> tuple[int, int] | None:

@@ -7,8 +7,8 @@
 Each may be compressed, with a further ending such as .gz. A name with ".tok." or ".bpe." in it holds tokenised text,
 which `ag_jax.data.parallel.tokenised` restores.
 
-Lines end at line feeds, with or without a carriage return before it, and not at other line separators of Unicode.
-Spaces around a text are removed.
+Lines end at line feeds, with or without a carriage return before them, and not at other line separators of Unicode. A
+carriage return inside a line becomes a space. Spaces around a text are removed.
 """
 
 import html
@@ -78,7 +78,7 @@ def one_line(text: str) -> str:
 
 def _lines(opened: IO[bytes], place: str, *, has_tags: bool) -> Iterator[str | None]:
     for number, line in fields.lines(opened, place):
-        text = decoded(line, place, number).strip()
+        text = one_line(decoded(line, place, number))
         yield None if has_tags and text.startswith("<") else text
 
 

@@ -57,6 +57,7 @@ def test_tags_on_both_sides_are_left_out(tmp_path):
     ("name", "content", "fields"),
     [
         ("a.tsv", "a dog\tein Hund\n\tleer\ntwo cats\tzwei Katzen\n", {}),
+        ("a.tsv", "a\rdog\tein \r Hund\n\tleer\ntwo cats\tzwei Katzen\n", {}),
         ("a.tsv", "a dog\tein Hund\r\n\r\n \t leer\r\ntwo cats\tzwei Katzen", {}),
         ("a.tsv", "target\tid\tsource\nein Hund\t1\ta dog\nleer\t2\t\nzwei Katzen\t3\ttwo cats\n", {}),
         ("a.tsv.gz", "de\ten\nein Hund\ta dog\nleer\t\nzwei Katzen\ttwo cats\n", NAMED),

@@ -25,6 +25,12 @@ def test_only_line_feeds_end_lines(tmp_path, end, last, mark):
     assert read(tmp_path / "a.de") == [line.strip() for line in LINES]
 
 
+def test_a_carriage_return_inside_a_line_becomes_a_space(tmp_path):
+    """Scores reject lines with one, and other programs would end the line there."""
+    (tmp_path / "a.de").write_bytes(b"Ein\rHund \r\r und\r\neine Katze\n")
+    assert read(tmp_path / "a.de") == ["Ein Hund und", "eine Katze"]
+
+
 @pytest.mark.parametrize(("name", "pack"), [("a.de.gz", gzip.compress), ("a.de.bz2", bz2.compress), ("a.br", bytes)])
 def test_compressed_files_and_breton(tmp_path, name, pack):
     (tmp_path / name).write_bytes(pack("\n".join(LINES).encode()))
