@@ -61,7 +61,7 @@ def decoded(content: bytes, place: str, line: int = 1) -> str:
     try:
         text = content.decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        number = line + content.count(b"\n", 0, error.start)
+        number = line + error.object.count(b"\n", 0, error.start)  # without the mark, which `start` does not count
         raise ValueError(
             f"{place}, line {number}: expected text in UTF-8, got other bytes ({error.reason}); convert the file, or "
             "mend or remove this line on both sides"

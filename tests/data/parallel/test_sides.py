@@ -79,6 +79,7 @@ def test_segments_are_lines(tmp_path, name):
         ),
         ("a.de.gz", gzip.compress(b"gut\n" * 6 + b"\xff", mtime=0), r"a\.de\.gz, line 7: expected text in UTF-8"),
         ("a.xml", b"<seg>\ngut</seg>\n\n<seg>\xff</seg>", r"a\.xml, line 4: expected text in UTF-8"),
+        ("a.xml", b"\xef\xbb\xbf<seg>\n\n\n\xff</seg>", r"a\.xml, line 4: expected text in UTF-8"),
         ("a.de", b"gut\nb\0se\n", r"a\.de, line 2: expected plain text in UTF-8, got binary content"),
         ("a.xml", b"<doc>gut</doc>\n", r"a\.xml: expected <seg> elements with the texts, got none"),
         ("a.xml", b"<seg>a</seg>\n<seg>b\n<seg>c</seg>", r"a\.xml, line 3: expected every <seg> to end with"),
