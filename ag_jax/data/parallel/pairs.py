@@ -86,8 +86,10 @@ class PairFiles:
         count = 0
         for file in _paths(self.source, self.setting):
             with files.decompressed(file) as opened:
+                last = b"\n"
                 while content := opened.read(2**20):
-                    count += content.count(b"\n")
+                    count, last = count + content.count(b"\n"), content[-1:]
+                count += last != b"\n"  # a last line that does not end
         return count
 
     def identity(self) -> list[Any]:

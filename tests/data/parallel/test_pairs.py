@@ -33,6 +33,13 @@ def test_aligned_lines(tmp_path, ending):
     assert read(target, source) == [Pair(*pair[::-1]) for pair in EXPECTED]
 
 
+@pytest.mark.parametrize(("content", "count"), [("", 0), ("a", 1), ("a\n", 1), ("a\n\nb", 3), ("a\nb\n\n", 3)])
+def test_lines_are_counted_as_they_are_read(tmp_path, content, count):
+    one, other = (write(tmp_path / name, content) for name in ("a.en", "b.en.gz"))
+    assert PairFiles(str(one)).line_count() == count == len(read(one, write(tmp_path / "a.de", content)))
+    assert PairFiles(f"{one},{other}").line_count() == 2 * count
+
+
 def test_several_files_go_together_in_order(tmp_path):
     for number, pair in enumerate(EXPECTED):
         write(tmp_path / f"{number}.en", pair.source + "\n")
