@@ -1,7 +1,8 @@
 """Read pairs of a text and its translation, one after another, without holding them all in memory.
 
     source and target   files, globs or lists of these with commas: the first file of the source goes with the first
-                        file of the target, line by line, and so on; `sides.py` describes the files
+                        file of the target, line by line, and so on; `sides.py` describes the files. The files that two
+                        globs match go together in the order of their names, which must differ in the same way
     source alone        files whose records have both sides: .jsonl or .ndjson, with a field each, or .tsv, with a
                         column each. The first line of a .tsv has the names of the columns; without these names in it, a
                         .tsv must have two columns, source and target. Quotes have no meaning in it
@@ -13,6 +14,7 @@ import dataclasses
 import itertools
 import os
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -109,7 +111,10 @@ class PairFiles:
         return {self.setting: self.source} | ({self.target_setting: self.target} if self.target else {})
 
     def _aligned_files(self, target: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
-        """Return each file of the source with its translation. Raises ValueError unless there are as many of both."""
+        """Return each file of the source with its translation.
+
+        Raises ValueError unless there are as many of both, and for globs whose files do not go together by their names.
+        """
         ours, theirs = _paths(self.source, self.setting), _paths(target, self.target_setting)
         if len(ours) != len(theirs):
             raise ValueError(
@@ -122,7 +127,29 @@ class PairFiles:
                     f"{one} is a file of both {self.setting} and {self.target_setting}: expected a text and its "
                     f"translation; if its records have both, set {self.target_setting}=none"
                 )
+        self._check_globs(target, list(zip(ours, theirs, strict=True)))
         return list(zip(ours, theirs, strict=True))
+
+    def _check_globs(self, target: str, aligned: list[tuple[pathlib.Path, pathlib.Path]]) -> None:
+        """Raise ValueError if the files of two globs differ in the text of the wildcards in more than one way.
+
+        Then one side may lack a file, or the order of the names differs, as in `news.dev.en, news.en` and `news.de,
+        news.dev.de`. Where both files have as many lines, nothing else would tell.
+        """
+        first: dict[tuple[int, int], tuple[tuple[str, str], str]] = {}
+        for both, (part, text), (other_part, other_text) in zip(
+            aligned, _wildcards(self.source), _wildcards(target), strict=False
+        ):
+            if text is None or other_text is None:
+                continue
+            found = _difference(text, other_text), f"{both[0]} with {both[1]}"
+            expected = first.setdefault((part, other_part), found)
+            if found[0] != expected[0]:
+                raise ValueError(
+                    f"the files of {self.setting} and {self.target_setting} do not go together by their names: in "
+                    f"their order, {expected[1]}, but {found[1]}. Add the files that are missing, or name all files of "
+                    "both sides, with commas"
+                )
 
 
 def training(config: DataConfig) -> PairFiles:
@@ -167,6 +194,36 @@ def _paths(value: str, setting: str) -> list[pathlib.Path]:
                 f"translations of one another: name the files or give a glob; it holds {_listed(names)}"
             )
     return [path for _, path in sources.files(value)]
+
+
+_WILDCARD = re.compile(r"\*\*/|\*+|\?|\[!?\]?[^\]]*\]")
+
+
+def _wildcards(value: str) -> list[tuple[int, str | None]]:
+    """Return, for each file that a setting names, the number of the part of the list, and the text that the wildcards
+    of a glob stand for in its path; None for a file that is given by its name.
+    """
+    found: list[tuple[int, str | None]] = []
+    for number, part in enumerate(sources.parts(value)):
+        plain = map(re.escape, _WILDCARD.split(os.path.expanduser(part)))
+        pattern = re.compile("(.*)".join(plain), re.DOTALL)
+        for path in dict.fromkeys(sources.matches(part)):  # as `sources.files` does
+            match = pattern.fullmatch(path)
+            found.append((number, "/".join(match.groups()) if match and match.groups() else None))
+    return found
+
+
+def _difference(one: str, other: str) -> tuple[str, str]:
+    """Return two texts without what they have in common at their beginnings and then at their ends."""
+    start = _common(one, other)
+    one, other = one[start:], other[start:]
+    end = _common(one[::-1], other[::-1])
+    return one[: len(one) - end], other[: len(other) - end]
+
+
+def _common(one: str, other: str) -> int:
+    """Return the number of characters that two texts have in common at their beginnings."""
+    return sum(1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
 
 
 def _listed(names: list[Any]) -> str:

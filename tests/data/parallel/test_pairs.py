@@ -49,6 +49,47 @@ def test_several_files_go_together_in_order(tmp_path):
     assert read(*listed) == [EXPECTED[2], EXPECTED[0]]
 
 
+@pytest.mark.parametrize(
+    ("files", "source", "target"),
+    [
+        ("1.en 2.en 3.en 1.de 2.de 4.de", "*.en", "*.de"),  # a file is missing on each side
+        ("en/1 en/2 de/1 de/3", "en/*", "de/*"),
+        ("news.en news.dev.en news.de news.dev.de", "news*.en", "news*.de"),  # sorted: news.de comes before news.dev.de
+        ("news.en news.dev.en news.de news.dev.de", "*.en", "*.d[e]"),
+        ("a/1.en b/1.en a/1.de c/1.de", "**/*.en", "**/*.de"),
+        ("0.x 0.y 1.en 2.en 1.de 3.de", "0.x,?.en", "0.y,?.de"),
+    ],
+)
+def test_globs_whose_files_do_not_go_together(tmp_path, files, source, target):
+    for name in files.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, "as many lines\n")
+    globs = (",".join(f"{tmp_path}/{part}" for part in side.split(",")) for side in (source, target))
+    with pytest.raises(ValueError, match=r"files of data\.source and data\.target do not go together by their names"):
+        read(*globs)
+
+
+@pytest.mark.parametrize(
+    ("files", "source", "target"),
+    [
+        ("1.en 2.en 1.de 2.de", "*.en", "*.de"),
+        ("en/1.en en/2.en de/1.de de/2.de", "en/*", "de/*"),  # the languages are in what the wildcard stands for
+        ("t1.en-de.en t2.en-de.en t1.en-de.de t2.en-de.de", "t*.en", "t*.de"),
+        ("1.en 2.en.gz 1.de 2.de.gz", "*.en*", "*.de*"),
+        ("a.en b.en x.de y.de", "*.en", "x.de,y.de"),  # named one by one, so meant to go together
+        ("a.en x.de", "*.en", "*.de"),
+        ("1.en 2.en 1.english 2.english 1.de 2.de 1.german 2.german", "*.en,*.en?*", "*.de,*.g*"),
+    ],
+)
+def test_globs_whose_files_go_together(tmp_path, files, source, target):
+    for name in files.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, f"{name.partition('.')[0][-1]}\n")
+    globs = (",".join(f"{tmp_path}/{part}" for part in side.split(",")) for side in (source, target))
+    found = read(*globs)
+    assert len(found) == len(files.split()) / 2
+
+
 def test_tags_on_both_sides_are_left_out(tmp_path):
     source = write(tmp_path / "train.tags.en-de.en", "<url>a</url>\n<title>b</title>\na dog\n<url>c</url>\ntwo cats\n")
     target = write(tmp_path / "train.tags.en-de.de", "<url>a</url>\n<title>d</title>\nein Hund\n<url>e</url>\nKatzen\n")
