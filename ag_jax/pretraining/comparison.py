@@ -77,6 +77,7 @@ def _compare(
         hosts.from_first(
             "the files of the text", functools.partial(pretraining_corpus.check_files, config, directories[key])
         )
+        run.check_tests(config, directories[key])
     summaries = {
         (arm, seed): run.train(config, directories[arm, seed], Labels(group=workdir.name, tags=(arm,)))
         for (arm, seed), config in configs.items()

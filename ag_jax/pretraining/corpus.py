@@ -17,7 +17,11 @@ from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig
 from ag_jax.data.corpus import Corpus
 from ag_jax.data.json_files import read_json
+from ag_jax.data.parallel import pairs
+from ag_jax.data.parallel.pairs import LinesOfTest, PairFiles
 from ag_jax.distributed import hosts, storage
+from ag_jax.evaluation import lines
+from ag_jax.objectives.translation import TranslationConfig
 from ag_jax.pretraining.config import ExperimentConfig
 
 SUMMARY, TOKENIZER = "corpus.json", "tokenizer"
@@ -54,6 +58,47 @@ def check_files(config: ExperimentConfig, workdir: epath.Path) -> None:
     if changes := _changed_files(recorded["files"], pipeline.source_files(config.data)):
         rows = f"the run was trained on {recorded['train rows']:,} rows, {recorded['validation rows']:,} were held out"
         _refuse_unless_accepted(config, workdir, [*changes, f"  {rows}"])
+
+
+def read_tests(config: TranslationConfig) -> dict[str, LinesOfTest]:
+    """Read the test sets of a config: sources and references by name.
+
+    Raises ValueError or FileNotFoundError, with the name of the test set, for files that cannot be used.
+    """
+    return {
+        name: pairs.read_test_set(
+            PairFiles(
+                source,
+                target,
+                setting=f"translation.tests, source of {name}",
+                target_setting=f"translation.tests, target of {name}",
+            )
+        )
+        for name, (source, target) in config.test_sets.items()
+    }
+
+
+def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Raise ValueError or FileNotFoundError if the test sets of a run cannot be read, translated or scored.
+
+    Called before the training, after which they are needed and cannot be changed in the run's config any more.
+    """
+    tests = read_tests(config.translation)
+    if not tests:
+        return
+    tokenizer = pipeline.prepare_tokenizer(with_own_tokenizer(config.data, workdir))
+    longest = config.model.max_length - 1  # one position is for the end token
+    for name, (texts, references) in tests.items():
+        try:
+            lines.check("the references", references, references)
+        except ValueError as error:
+            raise ValueError(f"test set {name}: {error}") from error
+        for number, tokens in enumerate(tokenizer.encode_batch(texts), 1):
+            if len(tokens) > longest:
+                raise ValueError(
+                    f"test set {name}: line {number} has {len(tokens)} tokens, and the model has positions for "
+                    f"{longest}: split the line, or raise model.max_length"
+                )
 
 
 def prepare_for_evaluation(config: ExperimentConfig, workdir: epath.Path) -> tuple[Corpus, dict[str, Any]]:

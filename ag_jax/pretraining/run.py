@@ -239,8 +239,9 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = La
     workdir = storage.directory(workdir)
     if config.training.initial_weights and not is_begun(workdir):
         check_initial_weights(config)
-    # Only for its errors: a directory should not be claimed by a config that cannot be trained.
+    # Only for their errors: a directory should not be claimed by a config that cannot be trained.
     mask_trace.read(config.adversarial, config.model.layers)
+    check_tests(config, workdir)
     with lock.hold(workdir):
         return _train(config, workdir, labels)
 
@@ -260,6 +261,18 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels) -> dic
     if hosts.is_first():
         storage.write_whole(workdir / SUMMARY, json.dumps(found, indent=2) + "\n")
     return found
+
+
+def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Raise ValueError or FileNotFoundError, on every host, if the test sets of a run that has not begun cannot be used
+    (`corpus.check_tests`).
+    """
+
+    def check() -> None:
+        if not is_begun(workdir):
+            pretraining_corpus.check_tests(config, workdir)
+
+    hosts.from_first("the test sets", check)
 
 
 def check_initial_weights(config: ExperimentConfig) -> None:

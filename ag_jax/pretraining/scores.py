@@ -14,11 +14,10 @@ from typing import Any
 from etils import epath
 
 from ag_jax.data.json_files import read_json
-from ag_jax.data.parallel import pairs
-from ag_jax.data.parallel.pairs import LinesOfTest, PairFiles
+from ag_jax.data.parallel.pairs import LinesOfTest
 from ag_jax.distributed import storage
 from ag_jax.evaluation import translation
-from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run, translate
 
 FOLDER = "translations"
@@ -38,24 +37,6 @@ class TestResult:
     scores: Mapping[str, dict[str, Any]]
 
 
-def read_tests(config: TranslationConfig) -> dict[str, LinesOfTest]:
-    """Read the test sets of a config: sources and references by name.
-
-    Raises ValueError or FileNotFoundError, with the name of the test set, for files that cannot be used.
-    """
-    return {
-        name: pairs.read_test_set(
-            PairFiles(
-                source,
-                target,
-                setting=f"translation.tests, source of {name}",
-                target_setting=f"translation.tests, target of {name}",
-            )
-        )
-        for name, (source, target) in config.test_sets.items()
-    }
-
-
 def score_run(workdir: epath.PathLike, step: int | None = None) -> dict[str, TestResult]:
     """Translate the test sets of a run, unless that was done before with the same model, and score the translations.
 
@@ -67,7 +48,7 @@ def score_run(workdir: epath.PathLike, step: int | None = None) -> dict[str, Tes
     config = run.read_config(workdir)
     if not config.translates or not config.translation.tests:
         return {}
-    tests = read_tests(config.translation)
+    tests = pretraining_corpus.read_tests(config.translation)
     translator = translate.open_translator(workdir, step)
     settings = translator.settings()
     return {

@@ -14,7 +14,7 @@ from ag_jax.evaluation import translation
 from ag_jax.evaluation.significance import over_seeds, spread
 from ag_jax.evaluation.translation import Difference, Score
 from ag_jax.objectives.translation import TranslationConfig
-from ag_jax.pretraining import report, run, scores, translate
+from ag_jax.pretraining import corpus, report, run, translate
 from ag_jax.pretraining.scores import TestResult
 
 LABELS = {"bleu": "BLEU", "bleu_lowercase": "BLEU, lowercased", "chrf": "chrF2", "ter": "TER"}
@@ -30,7 +30,7 @@ def numbers(config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, 
     the first seed.
     """
     baseline, found = next(iter(arms)), {}
-    for name, lines in scores.read_tests(config).items():
+    for name, lines in corpus.read_tests(config).items():
         values = {
             arm: {
                 metric: [run[name].scores[metric]["value"] for run in runs] for metric in next(iter(runs))[name].scores

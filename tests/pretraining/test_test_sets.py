@@ -1,0 +1,81 @@
+"""Test sets of translation: what is wrong with them is said before a training, not after it."""
+
+import dataclasses
+import pathlib
+
+import pytest
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.data.parallel import toys
+from ag_jax.pretraining import comparison, run
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import corpus as pretraining_corpus
+
+CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "translate.py"
+LONGEST = "lo hundo " * 30
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    toys.write(folder, "dictionary", {"train": 60, "test": 5})
+    (folder / "empty").write_text("\n" * 5)
+    (folder / "long").write_text(f"a dog\n\n{LONGEST}\na dog\na dog\n")
+    return folder
+
+
+@pytest.fixture
+def source(folder) -> str:
+    return f"{CONFIG}:source={folder}/train.source,target={folder}/train.target"
+
+
+def settings(folder, source, target) -> dict:
+    return {
+        "translation.tests": (f"news={folder}/{source}={folder}/{target}",),
+        "data.cache_dir": str(folder / "cache"),
+        "data.tokenizer.vocabulary_size": 300,
+        "data.sequence_length": 32,
+        "model.max_length": 32,
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (("nowhere", "test.target"), r"translation\.tests, source of news='.*nowhere' does not exist"),
+        (("test.source", "train.target"), r"test\.source has 5 lines and .*train\.target has 60"),
+        (("test.source", "empty"), "test set news: expected references to score against, but all 5 of them are empty"),
+        (("long", "test.target"), r"news: line 3 has \d\d+ tokens, and the model has positions for 31: split the line"),
+    ],
+)
+def test_test_sets_are_checked_before_training(folder, source, files, message, tmp_path):
+    overrides = settings(folder, *files)
+    config = pretraining_config.parse(config_reader.load(source, overrides))
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "the directory is not claimed"
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        comparison.compare(source, overrides, tmp_path / "compared")
+    assert not list((tmp_path / "compared").glob("*/checkpoints"))
+
+
+def test_a_run_that_has_begun_is_not_held_up(folder, source, tmp_path):
+    config = pretraining_config.parse(config_reader.load(source, settings(folder, "nowhere", "test.target")))
+    (tmp_path / "summary.json").write_text("{}")
+    run.check_tests(config, epath.Path(tmp_path))
+
+
+def test_a_line_with_as_many_tokens_as_positions_is_fine(folder, source, tmp_path):
+    """As many as `Translator` takes: one position is for the end token."""
+    config = pretraining_config.parse(config_reader.load(source, settings(folder, "long", "test.target")))
+    tokenizer = pretraining_corpus.pipeline.prepare_tokenizer(config.data)
+    size = len(tokenizer.encode(LONGEST.strip()))
+    for length, fits in ((size + 1, True), (size, False)):
+        model = dataclasses.replace(config.model, max_length=length)
+        changed = dataclasses.replace(config, model=model)
+        if fits:
+            pretraining_corpus.check_tests(changed, epath.Path(tmp_path))
+        else:
+            with pytest.raises(ValueError, match=f"has {size} tokens, and the model has positions for {size - 1}"):
+                pretraining_corpus.check_tests(changed, epath.Path(tmp_path))
