@@ -122,6 +122,17 @@ def score(
     return found
 
 
+def signatures(metrics: Sequence[Metric] = METRICS, tokenize: Tokenizer = "13a") -> dict[str, str]:
+    """Return {metric: the signature that `score` gives now}: it changes with sacreBLEU's version, seed and settings."""
+    _check_settings(metrics, tokenize)
+    found: dict[str, str] = {}
+    for name in metrics:
+        measure = _measure(name, tokenize)
+        measure.num_refs = 1  # sacreBLEU sets it when it reads references
+        found[name] = str(measure.get_signature())
+    return found
+
+
 def compare(
     systems: Mapping[str, Sequence[str]],
     references: Sequence[str],

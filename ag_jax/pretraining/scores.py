@@ -1,7 +1,8 @@
 """Translations of a run's test sets, and their scores.
 
 They are kept in the run directory: `translations/TEST.txt` has a translation in each line, and `translations/TEST.json`
-the scores, and what they depend on.
+the scores, and what they depend on. Lines are translated again if the model, the search or the test set changed, and
+scored again if sacreBLEU's version or seed did.
 """
 
 import dataclasses
@@ -72,25 +73,42 @@ def _result(
         "references": _digest(lines.references),
         "tokenize": tokenize,
     }
-    if facts.exists() and text.exists():
-        stored = read_json(facts)
-        found = text.read_text().split("\n")[:-1]
-        if stored.get("depends_on") == depends_on and stored.get("translations") == _digest(found):
-            return TestResult(found, stored["scores"])
-    print(f"translating {len(lines.sources):,} lines of {name} with {translator.name}", file=sys.stderr, flush=True)
-    try:
-        found = list(translate.translate_stream(translator, lines.sources, name))
-    except translate.LineTooLong as error:
-        raise ValueError(f"test set {name}: {error}") from error
+    stored = read_json(facts) if facts.exists() and text.exists() else {}
+    # Bytes that are damaged change the digest; they are no error, because lines can be translated again.
+    found = text.read_bytes().decode(errors="replace").split("\n")[:-1] if stored else []
+    is_translated = stored.get("depends_on") == depends_on and stored.get("translations") == _digest(found)
+    if is_translated and _is_scored(stored.get("scores"), tokenize):
+        return TestResult(found, stored["scores"])
+
+    def write(scores: dict[str, dict[str, Any]]) -> None:
+        content = {"scores": scores, "translations": _digest(found), "depends_on": depends_on}
+        storage.write_whole(facts, json.dumps(content, indent=2) + "\n")
+
+    if not is_translated:
+        print(f"translating {len(lines.sources):,} lines of {name} with {translator.name}", file=sys.stderr, flush=True)
+        try:
+            found = list(translate.translate_stream(translator, lines.sources, name))
+        except translate.LineTooLong as error:
+            raise ValueError(f"test set {name}: {error}") from error
+        folder.mkdir(parents=True, exist_ok=True)
+        storage.write_whole(text, "".join(f"{line}\n" for line in found))
+        write({})  # so that the translations are not lost if they cannot be scored
     scores = {
         metric: dataclasses.asdict(score)
         for metric, score in translation.score(found, lines.references, tokenize=tokenize).items()
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    storage.write_whole(text, "".join(f"{line}\n" for line in found))
-    content = {"scores": scores, "translations": _digest(found), "depends_on": depends_on}
-    storage.write_whole(facts, json.dumps(content, indent=2) + "\n")
+    write(scores)
     return TestResult(found, scores)
+
+
+def _is_scored(scores: Any, tokenize: translation.Tokenizer) -> bool:
+    """Return whether stored scores are of all metrics, with the signatures that `score` would give them now."""
+    fields = {field.name for field in dataclasses.fields(translation.Score)}
+    if not isinstance(scores, dict) or not all(
+        isinstance(one, dict) and one.keys() == fields for one in scores.values()
+    ):
+        return False
+    return {metric: one["signature"] for metric, one in scores.items()} == translation.signatures(tokenize=tokenize)
 
 
 def _digest(lines: Sequence[str]) -> str:

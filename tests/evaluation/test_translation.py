@@ -146,6 +146,16 @@ def test_scores_intervals_and_signatures_are_those_of_sacrebleu(texts):
     assert "|nc:6|nw:0|" in bleu["chrf"] and "|tok:tercom|" in bleu["ter"]
 
 
+@pytest.mark.parametrize("tokenize", translation.TOKENIZERS)
+def test_signatures_are_known_without_scoring(texts, tokenize, monkeypatch):
+    references, systems = texts
+    for seed in ("12345", "77"):
+        monkeypatch.setenv("SACREBLEU_SEED", seed)
+        found = score(systems["a"], references, tokenize=tokenize)
+        assert translation.signatures(tokenize=tokenize) == {name: one.signature for name, one in found.items()}
+    assert list(translation.signatures(["ter"])) == ["ter"]
+
+
 def test_resamples_are_those_of_scoring_the_drawn_sentences(texts, monkeypatch):
     """41 resamples, scored as texts by sacreBLEU: means, intervals without the lowest and highest, and differences."""
     references, systems = texts
