@@ -27,7 +27,7 @@ TOKENIZERS: tuple[Tokenizer, ...] = get_args(Tokenizer)
 RESAMPLES = 1000  # sacreBLEU's default
 SEED = "12345"  # sacreBLEU's default; its environment variable SACREBLEU_SEED replaces it
 
-_LABELS: dict[str, str] = {
+LABELS: dict[str, str] = {
     "bleu": "BLEU",
     "bleu_lowercase": "BLEU, lowercased",
     "chrf": "chrF2",
@@ -191,7 +191,7 @@ def score_rows(scores: Mapping[str, Score]) -> list[list[str]]:
     """
     return [
         [
-            _LABELS[found.metric] + (" (of tokenised text)" if found.note else ""),
+            LABELS[found.metric] + (" (of tokenised text)" if found.note else ""),
             f"{found.value:.2f}",
             "–" if found.interval is None else f"{_range('{:.2f}', found.interval)} (mean {found.mean:.2f})",
             f"`{_escaped(found.signature)}`",
@@ -209,7 +209,7 @@ def difference_rows(comparison: Mapping[str, Mapping[str, Difference]]) -> list[
     return [
         [
             _escaped(system),
-            _LABELS[found.metric],
+            LABELS[found.metric],
             f"{found.difference:+.2f}",
             "–" if found.interval is None else _range("{:+.2f}", found.interval),
             _shown_p(found),

@@ -17,8 +17,6 @@ from ag_jax.objectives.translation import TranslationConfig
 from ag_jax.pretraining import corpus, report, run, translate
 from ag_jax.pretraining.scores import TestResult
 
-LABELS = {"bleu": "BLEU", "bleu_lowercase": "BLEU, lowercased", "chrf": "chrF2", "ter": "TER"}
-
 
 def numbers(config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, TestResult]]]) -> dict[str, Any]:
     """Return, for each test set, the scores of all runs and the differences of the arms from the first one, for JSON.
@@ -79,7 +77,7 @@ def markdown(found: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> l
             "| Score | " + " | ".join(arms) + " |",
             "|---" * (len(arms) + 1) + "|",
         ]
-        for metric, label in LABELS.items():
+        for metric, label in translation.LABELS.items():
             cells = []
             for arm in arms:
                 p_value = test["p_value"][arm][metric]

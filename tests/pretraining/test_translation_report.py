@@ -1,0 +1,107 @@
+"""The numbers and tables of a comparison's translations, against the definitions of the tests."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from ag_jax.evaluation import translation
+from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.pretraining import translation_report
+from ag_jax.pretraining.scores import TestResult
+
+WORDS = "der Hund läuft schnell über eine grüne Wiese und Kinder spielen Ball im Park".split()
+SEEDS = (3, 8, 5)
+
+
+def changed(rng, text, share):
+    return " ".join(str(rng.choice(WORDS)) if rng.random() < share else word for word in text.split())
+
+
+@pytest.fixture(scope="module")
+def references():
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, 9)) for _ in range(37)]
+
+
+@pytest.fixture(scope="module")
+def arms(references):
+    """Results of three runs of each arm; those of the third arm are far worse."""
+    rng, arms = np.random.default_rng(1), {}
+    for arm, share in (("base", 0.3), ("ag", 0.28), ("hard_coded", 0.7)):
+        runs = []
+        for _ in SEEDS:
+            found = [changed(rng, text, share) for text in references]
+            scores = {name: dataclasses.asdict(one) for name, one in translation.score(found, references).items()}
+            runs.append({"news": TestResult(found, json.loads(json.dumps(scores)))})
+        arms[arm] = runs
+    return arms
+
+
+@pytest.fixture(scope="module")
+def config(references, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    for side in ("source", "target"):
+        (folder / side).write_text("".join(f"{line}\n" for line in references))
+    return TranslationConfig(tests=(f"news={folder}/source={folder}/target",))
+
+
+@pytest.fixture(scope="module")
+def found(config, arms):
+    return json.loads(json.dumps(translation_report.numbers(config, arms)))["news"]
+
+
+def student(baseline, other):
+    """Two-sided p of the paired t-test, from its definition."""
+    differences = np.subtract(other, baseline)
+    t = differences.mean() / (differences.std(ddof=1) / math.sqrt(len(differences)))
+    return 2 * scipy.stats.t.sf(abs(t), len(differences) - 1)
+
+
+def test_arms_are_compared_over_seeds_and_over_sentences(found, arms, references):
+    assert found["sentences"] == 37
+    for metric in translation.METRICS:
+        values = {arm: [run["news"].scores[metric]["value"] for run in runs] for arm, runs in arms.items()}
+        assert {arm: found["values"][arm][metric] for arm in arms} == values
+        assert found["p_value"]["base"][metric] is None
+        for arm in ("ag", "hard_coded"):
+            assert found["p_value"][arm][metric] == pytest.approx(student(values["base"], values[arm]))
+        assert found["first_seed"]["ag"][metric]["value"] == values["ag"][0]
+    assert found["p_value"]["hard_coded"]["bleu"] < 0.05 < found["p_value"]["ag"]["bleu"]
+    expected = translation.compare({arm: runs[0]["news"].lines for arm, runs in arms.items()}, references, "base")
+    assert list(found["differences"]) == ["ag", "hard_coded"]
+    for arm, of_arm in expected.items():
+        for metric, difference in of_arm.items():
+            stored = found["differences"][arm][metric]
+            assert (stored["difference"], stored["p_value"]) == (difference.difference, difference.p_value)
+            assert stored["interval"] == list(difference.interval)
+
+
+def test_tables_show_the_numbers(found, arms):
+    lines = translation_report.markdown({"news": found}, SEEDS, "base")
+    assert lines[0] == "## Translations of news"
+    assert "37 sentences. Mean over 3 seeds ± standard deviation; p: paired t-test over seeds against base." in lines
+    [row] = [line for line in lines if line.startswith("| BLEU | ") and "±" in line]
+    for cell, (arm, runs) in zip(row.strip("| ").split(" | ")[1:], arms.items(), strict=True):
+        values = [run["news"].scores["bleu"]["value"] for run in runs]
+        p_value = found["p_value"][arm]["bleu"]
+        shown = f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+        assert cell == (shown if p_value is None else f"{shown} (p = {p_value:.2g})")
+    assert any(line.startswith("| TER (lower is better) | ") and "±" in line for line in lines)
+    assert "With seed 3, and intervals over resampled sentences:" in lines
+    assert any(
+        line.startswith(f"| ag | BLEU | {found['differences']['ag']['bleu']['difference']:+.2f} | ") for line in lines
+    )
+
+
+def test_one_arm_and_one_seed_have_no_tests(config, arms):
+    found = translation_report.numbers(config, {"base": arms["base"][:1]})
+    assert found["news"]["differences"] == {} and found["news"]["p_value"] == {
+        "base": dict.fromkeys(translation.METRICS)
+    }
+    text = "\n".join(translation_report.markdown(found, (3,), "base"))
+    assert "Mean over 1 seed; p: paired t-test over seeds against base, which needs two seeds or more." in text
+    assert "±" not in text and "Differences from" not in text
