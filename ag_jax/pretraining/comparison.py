@@ -28,7 +28,8 @@ PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # Deshpande & Na
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int], ExperimentConfig]:
     """Return the checked config of every (arm, seed) of the config file `source`, with `overrides` on top.
 
-    Raises ValueError if there are no arms, if two are the same, or if they are measured by different losses.
+    Raises ValueError if there are no arms, if two are the same, if they are measured by different losses, or if there
+    is no milestone at which the report shows their attention.
     """
     config = pretraining_config.parse(config_reader.load(source, overrides))
     compared, configs = arms.names(source, config.comparison.arms, "comparison.arms", "train"), {}
@@ -44,6 +45,11 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
         raise ValueError(
             f"the arms of {source} are measured by different losses ({', '.join(sorted(measured))}), which cannot "
             "be compared: set replaced_tokens.generator=none, and decoder.layers, alike in every arm"
+        )
+    if any(not config.training.milestones for config in configs.values()):
+        raise ValueError(
+            f"the report of {source} shows attention maps at training.milestones, of which there are none: give at "
+            "least one, such as --config.training.milestones=1.0"
         )
     return configs
 

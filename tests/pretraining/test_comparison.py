@@ -157,6 +157,12 @@ def test_a_config_without_arms_is_refused(tmp_path):
         comparison.arm_configs(str(path), {})
 
 
+def test_a_comparison_without_milestones_is_rejected_before_it_is_trained():
+    """Its report has a map of every milestone, and is written after all runs."""
+    with pytest.raises(ValueError, match="shows attention maps at training.milestones, of which there are none"):
+        comparison.arm_configs(CONFIG, {"training.milestones": ()})
+
+
 def test_flags_that_override_the_arms_are_reported(compared):
     """The quickstart's arms differ in the settings of guidance, and share the warm-up."""
     sentence = "--config.guidance.alpha=2.0 overrides what the arms set: 10.0 (mlm), 1.0 (ag)"
