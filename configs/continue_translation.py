@@ -30,7 +30,7 @@ def get_config(argument: str = ""):
     arm: `base` without guidance, `ag` with guidance.
     alpha: coefficient of the guidance at the first step.
     """
-    chosen = config_reader.arguments(argument, run=str, source=str, target=str, arm=("ag", "base"), alpha=10.0)
+    chosen = config_reader.arguments(argument, run=str, source=str, target=str, arm=("ag", "base"), alpha=10)
     config = translation.default("Continued training of a translation model")
     translation.continue_from(config, chosen.run)
     config.data.update(source=chosen.source, target=chosen.target)
@@ -39,6 +39,6 @@ def get_config(argument: str = ""):
     )
     config.training.update(steps=10_000, batch_size=32, evaluate_every=1_000, checkpoint_every=1_000)
     if chosen.arm == "ag":
-        translation.guided(config, alpha=chosen.alpha)
+        translation.guided(config, alpha=float(chosen.alpha))
     config.comparison.arms = "base,ag"
     return config
