@@ -13,7 +13,7 @@ from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.data import pipeline
-from ag_jax.data.parallel import toys
+from ag_jax.data.parallel import pairs, toys
 from ag_jax.pretraining import build, comparison, run
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining, translation
@@ -426,6 +426,14 @@ def test_arms_of_table_7():
         "ag_decoder_prev": ("", "prev:1"),
         "ag_decoder_first": ("", "first:1"),
     }
+
+
+@pytest.mark.parametrize("dataset", ["multi30k", "iwslt16", "iwslt14", "wmt14"])
+def test_reports_show_a_sentence_of_the_source_language(dataset):
+    english = parsed(TRANSLATION, f"dataset={dataset}").inspection.sentence
+    (first, *_) = pairs.training(parsed(TRANSLATION, f"dataset={dataset},languages=de-en").data)
+    shown = parsed(TRANSLATION, f"dataset={dataset},languages=de-en").inspection.sentence
+    assert english.startswith("A brown dog") and shown == first.source != ""
 
 
 @pytest.mark.parametrize(

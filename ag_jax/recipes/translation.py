@@ -61,10 +61,12 @@ def corpus(config: Config, name: str, folder: str, source: str, target: str) -> 
     folder: the folder into which the archives of the corpus were unpacked.
     source, target: the languages, such as en and de.
 
-    Raises FileNotFoundError, with the names of the files, if some are missing.
+    The first text of the training pairs becomes the one whose attention maps reports show. Raises FileNotFoundError,
+    with the names of the files, if some are missing.
     """
     parts = layouts.find(name, folder, source, target)
     config.data.update(source=parts.train.source, target=parts.train.target)
+    _show_first(config, parts.train)
     if parts.validation is not None:
         config.data.update(validation_source=parts.validation.source, validation_target=parts.validation.target)
     config.translation.tests = tuple(f"{test}={files.source}={files.target}" for test, files in parts.tests.items())
@@ -255,7 +257,7 @@ def custom_pairs(config: Config, chosen: Any) -> int:
     train = PairFiles(chosen.source, chosen.target or None, setting="source", target_setting="target")
     pair_count = train.line_count()
     config.data.update(source=train.source, target=train.target)
-    config.inspection.sentence = next((pair.source for pair in train if pair.source), config.inspection.sentence)
+    _show_first(config, train)
     for part in ("validation", "test"):
         source, target = getattr(chosen, f"{part}_source"), getattr(chosen, f"{part}_target")
         if target and not source:
@@ -271,6 +273,11 @@ def custom_pairs(config: Config, chosen: Any) -> int:
             parallel_pairs.read_test_set(PairFiles(source, target, setting="test_source", target_setting="test_target"))
             config.translation.tests = (f"test={source}={target}",)
     return pair_count
+
+
+def _show_first(config: Config, pairs: PairFiles) -> None:
+    """Let reports show the attention maps of the first text of some pairs."""
+    config.inspection.sentence = next((pair.source for pair in pairs if pair.source), config.inspection.sentence)
 
 
 RECIPES = {"multi30k": multi30k, "iwslt16": iwslt16, "iwslt14": iwslt14, "wmt14": wmt14}

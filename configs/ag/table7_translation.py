@@ -76,7 +76,8 @@ def get_config(argument: str = ""):
         translation.hard_coded(config)
     elif chosen.arm != "base":
         translation.guided(config, **{"alpha": float(chosen.alpha), **SEARCHED.get(chosen.arm, {})})
-    config.inspection.sentence = "A brown dog runs through the snow with a red ball."
+    if source == "en":
+        config.inspection.sentence = "A brown dog runs through the snow with a red ball."
     config.comparison.arms = ",".join([*ARMS, *(SEARCHED if chosen.search else ())])
     config.comparison.seeds = tuple(range(chosen.seeds))
     return config
