@@ -78,15 +78,15 @@ def read_tests(config: TranslationConfig) -> dict[str, LinesOfTest]:
     }
 
 
-def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Raise ValueError or FileNotFoundError if the test sets of a run cannot be read, translated or scored.
+def check_tests(config: ExperimentConfig) -> None:
+    """Raise ValueError or FileNotFoundError if the test sets of a config cannot be read, translated or scored.
 
-    Called before the training, after which they are needed and cannot be changed in the run's config any more.
+    Called before a run begins: they are needed after the training, when the run's config can no longer be changed.
     """
     tests = read_tests(config.translation)
     if not tests:
         return
-    tokenizer = pipeline.prepare_tokenizer(with_own_tokenizer(config.data, workdir))
+    tokenizer = pipeline.prepare_tokenizer(config.data)
     longest = config.model.max_length - 1  # one position is for the end token
     for name, (texts, references) in tests.items():
         try:

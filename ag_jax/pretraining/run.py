@@ -270,7 +270,7 @@ def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:
 
     def check() -> None:
         if not is_begun(workdir):
-            pretraining_corpus.check_tests(config, workdir)
+            pretraining_corpus.check_tests(config)
 
     hosts.from_first("the test sets", check)
 

@@ -66,7 +66,7 @@ def test_a_run_that_has_begun_is_not_held_up(folder, source, tmp_path):
     run.check_tests(config, epath.Path(tmp_path))
 
 
-def test_a_line_with_as_many_tokens_as_positions_is_fine(folder, source, tmp_path):
+def test_a_line_with_as_many_tokens_as_positions_is_fine(folder, source):
     """As many as `Translator` takes: one position is for the end token."""
     config = pretraining_config.parse(config_reader.load(source, settings(folder, "long", "test.target")))
     tokenizer = pretraining_corpus.pipeline.prepare_tokenizer(config.data)
@@ -75,7 +75,7 @@ def test_a_line_with_as_many_tokens_as_positions_is_fine(folder, source, tmp_pat
         model = dataclasses.replace(config.model, max_length=length)
         changed = dataclasses.replace(config, model=model)
         if fits:
-            pretraining_corpus.check_tests(changed, epath.Path(tmp_path))
+            pretraining_corpus.check_tests(changed)
         else:
             with pytest.raises(ValueError, match=f"has {size} tokens, and the model has positions for {size - 1}"):
-                pretraining_corpus.check_tests(changed, epath.Path(tmp_path))
+                pretraining_corpus.check_tests(changed)
