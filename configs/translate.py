@@ -50,6 +50,8 @@ def get_config(argument: str = ""):
     source: texts to translate from: files or globs with a text in each line, also compressed (.gz); without `target`,
         .tsv or .jsonl files whose records have both sides.
     target: their translations: as many files, with as many lines.
+    source_field: key or column of the texts, in files whose records have both sides.
+    target_field: key or column of their translations, in the same files.
     validation_source: texts for validation; without them, a share of the training pairs is held out.
     validation_target: their translations.
     test_source: texts whose translations `ag-jax evaluate` and `compare` score.
@@ -64,6 +66,8 @@ def get_config(argument: str = ""):
         argument,
         source=str,
         target="",
+        source_field="source",
+        target_field="target",
         validation_source="",
         validation_target="",
         test_source="",

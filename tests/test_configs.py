@@ -517,6 +517,12 @@ def test_custom_files(tmp_path):
     of_table = read(source="pairs.tsv.gz")
     assert of_table.data.target is None and of_table.inspection.sentence == source[0]
     assert (of_table.training.batch_size, of_table.model.layers) == (4, 4), "300 pairs"
+    (tmp_path / "named.tsv").write_text(f"id\ten\tde\n1\t{source[0]}\t{target[0]}\n")
+    named = f"source={tmp_path / 'named.tsv'},target_field=de"
+    own = pretraining_config.parse(config_reader.load(f"{CONFIGS / CUSTOM}:{named},source_field=en", {}))
+    assert own.inspection.sentence == source[0] and list(pairs.training(own.data)) == [(source[0], target[0])]
+    with pytest.raises(ValueError, match='the header: expected the field "source", got only .*; set source_field'):
+        config_reader.load(f"{CONFIGS / CUSTOM}:{named}", {})
     full = read(
         source="train.source",
         target="train.target",

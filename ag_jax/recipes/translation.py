@@ -248,15 +248,17 @@ def custom_pairs(config: Config, chosen: Any) -> int:
     """Set the files of custom pairs; return the number of training pairs.
 
     chosen: the arguments of a config file; for each of `source`, `validation_source` and `test_source` the files with
-        the texts, empty if there are none, and for `target` and so on the files with their translations.
+        the texts, empty if there are none, and for `target` and so on the files with their translations; `source_field`
+        and `target_field` are the keys or columns of files that have both.
 
     The first text of `source` becomes the one whose attention maps reports show. Raises ValueError or FileNotFoundError
     for files that cannot be used. Also the test set is read: it is needed only after the training, when an error would
     come late.
     """
-    train = PairFiles(chosen.source, chosen.target or None, setting="source", target_setting="target")
+    fields = {"source_field": chosen.source_field, "target_field": chosen.target_field}
+    train = PairFiles(chosen.source, chosen.target or None, **fields, setting="source", target_setting="target")
     pair_count = train.line_count()
-    config.data.update(source=train.source, target=train.target)
+    config.data.update(source=train.source, target=train.target, **fields)
     _show_first(config, train)
     for part in ("validation", "test"):
         source, target = getattr(chosen, f"{part}_source"), getattr(chosen, f"{part}_target")

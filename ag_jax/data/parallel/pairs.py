@@ -80,6 +80,13 @@ class PairFiles:
         for source, target in self._aligned_files(self.target):
             yield from _aligned(source, target)
 
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields of both sides by the names of their settings, which are in the section of `setting`."""
+        section = self.setting.rpartition(".")[0]
+        names = (f"{section}.{name}".removeprefix(".") for name in ("source_field", "target_field"))
+        return dict(zip(names, (self.source_field, self.target_field), strict=True))
+
     def line_count(self) -> int:
         """Return the number of lines of the source's files: that of the pairs, if none is blank, a tag or a header.
 
@@ -290,9 +297,8 @@ def _records(file: pathlib.Path, pair_files: PairFiles) -> Iterator[Pair]:
             yield from _table(fields.lines(opened, str(file)), str(file), pair_files)
             return
         for where, entry in fields.json_objects(opened, str(file)):
-            one = fields.field_of(entry, pair_files.source_field, where, "data.source_field")
-            other = fields.field_of(entry, pair_files.target_field, where, "data.target_field")
-            yield Pair(sides.one_line(one), sides.one_line(other))
+            found = (fields.field_of(entry, name, where, setting) for setting, name in pair_files.fields.items())
+            yield Pair(*map(sides.one_line, found))
 
 
 def _table(lines: Iterator[tuple[int, bytes]], place: str, pair_files: PairFiles) -> Iterator[Pair]:
@@ -320,7 +326,7 @@ def _named_columns(header: list[str], where: str, pair_files: PairFiles) -> tupl
 
     Raises ValueError if a column is missing, or if two have its name.
     """
-    wanted = {"data.source_field": pair_files.source_field, "data.target_field": pair_files.target_field}
+    wanted = pair_files.fields
     has_defaults = (*wanted.values(),) == (PairFiles.source_field, PairFiles.target_field)
     if has_defaults and len(header) == 2 and not set(header) & set(wanted.values()):
         return None
