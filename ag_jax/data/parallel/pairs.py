@@ -14,13 +14,12 @@ import dataclasses
 import itertools
 import os
 import pathlib
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ag_jax import interruption
 from ag_jax.data.config import DataConfig
-from ag_jax.data.parallel import sides, tokenised
+from ag_jax.data.parallel import globs, sides, tokenised
 from ag_jax.data.text import fields, files, sources
 
 JSON_LINES, TABLE = (".jsonl", ".ndjson"), ".tsv"
@@ -128,35 +127,15 @@ class PairFiles:
                 f"{self.setting} has {len(ours)} files ({_listed(ours)}) and {self.target_setting} has {len(theirs)} "
                 f"({_listed(theirs)}): expected as many, each the translation of its counterpart; name them all"
             )
-        for one, other in zip(ours, theirs, strict=True):
+        aligned = list(zip(ours, theirs, strict=True))
+        for one, other in aligned:
             if one.resolve() == other.resolve():
                 raise ValueError(
                     f"{one} is a file of both {self.setting} and {self.target_setting}: expected a text and its "
                     f"translation; if its records have both, set {self.target_setting}=none"
                 )
-        self._check_globs(target, list(zip(ours, theirs, strict=True)))
-        return list(zip(ours, theirs, strict=True))
-
-    def _check_globs(self, target: str, aligned: list[tuple[pathlib.Path, pathlib.Path]]) -> None:
-        """Raise ValueError if the files of two globs differ in the text of the wildcards in more than one way.
-
-        Then one side may lack a file, or the order of the names differs, as in `news.dev.en, news.en` and `news.de,
-        news.dev.de`. Where both files have as many lines, nothing else would tell.
-        """
-        first: dict[tuple[int, int], tuple[tuple[str, str], str]] = {}
-        for both, (part, text), (other_part, other_text) in zip(
-            aligned, _wildcards(self.source), _wildcards(target), strict=False
-        ):
-            if text is None or other_text is None:
-                continue
-            found = _difference(text, other_text), f"{both[0]} with {both[1]}"
-            expected = first.setdefault((part, other_part), found)
-            if found[0] != expected[0]:
-                raise ValueError(
-                    f"the files of {self.setting} and {self.target_setting} do not go together by their names: in "
-                    f"their order, {expected[1]}, but {found[1]}. Add the files that are missing, or name all files of "
-                    "both sides, with commas"
-                )
+        globs.check_names(self._given(), aligned)
+        return aligned
 
 
 def training(config: DataConfig) -> PairFiles:
@@ -201,36 +180,6 @@ def _paths(value: str, setting: str) -> list[pathlib.Path]:
                 f"translations of one another: name the files or give a glob; it holds {_listed(names)}"
             )
     return [path for _, path in sources.files(value)]
-
-
-_WILDCARD = re.compile(r"\*\*/|\*+|\?|\[!?\]?[^\]]*\]")
-
-
-def _wildcards(value: str) -> list[tuple[int, str | None]]:
-    """Return, for each file that a setting names, the number of the part of the list, and the text that the wildcards
-    of a glob stand for in its path; None for a file that is given by its name.
-    """
-    found: list[tuple[int, str | None]] = []
-    for number, part in enumerate(sources.parts(value)):
-        plain = map(re.escape, _WILDCARD.split(os.path.expanduser(part)))
-        pattern = re.compile("(.*)".join(plain), re.DOTALL)
-        for path in dict.fromkeys(sources.matches(part)):  # as `sources.files` does
-            match = pattern.fullmatch(path)
-            found.append((number, "/".join(match.groups()) if match and match.groups() else None))
-    return found
-
-
-def _difference(one: str, other: str) -> tuple[str, str]:
-    """Return two texts without what they have in common at their beginnings and then at their ends."""
-    start = _common(one, other)
-    one, other = one[start:], other[start:]
-    end = _common(one[::-1], other[::-1])
-    return one[: len(one) - end], other[: len(other) - end]
-
-
-def _common(one: str, other: str) -> int:
-    """Return the number of characters that two texts have in common at their beginnings."""
-    return sum(1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
 
 
 def _listed(names: list[Any]) -> str:

@@ -1,0 +1,65 @@
+"""Whether the files that two globs match go together, by their names.
+
+The n-th file of the one glob goes with the n-th file of the other. Where both have as many lines, nothing else tells if
+one side lacks a file, or if the names are sorted in another order, as in `news.dev.en, news.en` and `news.de,
+news.dev.de`. So names must differ in the same way in all pairs of files.
+"""
+
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+from ag_jax.data.text import sources
+
+_WILDCARD = re.compile(r"\*\*/|\*+|\?|\[!?\]?[^\]]*\]")
+
+
+def check_names(given: Mapping[str, str], aligned: Sequence[tuple[pathlib.Path, pathlib.Path]]) -> None:
+    """Raise ValueError if what the wildcards of two globs stand for differs in more than one way.
+
+    given: for the setting of each side, the files or globs that it names, with commas between several.
+    aligned: the files of both sides that go together.
+
+    Files that are given by their names, on one side or both, are not compared.
+    """
+    first: dict[tuple[int, int], tuple[tuple[str, str], str]] = {}
+    matched = map(_wildcards, given.values())
+    for (one, other), (part, text), (other_part, other_text) in zip(aligned, *matched, strict=False):
+        if text is None or other_text is None:
+            continue
+        found = _difference(text, other_text), f"{one} with {other}"
+        expected = first.setdefault((part, other_part), found)
+        if found[0] != expected[0]:
+            raise ValueError(
+                f"the files of {' and '.join(given)} do not go together by their names: in their order, {expected[1]}, "
+                f"but {found[1]}. Add the files that are missing, or name all files of both sides, with commas"
+            )
+
+
+def _wildcards(value: str) -> list[tuple[int, str | None]]:
+    """Return, for each file that a setting names, the number of the part of the list, and the text that the wildcards
+    of a glob stand for in its path; None for a file that is given by its name.
+    """
+    found: list[tuple[int, str | None]] = []
+    for number, part in enumerate(sources.parts(value)):
+        plain = map(re.escape, _WILDCARD.split(os.path.expanduser(part)))
+        pattern = re.compile("(.*)".join(plain), re.DOTALL)
+        for path in dict.fromkeys(sources.matches(part)):  # as `sources.files` does
+            match = pattern.fullmatch(path)
+            found.append((number, "/".join(match.groups()) if match and match.groups() else None))
+    return found
+
+
+def _difference(one: str, other: str) -> tuple[str, str]:
+    """Return two texts without what they have in common at their beginnings and then at their ends."""
+    start = _common(one, other)
+    one, other = one[start:], other[start:]
+    end = _common(one[::-1], other[::-1])
+    return one[: len(one) - end], other[: len(other) - end]
+
+
+def _common(one: str, other: str) -> int:
+    """Return the number of characters that two texts have in common at their beginnings."""
+    return sum(1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
