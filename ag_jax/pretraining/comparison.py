@@ -93,21 +93,18 @@ def _compare(
     if not hosts.is_first():
         return path
     first_run, first = next(iter(configs.items()))
-    seeds = first.comparison.seeds
+    seeds, workload = first.comparison.seeds, workloads.workload_of(first)
+    headline = workload.primary_metric
     results = [
         ArmResults(
             name=arm,
             summaries=[summaries[arm, seed] for seed in seeds],
-            metrics=[
-                _rows(directories[arm, seed], workloads.workload_of(first).primary_metric.metric) for seed in seeds
-            ],
+            metrics=[_rows(directories[arm, seed], headline.metric) for seed in seeds],
             settings=_settings(configs[arm, seeds[0]]),
         )
         for arm in compared
     ]
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(first.data, directories[first_run]))
-    workload = workloads.workload_of(first)
-    headline = workload.primary_metric
     numbers = report.numbers(results, seeds, headline, workload.plateau_loss(first, corpus))
     command = arms.command("compare", source, overrides)
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in compared}
