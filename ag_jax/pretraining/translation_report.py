@@ -85,7 +85,7 @@ def markdown(found: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> l
                 cells.append(shown + (f" (p = {p_value:.2g})" if p_value is not None else ""))
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
         lines.append("")
-        lines += report.differences_section(test["differences_over_seeds"], LABELS, baseline)
+        lines += report.differences_section(test["differences_over_seeds"], translation.LABELS, baseline)
         lines += [f"With seed {seeds[0]}, and intervals over resampled sentences:", ""]
         for arm in arms:
             of_arm = {metric: Score(**score) for metric, score in test["first_seed"][arm].items()}

@@ -275,7 +275,6 @@ def test_every_mesh_trains_the_same(eight_devices):
         ({"smooth_over": "some"}, "translation.smooth_over must be one of others, all, got 'some'"),
         ({"tests": ("a=b",)}, "translation.tests must be a list of NAME=SOURCE=TARGET, such as .*, got 'a=b'"),
         ({"tests": ("a==c",)}, "translation.tests must be a list of NAME=SOURCE=TARGET"),
-        ({"tests": ("x=b=c", "../a=d=e")}, "translation.tests has the name '../a', after which files are named"),
         ({"tests": ("a=b=c", "a=d=e")}, "translation.tests must have different names, got a, a"),
         ({"tests": ("a=b=c", "wmt14/en=d=e")}, "translation.tests must have names that files can have.*'wmt14/en'"),
         ({"tests": ("..=b=c",)}, "translation.tests must have names that files can have.*'[.][.]'"),
