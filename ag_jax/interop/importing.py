@@ -225,15 +225,20 @@ def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConf
 
 
 def _generation_file(source: Source) -> tuple[dict[str, Any], pathlib.Path]:
-    """Return the settings of generation of a translation model, over those of config.json, and their file."""
+    """Return the settings of generation of a translation model that are not null, and their file.
+
+    Earlier versions of transformers had them in config.json. If there is a generation_config.json, later versions
+    ignore them there.
+    """
     file = source.directory / GENERATION
-    if not file.exists():  # earlier versions of transformers had them in config.json
+    if not file.exists():
         return source.values, source.directory / "config.json"
-    return source.values | read_json(file), file
+    return {key: value for key, value in read_json(file).items() if value is not None}, file
 
 
 def _generation(source: Source, tokenizer: Tokenizer) -> Generation:
     values, file = _generation_file(source)
+    marian.check_tokens(values, tokenizer.specials, file)
     return marian.read_generation(values, source.config.max_length, tokenizer.specials, file)
 
 
@@ -250,7 +255,7 @@ def translation_config(
     """
     values, file = _generation_file(source)
     words = source.tensors.read(marian.target_words(source.decoder.tie))
-    start = marian.start_of(values, np.asarray(words), tokenizer.specials, file)
+    start = marian.start_of(source.values | values, np.asarray(words), tokenizer.specials, file)
     languages = [name or side for name, side in zip(tokenizer.languages, ("source", "target"), strict=True)]
     return ExperimentConfig(
         title=f"{source.family.model_type} from {source.directory.name}",

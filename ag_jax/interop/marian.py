@@ -76,6 +76,12 @@ _NEUTRAL: dict[str, Any] = {
     "sequence_bias": None,
     "force_words_ids": None,
     "constraints": None,
+    "exponential_decay_length_penalty": None,
+    "guidance_scale": 1.0,
+    "watermarking_config": None,
+    "token_healing": False,
+    "stop_strings": None,
+    "max_time": None,
 }
 
 
@@ -391,13 +397,17 @@ def start_of(
 
 
 def check_tokens(values: Mapping[str, Any], specials: SpecialTokens, file: pathlib.Path) -> None:
-    """Raise ValueError if the ids of padding and of the end token in config.json are not those of the tokenizer."""
+    """Raise ValueError if the ids of padding and of the end token in a file are not those of the tokenizer.
+
+    values: the content of config.json or generation_config.json.
+    file: that file, for the error message.
+    """
     for key, expected in (("pad_token_id", specials.pad), ("eos_token_id", specials.end)):
         found = values.get(key, expected)
         if found not in (expected, [expected]):
             raise ValueError(
-                f"{file}: {key}={found!r}, but the tokenizer's id is {expected}: one of them is of another model; copy "
-                "both from the same one"
+                f"{file}: {key}={found!r}, but the tokenizer's id is {expected}, and no other is supported: if one of "
+                "them is of another model, copy both from the same one"
             )
 
 
@@ -424,7 +434,7 @@ def read_generation(
     "never" and false mean `bound`. With false, transformers only estimates the best score that can still be reached, so
     that its translations may differ.
 
-    values: the content of generation_config.json, and that of config.json where the former says nothing.
+    values: the content of generation_config.json, or of config.json if there is no such file.
     positions: number of positions of the model. A `max_length` equal to it is ignored: the default of
         `decoding.max_length` holds.
     specials: the special tokens.
@@ -434,10 +444,11 @@ def read_generation(
     """
     settings = Settings(values)
     beams, penalty = settings.take("num_beams", 1), settings.take("length_penalty", 1.0)
-    shortest = settings.take("min_length", 0)
+    # `min_new_tokens`, which comes before `min_length`, counts neither the start nor the end token.
+    shortest = settings.take("min_new_tokens", -1) + 1 or settings.take("min_length", 0)
     longest = settings.take("max_new_tokens", 0) or settings.take("max_length", positions) - 1
     early = settings.raw("early_stopping")
-    if early not in (None, True, False, "never"):
+    if not (early is None or isinstance(early, bool) or early == "never"):
         settings.problems.append(f"early_stopping must be true, false or 'never', got {early!r}")
     if settings.problems:
         raise ValueError(f"{file}: " + "; ".join(settings.problems) + ". Correct the file, or copy it anew")
@@ -458,11 +469,11 @@ def read_generation(
     unsupported = [key for key, neutral in _NEUTRAL.items() if values.get(key) not in (None, neutral)]
     # Padding, begin and mask token are never predicted here. The model converted from Marian has a vector for padding,
     # which Marian had not, so that transformers must leave it out before it compares hypotheses.
-    forbidden, padding = values.get("bad_words_ids") or [], [values.get("pad_token_id")]
+    forbidden = values.get("bad_words_ids") or []
     never = [[id] for id in (specials.pad, specials.begin, specials.mask)]
     if not isinstance(forbidden, list) or any(words not in never for words in forbidden):
         unsupported.append("bad_words_ids")
-    without_padding = values.get("renormalize_logits") is True and forbidden == [padding]
+    without_padding = values.get("renormalize_logits") is True and forbidden == [[specials.pad]]
     if values.get("renormalize_logits") and not without_padding:
         unsupported.append("renormalize_logits")
     notes = tuple(f"{key}={values[key]!r} ({file.name})" for key in unsupported)

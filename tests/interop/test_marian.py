@@ -458,6 +458,17 @@ def test_settings_of_generation(decoding, written, lost, read):
     assert generation == marian.Generation(read or decoding, ())
 
 
+@pytest.mark.parametrize(
+    ("given", "least"),
+    [({}, "0"), ({"min_length": 5}, "5"), ({"min_new_tokens": 2, "min_length": 5}, "3"), ({"min_new_tokens": 0}, "1")],
+)
+def test_the_minimum_length_counts_the_end_token(given, least):
+    """As `min_length` of transformers, which counts the start token instead; `min_new_tokens` counts neither."""
+    specials = SpecialTokens(begin=19, pad=19, end=0, unknown=1, mask=3, pair_separators=1)
+    found = marian.read_generation(given, 20, specials, pathlib.Path("generation_config.json"))
+    assert found.decoding.min_length == least and not found.notes
+
+
 # Import of what other programs wrote.
 
 
@@ -604,8 +615,11 @@ def test_a_decoder_that_starts_elsewhere(tmp_path):
         ({"num_beams": "six"}, "num_beams must be of type int, got 'six'"),
         ({"num_beams": 0}, "decoding.beam_size must be at least 1 and at most 1024, got 0"),
         ({"early_stopping": "soon"}, "early_stopping must be true, false or 'never', got 'soon'"),
+        ({"early_stopping": 1}, "early_stopping must be true, false or 'never', got 1"),
+        ({"eos_token_id": [0, 7]}, "eos_token_id=[0, 7], but the tokenizer's id is 0, and no other is supported"),
         ({"length_penalty": -1.0}, "decoding.length_penalty must be at least 0 and at most 5, got -1.0"),
         ({"max_new_tokens": 3, "min_length": 5}, "decoding.min_length must be at most decoding.max_length"),
+        ({"max_new_tokens": 3, "min_new_tokens": 3}, "got min_length='4' and max_length='3'"),
     ],
 )
 def test_settings_of_generation_that_are_wrong(changed, said, tmp_path):
@@ -622,14 +636,22 @@ def test_settings_of_generation_that_are_not_taken_over(tmp_path, capsys):
         "bad_words_ids": [[5], [6, 7]],
         "do_sample": False,
         "renormalize_logits": True,
+        "exponential_decay_length_penalty": [2, 1.5],
+        "num_beams": None,
     }
     changed_file(directory, "generation_config.json", **changed)
     assert cli.run_safely("import", request(source=str(directory), workdir=str(tmp_path / "run"))) == 0
     said = capsys.readouterr().out
-    assert "parameters of marian, in" in said and said.count("not taken over") == 3
-    for setting in ("no_repeat_ngram_size=3", "bad_words_ids=[[5], [6, 7]]", "renormalize_logits=True"):
+    assert "parameters of marian, in" in said and said.count("not taken over") == 4
+    for setting in (
+        "no_repeat_ngram_size=3",
+        "bad_words_ids=[[5], [6, 7]]",
+        "renormalize_logits=True",
+        "exponential_decay_length_penalty=[2, 1.5]",
+    ):
         assert f"not taken over: {setting} (generation_config.json)" in said
-    assert run.open_run(tmp_path / "run").config.decoding.beam_size == 6
+    # None of the settings in config.json holds, not even of those that generation_config.json lacks.
+    assert run.open_run(tmp_path / "run").config.decoding == DecodingConfig(1, "power", 1.0, "full", "first")
     (directory / "generation_config.json").unlink()
     opened = imported(directory, tmp_path / "again")
     assert opened.config.decoding == DecodingConfig(2, "power", 0.5, ends="first", max_length="19")
