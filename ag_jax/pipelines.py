@@ -251,6 +251,7 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
     """Return a function that computes vectors of texts: float32 [width] of one text, or [texts, width] of a list.
 
     pooling: `mean` averages the encoder's last hidden states over a text's tokens, `first` takes the first token's.
+        That is the begin token, which a translation model does not read: there it is a token of the first word.
     step: step of a run's checkpoint, the newest by default.
 
         embed = pipelines.embed("runs/quickstart/ag-seed0")
@@ -275,8 +276,13 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
 
     def embed_texts(texts: str | Sequence[str]) -> np.ndarray:
         single = isinstance(texts, str)
-        ids = opened.tokenizer.encode_batch([texts] if isinstance(texts, str) else list(texts))
-        rows = [shape.row(of_text[: shape.room(pair=False)]) for of_text in ids]
+        lines = [texts] if isinstance(texts, str) else list(texts)
+        if opened.translates:  # as its sources in training
+            lines = [line.strip() for line in lines]
+        first = int(opened.translates)  # of each row's fields; without the begin token, one more token fits
+        ids = opened.tokenizer.encode_batch(lines)
+        rows = [shape.row(of_text[: shape.room(pair=False) + first]) for of_text in ids]
+        rows = [{name: field[first:] for name, field in row.items()} for row in rows]
         features = _features(rows, opened.tokenizer)
         if not rows:
             return np.zeros((0, opened.config.width), np.float32)

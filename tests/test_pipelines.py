@@ -22,6 +22,7 @@ from ag_jax.training.config import TrainingConfig
 from ag_jax.training.damage import CorruptCheckpointError
 from tests import tiny
 from tests.finetuning import tasks
+from tests.test_inspection import save_translation
 
 TOKENIZER, CONFIG = tasks.TOKENIZER, tasks.pretrained().config
 
@@ -191,7 +192,25 @@ def test_embed(name, places):
     assert mean([]).shape == (0, CONFIG.width)
 
 
-def test_clear_words_where_a_head_is_missing(places, tmp_path):
+@pytest.fixture(scope="module")
+def translation(tmp_path_factory):
+    """Make a run that translates."""
+    return save_translation(tmp_path_factory.mktemp("translation") / "run")
+
+
+def test_embed_with_an_encoder_that_translates(translation):
+    """Its texts have no begin token, which it was not trained to read."""
+    first, mean = (pipelines.embed(str(translation), pooling) for pooling in ("first", "mean"))
+    opened = run.open_run(translation)
+    for text, given in (("we build roads", " we build roads "), ("roads " * 23, "roads " * 40)):
+        tokens = np.array([[*TOKENIZER.encode(text), TOKENIZER.specials.end]], np.int32)
+        encoder = Encoder(opened.model.config)
+        said = encoder.apply({"params": opened.params["encoder"]}, as_batch(tokens), deterministic=True)[0]
+        np.testing.assert_allclose(first(given), said[0], atol=2e-5)
+        np.testing.assert_allclose(mean([given, "good"])[0], said.mean(0), atol=2e-5)
+
+
+def test_clear_words_where_a_head_is_missing(places, translation, tmp_path):
     cases = [
         (lambda: pipelines.classify(str(places / "run")), ValueError, "is a run of pre-training.*ag-jax finetune"),
         (lambda: pipelines.classify(str(places / "hf")), ValueError, "has no head of a task"),

@@ -49,6 +49,11 @@ class Pretrained:
     run: OpenRun | None = None
     imported: OpenModel | None = None
 
+    @property
+    def translates(self) -> bool:
+        """Whether the encoder is that of a translation model: it was trained on texts without a begin token."""
+        return any(opened is not None and opened.config.translates for opened in (self.run, self.imported))
+
 
 @dataclasses.dataclass(frozen=True)
 class Inspected:
