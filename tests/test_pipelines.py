@@ -222,6 +222,12 @@ def test_clear_words_where_a_head_is_missing(places, translation, tmp_path):
         (lambda: pipelines.answer(str(tmp_path)), FileNotFoundError, "is no model"),
         (lambda: pipelines.fill_mask(str(places / "span")), ValueError, "no head for masked words"),
         (lambda: pipelines.fill_mask(str(places / "hf_classification")), ValueError, "no head for masked words"),
+        (lambda: pipelines.fill_mask(str(translation)), ValueError, "translates and has no head for masked words"),
+        (
+            lambda: pipelines.translate(str(places / "hf")),
+            ValueError,
+            "a Hugging Face model.*`ag-jax import` makes a run",
+        ),
         (lambda: pipelines.embed(str(places / "run"), "max"), ValueError, "pooling must be one of mean, first"),
         (lambda: pipelines.embed(str(tmp_path)), FileNotFoundError, "is no model"),
         (lambda: pipelines.choose(str(places / "choice"))("which", ["one"]), ValueError, "at least two candidates"),

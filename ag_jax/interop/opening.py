@@ -17,6 +17,7 @@ from ag_jax.interop.importing import OpenModel
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.heads import task_encoder
 from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
 from ag_jax.pretraining import run, translate
 from ag_jax.pretraining.build import special_tokens
@@ -242,6 +243,11 @@ def open_masked_lm(directory: str, step: int | None = None) -> tuple[Model, Any,
         classes = ", ".join(architectures) or "not stated"
         raise ValueError(
             f"{directory} has no head for masked words: its classes are {classes}, expected one such as BertForMaskedLM"
+        )
+    if isinstance(model, TranslationModel):
+        raise ValueError(
+            f"{directory} translates and has no head for masked words: give a model that predicts them, or use "
+            "`pipelines.translate`"
         )
     if "word_head" not in params:
         raise ValueError(

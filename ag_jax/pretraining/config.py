@@ -265,9 +265,12 @@ def read_settings(path: epath.PathLike) -> dict[str, Any]:
     Raises ValueError, with the file's name, if it is not the config of a pre-training run.
     """
     found = read_json(path)
-    for key, what in (("tasks", "a suite of fine-tuning"), ("model_type", "a Hugging Face model")):
+    for key, what, remedy in (
+        ("tasks", "a suite of fine-tuning", ""),
+        ("model_type", "a Hugging Face model", "; `ag-jax import` makes a run of it"),
+    ):
         if key in found:
-            raise ValueError(f"{path} is the config of {what}, expected that of a pre-training run")
+            raise ValueError(f"{path} is the config of {what}, expected that of a pre-training run{remedy}")
     check_fields(path, found, {"data": dict, "model": dict, "training": dict})
     return config_reader.upgraded(ExperimentConfig, found)
 
