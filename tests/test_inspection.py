@@ -237,6 +237,15 @@ def test_the_translation_is_by_default_the_models_own(places, monkeypatch, capsy
     assert opened.translator.beginning(" ", 5).text == ""
 
 
+def test_spaces_around_a_text_are_not_translated(places, monkeypatch):
+    """As by `Translator`, to whose tokenizer they may be tokens."""
+    translator = best.open_for_inspection(places / "translation").translator
+    encoded = []
+    monkeypatch.setattr(translator.tokenizer, "encode", lambda text: encoded.append(text) or [])
+    translator.beginning(" good \n", 9)
+    assert encoded == ["good"]
+
+
 def test_a_translation_model_in_the_files_of_transformers(places):
     """The export of a run, which has the run's maps; it is shown at the length of its positions."""
     opened = [best.open_for_inspection(places / name) for name in ("translation", "marian")]

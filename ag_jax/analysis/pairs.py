@@ -39,20 +39,21 @@ def pair_maps(
 ) -> PairMaps:
     """Return the attention maps of a text and its translation, computed as in training but without dropout.
 
-    As in training, spaces around a text are left out. A side of more than `max_tokens` tokens is cut at its end, and a
-    warning is logged. Raises ValueError if there is no source, or no room for any of its tokens.
+    Spaces around a side are removed. A side of more than `max_tokens` tokens is cut at its end, and a warning is
+    logged. Raises ValueError if there is no source, or no room for any of its tokens.
 
     target: the translation; it may be empty, and the decoder then reads its start alone.
     max_tokens: maximum number of tokens of each side, including the source's end token and the decoder's start; the
         model's `max_length` also applies.
     """
-    words = list(tokenizer.encode(source.strip()))
+    # Without spaces around them, as in training and in translations.
+    words = list(tokenizer.encode(source.strip())) if source.strip() else []
     if not words:
         raise ValueError(f"attention maps need a text with at least one token, got {source!r}")
     room = min(max_tokens, model.config.max_length) - 1
     if room < 1:
         raise ValueError(f"attention maps need room for at least 2 tokens, got max_tokens={max_tokens}")
-    translated = list(tokenizer.encode_targets([target.strip()])[0])
+    translated = list(tokenizer.encode_targets([target.strip()])[0]) if target.strip() else []
     specials = tokenizer.specials
     begins = model.decoder_config.start == "begin"
     source_ids = [*maps.cut(words, room, "source"), specials.end]

@@ -16,7 +16,7 @@ from ag_jax.models.config import DecoderConfig
 from ag_jax.models.seq2seq import TranslationModel
 from tests import reference, tiny
 from tests.analysis import examples
-from tests.analysis.examples import SECOND, WordTokenizer
+from tests.analysis.examples import SECOND, WORDS, WordTokenizer
 
 SOURCE, TARGET = "we build roads . we build .", "strassen we build ."
 SOURCE_IDS, TARGET_IDS = [7, 8, 6, 5, 7, 8, 5, 2], [1, 6, 7, 8, 5]
@@ -276,6 +276,17 @@ def test_mass_is_the_one_that_training_reports():
         for (name, _), (total, weight) in zip(assignment, reported, strict=True):
             heads = [head for head, owner in enumerate(owners) if owner == name]
             np.testing.assert_allclose(masses[name][:, heads].mean(-1), total / weight, rtol=1e-5)
+
+
+def test_spaces_around_a_text_are_no_tokens(params, pair):
+    """For tokenizers to which a space is a token, or a part of one; they are removed in training, too."""
+
+    class Spaced(WordTokenizer):
+        def encode(self, text):
+            return [WORDS.index(word) for word in text.split(" ")]
+
+    found = pairs.pair_maps(model_of(), params, Spaced(), f" {SOURCE} \n", f" {TARGET} ", 13)
+    assert [one.tokens for one in found] == [one.tokens for one in pair]
 
 
 def test_the_strongest_pattern_of_a_decoder_counts_all_rows():
