@@ -9,10 +9,10 @@
     classify("A masterpiece.")                  # Guess(text="positive", score=0.99)
 
 Each pipeline takes the directory of a run, of a trial with saved weights (`--config.keep=best`), or of a Hugging Face
-model, and returns a function. The function takes one text, or a list of texts, for which it returns a list; that of
-`choose` takes one text with its candidates. Scores are probabilities. Texts longer than those of training, or than the
-positions of an imported model, are cut as in training; `answer` reads all of a long context, and `fill_mask` rejects a
-text that is too long.
+model, and returns a function; `translate` takes only a run. The function takes one text, or a list of texts, for which
+it returns a list; that of `choose` takes one text with its candidates. Scores are probabilities. Texts longer than
+those of training, or than the positions of an imported model, are cut as in training; `answer` reads all of a long
+context, and `fill_mask` and `translate` reject a text that is too long.
 """
 
 import dataclasses
@@ -236,10 +236,10 @@ def translate(directory: str, step: int | None = None) -> Callable[..., Any]:
         for number, line in enumerate(lines, 1):
             if "\n" in line:
                 raise ValueError(f"text {number} of {len(lines)} has a line break: translate its lines one by one")
-        size = opened.config.beam_size if beams is None else beams
+        translator = opened if beams is None else opened.with_decoding(beam_size=beams)
+        size = translator.config.beam_size
         if not 1 <= alternatives <= size:
             raise ValueError(f"alternatives must be between 1 and the number of beams, {size}, got {alternatives}")
-        translator = dataclasses.replace(opened, config=dataclasses.replace(opened.config, beam_size=size))
         found = [[one.text for one in of_text[:alternatives]] for of_text in translator(lines)]
         results = found if alternatives > 1 else [of_text[0] for of_text in found]
         return results[0] if single else results

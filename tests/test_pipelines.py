@@ -210,6 +210,23 @@ def test_embed_with_an_encoder_that_translates(translation):
         np.testing.assert_allclose(mean([given, "good"])[0], said.mean(0), atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("good", {"beams": 0}, "decoding.beam_size must be at least 1 and at most 1024, got 0"),
+        ("good", {"beams": 2000}, "decoding.beam_size must be at least 1 and at most 1024, got 2000"),
+        ("good", {"beams": "4"}, "decoding.beam_size must be"),
+        ("good", {"alternatives": 3}, "alternatives must be between 1 and the number of beams, 2, got 3"),
+        ("good", {"alternatives": 0}, "alternatives must be between 1 and the number of beams, 2, got 0"),
+        (["good", "we\nbuild"], {}, "text 2 of 2 has a line break"),
+        (["good", "roads " * 24], {}, "line 2 has 24 tokens, and the model has positions for 23"),
+    ],
+)
+def test_what_translate_rejects(text, options, said, translation):
+    with pytest.raises(ValueError, match=said):
+        pipelines.translate(str(translation))(text, **options)
+
+
 def test_clear_words_where_a_head_is_missing(places, translation, tmp_path):
     cases = [
         (lambda: pipelines.classify(str(places / "run")), ValueError, "is a run of pre-training.*ag-jax finetune"),

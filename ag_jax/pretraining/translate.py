@@ -158,6 +158,12 @@ class Translator:
             found.append(Translation(" ".join(text.splitlines()), float(hypotheses.scores_BK[row, beam]), ended))
         return found
 
+    def with_decoding(self, **settings: Any) -> "Translator":
+        """Return this translator with other settings of decoding. Raises ValueError for values that are not allowed."""
+        config = dataclasses.replace(self.config, **settings)
+        config_reader.check(config, "decoding")
+        return dataclasses.replace(self, config=config)
+
     def settings(self) -> dict[str, Any]:
         """Return what the translations depend on besides the lines, as JSON values: model, tokenizer and decoding."""
         digest = hashlib.sha256()
