@@ -131,7 +131,8 @@ def _convert_translation(
     family = catalogue.translating(config, decoder)
     params, steps = translate.parameters(opened, step)
     arrays = {name: np.asarray(leaf) for name, leaf in names.flat(params).items()}
-    arrays = marian.reordered(marian.with_biases(arrays, decoder.tie), decoder, specials.pad)
+    arrays = marian.with_biases(arrays, decoder.tie)
+    arrays = marian.reordered(arrays, decoder, specials.pad, tokenizer.vocabulary_size)
     constants = {name: table.astype(tensors.DTYPES[dtype]) for name, table in family.constants(config).items()}
     order_V = marian.vocabulary_order(config.vocabulary_size, specials.pad, decoder.start)
     new_V = np.argsort(order_V).tolist()

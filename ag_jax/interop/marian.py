@@ -31,7 +31,7 @@ EPSILON = 1e-5  # of every LayerNorm, for which config.json has no key
 POSITIONS = tuple(f"model.{side}.embed_positions.weight" for side in SIDES)
 # A table of the wrong form is off by more than this; a right one by rounding, most if it is stored in 16 bits.
 TOLERANCE = 4e-3
-# The final bias of padding, whose probability is then 0 although its embedding is the zero vector.
+# The final bias of a word that is never predicted: its probability is 0 even if its embedding is the zero vector.
 NEVER = -100.0
 BIAS = "output_bias"
 _TIES = {(True, True): "all", (False, True): "target", (False, False): "none"}  # by shared embeddings, tied output
@@ -341,13 +341,18 @@ def vocabulary_order(rows: int, pad: int, start: str) -> np.ndarray:
     return np.append(np.delete(ids, pad), pad) if start == "zero" else ids
 
 
-def reordered(params: Mapping[str, np.ndarray], decoder: DecoderConfig, pad: int) -> dict[str, np.ndarray]:
+def reordered(params: Mapping[str, np.ndarray], decoder: DecoderConfig, pad: int, tokens: int) -> dict[str, np.ndarray]:
     """Return the parameters {path: array} with their words in `vocabulary_order`.
 
     With `decoder.start=zero`, the embedding of padding, from which the decoder of a MarianMT starts, becomes the zero
-    vector. Padding stays improbable by its final bias, unless the vector was zero before.
+    vector. Padding stays improbable by its final bias, unless the vector was zero before. So do words beyond the
+    vocabulary of the tokenizer, which are never predicted here.
+
+    tokens: size of the tokenizer's vocabulary.
     """
     found, tables = dict(params), _WORDS[decoder.tie]
+    if tokens < len(found[BIAS]):
+        found[BIAS] = np.append(found[BIAS][:tokens], np.minimum(found[BIAS][tokens:], NEVER))
     if decoder.start == "zero":
         path = _TARGET[decoder.tie]
         table, bias = found[path].copy(), found[BIAS].copy()

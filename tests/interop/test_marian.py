@@ -244,7 +244,9 @@ def tokens_of(directory) -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", ["sentencepiece_unigram", "sentencepiece_bpe", "byte_bpe", "wordpiece"])
 def test_padding_becomes_the_last_word(kind, tmp_path):
-    """Vectors, biases and tokens move together; padding's vector is zero; rows without a token get one."""
+    """Vectors, biases and tokens move together; padding's vector is zero; rows without a token get one that is never
+    predicted.
+    """
     tokenizer = own_tokenizer(kind)
     size, rows, pad = tokenizer.vocabulary_size, tokenizer.vocabulary_size + 3, tokenizer.specials.pad
     assert pad < size - 1
@@ -260,6 +262,7 @@ def test_padding_becomes_the_last_word(kind, tmp_path):
             np.testing.assert_array_equal(tensors["model.shared.weight"][tokens[token]], words[id], token)
             assert tensors["final_logits_bias"][0, tokens[token]] == bias[id]
     assert not tensors["model.shared.weight"][-1].any() and tensors["final_logits_bias"][0, -1] == -100
+    assert (tensors["final_logits_bias"][0, size - 1 :] == -100).all()  # padding's, and those without a token
     special = {role: readable.get(id, "<pad>") for role, id in vars(tokenizer.specials).items()}
     assert config["pad_token_id"] == config["decoder_start_token_id"] == generation["pad_token_id"] == rows - 1
     assert config["eos_token_id"] == generation["eos_token_id"] == tokens[special["end"]]
@@ -281,12 +284,12 @@ def test_padding_becomes_the_last_word(kind, tmp_path):
             again.tokenizer.decode(again.tokenizer.encode(text)).strip()
             == tokenizer.decode(tokenizer.encode(text)).strip()
         )
-    # The probability of padding aside, the model predicts what it did before.
+    # The probabilities of padding and of rows without a token aside, the model predicts what it did before.
     opened = run.open_run(workdir)
     source, target = [7, 9, 30, opened.tokenizer.specials.end], [pad, 12, 9]
-    ours = np.delete(our_logits(opened, source, target), pad, axis=-1)
+    ours = np.delete(our_logits(opened, source, target), [pad, *range(size, rows)], axis=-1)
     moved = [[np.arange(rows)[-1] if id == pad else id - (id > pad) for id in ids] for ids in (source, target)]
-    np.testing.assert_allclose(our_logits(again, *moved)[:, :-1], ours, atol=1e-5)
+    np.testing.assert_allclose(our_logits(again, *moved)[:, : size - 1], ours, atol=1e-5)
 
 
 @pytest.mark.parametrize("tie", ["target", "none"])
