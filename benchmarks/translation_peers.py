@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import tokenizers as huggingface
 import turns
 
 from ag_jax.data.parallel.pairs import Pair
@@ -153,7 +154,11 @@ class CTranslate2(Peer):
         self.translator = ctranslate2.Translator(
             str(converted), device="cpu", compute_type="float32", inter_threads=1, intra_threads=threads
         )
-        new_ids = json.loads((exported.directory / "vocab.json").read_text())
+        vocabulary = exported.directory / "vocab.json"
+        if vocabulary.exists():
+            new_ids = json.loads(vocabulary.read_text())
+        else:  # no tokenizer of sentencepiece
+            new_ids = huggingface.Tokenizer.from_file(str(exported.directory / "tokenizer.json")).get_vocab()
         of_new = {id: piece for piece, id in new_ids.items()}
         self.pieces = [of_new[int(new)] for new in exported.new_V]
         self.ids = {piece: id for id, piece in enumerate(self.pieces)}

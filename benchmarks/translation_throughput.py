@@ -39,6 +39,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import time
@@ -203,7 +204,7 @@ def our_logits(translator: Translator, source: list[int], target: list[int]) -> 
 def check_logits(translator: Translator, peer: Transformers | JoeyNMT, lines: Sequence[tuple[str, str]]) -> None:
     """Raise ValueError if a program's logits differ from ours, those of tokens that are never generated excepted."""
     specials = translator.tokenizer.specials
-    compared_V = np.delete(np.arange(translator.model.config.vocabulary_size), [specials.pad, specials.begin])
+    compared_V = np.delete(np.arange(translator.tokenizer.vocabulary_size), [specials.pad, specials.begin])
     largest = 0.0
     for pair in lines:
         source, target = translator.tokenizer.encode_batch(list(pair))
@@ -327,7 +328,12 @@ PARTS = {"train": measure_training, "decode": measure_decoding}
 
 
 def conditions(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what a part was measured under."""
+    """Return what a part was measured under. Raises CalledProcessError if `--joeynmt` has no joeynmt."""
+    versions = {}
+    if options.joeynmt:
+        query = "import importlib.metadata; print(importlib.metadata.version('joeynmt'))"
+        asked = subprocess.run([options.joeynmt, "-c", query], check=True, stdout=subprocess.PIPE, text=True)
+        versions["joeynmt"] = asked.stdout.strip()
     packages = [name for name in ("torch", "transformers", "ctranslate2") if importlib.util.find_spec(name)]
     return {
         "command": " ".join(sys.argv),
@@ -336,8 +342,7 @@ def conditions(options: argparse.Namespace) -> dict[str, Any]:
         "rounds": options.rounds,
         "load_average_at_start": os.getloadavg()[0],
         "glibc_tunables": os.environ.get("GLIBC_TUNABLES"),
-        "versions": {name: importlib.metadata.version(name) for name in packages}
-        | ({"joeynmt": "2.3.0"} if options.joeynmt else {}),
+        "versions": {name: importlib.metadata.version(name) for name in packages} | versions,
     }
 
 
