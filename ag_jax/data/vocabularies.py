@@ -108,10 +108,18 @@ def load_marian(directory: pathlib.Path) -> SentencePiecePair:
             )
     listed = settings.get("added_tokens_decoder", {}).values()
     added = {str(token.get("content") if isinstance(token, dict) else token) for token in listed}
-    if missing := sorted((added | _object(directory / ADDED).keys()) - ids.keys()):
+    added |= _object(directory / ADDED).keys()
+    if missing := sorted(added - ids.keys()):
         raise ValueError(
             f"{directory / SETTINGS} or {ADDED} adds tokens that {vocabulary.name} lacks, which is not supported: "
             f"{', '.join(missing)}; add them to {vocabulary.name}"
+        )
+    # transformers cuts texts at added tokens before sentencepiece sees them.
+    codes = {token for token in added if token.startswith(">>") and token.endswith("<<")}
+    if cut := sorted(added - codes - {*ROBERTA_SPECIALS}):
+        raise ValueError(
+            f"{directory / SETTINGS} or {ADDED} adds tokens that are neither special nor the code of a language, which "
+            f"is not supported: {', '.join(cut)}; take a model without added tokens"
         )
     encoding, decoding = (
         read(file, lambda name: _checked_model(pathlib.Path(name).read_bytes())) for file in (source, target)

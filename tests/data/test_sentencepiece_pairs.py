@@ -130,6 +130,11 @@ def test_the_fingerprint_depends_on_every_file(directory):
             {"added_tokens_decoder": {"0": {"content": "</s>"}, "99": {"content": "<new>"}}},
             "adds tokens that vocab.json lacks, which is not supported: <new>",
         ),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"0": {"content": "</s>"}, "1": {"content": ">>deu<<"}, "2": {"content": "a"}}},
+            "adds tokens that are neither special nor the code of a language, which is not supported: a;",
+        ),
     ],
 )
 def test_files_that_do_not_fit(name, values, said, directory):
