@@ -507,14 +507,14 @@ def write_generation(
     lost = []
     if config.beam_size > 1:
         written["early_stopping"] = "never" if config.stop == "bound" else True
-        if config.normalization == "gnmt":
+        if config.normalization == "gnmt" and config.length_penalty:  # a penalty of 0 is the same for all lengths
             lost.append(
                 f"decoding.normalization=gnmt with length_penalty={config.length_penalty}: transformers divides scores "
                 "by the length to the power of a penalty, which is left at its default of 1, so translations may "
                 "differ."
             )
         else:
-            written["length_penalty"] = config.length_penalty if config.normalization == "power" else 0.0
+            written["length_penalty"] = 0.0 if config.normalization == "none" else config.length_penalty
         if config.ends == "all":
             lost.append(
                 "decoding.ends=all: in transformers, hypotheses end only among the first beams (ends=first), so "

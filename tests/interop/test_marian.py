@@ -444,6 +444,12 @@ def test_parts_and_types_of_an_export(tmp_path):
             DecodingConfig(2, "power", 0.0, ends="first", max_length="7"),
         ),
         (
+            DecodingConfig(2, "gnmt", 0.0, ends="first", max_length="7"),
+            {"num_beams": 2, "length_penalty": 0.0, "early_stopping": "never", "max_length": 8},
+            [],
+            DecodingConfig(2, "power", 0.0, ends="first", max_length="7"),
+        ),
+        (
             DecodingConfig(1, "power", 1.0, max_length="7"),
             {"num_beams": 1, "max_length": 8},
             ["Beam search with a single beam"],
