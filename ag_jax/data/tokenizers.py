@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import sentencepiece
 import tokenizers as huggingface
@@ -211,8 +211,8 @@ def load(path: str | os.PathLike) -> Tokenizer:
     have Marian's source.spm with target.spm and vocab.json, which come before all others. vocab.json with merges.txt is
     RoBERTa's byte-level BPE, by default without a space added in front of the text. vocab.txt is BERT's WordPiece, by
     default lower-cased. Settings in tokenizer_config.json and tokens in added_tokens.json beside a vocabulary are
-    applied, or rejected with an error if they are not supported. A directory that `Tokenizer.save` wrote is compared
-    with its checksum.
+    applied, or rejected with an error if they are not supported. Of a directory that `Tokenizer.save` wrote, the files
+    that it wrote are compared with their checksums, and no other tokenizer beside them is read.
 
     Raises FileNotFoundError if the path does not exist, and ValueError if it holds no readable tokenizer, if a special
     token is missing, or if the checksum differs.
@@ -223,15 +223,14 @@ def load(path: str | os.PathLike) -> Tokenizer:
             f"no tokenizer at {named}; give a directory or file that exists, or set data.tokenizer.path=none to train "
             "one."
         )
-    if named.is_dir():
-        _check_checksum(named)
+    saved = _check_checksum(named) if named.is_dir() else ()
     if "://" not in str(named):
-        return _load(pathlib.Path(named), str(named))
+        return _load(pathlib.Path(named), str(named), saved)
     with tempfile.TemporaryDirectory() as copy:  # the libraries read only local files
         for file in named.iterdir() if named.is_dir() else [named]:
             if file.name in _FILES or file.name.endswith(".model"):
                 (pathlib.Path(copy) / file.name).write_bytes(file.read_bytes())
-        return _load(pathlib.Path(copy), str(named))
+        return _load(pathlib.Path(copy), str(named), saved)
 
 
 def _checksums(files: dict[str, bytes]) -> bytes:
@@ -243,14 +242,14 @@ def _checksums(files: dict[str, bytes]) -> bytes:
     return (json.dumps({"files": hashes}) + "\n").encode()
 
 
-def _check_checksum(directory: epath.Path) -> None:
-    """Raise ValueError if a saved tokenizer's file is missing or does not match the SHA-256 in `checksum.json`.
+def _check_checksum(directory: epath.Path) -> tuple[str, ...]:
+    """Return the names of a saved tokenizer's files; () without `checksum.json`, as in what another program wrote.
 
-    Does nothing in a directory without `checksum.json`, such as one that another program wrote.
+    Raises ValueError if a file is missing or does not match its SHA-256 in `checksum.json`.
     """
     path = directory / CHECKSUM
     if not path.exists():
-        return
+        return ()
     written = read_json(path)
     if "files" in written:  # of a tokenizer of several files
         check_fields(path, written, {"files": dict})
@@ -268,6 +267,7 @@ def _check_checksum(directory: epath.Path) -> None:
                 f"{file} is not the tokenizer that was saved, its checksum differs: put back a copy, or delete {path} "
                 "if you changed the tokenizer on purpose"
             )
+    return tuple(pathlib.PurePath(name).name for name in hashes)
 
 
 def _write_whole(path: epath.Path, content: bytes) -> None:
@@ -280,17 +280,19 @@ def _write_whole(path: epath.Path, content: bytes) -> None:
     partial.replace(path)
 
 
-def _load(given: pathlib.Path, origin: str) -> Tokenizer:
+def _load(given: pathlib.Path, origin: str, saved: Collection[str]) -> Tokenizer:
     """Load a tokenizer from a file or a directory.
 
     Of several tokenizer files in a directory, the first in the order of `_names` is read.
 
     given: local path of the file or directory.
     origin: name of that path in error messages.
+    saved: names of the files in the directory that may be read; all of them if empty.
 
     Raises ValueError if there is no tokenizer.
     """
     directory, names = (given, _names(given)) if given.is_dir() else (given.parent, [given.name])
+    names = [name for name in names if not saved or name in saved]
     for name in names:
         if name == "tokenizer.json":
             library = vocabularies.read(directory / name, huggingface.Tokenizer.from_file)

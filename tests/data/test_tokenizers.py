@@ -145,6 +145,15 @@ def test_a_saved_tokenizer_that_was_changed_is_an_error(trained, tmp_path):
     assert tokenizers.load(tmp_path).fingerprint() == trained.fingerprint()
 
 
+def test_the_tokenizer_that_was_saved_last_is_loaded(tmp_path):
+    """Also if a file of another kind, which comes before it in other directories, is left from an earlier one."""
+    made = {kind: tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=SIZES[kind]), CORPUS) for kind in SIZES}
+    for kind in ("wordpiece", "sentencepiece_bpe", "byte_bpe", "sentencepiece_unigram"):
+        made[kind].save(tmp_path)
+        assert tokenizers.load(tmp_path).fingerprint() == made[kind].fingerprint()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["checksum.json", "spiece.model", "tokenizer.json"]
+
+
 def test_a_panic_of_the_library_is_an_error_that_names_the_file(tmp_path):
     """A panic is a BaseException but no Exception; this one is real."""
     tokenizer = tokenizers.train(TokenizerConfig(kind="wordpiece", vocabulary_size=SIZES["wordpiece"]), CORPUS)
