@@ -153,15 +153,18 @@ def multi30k(config: Config) -> None:
 
 
 def small(config: Config) -> None:
-    """Set model and training to what two CPU cores train in about 20 minutes: 3 + 3 layers of width 128, and about 6
+    """Set model and training to what two CPU cores train in about 10 minutes: 3 + 3 layers of width 128, and about 6
     million target tokens in 3,000 batches.
+
+    Of the learning rates 2e-3, 3e-3, 4e-3 and 6e-3, 3e-3 gave the lowest validation NLL after 1,200 steps on Multi30k,
+    without guidance: 2.60, 2.50, 2.53, 2.71.
     """
     transformer(config, layers=3, heads=4, width=128, feedforward=256, dropout=0.2)
     pairs(config, vocabulary=4_000, length=64)
     config.translation.update(label_smoothing=0.1, average=5)
     config.decoding.update(beam_size=4)
     config.optimizer.update(
-        learning_rate=2e-3, warmup_steps=600, decay="inverse_sqrt", beta1=0.9, beta2=0.98, clip_norm=1.0
+        learning_rate=3e-3, warmup_steps=600, decay="inverse_sqrt", beta1=0.9, beta2=0.98, clip_norm=1.0
     )
     config.training.update(
         steps=3_000, batch_size=34, evaluate_every=300, checkpoint_every=100, keep_last=5, log_every=50

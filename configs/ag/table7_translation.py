@@ -13,7 +13,7 @@ one whose encoder has a head guided to the next and one to the previous token in
 in the decoder, and of a search over alpha. They are compared by their validation loss.
 
 Hardware and time: the paper does not say what it used. 100,000 steps of 6,000 tokens (iwslt16) or 50,800 tokens (wmt14)
-need an accelerator. scale=small takes about 20 minutes for each run on 2 CPU cores.
+need an accelerator. scale=small takes about 10 minutes for each run on 2 CPU cores.
 
 Expected (train NLL, average NLL, validation NLL, BLEU): on IWSLT16 En-De base 1.18, 1.88, 2.25, 24.52; hard-coded 1.30,
 1.92, 2.26, 24.42; guided 1.18, 1.84, 2.22, 24.42. On WMT14 En-De base 1.77, 2.07, 1.61, 26.24; hard-coded 1.94, 2.23,

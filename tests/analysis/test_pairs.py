@@ -191,15 +191,6 @@ def test_long_sides_are_cut_and_say_so(params, caplog, most):
     assert f"({32 - 2 * kept} more were cut off)" in maps.mass_table(found.cross, tiny.SPECIAL, ())
 
 
-def test_spaces_around_a_source_are_left_out(params, monkeypatch):
-    """A byte-level tokenizer would give the first word another token; the training texts have no such spaces."""
-    read = []
-    monkeypatch.setattr(WordTokenizer, "encode", lambda self, text: read.append(text) or [])
-    with pytest.raises(ValueError, match="at least one token"):
-        pair_of(model_of(), params, source=f" {SOURCE}\n")
-    assert read == [SOURCE]
-
-
 def test_an_empty_translation_and_no_source(params):
     found = pair_of(model_of(), params, target=" ")
     assert found.decoder.tokens == ("<start>",) and (found.decoder.weights_NHQK == 1).all()
