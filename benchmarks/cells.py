@@ -8,10 +8,7 @@ and a commit stands for the code that ran, so nothing is recorded while there ar
 import hashlib
 import json
 import pathlib
-import re
 import subprocess
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 import record
@@ -20,8 +17,6 @@ import ag_jax
 
 Line = dict[str, Any]
 CODE = ("ag_jax", "configs")  # the package; config files are part of it
-# An absolute path, or one that begins at the home directory or a parent folder, at the start of a value.
-_PATH = re.compile(r"(?:(?<=[=,:])|^)(?:~|\.\.?)?(?:/[^/\s,:=]+)+/?")
 
 
 def read(path: pathlib.Path) -> list[Line]:
@@ -89,18 +84,12 @@ def append(path: pathlib.Path, line: Line, root: pathlib.Path) -> None:
 
 def stamp(root: pathlib.Path) -> Line:
     """Return what every line has to say of its origin: command, commit, hash of the code, device and versions."""
-    script, *arguments = sys.argv
     return {
-        "command": " ".join(["python", f"benchmarks/{pathlib.Path(script).name}", *cleaned(arguments)]),
+        "command": record.command(),
         "commit": commit(root),
         "package": package_hash(root),
         **record.machine(),
     }
-
-
-def cleaned(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a command with only the last part of each path, which says nothing of the machine."""
-    return [_PATH.sub(lambda found: found[0].rstrip("/").rsplit("/", 1)[1], argument) for argument in arguments]
 
 
 def package_hash(root: pathlib.Path) -> str:

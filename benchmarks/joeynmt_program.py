@@ -125,7 +125,7 @@ class Program:
             {"optimizer": "adam", "learning_rate": 1e-4, "adam_betas": self.settings["adam_betas"]},
             self.model.parameters(),
         )
-        self.clip = build_gradient_clipper({"clip_grad_norm": 1.0})
+        self.clip = build_gradient_clipper({"clip_grad_norm": 1.0, "clip_grad_val": None})
         return size
 
     def _tokenizer(self) -> BasicTokenizer:

@@ -4,19 +4,23 @@ import importlib.metadata
 import json
 import pathlib
 import platform
+import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 RESULTS = pathlib.Path(__file__).parent / "results"
+# An absolute path, or one that begins at the home directory or a parent folder, at the start of a value.
+_PATH = re.compile(r"(?:(?<=[=,:])|^)(?:~|\.\.?)?(?:/[^/\s,:=]+)+/?")
 
 
 def save(name: str, figures: dict[str, Any]) -> pathlib.Path:
     """Write `figures`, with command, device and versions, to `results/NAME.json`; return its path."""
     content = {
         "benchmark": name,
-        "command": " ".join(["python", f"benchmarks/{pathlib.Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": command(),
         **machine(),
         **figures,
     }
@@ -24,6 +28,17 @@ def save(name: str, figures: dict[str, Any]) -> pathlib.Path:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
+
+
+def command() -> str:
+    """Return the command by which the program was started, with only the last part of each path."""
+    script, *arguments = sys.argv
+    return " ".join(["python", f"benchmarks/{pathlib.Path(script).name}", *cleaned(arguments)])
+
+
+def cleaned(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command with only the last part of each path, which says nothing of the machine."""
+    return [_PATH.sub(lambda found: found[0].rstrip("/").rsplit("/", 1)[1], argument) for argument in arguments]
 
 
 def machine() -> dict[str, Any]:

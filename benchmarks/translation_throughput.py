@@ -40,7 +40,6 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -315,7 +314,7 @@ def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
         print(f"{name:<18} {speed}  {found['identical_lines']:.1%} of the lines as ours")
     speeds = {name: found["sentences_per_second"] for name, found in figures.items()}
     return {
-        "run": translator.name,
+        "run": record.cleaned([translator.name])[0],
         "sentences": len(lines),
         "search": SEARCH | {"max_length": translator.config.max_length},
         "turns": f"{options.rounds} rounds of all sentences, after one that is not counted",
@@ -336,7 +335,7 @@ def conditions(options: argparse.Namespace) -> dict[str, Any]:
         versions["joeynmt"] = asked.stdout.strip()
     packages = [name for name in ("torch", "transformers", "ctranslate2") if importlib.util.find_spec(name)]
     return {
-        "command": " ".join(sys.argv),
+        "command": record.command(),
         "threads": options.threads,
         "dtype": "float32",
         "rounds": options.rounds,

@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import pathlib
+import re
 import types
 
 import pytest
@@ -46,6 +47,11 @@ def test_recorded_scores_say_which_examples_they_are_of(path):
             if counts.get(split) in limits:
                 (note,) = [note for note in task["notes"] if note.startswith(f"{split}: ")]
                 assert "subset_seed" in note and f"{counts[split]:,}" in note
+
+
+def test_results_have_no_paths_of_a_machine():
+    for path in [*RESULTS, *BENCHMARKS.glob("results/*.jsonl")]:
+        assert not re.search(r"(?<![\w.])/(root|home|tmp|work|opt|usr)/", path.read_text()), path
 
 
 def test_results_of_the_earlier_freelb_say_so():

@@ -22,7 +22,7 @@ from tests.finetuning import tiny_tasks
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # where the script finds its neighbours
-cells, evidence = (importlib.import_module(name) for name in ("cells", "finetuning_evidence"))
+cells, evidence, record = (importlib.import_module(name) for name in ("cells", "finetuning_evidence", "record"))
 sys.path.remove(str(BENCHMARKS))
 CHOSEN = evidence.Chosen({"sst2": 5e-5, "cola": 2e-5, "wnut17": 1e-4}, 0.03)
 
@@ -95,10 +95,10 @@ def test_the_hash_of_the_package_is_of_names_and_contents(clone):
 
 def test_a_command_says_nothing_of_the_machine():
     given = ["--checkpoint=/home/someone/minilm/", "--data=../shared/data", "--workdir=~/runs", "--select", "/a/b.py"]
-    assert cells.cleaned(given) == ["--checkpoint=minilm", "--data=data", "--workdir=runs", "--select", "b.py"]
+    assert record.cleaned(given) == ["--checkpoint=minilm", "--data=data", "--workdir=runs", "--select", "b.py"]
     given = ["--config=asa/real_weights:checkpoint=/x/y,data=/z/w,arm=asa", "--results=benchmarks/results", "--n=1/2"]
     kept = ["--config=asa/real_weights:checkpoint=y,data=w,arm=asa", "--results=benchmarks/results", "--n=1/2"]
-    assert cells.cleaned(given) == kept
+    assert record.cleaned(given) == kept
 
 
 def test_the_order_of_the_cells():
