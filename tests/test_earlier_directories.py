@@ -42,7 +42,10 @@ def here(goldens, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stored(goldens, here):
-    return json.loads(json.dumps(reading.stored(here, make.SETS[goldens])))
+    found = json.loads(json.dumps(reading.stored(here, make.SETS[goldens])))
+    for report in {"comparison", "suite"} & found.keys():
+        del found[report]["differences"]  # reports of earlier versions have none
+    return found
 
 
 def test_what_is_stored_is_read_bit_for_bit(stored, expected):
