@@ -196,7 +196,7 @@ def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dic
 def _reading(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
     best = min(arms, key=lambda arm: results["arms"][arm.name]["mean"]["validation_loss"])
     return [
-        "*Train* is the mean over the last twentieth of training, *validation* is on held-out documents after the last "
+        "*Train* is the mean over the last twentieth of training, *validation* is on held-out text after the last "
         "step, *average train* is the mean over all of training, which is lower the sooner a model learns.",
         f"Guessing by frequency, without context, gives {results['plateau_loss']:.3f}; a run has left the plateau "
         f"when its train loss is {primary.margin:g} below that.",
