@@ -75,7 +75,7 @@ def get_config(argument: str = ""):
         arm=("base", "hard_coded", "ag"),
         size=("auto", *translation.SIZES),
         steps=0,
-        alpha=10,
+        alpha=1,
         seeds=1,
     )
     config = translation.default(f"Translation of {chosen.source}")

@@ -405,7 +405,7 @@ def test_recipes_of_table_7(row):
 def test_arms_of_table_7():
     """The paper's patterns: a Next and a Prev head in the encoder and none elsewhere."""
     arms = {arm: parsed(TRANSLATION, f"arm={arm}") for arm in ARGUMENTS[TRANSLATION]["arm"]}
-    assert arms["ag"].guidance.heads == "next:1,prev:1" and arms["ag"].guidance.alpha == 10
+    assert arms["ag"].guidance.heads == "next:1,prev:1" and arms["ag"].guidance.alpha == 1
     assert arms["ag"].guidance.decoder_heads is arms["ag"].guidance.cross_heads is None
     fixed = arms["hard_coded"]
     assert fixed.model.fixed_attention.offsets == (-1, 1) and fixed.decoder.fixed_attention.offsets == (-1, 0)
@@ -415,7 +415,7 @@ def test_arms_of_table_7():
     assert len(searched) == 10 and set(arms) < set(searched)
     assert parsed(TRANSLATION, "arm=ag,alpha=100").guidance.alpha == 100
     assert [parsed(TRANSLATION, f"arm={arm},alpha=7").guidance.alpha for arm in searched[2:]] == [7.0] * 6 + [
-        1.0,
+        10.0,
         100.0,
     ]
     patterns = {arm: parsed(TRANSLATION, f"arm={arm}").guidance for arm in searched[3:8]}
