@@ -1,0 +1,199 @@
+"""Queries about anaphors: the mentions of a document, and in each window the antecedents among them.
+
+In the shapes, M is a mention of a window as an anaphor, and C is a mention as a candidate.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ag_jax.data.probes import baselines, constituents, rules
+from ag_jax.data.probes.baselines import Mentions
+from ag_jax.data.probes.mentions import Document, Mention
+from ag_jax.data.probes.queries import Query
+from ag_jax.data.probes.rules import Features, HeadWord, Kind
+from ag_jax.data.probes.windows import Stretch
+
+Direction = Literal["before", "both"]
+Credit = Literal["head", "span"]
+CUT = "mentions across the end of a window"
+ALONE = "anaphors without an antecedent in their window"
+NO_TOKENS = "anaphors whose head word has no tokens"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How queries are made of mentions.
+
+    head_word: `rule` takes the head word by a rule of words, `last` the last word, `parse` that of the constituent.
+    direction: `before` takes antecedents before the mention, `both` also mentions of its entity after it.
+    credit: which words of an antecedent count in the modes `words` and `positions`: its `head`, or any of its `span`.
+    """
+
+    head_word: HeadWord = "rule"
+    direction: Direction = "before"
+    credit: Credit = "head"
+
+
+class Asked(NamedTuple):
+    """The queries of a document.
+
+    queries: with the windows counted from the first one of the document.
+    scores: for each baseline, the score of each query, `(queries,)`.
+    dropped: reason to number.
+    """
+
+    queries: list[Query]
+    scores: dict[str, np.ndarray]
+    dropped: dict[str, int]
+
+
+class _Described(NamedTuple):
+    """The mentions of a document with what the rules say of them; a list has an entry for each mention.
+
+    mentions: the mentions.
+    heads: index of each head word in the document, `(mentions,)`.
+    kinds: type of each.
+    texts, words, features: as in `Mentions`.
+    is_anaphor: whether an earlier mention in the document has the entity, `(mentions,)`.
+    is_repeated: whether any other mention in the document has the entity, `(mentions,)`.
+    """
+
+    mentions: Sequence[Mention]
+    heads: np.ndarray
+    kinds: list[Kind]
+    texts: list[str]
+    words: list[str]
+    features: list[Features]
+    is_anaphor: np.ndarray
+    is_repeated: np.ndarray
+
+
+def ask(document: Document, stretches: Sequence[Stretch], settings: Settings, tokens: np.ndarray) -> Asked:
+    """Return the queries of a document, and the scores of the baselines.
+
+    stretches: the windows, one after the other, which together are the whole document.
+    tokens: number of tokens of each word, `(words,)`; mentions whose head word has none are not asked about.
+
+    A mention counts if it lies in one window, and an anaphor needs an antecedent in its window: a mention of its entity
+    that does not overlap with it.
+
+    Raises ValueError if `head_word` is `parse` and the document has no parses.
+    """
+    described = _describe(document, settings.head_word)
+    dropped = {CUT: 0, ALONE: 0, NO_TOKENS: 0}
+    queries: list[Query] = []
+    scores: dict[str, list[np.ndarray]] = {name: [np.zeros(0)] for name in baselines.NAMES}
+    is_due = described.is_anaphor if settings.direction == "before" else described.is_repeated
+    for window, inside in enumerate(_members(document.mentions, stretches, dropped)):
+        mentions = [document.mentions[index] for index in inside]
+        is_candidate_MC, is_antecedent_MC = _relations(mentions, settings.direction)
+        has_antecedent_M = is_antecedent_MC.any(1)
+        has_tokens_M = tokens[described.heads[inside]] > 0
+        dropped[ALONE] += int((is_due[inside] & ~has_antecedent_M).sum())
+        dropped[NO_TOKENS] += int((has_antecedent_M & ~has_tokens_M).sum())
+        chosen = np.flatnonzero(has_antecedent_M & has_tokens_M)
+        if not len(chosen):
+            continue
+        found = baselines.scores(_of_window(described, inside), is_candidate_MC, is_antecedent_MC)
+        for name, scores_M in found.items():
+            scores[name].append(scores_M[chosen])
+        first = stretches[window].begin
+        heads = (described.heads[inside] - first).tolist()
+        for row in chosen.tolist():
+            candidates = [heads[index] for index in np.flatnonzero(is_candidate_MC[row]).tolist()]
+            antecedents = [(mentions[index], heads[index]) for index in np.flatnonzero(is_antecedent_MC[row]).tolist()]
+            places, right, answers = _places(candidates, antecedents, first, settings.credit)
+            begin, kind = mentions[row].begin - first, described.kinds[inside[row]]
+            queries.append(Query(window, heads[row], begin, places, right, answers, kind))
+    return Asked(queries, {name: np.concatenate(parts) for name, parts in scores.items()}, dropped)
+
+
+def _places(
+    candidates: Sequence[int], antecedents: Sequence[tuple[Mention, int]], first: int, credit: Credit
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[int, ...]]:
+    """Return `candidates`, `right` and `answers` of a query.
+
+    candidates: index of the head word of each candidate in the window.
+    antecedents: each antecedent, with the index of its head word in the window.
+    first: index of the window's first word in the document.
+    """
+    places = sorted(set(candidates))  # mentions with the same head word are one candidate
+    heads = {head for _, head in antecedents}
+    answers = heads
+    if credit == "span":
+        answers = {word - first for mention, _ in antecedents for word in range(mention.begin, mention.end)}
+    right = tuple(index for index, place in enumerate(places) if place in heads)
+    return tuple((place,) for place in places), right, tuple(sorted(answers))
+
+
+def _members(mentions: Sequence[Mention], stretches: Sequence[Stretch], dropped: dict[str, int]) -> list[list[int]]:
+    """Return the indices of the mentions in each window; those across the end of a window are counted in `dropped`."""
+    ends = [end for _, end in stretches]
+    members: list[list[int]] = [[] for _ in stretches]
+    window_of = np.searchsorted(ends, [mention.begin for mention in mentions], "right")
+    for index, (mention, window) in enumerate(zip(mentions, window_of.tolist(), strict=True)):
+        if mention.end <= ends[window]:
+            members[window].append(index)
+        else:
+            dropped[CUT] += 1
+    return members
+
+
+def _relations(mentions: Sequence[Mention], direction: Direction) -> tuple[np.ndarray, np.ndarray]:
+    """Return whether C is a candidate for M, and whether it is an antecedent, `(M, C)` each."""
+    begins = np.asarray([each.begin for each in mentions], np.int64)
+    ends = np.asarray([each.end for each in mentions], np.int64)
+    numbers: dict[str, int] = {}
+    entities = np.asarray([numbers.setdefault(each.entity, len(numbers)) for each in mentions], np.int64)
+    is_candidate_MC = ends[None, :] <= begins[:, None]
+    if direction == "both":
+        is_candidate_MC |= begins[None, :] >= ends[:, None]
+    return is_candidate_MC, is_candidate_MC & (entities[None, :] == entities[:, None])
+
+
+def _of_window(described: _Described, inside: Sequence[int]) -> Mentions:
+    return Mentions(
+        described.heads[inside],
+        [described.texts[index] for index in inside],
+        [described.words[index] for index in inside],
+        [described.features[index] for index in inside],
+    )
+
+
+def _describe(document: Document, head_word: HeadWord) -> _Described:
+    """Apply the rules to all mentions of a document."""
+    mentions = document.mentions
+    starts = frozenset(document.starts)
+    spans = [document.words[each.begin : each.end] for each in mentions]
+    heads = _heads(document, head_word)
+    kinds = []
+    for mention, span, head in zip(mentions, spans, heads, strict=True):
+        tags = document.tags[mention.begin : mention.end] if document.tags else None
+        kinds.append(rules.kind(span, head, mention.begin in starts, tags))
+    count: dict[str, int] = {}
+    before = []
+    for mention in mentions:
+        before.append(count.get(mention.entity, 0))
+        count[mention.entity] = before[-1] + 1
+    return _Described(
+        mentions,
+        np.asarray([each.begin + head for each, head in zip(mentions, heads, strict=True)], np.int64),
+        kinds,
+        [" ".join(span).lower() for span in spans],
+        [span[head].lower() for span, head in zip(spans, heads, strict=True)],
+        [rules.features(span, head) for span, head in zip(spans, heads, strict=True)],
+        np.asarray(before, np.int64) > 0,
+        np.asarray([count[each.entity] > 1 for each in mentions], bool),
+    )
+
+
+def _heads(document: Document, head_word: HeadWord) -> list[int]:
+    """Return the index of each mention's head word in the mention."""
+    if head_word == "parse":
+        return constituents.heads(document)
+    if head_word == "last":
+        return [mention.end - mention.begin - 1 for mention in document.mentions]
+    return [rules.head(document.words[mention.begin : mention.end]) for mention in document.mentions]

@@ -1,0 +1,108 @@
+"""Antecedents chosen by rules that read no attention, for the mentions of one window.
+
+Each rule scores an anaphor 1 if the mention that it chooses is an antecedent, and 0 otherwise; chance scores the share
+of the right ones among the candidates. In the shapes, M is a mention as an anaphor, and C is a mention as a candidate.
+
+    nearest            the nearest mention
+    same head          the nearest one with the same head word, otherwise the nearest one
+    sieves             the nearest one with the same text; otherwise with the same head word; otherwise one that agrees
+                       in number, gender and person; otherwise the nearest one: Lee et al. (2011) as simplified by
+                       Clark et al. (2019, section 5.2)
+
+Distances are those between head words. Of two mentions with the same head word in the text, such as "the king of
+France" in "the king of France, who fled", the longer one is chosen; of two equally far on both sides, the one before.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ag_jax.data.probes.rules import Features, agree
+
+NAMES = ("chance", "nearest", "same head", "sieves")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mentions:
+    """The mentions of a window, in reading order.
+
+    heads: index of each head word, `(M,)` integers.
+    texts: the words of each mention, in lower case.
+    words: each head word, in lower case.
+    features: what must agree.
+    """
+
+    heads: np.ndarray
+    texts: Sequence[str]
+    words: Sequence[str]
+    features: Sequence[Features]
+
+
+def scores(mentions: Mentions, is_candidate_MC: np.ndarray, is_antecedent_MC: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the score of each mention by each rule, `(M,)`, by the names in `NAMES`; 0 for those without candidates.
+
+    is_candidate_MC: whether a mention may be an antecedent by its place.
+    is_antecedent_MC: whether it is one; antecedents are candidates.
+    """
+    texts, words = _equal(mentions.texts), _equal(mentions.words)
+    agreeing = _agreeing(mentions.features)
+    everything = np.ones_like(is_candidate_MC)
+    order_MC = _nearness(mentions.heads)
+    sieves = {"nearest": [everything], "same head": [words, everything]}
+    sieves["sieves"] = [texts, words, agreeing, everything]
+    found = {"chance": _chance(mentions.heads, is_candidate_MC, is_antecedent_MC)}
+    for name, passing in sieves.items():
+        chosen_M = _first([is_candidate_MC & sieve_MC for sieve_MC in passing], order_MC)
+        found[name] = is_antecedent_MC[np.arange(len(chosen_M)), chosen_M].astype(np.float64)
+    return found
+
+
+def _chance(heads_C: np.ndarray, is_candidate_MC: np.ndarray, is_antecedent_MC: np.ndarray) -> np.ndarray:
+    """Return the share of the antecedents' head words in the head words of all candidates: mentions with the same head
+    word in the text count once.
+    """
+    places, group_C = np.unique(heads_C, return_inverse=True)
+    is_in_group_CP = np.eye(len(places), dtype=np.int64)[group_C]  # P: positions of head words
+    right_M = ((is_antecedent_MC.astype(np.int64) @ is_in_group_CP) > 0).sum(1)
+    all_M = ((is_candidate_MC.astype(np.int64) @ is_in_group_CP) > 0).sum(1)
+    return right_M / np.maximum(all_M, 1)
+
+
+def _nearness(heads: np.ndarray) -> np.ndarray:
+    """Return numbers that are the larger, the nearer a mention is to another one, `(M, C)`; no two of a row are equal.
+
+    Of equally near ones the first in reading order has the largest number.
+    """
+    count = len(heads)
+    distance_MC = np.abs(heads[:, None] - heads[None, :])
+    return -(distance_MC * count + np.arange(count)[None, :])
+
+
+def _first(passing: Sequence[np.ndarray], order_MC: np.ndarray) -> np.ndarray:
+    """Return the nearest mention that passes the first sieve that any mention passes, `(M,)`."""
+    lowest = order_MC.min(initial=0) - 1
+    chosen_M = np.zeros(len(order_MC), np.int64)
+    is_open_M = np.ones(len(order_MC), bool)
+    for passes_MC in passing:
+        takes_M = is_open_M & passes_MC.any(1)
+        nearest_M = np.where(passes_MC, order_MC, lowest).argmax(1) if len(order_MC) else chosen_M
+        chosen_M = np.where(takes_M, nearest_M, chosen_M)
+        is_open_M &= ~takes_M
+    return chosen_M
+
+
+def _equal(texts: Sequence[str]) -> np.ndarray:
+    """Return whether two of the texts are equal, for all pairs."""
+    numbers: dict[str, int] = {}
+    codes = np.asarray([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
+    return codes[:, None] == codes[None, :]
+
+
+def _agreeing(features: Sequence[Features]) -> np.ndarray:
+    """Return whether two mentions agree, for all pairs; only the few different features are compared."""
+    different = list(dict.fromkeys(features))
+    table = np.asarray([[agree(one, other) for other in different] for one in different], bool)
+    table = table.reshape(len(different), len(different))
+    codes = np.asarray([different.index(each) for each in features], np.int64)
+    return table[codes[:, None], codes[None, :]]

@@ -1,0 +1,81 @@
+"""The probe of coreference: does a head look from a mention at an antecedent (Clark et al. 2019, section 5.2)?
+
+A query is a mention, looked at from its head word. Candidates are the other mentions of its window, and those of the
+same entity are its antecedents: any of them is right.
+"""
+
+import collections
+import dataclasses
+import os
+
+import numpy as np
+
+from ag_jax.data.probes import anaphors, baselines, conll, files, preco, splits, windows
+from ag_jax.data.probes.anaphors import Credit, Direction
+from ag_jax.data.probes.mentions import Reading
+from ag_jax.data.probes.queries import Probe, Query, Window
+from ag_jax.data.probes.rules import HeadWord
+from ag_jax.data.probes.windows import Lengths
+
+
+def coreference(
+    path: str | os.PathLike,
+    *,
+    lengths: Lengths | None = None,
+    window: int = 128,
+    head_word: HeadWord = "rule",
+    direction: Direction = "before",
+    credit: Credit = "head",
+) -> Probe:
+    """Return the probe of coreference of files in the format of CoNLL-2012, LitBank or PreCo.
+
+    path: a file, or a folder with files that end in `_gold_conll`, `.conll` or `.jsonl`.
+    lengths: returns the number of tokens of each of some words; None counts words.
+    window: the most tokens of a window, without special tokens. Windows end at the ends of sentences.
+    head_word, direction, credit: as in `anaphors.Settings`.
+
+    Heads are chosen on the official development part, or on a fifth of the documents (`splits.divide`).
+    Raises FileNotFoundError and ValueError as the readers do, and ValueError if there is no query.
+    """
+    settings = anaphors.Settings(head_word, direction, credit)
+    reading = read(path)
+    parts = splits.divide([(document.name, document.place) for document in reading.documents], path)
+    dropped = collections.Counter(reading.dropped)
+    queries: list[Query] = []
+    texts: list[Window] = []
+    is_development: list[bool] = []
+    scores: dict[str, list[np.ndarray]] = {name: [] for name in baselines.NAMES}
+    for document, part in zip(reading.documents, parts, strict=True):
+        if part == "train":
+            dropped[splits.TRAIN] += 1
+            continue
+        tokens = windows.count_tokens(document.words, lengths)
+        stretches, split = windows.cut(tokens, document.starts, window)
+        asked = anaphors.ask(document, stretches, settings, tokens)
+        queries.extend(dataclasses.replace(query, window=query.window + len(texts)) for query in asked.queries)
+        texts.extend(Window(document.name, document.words[begin:end]) for begin, end in stretches)
+        is_development.extend([part == "development"] * len(asked.queries))
+        dropped.update(asked.dropped | {windows.SPLIT: split})
+        for name, of_document in asked.scores.items():
+            scores[name].append(of_document)
+    if not queries:
+        raise ValueError(
+            f"{path} has no anaphor with an antecedent in its window of {window} tokens, of {len(reading.documents)} "
+            "documents: expected at least one; choose other files or longer windows"
+        )
+    return Probe(
+        "coreference",
+        tuple(texts),
+        tuple(queries),
+        np.asarray(is_development, bool),
+        {name: np.concatenate(parts) for name, parts in scores.items()},
+        dict(+dropped),
+        before=direction == "before",
+    )
+
+
+def read(path: str | os.PathLike) -> Reading:
+    """Read documents with coreference: PreCo if the file, or else any file of the folder, ends in `.jsonl`, otherwise
+    CoNLL-2012.
+    """
+    return preco.read(path) if files.has_any(path, preco.ENDINGS) else conll.read(path)

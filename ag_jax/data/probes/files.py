@@ -1,0 +1,95 @@
+"""Find the files of annotated texts, and read their lines, with the place of each for error messages.
+
+A path is a file, or a folder. Of a folder, all files below it are read whose names have one of the endings of the
+format; also the members of archives (.tar, and compressed ones such as .tar.xz). Every file may be compressed, with a
+further ending such as .gz. Lines may end in CR LF, and a file may begin with a byte order mark.
+"""
+
+import os
+import pathlib
+import tarfile
+from collections.abc import Iterator, Sequence
+
+from ag_jax.data.text import fields
+from ag_jax.data.text import files as text_files
+
+
+def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield (place, text) of a file, or of all files with given endings below a folder, sorted by their paths.
+
+    path: the file or folder.
+    endings: what names in a folder or archive end in, without the ending of a compression.
+
+    Raises FileNotFoundError if there is no such path, or no such file in the folder, and ValueError, with the name of
+    the file, for damaged files and for what is not UTF-8.
+    """
+    base = pathlib.Path(path).expanduser()
+    if not base.exists():
+        raise FileNotFoundError(f"{base} does not exist: expected a file or a folder; check the path")
+    found = False
+    for file in [base] if base.is_file() else sorted(file for file in base.rglob("*") if file.is_file()):
+        if text_files.kind(file.name)[0] == ".tar":
+            members = _members(file, endings)
+        elif file == base or _has_ending(file.name, endings):
+            with text_files.decompressed(file) as opened:
+                members = iter([(str(file), decoded(opened.read(), str(file)))])
+        else:
+            continue
+        for member in members:
+            found = True
+            yield member
+    if not found:
+        raise FileNotFoundError(f"{base} has no file that ends in {' or '.join(endings)}; choose another folder")
+
+
+def has_any(path: str | os.PathLike, endings: Sequence[str]) -> bool:
+    """Return whether the name of a file, or of any file below a folder, has one of the endings."""
+    base = pathlib.Path(path).expanduser()
+    return any(_has_ending(file.name, endings) for file in [base, *base.rglob("*")] if file.is_file())
+
+
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text, without line ends, and their numbers, counted from 1.
+
+    Lines end at line feeds only, because words may contain other line separators of Unicode.
+    """
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        yield number, line.rstrip("\r")
+
+
+def decoded(content: bytes, place: str) -> str:
+    """Return the content of a file as text, without a byte order mark. Raises ValueError if it is not UTF-8 text."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{place}, line {line}: expected text in UTF-8, got other bytes ({error.reason}); convert the file"
+        ) from error
+    if "\0" in text:
+        raise ValueError(f"{place}: expected text in UTF-8, got binary content; choose another file, or copy it anew")
+    return text
+
+
+def _has_ending(name: str, endings: Sequence[str]) -> bool:
+    compression = text_files.kind(name)[1]
+    return not name.startswith(".") and name.removesuffix(compression).endswith(tuple(endings))
+
+
+def _members(file: pathlib.Path, endings: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield (place, text) of the members of an archive with given endings, sorted by their names."""
+    with text_files.decompressed(file) as opened:
+        content: dict[str, bytes] = {}
+        try:
+            with tarfile.open(fileobj=opened, mode="r|") as archive:  # as a stream: nothing is unpacked on disk
+                for member in archive:
+                    extracted = archive.extractfile(member) if _has_ending(member.name, endings) else None
+                    if extracted:
+                        content[member.name] = extracted.read()
+        except tarfile.TarError as error:
+            raise fields.damaged(str(file), error) from error
+    for name in sorted(content):
+        yield f"{name} of {file}", decoded(content[name], f"{name} of {file}")

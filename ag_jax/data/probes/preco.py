@@ -1,0 +1,85 @@
+"""Read coreference in the format of PreCo (Chen et al. 2018): a JSON object per line, each a document.
+
+    {"id": "train_00001", "sentences": [["I", "see", "him", "."]], "mention_clusters": [[[0, 0, 1]], [[0, 2, 3]]]}
+
+A mention is [index of the sentence, index of its first word, index after its last word], and a cluster has the mentions
+of an entity. Other keys are not read.
+"""
+
+import collections
+import os
+from typing import Any
+
+from ag_jax.data.json_files import parse_json
+from ag_jax.data.probes import files
+from ag_jax.data.probes.mentions import Document, Mention, Reading, in_reading_order
+
+ENDINGS = (".jsonl",)
+BLANK = "documents without a word"
+
+
+def read(path: str | os.PathLike) -> Reading:
+    """Read the documents of a file, or of all files of a folder whose names end in `ENDINGS`.
+
+    Raises FileNotFoundError if there is no such file, and ValueError, with the file and the line, for what is not in
+    the format, and for a document that occurs twice.
+    """
+    documents: list[Document] = []
+    dropped: collections.Counter[str] = collections.Counter()
+    places: dict[str, str] = {}
+    for place, text in files.texts(path, ENDINGS):
+        for number, line in files.numbered_lines(text):
+            if not line.strip():
+                continue
+            where = f"{place}, line {number}"
+            try:
+                document = _document(parse_json(line), place, str(number))
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}; mend the line, or copy the file anew") from error
+            if document.name in places:
+                raise ValueError(
+                    f"{where}: document {document.name} was already read at {places[document.name]}; remove one of both"
+                )
+            places[document.name] = where
+            if document.words:
+                documents.append(document)
+            else:
+                dropped[BLANK] += 1
+    if not documents:
+        raise ValueError(f"{path} has no document: expected a JSON object with `sentences` on each line")
+    return Reading(tuple(documents), dict(dropped))
+
+
+def _document(record: dict[str, Any], place: str, number: str) -> Document:
+    """Return the document of a record; documents without an id are named by the numbers of their lines."""
+    sentences, clusters = record.get("sentences"), record.get("mention_clusters")
+    if not isinstance(sentences, list) or not all(
+        isinstance(sentence, list) and all(isinstance(word, str) for word in sentence) for sentence in sentences
+    ):
+        raise ValueError("expected `sentences` to be a list of lists of words")
+    if not isinstance(clusters, list) or not all(isinstance(cluster, list) for cluster in clusters):
+        raise ValueError("expected `mention_clusters` to be a list of lists of mentions")
+    starts: list[int] = []
+    words: list[str] = []
+    for sentence in sentences:
+        starts.append(len(words))
+        words.extend(sentence)
+    found = [
+        _mention(mention, str(entity), starts, [len(sentence) for sentence in sentences])
+        for entity, cluster in enumerate(clusters)
+        for mention in cluster
+    ]
+    filled = [start for start, sentence in zip(starts, sentences, strict=True) if sentence]
+    name = str(record.get("id", number))
+    return Document(name, tuple(words), tuple(filled), in_reading_order(found), place=place)
+
+
+def _mention(mention: Any, entity: str, starts: list[int], lengths: list[int]) -> Mention:
+    is_triple = isinstance(mention, list) and len(mention) == 3 and all(type(index) is int for index in mention)
+    if is_triple and 0 <= mention[0] < len(starts) and 0 <= mention[1] < mention[2] <= lengths[mention[0]]:
+        sentence, begin, end = mention
+        return Mention(starts[sentence] + begin, starts[sentence] + end, entity)
+    raise ValueError(
+        f"expected each mention of cluster {entity} to be [sentence, first word, word after the last] of the document, "
+        f"got {mention!r}"
+    )

@@ -1,0 +1,70 @@
+"""Questions to attention heads: texts as words, and for each question the words at which a head should look.
+
+A *probe* asks, for many words of many texts, at which other word each attention head looks most. A head answers a query
+correctly if that word is one of the query's answers (Clark et al. 2019, section 4).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A text that a model reads at once: a document, or a part of one.
+
+    document: name of the document, of which windows are parts; confidence intervals resample documents.
+    words: the text, as words.
+    """
+
+    document: str
+    words: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Query:
+    """A word whose attention is looked at, and the words at which a head should look.
+
+    window: index of the window.
+    at: index of the word in the window, for a mention its head word.
+    begin: index of the mention's first word, `at` for a single word. With the direction `before`, only words before
+        this one count.
+    candidates: the groups of words among which the mode `mentions` chooses, each the head word of a mention, or all
+        words of a name; empty if the probe has no mentions.
+    right: indices of the candidates that are correct.
+    answers: the words that count as correct in the modes `words` and `positions`; empty if no word is correct, such as
+        for the root of a tree.
+    kind: category by which scores are reported, such as `pronominal`, or a dependency relation.
+    """
+
+    window: int
+    at: int
+    begin: int
+    candidates: tuple[tuple[int, ...], ...]
+    right: tuple[int, ...]
+    answers: tuple[int, ...]
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """The queries of a data set.
+
+    name: such as `coreference`.
+    windows: the texts.
+    queries: the questions to every head.
+    development: whether each query belongs to the part on which heads are chosen, `(queries,)` booleans.
+    baselines: name to the score of each query in [0, 1], `(queries,)`, of rules that read no attention. Names that
+        begin with `offset` are rules of fixed distance, of which the best is chosen like a head.
+    dropped: reason to the number of what was left out, such as mentions without an antecedent in their window.
+    before: whether a head chooses only among words before the query's `begin` in the mode `words`.
+    """
+
+    name: str
+    windows: tuple[Window, ...]
+    queries: tuple[Query, ...]
+    development: np.ndarray
+    baselines: Mapping[str, np.ndarray]
+    dropped: Mapping[str, int]
+    before: bool = False

@@ -1,0 +1,68 @@
+"""Which documents are for development, on which heads are chosen, and which for the test.
+
+The parts of a data set are recognised by the names of files and folders, such as `development/`, `gap-test.tsv` and
+`en_ewt-ud-dev.conllu`. If there are no such parts, 20 % of the documents are for development: those whose names have
+the smallest MD5 digests, which depends on no order of files.
+"""
+
+import hashlib
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+
+Part = Literal["development", "test", "train"]
+SHARE = 0.2  # of the documents, for development
+TRAIN = "documents of the training part"
+_PARTS: dict[str, Part] = {
+    "development": "development",
+    "dev": "development",
+    "validation": "development",
+    "test": "test",
+    "train": "train",
+}
+
+
+def official(place: str) -> Part | None:
+    """Return the part of a data set to which a file belongs by the last word in its path that names a part; None if
+    there is no such word.
+    """
+    words = [word for word in re.split(r"[^a-z]+", place.lower()) if word in _PARTS]
+    return _PARTS[words[-1]] if words else None
+
+
+def by_digest(names: Iterable[str]) -> frozenset[str]:
+    """Return the names of the documents for development: 20 % of all, at least one; none of a single document."""
+    ordered = sorted(set(names), key=lambda name: hashlib.md5(name.encode(), usedforsecurity=False).hexdigest())
+    count = max(1, round(SHARE * len(ordered))) if len(ordered) > 1 else 0
+    return frozenset(ordered[:count])
+
+
+def divide(documents: Sequence[tuple[str, str]], base: str | os.PathLike) -> list[Part]:
+    """Return the part of each document.
+
+    documents: name and file of each document; equal names are the same document.
+    base: the path that was given, in which no part of a data set is looked for.
+
+    The parts are the official ones if there is a file for development and one for the test, otherwise those of
+    `by_digest`.
+    """
+    parts = [official(_below(place, base)) for _, place in documents]
+    if {"development", "test"} <= set(parts) and None not in parts:
+        return [part for part in parts if part]
+    chosen = by_digest(name for name, _ in documents)
+    return ["development" if name in chosen else "test" for name, _ in documents]
+
+
+def _below(place: str, base: str | os.PathLike) -> str:
+    """Return a place without the path that was given, because folders above a data set say nothing about its parts."""
+    member, _, file = place.rpartition(" of ")  # of an archive
+    return f"{file.removeprefix(str(pathlib.Path(base).expanduser()))} {member}"
+
+
+def developing(parts: Sequence[Part]) -> np.ndarray:
+    """Return whether each query is for development, `(queries,)` booleans, given the part of each."""
+    return np.asarray([part == "development" for part in parts], bool)

@@ -1,0 +1,144 @@
+"""The probe of dependencies: does a head look from a word at its head in the tree (Clark et al. 2019, section 4.2)?
+
+Trees are read from files in the format CoNLL-U of Universal Dependencies: ten columns with tabs in between, a blank
+line after each sentence, comments that begin with #. Ranges such as `1-2`, which are written as one word, and empty
+nodes such as `1.1` are skipped.
+"""
+
+import collections
+import itertools
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ag_jax.data.probes import files, splits, windows
+from ag_jax.data.probes.queries import Probe, Query, Window
+from ag_jax.data.probes.windows import Lengths
+
+ENDINGS = (".conllu",)
+COLUMNS = 10
+FORM, HEAD, RELATION = 1, 6, 7
+OFFSETS = (-3, -2, -1, 1, 2)  # of the baselines
+TOO_LONG = "words of sentences longer than a window"
+
+
+class Sentence(NamedTuple):
+    """A sentence with its tree.
+
+    document: name of the document, or of the sentence in files without documents.
+    place: the file.
+    words: the words.
+    heads: index of the head of each word; -1 for the root.
+    relations: relation of each word to its head.
+    """
+
+    document: str
+    place: str
+    words: tuple[str, ...]
+    heads: tuple[int, ...]
+    relations: tuple[str, ...]
+
+
+def dependencies(
+    path: str | os.PathLike, *, subtypes: bool = True, lengths: Lengths | None = None, window: int = 128
+) -> Probe:
+    """Return the probe of dependencies: a query for every word, also for punctuation and for roots.
+
+    path: a file in the format CoNLL-U, or a folder of files that end in `.conllu`.
+    subtypes: whether relations keep their subtypes, as in `nsubj:pass`; otherwise `nsubj`.
+    lengths: returns the number of tokens of each of some words; None counts words.
+    window: the most tokens of a sentence, without special tokens; longer ones are left out.
+
+    The kinds are the relations. Roots have no answer, so they are never right (Clark et al. count them, too). The
+    baselines are those of fixed distance: `offset -1` is the word before.
+
+    Raises FileNotFoundError and ValueError as `read` does, and ValueError if there is no query.
+    """
+    sentences = list(read(path))
+    parts = splits.divide([(sentence.document, sentence.place) for sentence in sentences], path)
+    dropped: collections.Counter[str] = collections.Counter()
+    texts: list[Window] = []
+    queries: list[Query] = []
+    development: list[bool] = []
+    for sentence, part in zip(sentences, parts, strict=True):
+        tokens = windows.count_tokens(sentence.words, lengths)
+        if part == "train" or tokens.sum() > window:
+            dropped.update({splits.TRAIN: 1} if part == "train" else {TOO_LONG: len(sentence.words)})
+            continue
+        for at, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
+            if not tokens[at]:
+                dropped[windows.NO_TOKENS] += 1
+                continue
+            kind = relation if subtypes else relation.partition(":")[0]
+            queries.append(Query(len(texts), at, at, (), (), (head,) if head >= 0 else (), kind))
+            development.append(part == "development")
+        texts.append(Window(sentence.document, sentence.words))
+    if not queries:
+        raise ValueError(f"{path} has no word to ask about: {dict(dropped)}; choose longer windows or other files")
+    offsets = np.asarray([query.answers[0] - query.at if query.answers else 0 for query in queries])
+    baselines = {f"offset {offset:+}": (offsets == offset).astype(np.float64) for offset in OFFSETS}
+    return Probe("dependencies", tuple(texts), tuple(queries), np.asarray(development, bool), baselines, dict(dropped))
+
+
+def read(path: str | os.PathLike) -> Iterator[Sentence]:
+    """Yield the sentences of a file, or of all files of a folder whose names end in `ENDINGS`.
+
+    Raises FileNotFoundError if there is no such file, and ValueError, with the file and the line, for what is not in
+    the format or is not a tree.
+    """
+    for place, text in files.texts(path, ENDINGS):
+        document = ""
+        rows: list[list[str]] = []
+        first = 0
+        # The appended blank line ends the last sentence.
+        for number, line in itertools.chain(files.numbered_lines(text), [(0, "")]):
+            if line.startswith("#") and not rows:
+                key, _, value = line.removeprefix("#").partition("=")
+                document = value.strip() if key.strip() == "newdoc id" else document
+            elif line.strip():
+                first = first if rows else number
+                rows.extend(_row(line, len(rows) + 1, f"{place}, line {number}"))
+            elif rows:
+                # Without documents, intervals resample sentences.
+                name = document or f"{place}, line {first}"
+                yield _sentence(rows, name, place, f"{place}, line {first}")
+                rows = []
+
+
+def _row(line: str, expected: int, where: str) -> list[list[str]]:
+    """Return the columns of a line in a list; an empty list for ranges and empty nodes."""
+    columns = line.split("\t")
+    if len(columns) != COLUMNS:
+        raise ValueError(
+            f"{where}: expected {COLUMNS} columns with tabs in between, got {len(columns)}; mend the line, or the "
+            "blank line between sentences"
+        )
+    if "-" in columns[0] or "." in columns[0]:
+        return []
+    if columns[0] != str(expected):
+        raise ValueError(f"{where}: expected the number {expected} in the first column, got {columns[0]!r}; mend it")
+    return [columns]
+
+
+def _sentence(rows: list[list[str]], document: str, place: str, where: str) -> Sentence:
+    """Return the sentence of some rows. Raises ValueError if the heads are not a tree."""
+    heads = []
+    for row in rows:
+        head = row[HEAD]
+        if not head.isascii() or not head.isdigit() or int(head) > len(rows) or head == row[0]:
+            raise ValueError(
+                f"{where}: word {row[0]} ({row[FORM]}): expected the number of another word of this sentence as its "
+                f"head, or 0, got {head!r}; mend it"
+            )
+        heads.append(int(head) - 1)
+    for word in range(len(heads)):
+        at = word
+        for _ in heads:
+            at = heads[at] if at >= 0 else at
+        if at >= 0:
+            raise ValueError(f"{where}: the heads of word {word + 1} run in a circle: expected a tree; mend them")
+    return Sentence(
+        document, place, tuple(row[FORM] for row in rows), tuple(heads), tuple(row[RELATION] for row in rows)
+    )

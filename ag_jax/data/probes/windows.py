@@ -1,0 +1,96 @@
+"""Cut documents into windows, which a model reads at once.
+
+The length of a window is counted in tokens, by a function that returns the number of tokens of each word, so that a
+tokenizer is not needed here. Without such a function, every word counts as one token.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Lengths = Callable[[Sequence[str]], Sequence[int]]
+SPLIT = "sentences split because they are longer than a window"
+NO_TOKENS = "words without tokens"
+
+
+class Stretch(NamedTuple):
+    """A part of a document.
+
+    begin: index of its first word.
+    end: index after its last word.
+    """
+
+    begin: int
+    end: int
+
+
+def count_tokens(words: Sequence[str], lengths: Lengths | None) -> np.ndarray:
+    """Return the number of tokens of each word, `(words,)` integers; 1 for each without `lengths`.
+
+    Raises ValueError if `lengths` does not return a number for each word.
+    """
+    if lengths is None:
+        return np.ones(len(words), np.int64)
+    counts = np.asarray(lengths(words), np.int64)
+    if counts.shape != (len(words),) or (len(counts) and counts.min() < 0):
+        raise ValueError(
+            f"expected `lengths` to return a number of tokens for each of {len(words)} words, got shape "
+            f"{counts.shape}; return one integer, 0 or more, for each word"
+        )
+    return counts
+
+
+def cut(tokens: np.ndarray, starts: Sequence[int], limit: int) -> tuple[list[Stretch], int]:
+    """Cut a document into windows of whole sentences, as many as fit, and return them with the number of sentences
+    that had to be split.
+
+    tokens: number of tokens of each word, `(words,)`.
+    starts: index of the first word of each sentence, beginning with 0.
+    limit: the most tokens of a window.
+
+    A sentence with more than `limit` tokens is split between words, wherever a window is full; its last part is a
+    window of its own. A single word of more than `limit` tokens is a window, too, which the model truncates.
+    """
+    _check(limit)
+    # Tokens before each word, as Python integers, which are compared faster one at a time.
+    before = np.concatenate([[0], np.cumsum(tokens)]).tolist()
+    windows: list[Stretch] = []
+    split = 0
+    begin = 0  # of the window that is being filled
+    for first, end in itertools.pairwise([*starts, len(tokens)]):
+        if before[end] - before[begin] > limit and first > begin:
+            windows.append(Stretch(begin, first))
+            begin = first
+        if before[end] - before[begin] > limit:
+            split += 1
+            for word in range(first, end):
+                if before[word + 1] - before[begin] > limit and word > begin:
+                    windows.append(Stretch(begin, word))
+                    begin = word
+            windows.append(Stretch(begin, end))
+            begin = end
+    if begin < len(tokens):
+        windows.append(Stretch(begin, len(tokens)))
+    return windows, split
+
+
+def around(tokens: np.ndarray, needed: Stretch, limit: int) -> Stretch | None:
+    """Return the part of a text with at most `limit` tokens that has the needed words, and the text before them first
+    of all, for the texts that are longer than a window; None if the needed words do not fit.
+
+    tokens: number of tokens of each word, `(words,)`.
+    """
+    _check(limit)
+    before = np.concatenate([[0], np.cumsum(tokens)])
+    if before[needed.end] - before[needed.begin] > limit:
+        return None
+    begin = int(np.searchsorted(before[: needed.begin + 1], before[needed.end] - limit))
+    end = int(np.searchsorted(before, before[begin] + limit, side="right")) - 1
+    return Stretch(begin, end)
+
+
+def _check(limit: int) -> None:
+    if limit < 1:
+        raise ValueError(f"expected windows of at least 1 token, got window={limit}; set it to what the model can read")

@@ -1,0 +1,252 @@
+"""Anaphors and baselines against a plain formulation, mention by mention; LitBank's numbers; a document by hand."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from ag_jax.data.probes import anaphors, baselines, conll, coreference, preco, rules, splits, windows
+from ag_jax.data.probes.anaphors import Settings
+from ag_jax.data.probes.mentions import Document, Mention, in_reading_order
+from ag_jax.data.probes.windows import Stretch
+from tests.data.probes.conftest import QUEEN, conll_text
+
+DEFAULTS = Settings()
+
+
+def plain(document, stretches, direction="before"):
+    """For each query in order: the place of its head, and the scores of chance, nearest, same head and sieves."""
+    found = []
+    for begin, end in stretches:
+        inside = [each for each in document.mentions if begin <= each.begin and each.end <= end]
+        for anaphor in inside:
+            found.extend(plain_scores(document.words, anaphor, inside, direction))
+    return found
+
+
+@functools.cache
+def described(words):
+    head = rules.head(words)
+    return head, " ".join(words).lower(), words[head].lower(), rules.features(words, head)
+
+
+def plain_scores(words, anaphor, inside, direction):
+    head, text, word, features = described(words[anaphor.begin : anaphor.end])
+    at = anaphor.begin + head
+    candidates = []
+    for each in inside:
+        if each.end <= anaphor.begin or (direction == "both" and each.begin >= anaphor.end):
+            its_head, *rest = described(words[each.begin : each.end])
+            place = each.begin + its_head
+            candidates.append((abs(place - at), place > at, each.begin, -each.end, place, each.entity, *rest))
+    candidates.sort()
+    right = {place for *_, place, entity, _, _, _ in candidates if entity == anaphor.entity}
+    if not right:
+        return
+
+    def chosen(*sieves):
+        for sieve in sieves:
+            for candidate in candidates:
+                if sieve(*candidate[-3:]):
+                    return float(candidate[-4] == anaphor.entity)
+
+    def always(*_):
+        return True
+
+    def has_text(its_text, its_word, its_features):
+        return its_text == text
+
+    def has_head(its_text, its_word, its_features):
+        return its_word == word
+
+    def is_agreeing(its_text, its_word, its_features):
+        return rules.agree(its_features, features)
+
+    chance = len(right) / len({candidate[4] for candidate in candidates})
+    yield at, chance, chosen(always), chosen(has_head, always), chosen(has_text, has_head, is_agreeing, always)
+
+
+def blocks(count, size):
+    return [Stretch(begin, min(begin + size, count)) for begin in range(0, count, size)]
+
+
+def ask(document, stretches, settings=DEFAULTS):
+    return anaphors.ask(document, stretches, settings, np.ones(len(document.words), int))
+
+
+def assert_like_plain(document, stretches, direction="before"):
+    asked = ask(document, stretches, Settings(direction=direction))
+    expected = plain(document, stretches, direction)
+    assert [stretches[query.window].begin + query.at for query in asked.queries] == [row[0] for row in expected]
+    for column, name in enumerate(baselines.NAMES, 1):
+        np.testing.assert_allclose(asked.scores[name], [row[column] for row in expected], rtol=1e-12, err_msg=name)
+    return asked
+
+
+@pytest.mark.parametrize("direction", ("before", "both"))
+@pytest.mark.parametrize("seed", range(4))
+def test_random_documents_against_the_plain_formulation(seed, direction):
+    draws = np.random.default_rng(seed)
+    words = tuple(
+        draws.choice("he She the king queen of France , Mr. and they girls Emma 's his".split(), 211).tolist()
+    )
+    begins = draws.integers(0, 205, 90)
+    spans = {Mention(int(at), int(at + draws.integers(1, 6)), str(draws.integers(0, 11))) for at in begins}
+    document = Document("a", words, tuple(range(0, 211, 13)), in_reading_order(spans))
+    asked = assert_like_plain(document, blocks(211, 47), direction)
+    assert len(asked.queries) > 20 and asked.dropped[anaphors.CUT] > 0
+    for query in asked.queries:
+        assert set(query.answers) == {query.candidates[index][0] for index in query.right}
+        assert len(set(query.candidates)) == len(query.candidates)
+        assert direction == "both" or max(place for (place,) in query.candidates) < query.begin <= query.at
+
+
+TABLE = {  # chance, nearest, same head, sieves: reference numbers of windows of 128 words
+    "all": (16_164, 0.405, 0.479, 0.710, 0.776),
+    "nominal": (1_825, 0.275, 0.246, 0.497, 0.541),
+    "pronominal": (12_925, 0.434, 0.530, 0.748, 0.826),
+    "proper": (1_414, 0.306, 0.314, 0.636, 0.624),
+}
+
+
+def test_litbank(litbank):
+    asked = [ask(document, blocks(len(document.words), 128)) for document in litbank.documents]
+    kinds = np.array([query.kind for each in asked for query in each.queries])
+    scores = {name: np.concatenate([each.scores[name] for each in asked]) for name in baselines.NAMES}
+    for kind, (count, *expected) in TABLE.items():
+        chosen = kinds == kind if kind != "all" else np.ones(len(kinds), bool)
+        assert chosen.sum() == count
+        assert all(
+            abs(scores[name][chosen].mean() - one) <= 0.00051 for name, one in zip(scores, expected, strict=True)
+        )
+    asked = [ask(document, blocks(len(document.words), 64)) for document in litbank.documents]
+    means = [np.concatenate([each.scores[name] for each in asked]).mean() for name in baselines.NAMES[1:]]
+    np.testing.assert_array_equal(np.round(means, 3), [0.533, 0.715, 0.797])
+    # Uniform attention, with ties shared, is right as often as chance: of the distinct places of the candidates.
+    for each in asked[::17]:
+        shares = [len(query.right) / len(query.candidates) for query in each.queries]
+        np.testing.assert_array_equal(shares, each.scores["chance"])
+    for document in litbank.documents[50:51]:
+        assert_like_plain(document, blocks(len(document.words), 128))
+
+
+def test_single_pronouns_of_litbank(litbank):
+    anaphora = [anaphors._describe(document, "rule") for document in litbank.documents]
+    assert sum(each.is_anaphor.sum() for each in anaphora) == 21_176
+    pronouns = sum((each.is_anaphor & (np.array(each.kinds) == "pronominal")).sum() for each in anaphora)
+    # 15,090 in the reference: it depends on which of two mentions of an entity with the same first word comes first.
+    assert pronouns == 15_091
+
+
+@pytest.fixture
+def document(write):
+    return conll.read(write("one.conll", conll_text(QUEEN))).documents[0]
+
+
+def as_tuples(asked):
+    return [
+        (query.at, query.begin, [place for (place,) in query.candidates], query.right, query.answers, query.kind)
+        for query in asked.queries
+    ]
+
+
+def test_a_document_by_hand(document):
+    whole = [Stretch(0, len(document.words))]
+    expected = [
+        (10, 10, [2, 4, 8], (0,), (2,), "pronominal"),
+        (12, 12, [2, 4, 8, 10], (2,), (8,), "pronominal"),
+        (14, 14, [2, 4, 8, 10, 12], (0, 3), (2, 10), "pronominal"),
+        (16, 16, [2, 4, 8, 10, 12, 14], (0, 3, 5), (2, 10, 14), "pronominal"),
+        (17, 17, [2, 4, 8, 10, 12, 14, 16], (1,), (4,), "nominal"),
+    ]
+    asked = ask(document, whole)
+    assert as_tuples(asked) == expected and set(asked.dropped.values()) == {0}
+    # "herself" agrees with France, not with Mr. Green; "she" with "herself", not with "He"; "their" with none.
+    np.testing.assert_array_equal(asked.scores["sieves"], [0, 1, 1, 1, 0])
+    spans = ask(document, whole, Settings(credit="span"))
+    assert [query.answers for query in spans.queries[:2]] == [(0, 1, 2, 3, 4), (7, 8)]
+    both = ask(document, whole, Settings(direction="both"))
+    assert as_tuples(both)[0] == (2, 0, [8, 10, 12, 14, 16, 17, 18], (1, 3, 4), (10, 14, 16), "nominal")
+    assert len(both.queries) == 8
+
+
+def test_windows_and_what_is_dropped(document):
+    # The first window ends inside of "Mr. Green", the second begins with his second word.
+    asked = ask(document, [Stretch(0, 8), Stretch(8, 22)])
+    assert asked.dropped == {anaphors.CUT: 1, anaphors.ALONE: 3, anaphors.NO_TOKENS: 0}
+    assert as_tuples(asked) == [
+        (6, 6, [2, 4], (0,), (2,), "pronominal"),
+        (8, 8, [2, 4, 6], (0, 2), (2, 6), "pronominal"),
+    ]
+    assert {query.window for query in asked.queries} == {1}
+    tokens = np.array([int(word != "she") for word in document.words])
+    silent = anaphors.ask(document, [Stretch(0, 22)], Settings(), tokens)
+    assert len(silent.queries) == 4 == len(silent.scores["chance"]) and silent.dropped[anaphors.NO_TOKENS] == 1
+
+
+def test_the_probe_of_a_folder(write):
+    for number in range(5):
+        write(f"data/{number}.conll", conll_text(QUEEN, f"nw/{number}"))
+    folder = write("data/notes.txt", "").parent
+    probe = coreference.coreference(folder)
+    assert (probe.name, len(probe.windows), len(probe.queries)) == ("coreference", 5, 25)
+    assert probe.development.sum() == 5 and all(scores.shape == (25,) for scores in probe.baselines.values())
+    for query in probe.queries:
+        assert probe.windows[query.window].words[query.at] in {"herself", "He", "she", "their", "French"}
+    by_sentence = coreference.coreference(folder, window=12, lengths=lambda words: [1] * len(words))
+    assert {len(window.words) for window in by_sentence.windows} == {12, 10}
+    assert by_sentence.dropped == {anaphors.ALONE: 5 * 3}
+    halves = coreference.coreference(folder, window=7, head_word="parse", direction="both", credit="span")
+    assert halves.dropped[windows.SPLIT] == 10 and halves.dropped[anaphors.CUT] == 5 * 1
+    with pytest.raises(ValueError, match="no anaphor with an antecedent in its window of 1 tokens"):
+        coreference.coreference(folder, window=1)
+    write("data/test/a.conll", conll_text(QUEEN, "a"))
+    write("data/train/b.conll", conll_text(QUEEN, "b"))
+    for number in range(5):
+        (folder / f"{number}.conll").unlink()
+    write("data/development/c.conll", conll_text(QUEEN, "c"))
+    official = coreference.coreference(folder)
+    assert official.dropped == {splits.TRAIN: 1} and official.development.tolist() == [True] * 5 + [False] * 5
+
+
+PRECO = (
+    '{"id": "d1", "sentences": [["Emma", "saw", "her", "dog", "."], [], ["She", "called", "it"]], '
+    '"mention_clusters": [[[0, 0, 1], [0, 2, 3], [2, 0, 1]], [[0, 2, 4], [2, 2, 3]]]}'
+)
+
+
+def test_preco(write):
+    path = write(
+        "train.jsonl",
+        f"\ufeff{PRECO}\r\n\r\n" + PRECO.replace("d1", "d2") + '\n{"sentences": [], "mention_clusters": []}',
+    )
+    reading = preco.read(path)
+    assert reading.dropped == {preco.BLANK: 1} and [each.name for each in reading.documents] == ["d1", "d2"]
+    first = reading.documents[0]
+    assert first.words == tuple("Emma saw her dog . She called it".split()) and first.starts == (0, 5)
+    assert [dataclasses.astuple(each) for each in first.mentions] == [
+        (0, 1, "0"), (2, 4, "1"), (2, 3, "0"), (5, 6, "0"), (7, 8, "1"),
+    ]  # fmt: skip
+    probe = coreference.coreference(path.parent)
+    assert [(query.at, query.answers) for query in probe.queries[:3]] == [(2, (0,)), (5, (0, 2)), (7, (3,))]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (PRECO[:-1], "line 2: expected JSON"),
+        (PRECO, "line 2: document d1 was already read at .*line 1"),
+        (PRECO.replace("sentences", "words"), "line 2: expected `sentences`"),
+        (PRECO.replace("mention_clusters", "clusters"), "line 2: expected `mention_clusters`"),
+        (PRECO.replace("[2, 0, 1]", "[3, 0, 1]"), "line 2: expected each mention of cluster 0"),
+        (PRECO.replace("[2, 0, 1]", "[2, 1, 1]"), "line 2: expected each mention of cluster 0"),
+        (PRECO.replace("[2, 2, 3]", "[2, 2, 4]"), "line 2: expected each mention of cluster 1"),
+        (PRECO.replace("[2, 2, 3]", "[2, 2]"), "line 2: expected each mention of cluster 1"),
+    ],
+)
+def test_damaged_preco(write, line, message):
+    with pytest.raises(ValueError, match=message):
+        preco.read(write("one.jsonl", f"{PRECO}\n{line}\n"))
+    with pytest.raises(ValueError, match="has no document"):
+        preco.read(write("two.jsonl", "\n"))

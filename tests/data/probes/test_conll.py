@@ -1,0 +1,141 @@
+"""Coreference files: hand-written ones, every damage with its place, and LitBank with its published counts."""
+
+import collections
+import gzip
+import io
+import tarfile
+
+import pytest
+
+from ag_jax.data.probes import conll
+from ag_jax.data.probes.mentions import Mention
+from tests.data.probes.conftest import QUEEN, conll_text
+
+SPANS = [(0, 5, "1"), (4, 5, "2"), (7, 9, "3"), (10, 11, "1")]
+SPANS += [(12, 13, "3"), (14, 15, "1"), (16, 21, "4"), (16, 17, "1"), (17, 18, "2")]
+
+
+def with_cells(cells: list[str], sentences: tuple[int, ...] = ()) -> str:
+    """A document of one-letter words with the given coreference; a sentence ends after each index in `sentences`."""
+    rows = [f"{chr(97 + index)} NN * {cell}" + "\n" * (index in sentences) for index, cell in enumerate(cells)]
+    return conll_text("\n".join(rows))
+
+
+def read_one(path):
+    reading = conll.read(path)
+    assert len(reading.documents) == 1
+    return reading.documents[0]
+
+
+@pytest.mark.parametrize("extra", (0, 3))
+def test_a_document_by_hand(write, extra):
+    document = read_one(write("paris.v4_gold_conll", conll_text(QUEEN, extra=extra)))
+    rows = [row.split() for row in QUEEN.split("\n") if row]
+    assert (document.name, document.part) == ("nw/paris", 0)
+    assert list(document.words) == [row[0] for row in rows]
+    assert list(document.tags) == [row[1] for row in rows] and list(document.parses) == [row[2] for row in rows]
+    assert document.starts == (0, 12) and set(document.speakers) == {"Speaker#1"}
+    assert document.mentions == tuple(Mention(*span) for span in SPANS)
+
+
+def test_brackets(write):
+    # Nested, adjacent, crossing, of one word, and two of one entity that cross: a closing bracket ends the last begun.
+    cells = ["(1|(2", "(1", "2)", "1)|(3", "3)|(4", "1)|(5)", "4)"]
+    found = read_one(write("one.conll", with_cells(cells))).mentions
+    assert [(each.begin, each.end, each.entity) for each in found] == [
+        (0, 6, "1"), (0, 3, "2"), (1, 4, "1"), (3, 5, "3"), (4, 7, "4"), (5, 6, "5"),
+    ]  # fmt: skip
+
+
+def test_variants_of_text_give_the_same(write):
+    text = conll_text(QUEEN)
+    expected = read_one(write("one.conll", text))
+    body = text.replace("\n\n", "\n \n\n\n")
+    variants = {
+        "crlf": text.replace("\n", "\r\n"),
+        "mark": b"\xef\xbb\xbf" + text.encode(),
+        "blank": f"\n\n{body}\n\n",
+        "no_end": text.rstrip("\n"),
+        "zipped.conll.gz": gzip.compress(text.encode()),
+        "empty_cells": "\n".join("\t".join("" if c in "-*" else c for c in line.split()) for line in text.split("\n"))
+        .replace("#begin\tdocument\t", "#begin document ").replace("\tpart\t", " part ")
+        .replace("#end\tdocument", "#end document"),
+    }  # fmt: skip
+    for name, content in variants.items():
+        found = read_one(write(name, content))
+        assert (found.words, found.starts, found.mentions) == (expected.words, expected.starts, expected.mentions), name
+
+
+def test_columns_without_content_are_unknown(write):
+    rows = QUEEN.strip("\n").split("\n")
+    table = "\n".join(" ".join([row.split()[0], "_", "-", row.split()[3]]) if row else "" for row in rows)
+    document = read_one(write("one.conll", conll_text(table)))
+    assert document.tags is None and document.parses is None and len(document.mentions) == 9
+
+
+def test_mentions_across_sentences_are_dropped_and_counted(write):
+    reading = conll.read(write("one.conll", with_cells(["(1", "(2)", "1)", "(3", "3)"], (1,))))
+    assert [each.entity for each in reading.documents[0].mentions] == ["2", "3"]
+    assert reading.dropped == {conll.ACROSS: 1}
+
+
+def test_folders_and_archives(write, tmp_path):
+    for name in ("b/x.v4_gold_conll", "a/y.v4_gold_conll", "c/z.v4_auto_conll", "SOURCE.txt"):
+        write(f"data/{name}", conll_text(QUEEN, name))
+    with tarfile.open(tmp_path / "data" / "more.tar.xz", "w:xz") as archive:
+        for name in ("d.conll", "notes.txt"):
+            content = conll_text(QUEEN, name).encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    found = conll.read(tmp_path / "data").documents
+    assert [document.name for document in found] == ["a/y.v4_gold_conll", "b/x.v4_gold_conll", "d.conll"]
+    assert found[2].place.startswith("d.conll of ")
+    cut = (tmp_path / "data" / "more.tar.xz").read_bytes()[:-40]
+    with pytest.raises(ValueError, match="cut.tar.xz is damaged"):
+        conll.read(write("other/cut.tar.xz", cut))
+    with pytest.raises(FileNotFoundError, match="no file that ends in _gold_conll or .conll"):
+        conll.read(write("none/SOURCE.txt", "").parent)
+    with pytest.raises(FileNotFoundError, match="absent does not exist"):
+        conll.read(tmp_path / "absent")
+
+
+TEXT = conll_text(QUEEN)
+DAMAGES = {
+    "never closed": (with_cells(["-", "(7", "-"]), "line 3: document nw/paris: a mention of entity 7 begins here"),
+    "never opened": (with_cells(["-", "7)", "-"]), "line 3: document nw/paris: a mention of entity 7 ends here"),
+    "closed twice": (with_cells(["(7", "7)", "7)"]), "line 4: document nw/paris: a mention of entity 7 ends here"),
+    "no bracket": (with_cells(["-", "7"]), "line 3: expected coreference such as"),
+    "empty in list": (with_cells(["(7)|", "-"]), "line 2: expected coreference such as"),
+    "fewer columns": (TEXT.replace("old   JJ   ", "old   "), "line 3: expected 12 columns as in the line before"),
+    "few columns": ("#begin document (a); part 0\na 0 0 word (1)\n", "line 2: expected at least 12 columns"),
+    "no blank line": (conll_text(QUEEN, extra=2).replace("\n\nnw", "\nnw"), "line 14: expected 12 columns"),
+    "no word": ("#begin document (a); part 0\na\t0\t0\t \tNN\t_\t_\t_\t_\t_\t_\t_\t(1)\n", "line 2: expected a word"),
+    "cut off": (TEXT[: TEXT.index("#end")], "the file ends inside of document nw/paris"),
+    "no end": (TEXT.replace("#end document", "") + TEXT, "line 27: expected `#end document` of nw/paris"),
+    "no begin": (TEXT.split("\n", 1)[1], "line 1: expected `#begin document"),
+    "end alone": ("#end document\n", "line 1: this document has no"),
+    "no name": (TEXT.replace(" (nw/paris); part 000", ""), "line 1: expected `#begin document (NAME)"),
+    "empty": ("", "expected a line `#begin document"),
+    "twice": (TEXT + TEXT, "nw/paris, part 0, was already read"),
+    "other bytes": (TEXT.encode().replace(b"herself", b"h\xe9rself"), "line 12: expected text in UTF-8"),
+    "binary": (b"PK\0\0", "binary content"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files(write, damage):
+    content, message = DAMAGES[damage]
+    with pytest.raises(ValueError) as error:
+        conll.read(write("one.conll", content))
+    assert "one.conll" in str(error.value) and message in str(error.value)
+
+
+def test_litbank(litbank):
+    documents = litbank.documents
+    entities = [collections.Counter(each.entity for each in document.mentions) for document in documents]
+    counts = [count for entity in entities for count in entity.values()]
+    assert len(documents) == 100 and sum(len(document.words) for document in documents) == 210_532
+    assert [min(lengths := [len(document.words) for document in documents]), max(lengths)] == [1_999, 3_419]
+    assert (sum(counts), len(counts), counts.count(1)) == (29_103, 7_927, 5_763)
+    assert litbank.dropped == {} and documents[0].tags is None and documents[0].parses is None

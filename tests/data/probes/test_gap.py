@@ -1,0 +1,104 @@
+"""GAP: a text by hand, offsets that are no words, damages, and the real files with their published counts."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from ag_jax.data.probes import gap
+
+HEADER = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL"
+TEXT = "Mary-Ann O'Neill's sister said that Eve Smith wouldn't think she'd won."
+
+
+def row(pronoun="she", a="Mary-Ann O'Neill", b="Eve Smith", right="B", text=TEXT, name="development-1"):
+    fields = [name, text, pronoun, text.index(pronoun + "'"), a, text.index(a), right == "A", b, text.index(b)]
+    return "\t".join(map(str, [*fields, right == "B", "http://x"]))
+
+
+def table(*rows: str) -> str:
+    return "\n".join([HEADER, *rows, ""])
+
+
+def test_a_text_by_hand(write):
+    path = write(
+        "gap/gap-development.tsv", b"\xef\xbb\xbf" + table(row(), row(right="A")).replace("\n", "\r\n").encode()
+    )
+    write("gap/gap-test.tsv", table("", row(right="neither", name="test-1"), ""))
+    write("gap/gap-validation.tsv", "not read")
+    probe = gap.gap(path.parent)
+    words = "Mary - Ann O'Neill 's sister said that Eve Smith wouldn't think she 'd won ."
+    assert [window.words for window in probe.windows] == [tuple(words.split())] * 3
+    assert [window.document for window in probe.windows] == ["development-1", "development-1", "test-1"]
+    assert {query.at for query in probe.queries} == {12}
+    assert {query.candidates for query in probe.queries} == {((0, 1, 2, 3), (8, 9))}
+    assert [query.right for query in probe.queries] == [(1,), (0,), ()]
+    assert [query.answers for query in probe.queries] == [(8, 9), (0, 1, 2, 3), ()]
+    assert {query.kind for query in probe.queries} == {"feminine"}
+    np.testing.assert_array_equal(probe.development, [True, True, False])
+    np.testing.assert_array_equal(probe.baselines["nearest"], [1, 0, 0])
+    np.testing.assert_array_equal(probe.baselines["chance"], [0.5, 0.5, 0])
+    assert probe.dropped == {}
+
+
+@pytest.mark.parametrize("window, first, count", [(13, 0, 13), (14, 0, 14), (16, 0, 16)])
+def test_windows_keep_what_is_needed(write, window, first, count):
+    probe = gap.gap(write("one.tsv", table(row())), window=window)
+    assert len(probe.windows[0].words) == count and probe.queries[0].at == 12 - first
+    later = "Before that , " * 3 + TEXT
+    probe = gap.gap(write("two.tsv", table(row(text=later))), window=window)
+    words = probe.windows[0].words
+    assert len(words) == window and words[probe.queries[0].at] == "she"
+    assert [words[place] for place in probe.queries[0].answers] == ["Eve", "Smith"]
+
+
+def test_what_does_not_fit_is_counted(write):
+    inside = row(a="Ann O'Nei")
+    path = write("one.tsv", table(row(), inside, row(pronoun="she")))
+    assert gap.gap(path).dropped == {gap.INSIDE: 1}
+    with pytest.raises(ValueError, match="no pronoun to ask about.*do not fit in a window': 2.*longer windows"):
+        gap.gap(path, window=12)
+
+    def lengths(words):
+        return [int(word != "she") for word in words]
+
+    with pytest.raises(ValueError, match=gap.NO_TOKENS):
+        gap.gap(path, lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (table(row()).replace("A-coref", "A_coref"), "line 1: expected the columns .* A-coref is missing"),
+        (table(row(), row()[:-9]), "line 3: expected 11 columns, got 10"),
+        (table(row().replace("\t36\t", "\t37\t")), "line 2: expected B='Eve Smith' at character 37"),
+        (table(row().replace("\t36\t", "\tx\t")), "line 2: expected B='Eve Smith' at character x"),
+        (table(row().replace("True", "yes")), "line 2: expected TRUE or FALSE"),
+        (table(row().replace("she", "who")), "line 2: expected one of he, her, .* got 'who'"),
+        (table().encode() + b"\xff", "line 2: expected text in UTF-8"),
+        (table(), "no pronoun to ask about"),
+    ],
+)
+def test_damaged_files(write, content, message):
+    with pytest.raises(ValueError, match=message):
+        gap.gap(write("one.tsv", content))
+
+
+def test_the_real_files(shared):
+    folder = shared / "data" / "gap"
+    expected = {
+        "development": (874, 925, 201, 0.469),
+        "validation": (187, 205, 62, 0.489),
+        "test": (918, 855, 227, 0.444),
+    }
+    for name, (a, b, neither, nearest) in expected.items():
+        dropped = collections.Counter()
+        rows = list(gap.read(folder / f"gap-{name}.tsv", dropped))
+        found = collections.Counter(row.is_right for row in rows)
+        assert found == {(True, False): a, (False, True): b, (False, False): neither} and not dropped
+        assert round(np.mean([row.is_right[row.nearest] for row in rows]), 3) == nearest
+        assert sum(row.gender == "feminine" for row in rows) * 2 == len(rows)
+    probe = gap.gap(folder, window=300)
+    assert (len(probe.queries), probe.development.sum(), probe.dropped) == (4000, 2000, {})
+    for query in probe.queries[::97]:
+        assert probe.windows[query.window].words[query.at].lower() in gap.FEMININE | gap.MASCULINE

@@ -1,0 +1,128 @@
+"""Reflexives: the grammar against the file, both places of the distractor, candidate groups, damages."""
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+
+from ag_jax.data.probes import reflexive
+
+LINES = "our prince will love himself\t4\t0 1\t\nher girl who can cry could hurt herself\t7\t0 1\t\n"
+TWO_NOUNS = "my queen who can kick her girl would love your man by herself\t12\t0 1\t5 6 9 10 \n"
+
+
+def is_of_the_grammar(words) -> bool:
+    """The grammar, written a second time."""
+    determiner, noun, *rest = words
+    clause, (modal, verb, pronoun) = rest[:-3], rest[-3:]
+    gender = {"himself": "masculine", "herself": "feminine"}[pronoun]
+    return (
+        determiner in reflexive.DETERMINERS
+        and noun in reflexive.NOUNS[gender]
+        and modal in reflexive.MODALS
+        and verb in reflexive.VERBS
+        and (not clause or (clause[0] in ("who", "that") and clause[1] in reflexive.MODALS))
+        and (not clause or (len(clause) == 3 and clause[2] in reflexive.CLAUSE_VERBS))
+    )
+
+
+@pytest.mark.parametrize("distractor", ("before", "after", "none"))
+@pytest.mark.parametrize("credit", ("span", "head"))
+def test_places_with_all_distractors(write, distractor, credit):
+    path = write("reflexive.txt", ("\ufeff" + LINES * 8).replace("\n", "\r\n"))
+    probe = reflexive.reflexive(path.parent, distractor=distractor, credit=credit)
+    assert len(probe.queries) == 16
+    for number, query in enumerate(probe.queries):
+        words = probe.windows[query.window].words
+        beside = () if distractor == "none" else reflexive.DISTRACTORS[number % 8]
+        sentence = LINES.split("\n")[number % 2].split("\t")[0].split()
+        expected = [*sentence, *beside] if distractor == "after" else [*beside, *sentence]
+        assert list(words) == expected and probe.windows[query.window].document == " ".join(sentence)
+        assert words[query.at] == sentence[-1] and query.kind == ("masculine", "feminine")[number % 2]
+        assert [words[place] for place in query.answers] == sentence[0 if credit == "span" else 1 : 2]
+        assert query.candidates == query.right == ()
+    assert list(probe.baselines) == ["previous word"] and not probe.baselines["previous word"].any()
+    assert len({query.window for query in np.array(probe.queries, object)[probe.development]}) == 8
+
+
+def test_other_nouns_are_candidates(write):
+    probe = reflexive.reflexive(write("refl.5", TWO_NOUNS), distractor="before")
+    query, words = probe.queries[0], probe.windows[0].words
+    groups = [" ".join(words[place] for place in group) for group in query.candidates]
+    assert groups == ["my queen", "her girl", "your man"] and query.right == (0,)
+    assert probe.baselines["chance"].tolist() == [1 / 3]
+    later = reflexive.reflexive(write("later", TWO_NOUNS.replace("0 1\t5 6", "5 6\t0 1")))
+    assert later.queries[0].right == (1,) and later.queries[0].candidates == query.candidates
+    mixed = reflexive.reflexive(write("mixed", TWO_NOUNS + LINES))
+    assert "chance" not in mixed.baselines
+
+
+def test_sentences_with_words_of_several_tokens_are_left_out(write):
+    path = write("reflexive.txt", LINES * 3)
+    calls = []
+
+    def lengths(words):
+        calls.append(words)
+        return [1 + (word in ("prince", "believed")) for word in words]
+
+    probe = reflexive.reflexive(path, lengths=lengths)
+    assert probe.dropped == {reflexive.SEVERAL_TOKENS: 3} and len(probe.queries) == 3 and len(calls) == 1
+    assert probe.windows[0].words[:5] == reflexive.DISTRACTORS[1]
+    assert reflexive.reflexive(path, window=9).dropped == {reflexive.TOO_LONG: 5}
+    with pytest.raises(ValueError, match="no sentence with a reflexive is left"):
+        reflexive.reflexive(path, window=4)
+
+
+def test_generated_sentences():
+    sentences = list(reflexive.generate(3000, seed=5))
+    assert len({sentence.words for sentence in sentences}) == 3000
+    assert all(is_of_the_grammar(sentence.words) and sentence.antecedent == (0, 1) for sentence in sentences)
+    assert sentences[:7] == list(reflexive.generate(7, seed=5)) != list(reflexive.generate(7, seed=6))
+    assert set(collections.Counter(len(each.words) for each in sentences)) == {5, 8}
+    probe = reflexive.reflexive(count=50)
+    assert len(probe.queries) == 50 and probe.development.sum() == 10
+    with pytest.raises(ValueError, match="expected 1 to 204,984 sentences, got count=300,000"):
+        next(reflexive.generate(300_000))
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("our prince will love himself", "line 2: expected a sentence, the index"),
+        ("our prince will love himself\t4\tx\t", "line 2: expected a sentence, the index"),
+        ("our prince will love himself\t4\t0 1\t3", "line 2: expected a sentence, the index"),
+        ("our prince will love himself\t3\t0 1\t", "line 2: expected indices of 5 words"),
+        ("our prince will love himself\t4\t0 5\t", "line 2: expected indices of 5 words"),
+    ],
+)
+def test_damaged_files(write, line, message):
+    with pytest.raises(ValueError, match=message):
+        reflexive.reflexive(write("one.txt", f"\n{line}\n"))
+
+
+def test_folders_without_the_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no reflexive.txt, refl.0, refl.0.gz"):
+        reflexive.reflexive(tmp_path)
+
+
+def test_the_real_files(shared):
+    folder = shared / "data" / "ag_reflexive"
+    sentences = list(reflexive.read(folder))
+    assert collections.Counter(len(each.words) for each in sentences) == {5: 5_570, 8: 4_430}
+    assert all(is_of_the_grammar(each.words) for each in sentences)
+    # Every word of the grammar occurs in every place, so that file and generator have the same language.
+    made = list(reflexive.generate(10_000))
+    for length, places in ((5, range(5)), (8, range(8))):
+        ours = [each.words for each in made if len(each.words) == length]
+        theirs = [each.words for each in sentences if len(each.words) == length]
+        assert abs(len(ours) - len(theirs)) < 100
+        for place in places:
+            assert {words[place] for words in ours} == {words[place] for words in theirs}
+    assert list(reflexive.read(shared / "data" / "opensesame" / "refl")) == sentences
+    for number, nouns in zip(range(1, 9), (2, 2, 2, 2, 3, 3, 3, 3), strict=True):
+        path = shared / "data" / "opensesame" / "refl" / f"refl.{number}.gz"
+        found = list(itertools.islice(reflexive.read(path), 500))
+        assert {1 + len(each.others) for each in found} == {nouns}
+        everyone = frozenset(itertools.chain(*reflexive.NOUNS.values()))
+        assert all(each.words[group[1]] in everyone for each in found for group in [each.antecedent, *each.others])

@@ -1,0 +1,91 @@
+"""Dependencies: a sentence by hand, damages, and the English Web Treebank."""
+
+import numpy as np
+import pytest
+
+from ag_jax.data.probes import trees, windows
+
+ROWS = """
+1 They they 2 nsubj:pass
+2-3 can't _ _ _
+2 ca can 0 root
+3 n't not 2 advmod
+3.1 so so _ _
+4 see see 2 xcomp
+5 red red 6 amod
+6 cars car 4 obj
+"""
+
+
+def sentence(rows: str = ROWS, comments: str = "") -> str:
+    lines = []
+    for number, form, lemma, head, relation in (row.split() for row in rows.split("\n") if row):
+        lines.append("\t".join([number, form, lemma, "X", "X", "_", head, relation, "_", "_"]))
+    return "\n".join([*([comments] if comments else []), *lines, "", ""])
+
+
+def test_a_sentence_by_hand(write):
+    probe = trees.dependencies(write("one.conllu", sentence()))
+    assert [window.words for window in probe.windows] == [("They", "ca", "n't", "see", "red", "cars")]
+    assert [query.at for query in probe.queries] == [0, 1, 2, 3, 4, 5]
+    assert [query.answers for query in probe.queries] == [(1,), (), (1,), (1,), (5,), (3,)]
+    assert [query.kind for query in probe.queries] == ["nsubj:pass", "root", "advmod", "xcomp", "amod", "obj"]
+    assert all(query.candidates == query.right == () for query in probe.queries)
+    expected = {-3: [], -2: [3, 5], -1: [2], 1: [0, 4], 2: []}
+    assert set(probe.baselines) == {f"offset {offset:+}" for offset in expected}
+    for offset, right in expected.items():
+        np.testing.assert_array_equal(np.flatnonzero(probe.baselines[f"offset {offset:+}"]), right)
+    short = trees.dependencies(write("two.conllu", sentence()), subtypes=False)
+    assert short.queries[0].kind == "nsubj"
+
+
+def test_documents_parts_and_what_is_left_out(write):
+    two = sentence(comments="# newdoc id = a") + sentence("1 Yes yes 0 root", "# text = Yes")
+    write("ud/x-dev.conllu", two + sentence("1 No no 0 root", "# newdoc id = b"))
+    write("ud/x-test.conllu", ("\r\n" + sentence() * 2).replace("\n", "\r\n").rstrip())
+    folder = write("ud/x-train.conllu", sentence()).parent
+
+    def lengths(words):
+        return [{"Yes": 0, "cars": 9}.get(word, 1) for word in words]
+
+    probe = trees.dependencies(folder)
+    assert len(probe.queries) == 6 + 1 + 1 + 12 and probe.development.tolist() == [True] * 8 + [False] * 12
+    names = [window.document for window in probe.windows]
+    assert names[:3] == ["a", "a", "b"] and names[3].endswith("x-test.conllu, line 2") and len(set(names)) == 4
+    assert probe.dropped == {"documents of the training part": 1}
+    with_lengths = trees.dependencies(folder, lengths=lengths, window=13)
+    assert with_lengths.dropped == {
+        "documents of the training part": 1, windows.NO_TOKENS: 1, trees.TOO_LONG: 18
+    }  # fmt: skip
+    assert len(with_lengths.queries) == 1
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (sentence().replace("\tX", "", 1), "line 1: expected 10 columns with tabs in between, got 9"),
+        (sentence().replace("\n4\t", "\n5\t"), "line 6: expected the number 4 in the first column, got '5'"),
+        (sentence("1 a a 2 x\n2 b b 3 x\n3 c c 2 x"), "line 1: the heads of word 1 run in a circle"),
+        (sentence("1 a a 1 x"), "word 1 .a.: expected the number of another word .* got '1'"),
+        (sentence("1 a a 3 x\n2 b b 0 x"), "word 1 .a.: expected the number of another word .* got '3'"),
+        (sentence("1 a a _ x"), "got '_'"),
+        (sentence().encode().replace(b"cars", b"c\xe9rs"), "line 8: expected text in UTF-8"),
+        ("# nothing\n", "no word to ask about"),
+    ],
+)
+def test_damaged_files(write, content, message):
+    with pytest.raises(ValueError, match=message):
+        trees.dependencies(write("one.conllu", content))
+
+
+def test_the_english_web_treebank(shared):
+    probe = trees.dependencies(shared / "data" / "ud_english_ewt", window=1000)
+    count = len({query.window for query in probe.queries if query.kind == "root"})
+    assert (len(probe.windows), count) == (2_001 + 2_077, 2_001 + 2_077)
+    assert len({query.window for query in np.array(probe.queries, object)[probe.development]}) == 2_001
+    documents = {window.document for window in probe.windows}
+    assert 100 < len(documents) < 1000 and not any(", line " in name for name in documents)
+    # Counted by a second reader.
+    assert len(probe.queries) == sum(len(window.words) for window in probe.windows)
+    best = max(probe.baselines, key=lambda name: probe.baselines[name].mean())
+    assert best == "offset +1" and probe.dropped == {}
