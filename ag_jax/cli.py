@@ -20,12 +20,14 @@ from ag_jax.interop import exporting, importing
 from ag_jax.planning import plan, text, topology
 from ag_jax.pretraining import run, scores, translate, workloads
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.probing.config import ProbingConfig
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
 
 ON_MANY_HOSTS = ("train", "finetune", "compare", "evaluate")
 _LONGEST_LINE = 2000  # characters of an error message that are printed
-KINDS = (ExperimentConfig, FinetuningConfig)  # what --config may be
+AnyConfig = ExperimentConfig | FinetuningConfig | ProbingConfig
+KINDS = (ExperimentConfig, FinetuningConfig, ProbingConfig)  # what --config may be
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +72,8 @@ class Request:
     output: str | None = None
     decoding: Sequence[str] = ()
 
-    def checked(self) -> ExperimentConfig | FinetuningConfig:
-        """Return the checked config, for pre-training or for fine-tuning."""
+    def checked(self) -> AnyConfig:
+        """Return the checked config, for pre-training, for fine-tuning or for probes."""
         if self.config is None:
             raise ValueError(
                 "this verb needs --config=CONFIG, such as --config=quickstart; `ag-jax configs` lists them"
@@ -83,8 +85,10 @@ class Request:
             raise ValueError(f"--config={self.config}: {error}") from error
 
     def experiment(self) -> ExperimentConfig:
-        """Return the checked config for pre-training. Raises ValueError if the config is for fine-tuning."""
+        """Return the checked config for pre-training. Raises ValueError for any other config."""
         config = self.checked()
+        if isinstance(config, ProbingConfig):
+            raise ValueError(self._for_probes("pre-training, such as --config=quickstart"))
         if isinstance(config, FinetuningConfig):
             raise ValueError(
                 f"{self.config} is a config for fine-tuning: use `ag-jax finetune` for one checkpoint, `ag-jax "
@@ -93,8 +97,10 @@ class Request:
         return config
 
     def suite(self) -> FinetuningConfig:
-        """Return the checked config for fine-tuning. Raises ValueError if the config is for pre-training."""
+        """Return the checked config for fine-tuning. Raises ValueError for any other config."""
         config = self.checked()
+        if isinstance(config, ProbingConfig):
+            raise ValueError(self._for_probes("fine-tuning, such as --config=finetune/glue:checkpoint=RUN"))
         if not isinstance(config, FinetuningConfig):
             raise ValueError(
                 f"{self.config} is a config for pre-training: use `ag-jax train` for one run, `ag-jax compare` for "
@@ -106,6 +112,28 @@ class Request:
                 f"--config.step={self.step} instead"
             )
         return config
+
+    def probes(self) -> ProbingConfig:
+        """Return the checked config for probes. Raises ValueError for any other config."""
+        config = self.checked()
+        if not isinstance(config, ProbingConfig):
+            raise ValueError(
+                f"`ag-jax evaluate` takes no config for pre-training, got --config={self.config}: to measure the loss "
+                "of a run on held-out text, use `ag-jax evaluate --workdir=RUN`; to fine-tune, use `ag-jax finetune "
+                "--config=finetune/glue:checkpoint=RUN`; to probe attention heads, use --config=probe:checkpoint=RUN"
+            )
+        if self.step is not None:
+            raise ValueError(
+                f"--step={self.step} does not apply to probes: give the step of the checkpoint as the setting "
+                f"--config.step={self.step} instead"
+            )
+        return config
+
+    def _for_probes(self, needed: str) -> str:
+        return (
+            f"{self.config} is a config for probes of attention heads: use `ag-jax evaluate` for one model, `ag-jax "
+            f"compare` for arms; this verb needs a config for {needed}"
+        )
 
     def directory(self) -> epath.Path:
         """Return the directory of the run. Raises ValueError if there is no --workdir."""
@@ -144,20 +172,24 @@ def run_verb(verb: str, request: Request) -> None:
     VERBS[verb](request)
 
 
-def _checked(verb: str, request: Request) -> ExperimentConfig | FinetuningConfig:
+def _checked(verb: str, request: Request) -> AnyConfig:
     """Return the config for `--print_config`, after the same checks that the verb makes when it runs."""
     if verb in ("train", "tokenizer", "plan"):
         return request.experiment()
     if verb == "evaluate":
-        _check_no_config(request)
+        return request.probes()
     config = request.suite() if verb == "finetune" else request.checked()
     if verb == "compare":
         _comparison(config).arm_configs(request.config, request.overrides)
     return config
 
 
-def _comparison(config: ExperimentConfig | FinetuningConfig) -> Any:
-    """Return the module `comparison` of fine-tuning or of pre-training, whichever the config is for."""
+def _comparison(config: AnyConfig) -> Any:
+    """Return the module `comparison` of fine-tuning, of probes or of pre-training, whichever the config is for."""
+    if isinstance(config, ProbingConfig):
+        from ag_jax.probing import comparison as of_probes  # with matplotlib and scipy
+
+        return of_probes
     if isinstance(config, FinetuningConfig):
         from ag_jax.finetuning import (
             comparison as of_tasks,  # with scipy and scikit-learn, for which others need not wait
@@ -195,17 +227,12 @@ def _finetune(request: Request) -> None:
     _tell(f"the report is {report}")
 
 
-def _check_no_config(request: Request) -> None:
-    if request.config is not None:  # with one for fine-tuning the verb has become `finetune`
-        raise ValueError(
-            f"`ag-jax evaluate` takes no config for pre-training, got --config={request.config}: to measure the loss "
-            "of a run on held-out text, use `ag-jax evaluate --workdir=RUN`; to fine-tune, use `ag-jax finetune "
-            "--config=finetune/glue:checkpoint=RUN`"
-        )
-
-
 def _evaluate(request: Request) -> None:
-    _check_no_config(request)
+    if request.config is not None:  # with one for fine-tuning the verb has become `finetune`
+        config = request.probes()
+        report = _comparison(config).evaluate(request.config, request.overrides, request.directory())
+        _tell(f"the report is {report}")
+        return
     workdir = request.directory()
     found = run.evaluate(workdir, request.step)
     if hosts.is_first() and (tests := scores.score_run(workdir, request.step)):

@@ -26,7 +26,8 @@ CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 # Need a run to go on with: tests/interop/test_initial_weights.py, and below.
 CONTINUED = {"continue_pretraining.py", "continue_translation.py", "asa/table6_pretraining.py"}
 ALL = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.py"))
-FILES = sorted(set(ALL) - CONTINUED - set(finetuning.ARGUMENTS))
+PROBES = {"probe.py"}  # tests/probing reads it
+FILES = sorted(set(ALL) - CONTINUED - PROBES - set(finetuning.ARGUMENTS))
 TRANSLATION, CUSTOM = "ag/table7_translation.py", "translate.py"
 ARGUMENTS = {
     "quickstart.py": {"arm": ("mlm", "ag")},

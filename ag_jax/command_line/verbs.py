@@ -112,7 +112,7 @@ VERBS = {
         True,
     ),
     "compare": Verb(
-        "train every arm of a config for pre-training, translation or fine-tuning, and write a report",
+        "train or probe every arm of a config for pre-training, translation, fine-tuning or probes; write a report",
         _CONFIG_AND_WORKDIR,
         (
             "ag-jax compare --config=quickstart --workdir=runs/quickstart",
@@ -122,10 +122,14 @@ VERBS = {
         True,
     ),
     "evaluate": Verb(
-        "measure the loss of a run's checkpoint on held-out text, and score its translations",
-        "--workdir=RUN [--step=N]",
-        ("ag-jax evaluate --workdir=runs/quickstart/ag-seed0",),
-        ("workdir", "step", *HOSTS),
+        "measure a run's loss on held-out text and score its translations; with a config, probe a model's heads",
+        "--workdir=RUN [--step=N] | --config=probe:ARGUMENTS --workdir=DIR",
+        (
+            "ag-jax evaluate --workdir=runs/quickstart/ag-seed0",
+            "ag-jax evaluate --config=probe:checkpoint=runs/quickstart/ag-seed0,data=FOLDER --workdir=runs/probes",
+        ),
+        ("workdir", "step", "print_config", *HOSTS),
+        True,
     ),
     "translate": Verb(
         "translate a text line by line with a trained model; the same command resumes an interrupted one",

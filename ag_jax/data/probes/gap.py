@@ -41,7 +41,7 @@ class Row(NamedTuple):
     pronoun: index of the pronoun.
     names: the words of A and of B.
     is_right: whether A, and whether B, is the antecedent.
-    nearest: 0 if A begins nearer to the beginning of the pronoun than B does, counted in characters, otherwise 1.
+    nearest: 1 if B begins nearer to the beginning of the pronoun than A does, counted in characters, otherwise 0.
     gender: feminine or masculine.
     """
 

@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-import numpy as np
-
 Part = Literal["development", "test", "train"]
 SHARE = 0.2  # of the documents, for development
 TRAIN = "documents of the training part"
@@ -61,8 +59,3 @@ def _below(place: str, base: str | os.PathLike) -> str:
     """Return a place without the path that was given, because folders above a data set say nothing about its parts."""
     member, _, file = place.rpartition(" of ")  # of an archive
     return f"{file.removeprefix(str(pathlib.Path(base).expanduser()))} {member}"
-
-
-def developing(parts: Sequence[Part]) -> np.ndarray:
-    """Return whether each query is for development, `(queries,)` booleans, given the part of each."""
-    return np.asarray([part == "development" for part in parts], bool)

@@ -1,0 +1,177 @@
+"""`ag-jax evaluate --config` and `ag-jax compare` for probes: probe the models of every arm, then write the report."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.analysis.figures import canvas, heads
+from ag_jax.distributed import hosts, lock, storage
+from ag_jax.pretraining import arms, run
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.probing import models, probes, report, results, summary
+from ag_jax.probing.config import ProbeConfig, ProbingConfig
+from ag_jax.probing.models import ProbedModel
+from ag_jax.probing.results import ProbeResult
+
+ALONE = "model"  # the name of a model without arms
+RANDOM = "random"  # the name of the models with random weights
+Results = dict[str, dict[str, list[ProbeResult]]]  # for each arm and probe, those of its models
+
+
+def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, ProbingConfig]:
+    """Return the checked config of every arm of the config file `source`, with `overrides` on top.
+
+    Raises ValueError if there are no arms, if two are the same, or if they have other probes.
+    """
+    config = config_reader.parse(ProbingConfig, config_reader.load(source, overrides))
+    configs = {
+        arm: config_reader.parse(ProbingConfig, arms.load(source, arm, overrides))
+        for arm in arms.names(source, config.arms, "config.arms", "evaluate")
+    }
+    arms.check_distinct(source, configs, overrides)
+    if RANDOM in configs:
+        raise ValueError(f"{source} names an arm {RANDOM}, but random models are always probed: leave it out")
+    for arm, of_arm in configs.items():
+        if of_arm.probes != config.probes or of_arm.resamples != config.resamples:
+            raise ValueError(
+                f"the arms of {source} must have the same probes and resamples, to be compared, but those of {arm} "
+                "differ: give all arms the same"
+            )
+    return configs
+
+
+def evaluate(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
+    """Probe one model and write the report; return the path of `report.md`.
+
+    source: the config file.
+    overrides: settings that replace those of the config file.
+    """
+    config = config_reader.parse(ProbingConfig, config_reader.load(source, overrides))
+    return _run("evaluate", source, overrides, {ALONE: config}, storage.directory(workdir), [])
+
+
+def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
+    """Probe the models of every arm and write the report; return the path of `report.md`.
+
+    Models are in `workdir/ARM-seedN`, if they are trained first, and the results of probes in
+    `workdir/probes/ARM-seedN/PROBE`. What is trained or measured already is not done again.
+
+    overrides: settings that replace those of every arm of the config file `source`.
+    """
+    configs = arm_configs(source, overrides)
+    overridden = arms.overridden(source, configs, overrides)
+    arms.announce(overridden)
+    return _run("compare", source, overrides, configs, storage.directory(workdir), overridden)
+
+
+def _run(
+    verb: str,
+    source: str,
+    overrides: dict[str, Any],
+    configs: Mapping[str, ProbingConfig],
+    workdir: epath.Path,
+    overridden: Sequence[str],
+) -> epath.Path:
+    if hosts.count() > 1:
+        raise ValueError(f"probes run on one machine, but {hosts.count()} hosts were started: start the command on one")
+    with lock.hold(workdir):
+        trained = {arm: _training(arm, config, workdir) for arm, config in configs.items()}
+        for folders in trained.values():
+            for folder, experiment in folders.items():
+                run.claim_workdir(experiment, folder)  # so that a conflict shows now and not hours later
+        for folders in trained.values():
+            for folder, experiment in folders.items():
+                run.train(experiment, folder)
+        first = next(iter(configs.values()))
+        found: Results = {}
+        twins: dict[tuple[Any, ...], str] = {}  # the name of the random models of an architecture and tokenizer
+        for arm, config in configs.items():
+            for seed in config.seeds:
+                checkpoint = config.checkpoint or str(workdir / f"{arm}-seed{seed}")
+                probed = models.open_model(checkpoint, config.step)
+                _probe(found, arm, seed, probed, first.probes, workdir)
+                look = probed.model.config, probed.longest, probed.tokenizer.fingerprint()
+                if look in twins:
+                    continue
+                twins[look] = RANDOM if not twins else f"{RANDOM}-{arm}"
+                for random_seed in first.random_seeds:
+                    twin = models.random_twin(probed, random_seed)
+                    _probe(found, twins[look], random_seed, twin, first.probes, workdir)
+        ordered = {arm: found[arm] for arm in (*configs, *(name for name in twins.values() if name in found))}
+        return _write_report(verb, source, overrides, configs, ordered, workdir, overridden)
+
+
+def _probe(
+    found: Results, arm: str, seed: int, probed: ProbedModel, settings: Mapping[str, ProbeConfig], workdir: epath.Path
+) -> None:
+    """Add a model's results on all probes to `found`."""
+    for name, config in settings.items():
+        label, folder = f"{arm}-seed{seed}, {name}", workdir / "probes" / f"{arm}-seed{seed}" / name
+        print(f"{label}: reading texts", file=sys.stderr, flush=True)
+        probe = probes.make(name, config, probed)
+        result = results.obtain(probed, config, probe, folder, label)
+        found.setdefault(arm, {}).setdefault(name, []).append(result)
+
+
+def _training(arm: str, config: ProbingConfig, workdir: epath.Path) -> dict[epath.Path, ExperimentConfig]:
+    """Return the runs that are trained before an arm is probed, by directory."""
+    if config.train is None:
+        return {}
+    found = {}
+    for seed in config.seeds:
+        values = config_reader.load(config.train)
+        values.seed = seed
+        found[workdir / f"{arm}-seed{seed}"] = pretraining_config.parse(values)
+    return found
+
+
+def _write_report(
+    verb: str,
+    source: str,
+    overrides: dict[str, Any],
+    configs: Mapping[str, ProbingConfig],
+    found: Results,
+    workdir: epath.Path,
+    overridden: Sequence[str],
+) -> epath.Path:
+    """Write report.md, report.json, scores.csv and figures; return the path of report.md."""
+    first = next(iter(configs.values()))
+    content: dict[str, Any] = {
+        "title": first.title,
+        "command": arms.command(verb, source, overrides),
+        "baseline": next(iter(configs)),
+        **({"overridden": list(overridden)} if overridden else {}),
+        "models": {
+            arm: [result.probed.description for result in next(iter(by_probe.values()))]
+            for arm, by_probe in found.items()
+        },
+        "probes": {
+            name: {
+                mode: summary.numbers(mode, {arm: by_probe[name] for arm, by_probe in found.items()}, first.resamples)
+                for mode in settings.modes
+            }
+            for name, settings in first.probes.items()
+        },
+    }
+    figures: dict[tuple[str, str], str] = {}
+    for name, settings in first.probes.items():
+        for mode in settings.modes:
+            path = f"figures/heads_{name}_{mode}.png"
+            tables = {arm: summary.table_of(of[name][0].probe, of[name][0].modes[mode]) for arm, of in found.items()}
+            assignments = {arm: of[name][0].probed.assignment for arm, of in found.items()}
+            kinds = content["probes"][name][mode]["kinds"][:4]
+            scores = {arm: summary.head_scores(table, kinds) for arm, table in tables.items()}
+            canvas.save(
+                heads.draw_scores(scores, assignments, f"{name}, mode {mode}: score on test queries"), workdir / path
+            )
+            figures[name, mode] = path
+    flat = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in configs.items()}
+    storage.write_whole(workdir / "scores.csv", report.csv_text(found))
+    storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
+    storage.write_whole(workdir / "report.md", report.markdown(content, flat, figures) + "\n")
+    return workdir / "report.md"

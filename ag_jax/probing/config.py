@@ -1,0 +1,119 @@
+"""The settings of probes: which model is probed, on which texts, and how its heads are judged."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+from ag_jax.probing.rows import From, To
+from ag_jax.probing.scores import Mode
+
+Kind = Literal["coreference", "reflexives", "gap", "dependencies", "custom"]
+# Settings that only some kinds of probe read; others must leave them at their defaults.
+READ_BY = {
+    "window": ("coreference", "reflexives", "gap", "dependencies"),
+    "direction": ("coreference",),
+    "head_word": ("coreference",),
+    "distractor": ("reflexives",),
+    "subtypes": ("dependencies",),
+    "function": ("custom",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeConfig:
+    """Settings of one probe.
+
+    kind: what heads are asked: for an antecedent of a mention (`coreference`), for the antecedent of a reflexive
+        pronoun in synthetic sentences of which every word is one token (`reflexives`), for the name that a pronoun
+        stands for (`gap`), for the head of a word in a dependency tree (`dependencies`), or what a custom function
+        asks (`custom`).
+    data: file or folder with the annotated texts; None generates sentences (`reflexives`).
+    function: import path of the function that makes a custom probe, such as `my_probes.negation`.
+    modes: what a head chooses from: the candidates, such as the mentions before (`mentions`), all other words
+        (`words`), or all tokens of the text (`positions`).
+    window: most tokens of a text that the model reads at once; documents with coreference are cut at ends of sentences,
+        other texts that are longer are cut or left out.
+    direction: whether antecedents are mentions `before`, or mentions on `both` sides.
+    head_word: how the head word of a mention is found: by `rule`, as the `last` word, or by the `parse` of the file.
+    distractor: place of a text beside each synthetic sentence: `before` (the released code), `after` (the paper), or
+        `none`.
+    subtypes: whether relations keep their subtypes, such as `nsubj:pass`.
+    transposed: whether a word is looked up from its answers: the attention of other words to it, not its own.
+    from_word: attention from a word of several tokens: the `mean` over its tokens, or that of its `first` token.
+    to_word: attention to a word of several tokens: the `sum` over its tokens, or their `mean`.
+    """
+
+    kind: Kind = "coreference"
+    data: str | None = None
+    function: str | None = None
+    modes: tuple[Mode, ...] = ("words",)
+    window: Annotated[int, ">= 8"] = 128
+    direction: Literal["before", "both"] = "before"
+    head_word: Literal["rule", "last", "parse"] = "rule"
+    distractor: Literal["before", "after", "none"] = "before"
+    subtypes: bool = True
+    transposed: bool = False
+    from_word: From = "mean"
+    to_word: To = "sum"
+
+    def __post_init__(self):
+        if not self.modes or len(set(self.modes)) < len(self.modes):
+            raise ValueError(f"modes must be one or more of mentions, words and positions, each once, got {self.modes}")
+        if self.kind == "dependencies" and "mentions" in self.modes:
+            raise ValueError("modes=mentions chooses among candidates, which a dependency has not: use words")
+        if self.kind == "custom" and not self.function:
+            raise ValueError("kind=custom needs function, the import path of a function, such as my_probes.negation")
+        if self.kind not in ("custom", "reflexives") and not self.data:
+            raise ValueError(f"kind={self.kind} needs data, the file or folder with the annotated texts")
+        for name, kinds in READ_BY.items():
+            default = type(self).__dataclass_fields__[name].default
+            if self.kind not in kinds and getattr(self, name) != default:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} has no effect with kind={self.kind}, only with "
+                    f"{' or '.join(kinds)}: leave it out"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbingConfig:
+    """Settings of a comparison of models by probes.
+
+    title: title of the report.
+    checkpoint: run, trial or Hugging Face directory of the model; None trains one first (`train`).
+    step: step of a run's checkpoint; None takes the newest.
+    train: config file, with its arguments, of the run that is trained first, such as `quickstart:arm=ag`.
+    probes: settings of each probe, such as probes.coreference.window.
+    seeds: seeds of the runs that `train` trains; a checkpoint has one seed.
+    random_seeds: seeds of models with random weights, which show what heads know without training; those of each
+        architecture and tokenizer among the arms are probed, too.
+    arms: values of the config file's argument `arm` with commas, for `ag-jax compare`, the baseline first.
+    resamples: number of times that documents are resampled for confidence intervals.
+    """
+
+    title: str = "Probes of attention heads"
+    checkpoint: str | None = None
+    step: Annotated[int, ">= 0"] | None = None
+    train: str | None = None
+    probes: dict[str, ProbeConfig] = dataclasses.field(default_factory=dict)
+    seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
+    random_seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
+    arms: str | None = None
+    resamples: Annotated[int, ">= 100"] = 1_000
+
+    def __post_init__(self):
+        if not self.probes:
+            raise ValueError("probes must name at least one probe, such as probes.coreference")
+        if bool(self.checkpoint) == bool(self.train):
+            raise ValueError(
+                "give either checkpoint, the directory of a model, or train, the config file of a run to be trained "
+                f"first; got checkpoint={self.checkpoint} and train={self.train}"
+            )
+        if self.step is not None and self.train:
+            raise ValueError(f"step={self.step} chooses a checkpoint of a run, but train={self.train}: leave step out")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must be one or more integers without repetition, got {self.seeds}")
+        if len(set(self.random_seeds)) < len(self.random_seeds):
+            raise ValueError(f"random_seeds must be integers without repetition, got {self.random_seeds}")
+        if len(self.seeds) > 1 and self.checkpoint:
+            raise ValueError(
+                f"seeds={self.seeds}, but checkpoint={self.checkpoint} is one model: give one seed, or `train`"
+            )

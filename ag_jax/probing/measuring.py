@@ -1,0 +1,138 @@
+"""Run a probe on a model: the score of every head on every query.
+
+Shape letters: Q queries of the probe, N layers, H heads, F queries of a batch, U units (words or positions), G
+candidates of a query.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ag_jax.data.probes.queries import Probe, Query
+from ag_jax.probing import scores
+from ag_jax.probing.encoding import EncodedWindow, encode
+from ag_jax.probing.models import ProbedModel
+from ag_jax.probing.rows import Convention, Rows, Unit, attention_rows
+from ag_jax.probing.scores import Choices, Mode
+
+TOO_LONG = "queries in a window with more tokens than the model can read"
+NO_TOKEN = "words without a token, read as unknown words"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Scores of all heads in one mode, for the Q queries of a probe that could be asked.
+
+    queries_Q: indices of these queries in the probe.
+    scores_QNH: score of each head on each query, in [0, 1].
+    chosen_QNH: the unit at which the head looks most: a word, the index of a candidate, or a position.
+    chance_Q: expected score of a random choice.
+    confusion_QNH: see `scores.confusion`; None in modes without candidates.
+    dropped: reason to the number of queries, or words, that were left out or changed for this model.
+    """
+
+    queries_Q: np.ndarray
+    scores_QNH: np.ndarray
+    chosen_QNH: np.ndarray
+    chance_Q: np.ndarray
+    confusion_QNH: np.ndarray | None
+    dropped: Mapping[str, int]
+
+
+def measure(
+    probed: ProbedModel,
+    probe: Probe,
+    modes: Sequence[Mode],
+    convention: Convention = Convention(),
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[Mode, Measured]:
+    """Return the scores of all heads of a model on a probe, for each mode.
+
+    convention: how attention between tokens becomes attention between words.
+    progress: called with the number of queries done and that of all, several times for each kind of unit.
+
+    Raises ValueError if no query is left, or for the mode `mentions` if the probe's queries have no candidates.
+    """
+    encoded = encode(probe.windows, probed.tokenizer, probed.longest)
+    asked, dropped = _askable(probe, encoded.windows)
+    if encoded.unknown:
+        dropped[NO_TOKEN] = encoded.unknown
+    if not asked:
+        reasons = "; ".join(f"{reason}: {count:,}" for reason, count in [*probe.dropped.items(), *dropped.items()])
+        raise ValueError(
+            f"the probe {probe.name} has no query that {probed.description} can be asked ({reasons or 'no text'}): "
+            "give more text, or shorter windows"
+        )
+    if "mentions" in modes and not all(probe.queries[index].candidates for index in asked):
+        raise ValueError(
+            f"the mode mentions chooses among candidates, and queries of the probe {probe.name} have none: use words"
+        )
+    windows = [window for window in encoded.windows if window is not None]
+    places = np.cumsum([window is not None for window in encoded.windows]) - 1
+    queries = [probe.queries[index] for index in asked]
+    window_Q, at_Q = places[[query.window for query in queries]], np.array([query.at for query in queries])
+    found = {mode: _Collector(len(queries), probed, has_candidates=mode == "mentions") for mode in modes}
+    for unit, sharing in _units(modes).items():
+        done = 0
+        for rows in attention_rows(probed.model, probed.params, windows, window_Q, at_Q, unit, convention):
+            batch = [queries[index] for index in rows.queries]
+            texts = [windows[index] for index in window_Q[rows.queries]]
+            for mode in sharing:
+                found[mode].add(rows, *_weights_and_choices(mode, probe, batch, texts, rows))
+            done += len(batch)
+            progress(done, len(queries))
+    indices = np.array(asked)
+    return {mode: collector.measured(indices, dropped) for mode, collector in found.items()}
+
+
+def _askable(probe: Probe, windows: Sequence[EncodedWindow | None]) -> tuple[list[int], dict[str, int]]:
+    """Return the indices of the queries that can be asked, and for the others their number by reason."""
+    asked = [index for index, query in enumerate(probe.queries) if windows[query.window] is not None]
+    left_out = len(probe.queries) - len(asked)
+    return asked, {TOO_LONG: left_out} if left_out else {}
+
+
+def _units(modes: Sequence[Mode]) -> dict[Unit, list[Mode]]:
+    """Return the units that the modes need, each with its modes: those of a unit share the forward passes."""
+    units: dict[Unit, list[Mode]] = {
+        "word": [mode for mode in modes if mode != "positions"],
+        "position": [mode for mode in modes if mode == "positions"],
+    }
+    return {unit: sharing for unit, sharing in units.items() if sharing}
+
+
+def _weights_and_choices(
+    mode: Mode, probe: Probe, queries: Sequence[Query], windows: Sequence[EncodedWindow], rows: Rows
+) -> tuple[np.ndarray, Choices]:
+    """Return the attention of a batch to whatever a mode chooses from, and the choices."""
+    units = rows.weights_FNHU.shape[-1]
+    if mode == "mentions":
+        words_FGU, choices = scores.candidate_choices(queries, units)
+        return scores.candidate_mass(rows.weights_FNHU, words_FGU), choices
+    if mode == "positions":
+        return rows.weights_FNHU, scores.position_choices(queries, units, windows)
+    counts = [len(window.starts) - 1 for window in windows]
+    return rows.weights_FNHU, scores.word_choices(queries, units, counts, before=probe.before)
+
+
+class _Collector:
+    """Collects the scores of one mode from batches."""
+
+    def __init__(self, queries: int, probed: ProbedModel, *, has_candidates: bool):
+        config = probed.model.config
+        shape = (queries, config.layers, config.heads)
+        self.scores, self.chosen = np.zeros(shape, np.float32), np.zeros(shape, np.int16)
+        self.confusion, self.chance = np.zeros(shape, np.float32), np.zeros(queries, np.float64)
+        self.has_candidates = has_candidates
+
+    def add(self, rows: Rows, weights: np.ndarray, choices: Choices) -> None:
+        self.scores[rows.queries], self.chosen[rows.queries] = scores.scores(weights, choices)
+        self.chance[rows.queries] = choices.chance_F
+        if self.has_candidates:
+            self.confusion[rows.queries] = scores.confusion(weights, choices)
+
+    def measured(self, indices: np.ndarray, dropped: Mapping[str, int]) -> Measured:
+        confusion = self.confusion if self.has_candidates else None
+        return Measured(indices, self.scores, self.chosen, self.chance, confusion, dropped)

@@ -1,0 +1,65 @@
+"""Models to be probed: the encoder of any run, trial or Hugging Face directory, or a randomly initialised twin."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.interop import opening
+from ag_jax.models.masked_lm import PretrainingModel
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbedModel:
+    """An encoder whose attention is probed.
+
+    description: where the model comes from, for people.
+    model: the encoder, in a model whose heads are not used.
+    params: the parameters of the encoder, as `encoder`.
+    tokenizer: its tokenizer.
+    longest: number of tokens of the longest text that it can read.
+    assignment: patterns with the number of heads that each guides in every layer; empty if no head was guided.
+    """
+
+    description: str
+    model: PretrainingModel
+    params: Any
+    tokenizer: Tokenizer
+    longest: int
+    assignment: tuple[tuple[str, int], ...] = ()
+
+
+def open_model(checkpoint: str, step: int | None = None) -> ProbedModel:
+    """Open a run (at `step`, the newest by default), a trial or a Hugging Face directory.
+
+    Raises FileNotFoundError or ValueError with what was expected.
+    """
+    opened = opening.open_encoder(checkpoint, step)
+    model = PretrainingModel(opened.config)
+    # An imported model was trained on all of its positions, however short the rows of the run's own training are.
+    is_own = opened.run is not None and not opened.run.origin.model_type
+    longest = opened.run.config.data.sequence_length if is_own and opened.run else opened.config.max_length
+    params = {"encoder": opened.params["encoder"]}
+    assignment = () if opened.run is None else opened.run.assignment
+    return ProbedModel(opened.description, model, params, opened.tokenizer, longest, assignment)
+
+
+def random_twin(probed: ProbedModel, seed: int) -> ProbedModel:
+    """Return a model with the architecture and tokenizer of another one, but random initial weights and no guidance."""
+    description = f"random weights (seed {seed}), architecture of {probed.description}"
+    params = random_params(probed.model, seed)
+    return dataclasses.replace(probed, description=description, params=params, assignment=())
+
+
+def random_params(model: PretrainingModel, seed: int) -> Any:
+    """Return random initial parameters of the encoder of a model."""
+    tokens_BL = jnp.zeros((1, 8), jnp.int32)
+    batch = {"tokens": tokens_BL, "segment_ids": tokens_BL + 1, "token_type_ids": tokens_BL}
+
+    def encode(model: PretrainingModel, batch: dict[str, jax.Array]) -> jax.Array:
+        return model.encoder(batch, deterministic=True)
+
+    return nn.unbox(model.init(jax.random.key(seed), batch, method=encode)["params"])

@@ -1,0 +1,184 @@
+"""The report of a comparison of models by probes: tables as Markdown, and `scores.csv` with every head."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ag_jax.evaluation.significance import Spread
+from ag_jax.pretraining.report import DIFFERENCE_EXPLAINED, DIFFERENCE_HEADER, difference_cells, flag_warnings
+from ag_jax.pretraining.report import settings_table as settings_that_differ
+from ag_jax.probing import summary
+from ag_jax.probing.results import ProbeResult
+
+MODES = {
+    "mentions": "a head chooses among the candidates",
+    "words": "a head chooses among the other words",
+    "positions": "a head chooses among all tokens of the text, also the begin and end tokens",
+}
+MOST_KINDS = 12  # columns of a table; rarer kinds are in report.json and scores.csv
+ROWS = {
+    "test": "head chosen on development",
+    "best": "best head on test",
+    "guided": "best guided head on test",
+    "free": "best free head on test",
+    "mean": "mean of all heads",
+}
+
+
+def markdown(
+    content: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], figures: Mapping[tuple[str, str], str]
+) -> str:
+    """Return the report as Markdown.
+
+    content: the content of report.json.
+    settings: the flat settings of each arm.
+    figures: path of the figure of each probe and mode, relative to the report.
+    """
+    lines = [f"# {content['title']}", "", f"`{content['command']}`", "", *flag_warnings(content.get("overridden", ()))]
+    for arm, descriptions in content["models"].items():
+        lines += [f"* **{arm}**: {'; '.join(descriptions)}"]
+    lines += [
+        "",
+        "A number is the share of test queries that a head answers correctly. A head is chosen on the development "
+        "documents; its score on the test documents has a 95 % interval over documents. The best head on the test "
+        "documents themselves, which papers report, is too good by chance: compare it with the random model, which "
+        "has as many heads.",
+        "",
+    ]
+    for probe, modes in content["probes"].items():
+        for mode, numbers in modes.items():
+            lines += [f"## {probe}, mode {mode}", "", f"Mode `{mode}`: {MODES[mode]}.", ""]
+            lines += _table(numbers)
+            lines += _differences(numbers, content["baseline"])
+            lines += _notes(numbers)
+            if (probe, mode) in figures:
+                lines += [f"![Scores of all heads: {probe}, {mode}]({figures[probe, mode]})", ""]
+    lines += ["## What differs between the arms", "", *settings_that_differ(settings), ""]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _table(numbers: Mapping[str, Any]) -> list[str]:
+    """Return the table of a probe in one mode: a column for each kind; rows of baselines, then those of the arms."""
+    kinds = numbers["kinds"][: MOST_KINDS + 1]
+    lines = [_row(["", *kinds]), _row(["---"] * (len(kinds) + 1))]
+    lines.append(_row(["test queries", *(f"{numbers['queries'][kind]:,}" for kind in kinds)]))
+    for name, values in numbers["baselines"].items():
+        lines.append(_row([name, *(_number(values.get(kind)) for kind in kinds)]))
+    for arm, means in numbers["means"].items():
+        for key, label in ROWS.items():
+            if any(means[kind][key] is not None for kind in kinds):
+                cells = [_cell(key, numbers["arms"][arm][kind], means[kind][key]) for kind in kinds]
+                lines.append(_row([f"**{arm}**, {label}", *cells]))
+    left_out = len(numbers["kinds"]) - len(kinds)
+    more = [f"{left_out} rarer kinds are in report.json and scores.csv.", ""] if left_out else []
+    return [*lines, "", *more]
+
+
+def _cell(key: str, seeds: Sequence[Mapping[str, Any] | None], mean: Mapping[str, float] | None) -> str:
+    """Return a score: of one model with its interval over documents and its head, of several with the deviation."""
+    if mean is None:
+        return "–"
+    one, text = seeds[0], _number(mean["mean"])
+    if len(seeds) > 1 or one is None:
+        return str(Spread(mean["mean"], mean["deviation"]))
+    if key == "test":
+        text += f" ({one['test']['low']:.3f} to {one['test']['high']:.3f})"
+    head = {"test": one["head"], "best": one["best_head"]}.get(key)
+    return f"{text}, head {head[0]}.{head[1]}" if head else text
+
+
+def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
+    """Return the table of differences from the first arm, by documents and, with several seeds, by seeds."""
+    rows = [
+        [arm, kind, f"{of['mean']:+.3f}", f"{of['low']:+.3f} to {of['high']:+.3f}", f"{of['p_value']:.2g}"]
+        for arm, kinds in numbers["differences"].items()
+        for kind, of in kinds.items()
+        if of is not None and kind in numbers["kinds"][: MOST_KINDS + 1]
+    ]
+    if not rows:
+        return []
+    header = ["arm", "kind", "difference", "95 % interval", "p"]
+    lines = [
+        f"Differences from {baseline} in the score of the head chosen on development, by a paired bootstrap over "
+        "documents, for these models. The smallest p that it can give is 2 / (resamples + 1):",
+        "",
+        *(_row(cells) for cells in [header, ["---"] * len(header), *rows]),
+        "",
+    ]
+    by_seed = [
+        [arm, kind, *difference_cells(of)]
+        for arm, kinds in numbers["differences_over_seeds"].items()
+        for kind, of in kinds.items()
+        if of is not None
+    ]
+    if by_seed:
+        header = ["arm", "kind", *DIFFERENCE_HEADER]
+        lines += [f"The same differences, paired by seed. {DIFFERENCE_EXPLAINED}", ""]
+        lines += [*(_row(cells) for cells in [header, ["---"] * len(header), *by_seed]), ""]
+    return lines
+
+
+def _notes(numbers: Mapping[str, Any]) -> list[str]:
+    """Return what a reader must know: whether the probe tells anything, confusion, mistakes, what was left out."""
+    lines = list(no_signal(numbers))
+    for arm, layers in numbers["confusion"].items():
+        if layers is not None:
+            listed = ", ".join(f"{value:.2f}" for value in layers)
+            lines.append(f"Confusion of {arm} by layer, in bits, the mean over heads: {listed}.")
+    for arm, mistakes in numbers["mistakes"].items():
+        if mistakes:
+            listed = "; ".join(
+                f"from *{of['from']}* to *{of['to']}* instead of *{of['instead_of']}* ({of['queries']})"
+                for of in mistakes
+            )
+            lines.append(f"Most frequent mistakes of the best head of {arm}: {listed}.")
+    same: dict[str, list[str]] = {}  # arms by what was left out, which is the same for models with the same tokenizer
+    for arm, dropped in numbers["dropped"].items():
+        if dropped:
+            same.setdefault("; ".join(f"{reason}: {count:,}" for reason, count in dropped.items()), []).append(arm)
+    lines += [f"Left out for {', '.join(of)}: {reasons}." for reasons, of in same.items()]
+    return [line for text in lines for line in (text, "")]
+
+
+def no_signal(numbers: Mapping[str, Any]) -> list[str]:
+    """Return a sentence if no chosen head of any arm beats the strongest baseline that ignores the words themselves."""
+    name = next((name for name in ("nearest", "best fixed offset") if name in numbers["baselines"]), "chance")
+    level = numbers["baselines"].get(name, {}).get("all")
+    scores = [means["all"]["test"]["mean"] for means in numbers["means"].values() if means["all"]["test"] is not None]
+    if level is None or not scores or max(scores) > level:
+        return []
+    return [
+        f"**No chosen head beats the baseline *{name}* ({level:.3f}), so differences between these models say nothing "
+        "about what their heads know.**"
+    ]
+
+
+def csv_text(results: Mapping[str, Mapping[str, Sequence[ProbeResult]]]) -> str:
+    """Return `scores.csv`: the number of correct and of all queries of every head, by probe, mode, kind and part.
+
+    results: for each arm and probe, the results of its models, in the order of the seeds.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["arm", "model", "probe", "mode", "kind", "part", "layer", "head", "guided", "right", "total"])
+    for arm, probes in results.items():
+        for probe, models in probes.items():
+            for number, result in enumerate(models):
+                guided = summary.is_guided(result)
+                for mode, measured in result.modes.items():
+                    for kind, part, scores_QNH in summary.parts(result.probe, measured):
+                        right_NH = scores_QNH.sum(0, dtype="float64")
+                        for layer, of_layer in enumerate(right_NH, 1):
+                            for head, right in enumerate(of_layer, 1):
+                                place = [arm, number, probe, mode, kind, part, layer, head, int(guided[head - 1])]
+                                writer.writerow([*place, f"{right:.6g}", len(scores_QNH)])
+    return text.getvalue()

@@ -1,0 +1,120 @@
+"""Scores of one model on one probe, measured once and stored: `result.json` and a file of arrays for each mode.
+
+A stored result is used again if the model, the tokenizer, the texts and the settings are those it was measured with,
+and its files are undamaged; otherwise it is measured anew.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from ag_jax.data.probes.queries import Probe
+from ag_jax.distributed import storage
+from ag_jax.probing import measuring
+from ag_jax.probing.config import ProbeConfig
+from ag_jax.probing.measuring import Measured
+from ag_jax.probing.models import ProbedModel
+from ag_jax.probing.rows import Convention
+from ag_jax.probing.scores import Mode
+
+FILE = "result.json"
+_ARRAYS = ("queries_Q", "scores_QNH", "chosen_QNH", "chance_Q", "confusion_QNH")
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeResult:
+    """The scores of a model on a probe.
+
+    probed: the model.
+    config: settings of the probe.
+    probe: the queries, made for the tokenizer of the model.
+    modes: scores of all heads, for each mode.
+    """
+
+    probed: ProbedModel
+    config: ProbeConfig
+    probe: Probe
+    modes: dict[Mode, Measured]
+
+
+def obtain(probed: ProbedModel, config: ProbeConfig, probe: Probe, folder: epath.Path, label: str) -> ProbeResult:
+    """Return the scores of a model on a probe: those stored in `folder` if they are of this model and probe; otherwise
+    measure and store them.
+
+    label: name of model and probe, for progress.
+    """
+    fingerprint = _fingerprint(probed, config, probe)
+    modes = _stored(folder, fingerprint, config.modes)
+    if modes is None:
+        convention = Convention(config.from_word, config.to_word, config.transposed)
+        modes = measuring.measure(probed, probe, config.modes, convention, progress=_progress(label))
+        _store(folder, fingerprint, probed, modes)
+    return ProbeResult(probed, config, probe, modes)
+
+
+def _progress(label: str) -> Callable[[int, int], None]:
+    def show(done: int, total: int) -> None:
+        print(f"{label}: {done:,} of {total:,} queries", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _fingerprint(probed: ProbedModel, config: ProbeConfig, probe: Probe) -> str:
+    """Return the SHA-256 of everything on which the scores depend."""
+    digest = hashlib.sha256()
+    settings = [dataclasses.asdict(config), dataclasses.asdict(probed.model.config), probed.longest]
+    questions = [[window.words for window in probe.windows], list(map(dataclasses.astuple, probe.queries))]
+    digest.update(json.dumps([settings, probed.tokenizer.fingerprint(), questions, probe.before]).encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(probed.params):
+        array = np.asarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _store(folder: epath.Path, fingerprint: str, probed: ProbedModel, modes: dict[Mode, Measured]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).unlink(missing_ok=True)  # while files change, there is no result
+    files: dict[str, dict[str, Any]] = {}
+    for mode, measured in modes.items():
+        arrays = {name: value for name in _ARRAYS if (value := getattr(measured, name)) is not None}
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
+        (folder / f"{mode}.npz").write_bytes(content.getvalue())
+        digest = hashlib.sha256(content.getvalue()).hexdigest()
+        files[mode] = {"sha256": digest, "dropped": dict(measured.dropped)}
+    record = {"model": probed.description, "fingerprint": fingerprint, "modes": files}
+    storage.write_whole(folder / FILE, json.dumps(record, indent=2) + "\n")
+
+
+def _stored(folder: epath.Path, fingerprint: str, modes: tuple[Mode, ...]) -> dict[Mode, Measured] | None:
+    """Return the stored scores, or None if there are none for this fingerprint or their files are damaged."""
+    if not (folder / FILE).exists():
+        return None
+    try:
+        record = json.loads((folder / FILE).read_text())
+        if record["fingerprint"] != fingerprint:
+            print(f"{folder}: measured for another model, text or settings; measuring anew", file=sys.stderr)
+            return None
+        return {mode: _read(folder / f"{mode}.npz", record["modes"][mode]) for mode in modes}
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        print(f"{folder}: damaged ({error}); measuring anew", file=sys.stderr)
+        return None
+
+
+def _read(path: epath.Path, record: dict[str, Any]) -> Measured:
+    """Read the scores of a mode. Raises ValueError if the file is not the one that was written."""
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != record["sha256"]:
+        raise ValueError(f"{path.name} has another SHA-256 than {FILE} says")
+    with np.load(io.BytesIO(content)) as arrays:
+        found: dict[str, Any] = {name: arrays.get(name) for name in _ARRAYS}
+    return Measured(**found, dropped=record["dropped"])

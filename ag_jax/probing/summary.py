@@ -1,0 +1,198 @@
+"""The numbers of a report: best heads of all arms, baselines and differences, as plain values for JSON."""
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ag_jax.analysis.maps import head_patterns
+from ag_jax.data.probes.queries import Probe
+from ag_jax.evaluation.significance import over_seeds, spread
+from ag_jax.probing import choosing
+from ag_jax.probing.choosing import Chosen, Interval, Table
+from ag_jax.probing.measuring import Measured
+from ag_jax.probing.results import ProbeResult
+from ag_jax.probing.scores import Mode
+
+OFFSET = "offset"  # beginning of the names of baselines of a fixed distance
+CONFUSIONS = 5  # most frequent wrong answers that are reported
+
+
+def table_of(probe: Probe, measured: Measured) -> Table:
+    """Return the scores of a probe's queries with the queries' kinds and documents."""
+    names = sorted({window.document for window in probe.windows})
+    number = {name: index for index, name in enumerate(names)}
+    queries = [probe.queries[index] for index in measured.queries_Q]
+    documents = np.array([number[probe.windows[query.window].document] for query in queries])
+    kinds = np.array([query.kind for query in queries])
+    development_Q = np.asarray(probe.development, bool)[measured.queries_Q]
+    return Table(measured.scores_QNH, kinds, documents, development_Q, len(names))
+
+
+def is_guided(result: ProbeResult) -> np.ndarray:
+    """Return whether guidance pulled each head of a layer towards a pattern, `H`."""
+    owners = head_patterns(result.probed.assignment, result.probed.model.config.heads)
+    return np.array([owner is not None for owner in owners])
+
+
+def numbers(mode: Mode, arms: Mapping[str, Sequence[ProbeResult]], resamples: int) -> dict[str, Any]:
+    """Return the numbers of one probe in one mode.
+
+    arms: for each arm the results of its models, in the order of the seeds; the baseline first.
+    """
+    tables = {arm: [table_of(of.probe, of.modes[mode]) for of in results] for arm, results in arms.items()}
+    drawn = {
+        count: choosing.resample(count, resamples)
+        for count in {of.documents for all_ in tables.values() for of in all_}
+    }
+    first = next(iter(arms))
+    kinds = tables[first][0].kinds
+    chosen: dict[str, dict[str, list[Chosen | None]]] = {
+        arm: {
+            kind: [
+                choosing.choose(table, kind, is_guided(result), drawn[table.documents])
+                for table, result in zip(tables[arm], results, strict=True)
+            ]
+            for kind in kinds
+        }
+        for arm, results in arms.items()
+    }
+    return {
+        "kinds": list(kinds),
+        "queries": {kind: of[0].queries if of[0] else 0 for kind, of in chosen[first].items()},
+        "baselines": _baselines(arms[first][0].probe, arms[first][0].modes[mode], tables[first][0]),
+        "arms": {
+            arm: {kind: [_chosen_json(of) for of in seeds] for kind, seeds in of_arm.items()}
+            for arm, of_arm in chosen.items()
+        },
+        "means": {arm: {kind: _mean(seeds) for kind, seeds in of_arm.items()} for arm, of_arm in chosen.items()},
+        "differences": {
+            arm: {kind: _difference(chosen[first][kind], chosen[arm][kind]) for kind in kinds} for arm in list(arms)[1:]
+        },
+        "differences_over_seeds": _over_seeds(chosen),
+        "confusion": {arm: _confusion(results[0].modes[mode]) for arm, results in arms.items()},
+        "mistakes": {arm: _mistakes(mode, results[0], chosen[arm]["all"][0]) for arm, results in arms.items()},
+        "dropped": {
+            arm: dict(results[0].probe.dropped) | dict(results[0].modes[mode].dropped) for arm, results in arms.items()
+        },
+    }
+
+
+def _chosen_json(chosen: Chosen | None) -> dict[str, Any] | None:
+    """Return a choice of heads for JSON, with layers and heads counted from 1."""
+    if chosen is None:
+        return None
+    found = dataclasses.asdict(chosen)
+    for name in ("head", "best_head"):
+        found[name] = None if found[name] is None else [at + 1 for at in found[name]]
+    if chosen.test is not None:
+        found["test"] = {name: getattr(chosen.test, name) for name in ("mean", "low", "high")}
+    return found
+
+
+def _mean(seeds: Sequence[Chosen | None]) -> dict[str, Any]:
+    """Return the mean over seeds of each score, with its standard deviation; None for scores that a seed lacks."""
+    found: dict[str, Any] = {}
+    for name in ("test", "best", "mean", "guided", "free"):
+        values = [_value(chosen, name) for chosen in seeds]
+        known = [value for value in values if value is not None]
+        found[name] = dataclasses.asdict(spread(known)) if len(known) == len(values) else None
+    return found
+
+
+def _value(chosen: Chosen | None, name: str) -> float | None:
+    value = None if chosen is None else getattr(chosen, name)
+    return value.mean if isinstance(value, Interval) else value
+
+
+def _difference(baseline: Sequence[Chosen | None], other: Sequence[Chosen | None]) -> dict[str, float] | None:
+    """Return the difference in the test score of heads chosen on development documents, by a paired bootstrap."""
+    sides = [
+        [chosen.test for chosen in side if chosen is not None and chosen.test is not None] for side in (baseline, other)
+    ]
+    if not all(sides) or len(sides[0][0].resampled_R) != len(sides[1][0].resampled_R):
+        return None
+    return dataclasses.asdict(choosing.difference(*sides))
+
+
+def _over_seeds(chosen: Mapping[str, Mapping[str, Sequence[Chosen | None]]]) -> dict[str, Any]:
+    """Return paired t-tests over seeds of the test scores of all kinds, for arms with as many seeds as the first."""
+    first = next(iter(chosen))
+    seeds = len(next(iter(chosen[first].values())))
+    values: dict[str, dict[str, list[Any]]] = {
+        arm: {kind: [_value(one, "test") for one in of] for kind, of in kinds.items()}
+        for arm, kinds in chosen.items()
+        if len(next(iter(kinds.values()))) == seeds
+    }
+    known = {
+        arm: {kind: of for kind, of in kinds.items() if all(None not in of_arm[kind] for of_arm in values.values())}
+        for arm, kinds in values.items()
+    }
+    found = over_seeds(known) if seeds > 1 else {}
+    return {
+        arm: {kind: None if one is None else dataclasses.asdict(one) for kind, one in of.items()}
+        for arm, of in found.items()
+    }
+
+
+def _baselines(probe: Probe, measured: Measured, table: Table) -> dict[str, dict[str, float | None]]:
+    """Return the scores of chance and of the probe's rules on the test queries of each kind."""
+    rules = {name: np.asarray(scores)[measured.queries_Q] for name, scores in probe.baselines.items()}
+    offsets = {name: scores for name, scores in rules.items() if name.startswith(OFFSET)}
+    fixed = {name: of for name, of in rules.items() if name not in offsets}
+    fixed = {**fixed, "chance": measured.chance_Q}  # of this mode; a probe only knows chance among its candidates
+    found: dict[str, dict[str, float | None]] = {name: {} for name in fixed}
+    for kind in table.kinds:
+        test_Q = table.of_kind(kind) & ~table.development_Q
+        for name, scores in fixed.items():
+            found[name][kind] = float(scores[test_Q].mean()) if test_Q.any() else None
+        best = choosing.best_offset(offsets, table.of_kind(kind), table.development_Q)
+        if best is not None:
+            found.setdefault("best fixed offset", {})[kind] = best[1]
+    return found
+
+
+def _confusion(measured: Measured) -> list[float] | None:
+    """Return the confusion of each layer, the mean over queries and heads; None without candidates."""
+    if measured.confusion_QNH is None:
+        return None
+    return measured.confusion_QNH.mean((0, 2), dtype=np.float64).tolist()
+
+
+def _mistakes(mode: Mode, result: ProbeResult, chosen: Chosen | None) -> list[dict[str, Any]]:
+    """Return the most frequent wrong answers of the best head, as words, with their number of test queries."""
+    if chosen is None or mode == "positions":
+        return []
+    measured, probe = result.modes[mode], result.probe
+    layer, head = chosen.head or chosen.best_head
+    counts: collections.Counter[tuple[str, str, str]] = collections.Counter()
+    for row, index in enumerate(measured.queries_Q):
+        query, answer = probe.queries[index], int(measured.chosen_QNH[row, layer, head])
+        if probe.development[index] or measured.scores_QNH[row, layer, head] or not query.answers or answer < 0:
+            continue
+        words = probe.windows[query.window].words
+        given = query.candidates[answer] if mode == "mentions" else (answer,)
+        text = " ".join(words[word] for word in given)
+        counts[words[query.at], text, words[query.answers[-1]]] += 1
+    return [
+        {"from": source, "to": text, "instead_of": right, "queries": count}
+        for (source, text, right), count in counts.most_common(CONFUSIONS)
+    ]
+
+
+def parts(probe: Probe, measured: Measured) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield kind, part (`development` or `test`) and the scores `QNH` of its queries, without those that have none."""
+    table = table_of(probe, measured)
+    for kind in table.kinds:
+        for part, chosen_Q in (("development", table.development_Q), ("test", ~table.development_Q)):
+            scores_QNH = table.scores_QNH[table.of_kind(kind) & chosen_Q]
+            if len(scores_QNH):
+                yield kind, part, scores_QNH
+
+
+def head_scores(table: Table, kinds: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the score of every head on the test queries of each kind, `NH`; without kinds that have none."""
+    test = {kind: table.of_kind(kind) & ~table.development_Q for kind in kinds}
+    return {kind: table.scores_QNH[of].mean(0, dtype=np.float64) for kind, of in test.items() if of.any()}

@@ -1,0 +1,58 @@
+"""A small model with its tokenizer, and made-up queries."""
+
+import functools
+
+import numpy as np
+
+from ag_jax.data import tokenizers
+from ag_jax.data.config import TokenizerConfig
+from ag_jax.data.probes.queries import Probe, Query, Window
+from ag_jax.models.config import EncoderConfig
+from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.probing import models
+from ag_jax.probing.models import ProbedModel
+
+TEXTS = [
+    "Mary saw herself in the mirror because she likes mirrors .",
+    "The unquestionably old king , who ruled Ruritania , said that he would abdicate tomorrow .",
+    "He left .",
+    "Then the boys washed themselves and the girls washed themselves and all of them went home to eat their dinner .",
+    "Nobody went .",
+]
+
+
+@functools.cache
+def tokenizer():
+    return tokenizers.train(TokenizerConfig(vocabulary_size=300), TEXTS)
+
+
+@functools.cache
+def probed() -> ProbedModel:
+    """Two layers of three heads, with weights so large that heads differ."""
+    config = EncoderConfig(
+        vocabulary_size=tokenizer().vocabulary_size, layers=2, heads=3, width=12, max_length=97, initializer_range=0.5
+    )
+    model = PretrainingModel(config)
+    return ProbedModel("an example", model, models.random_params(model, 5), tokenizer(), 97, (("next", 1),))
+
+
+def windows(documents=(0, 0, 1, 2, 2)) -> tuple[Window, ...]:
+    return tuple(Window(f"d{name}", tuple(text.split())) for name, text in zip(documents, TEXTS, strict=True))
+
+
+def probe(queries=None, **settings) -> Probe:
+    queries = (
+        (
+            Query(0, 6, 6, ((0,), (2,), (4, 5)), (0, 1), (0, 2), "she"),
+            Query(1, 11, 11, ((3,), (7,)), (0,), (3,), "he"),
+            Query(3, 3, 3, ((1, 2), (8,)), (0,), (1, 2), "themselves"),
+            Query(3, 9, 9, ((2,), (7,)), (1,), (7,), "themselves"),
+            Query(3, 19, 18, ((2,), (7,), (13, 14)), (2,), (13, 14), "their"),
+            Query(2, 1, 1, ((0,),), (0,), (0,), "root"),
+        )
+        if queries is None
+        else tuple(queries)
+    )
+    count = len(queries)
+    chosen = {"development": np.arange(count) % 2 == 0, "baselines": {}, "dropped": {}} | settings
+    return Probe("made up", windows(), queries, **chosen)

@@ -1,0 +1,186 @@
+"""`ag-jax evaluate` and `ag-jax compare` with probes: reports, stored results, and what is measured anew."""
+
+import csv
+import json
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import run
+from ag_jax.pretraining.workloads import reference_model
+from ag_jax.probing import comparison, measuring
+from ag_jax.probing.models import random_params
+from tests.conftest import REPOSITORY
+from tests.probing import examples
+
+PROBE = REPOSITORY / "configs" / "probe.py"
+# Names and pronouns; every document has two entities. A line is a word and the entities that begin or end at it.
+STORY = [("Mary", "(0)"), ("saw", "-"), ("the", "(1"), ("king", "1)"), (".", "-"), None]
+STORY += [("She", "(0)"), ("left", "-"), ("him", "(1)"), (".", "-"), None]
+STORY += [("Then", "-"), ("the", "(1"), ("king", "1)"), ("washed", "-"), ("her", "(0)"), (".", "-"), None]
+
+
+def documents(count):
+    """The story so many times, each time with another number of sentences."""
+    lines = []
+    for number in range(count):
+        name = f"story{number}"
+        lines.append(f"#begin document ({name}); part 000")
+        sentence = 0
+        for entry in STORY * (1 + number % 3):
+            if entry is None:
+                lines.append("")
+            else:
+                word, entities = entry
+                lines.append("\t".join([name, "0", str(sentence), word, *["_"] * 8, entities]))
+        lines.append("#end document")
+    return "\n".join(lines) + "\n"
+
+
+def made_run(folder, seed, guided):
+    config = pretraining_config.default_config()
+    config.data.source = str(folder / "text.txt")
+    config.data.sequence_length = 96
+    config.data.tokenizer.vocabulary_size = 300
+    config.model.update(layers=2, heads=3, width=12, max_length=96, initializer_range=0.5)
+    if guided:
+        config.guidance.update(mode="loss", heads="next:1")
+    parsed = pretraining_config.parse(config)
+    model = reference_model(parsed, examples.tokenizer())
+    batch = {name: np.zeros((1, 8), np.int32) for name in ("tokens", "token_type_ids")}
+    batch |= {"segment_ids": np.ones((1, 8), np.int32), "masked_positions": np.zeros((1, 2), np.int32)}
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), batch, deterministic=True)["params"])
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.value.shape if hasattr(leaf, "value") else leaf.shape), shapes)
+    return parsed, params, random_params(model, seed)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with two runs and a file of stories."""
+    import flax.linen as nn
+
+    folder = tmp_path_factory.mktemp("probing")
+    (folder / "text.txt").write_text("A text.\n")
+    (folder / "stories.conll").write_text(documents(12))
+    for name, seed, guided in (("plain", 1, False), ("guided", 2, True)):
+        parsed, params, trained = made_run(folder, seed, guided)
+        params = nn.unbox(params) | {"encoder": trained["encoder"]}
+        run.write(parsed, folder / name, examples.tokenizer(), jax.tree.map(np.float32, params))
+    return folder
+
+
+def source(place, models=("plain",), more=""):
+    listed = ",".join(str(place / name) for name in models)
+    return f"{PROBE}:checkpoint={listed},coreference={place / 'stories.conll'},reflexives=none{more}"
+
+
+@pytest.fixture(scope="module")
+def report(place):
+    path = comparison.compare(source(place, ("plain", "guided")), {"resamples": 100}, place / "compared")
+    return path.parent
+
+
+def test_report(report):
+    content = json.loads((report / "report.json").read_text())
+    assert list(content["models"]) == ["plain", "guided", "random"] and content["baseline"] == "plain"
+    numbers = content["probes"]["coreference"]["mentions"]
+    assert set(numbers["kinds"]) == {"all", "pronominal", "proper", "nominal"} or "all" in numbers["kinds"]
+    guided = numbers["arms"]["guided"]["all"][0]
+    assert guided["guided"] is not None and numbers["arms"]["plain"]["all"][0]["guided"] is None
+    assert guided["best"] == max(guided["guided"], guided["free"])
+    text = (report / "report.md").read_text()
+    assert "## coreference, mode mentions" in text and "random weights (seed 0)" in text
+    assert (report / "figures" / "heads_coreference_words.png").exists()
+
+
+def test_every_head_is_in_scores_csv(report):
+    """The best head of report.json, computed again from scores.csv."""
+    with (report / "scores.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    numbers = json.loads((report / "report.json").read_text())["probes"]["coreference"]["words"]
+
+    def rate(row):
+        return float(row["right"]) / int(row["total"])
+
+    for arm in ("plain", "guided", "random"):
+        chosen = [row for row in rows if (row["arm"], row["mode"], row["kind"]) == (arm, "words", "all")]
+        development, test = ([row for row in chosen if row["part"] == part] for part in ("development", "test"))
+        assert len(development) == len(test) == 6 and {int(row["total"]) for row in test} == {numbers["queries"]["all"]}
+        best = max(development, key=rate)
+        found = numbers["arms"][arm]["all"][0]
+        assert [int(best["layer"]), int(best["head"])] == found["head"]
+        same = next(row for row in test if (row["layer"], row["head"]) == (best["layer"], best["head"]))
+        assert rate(same) == pytest.approx(found["test"]["mean"], abs=1e-6)
+        assert max(map(rate, test)) == pytest.approx(found["best"], abs=1e-6)
+        assert sum(map(rate, test)) / 6 == pytest.approx(found["mean"], abs=1e-6)
+
+
+def test_what_was_measured_is_not_measured_again(place, report, monkeypatch):
+    """A second command reads the results; one that is damaged, or of another model, is measured again."""
+    before = (report / "report.json").read_text()
+    measured = []
+
+    def spy(probed, *arguments, **settings):
+        measured.append(probed.description)
+        return original(probed, *arguments, **settings)
+
+    original = measuring.measure
+    monkeypatch.setattr(measuring, "measure", spy)
+    again = source(place, ("plain", "guided"))
+    comparison.compare(again, {"resamples": 100}, report)
+    assert not measured and (report / "report.json").read_text() == before
+
+    damaged = report / "probes" / "guided-seed0" / "coreference" / "words.npz"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(bytes(content))
+    (report / "probes" / "plain-seed0" / "coreference" / "result.json").unlink()  # as if killed before it was written
+    comparison.compare(again, {"resamples": 100}, report)
+    assert len(measured) == 2 and "guided" in measured[1] and (report / "report.json").read_text() == before
+
+    (place / "stories.conll").write_text(documents(13))
+    comparison.compare(again, {"resamples": 100}, report)
+    assert len(measured) == 5
+    (place / "stories.conll").write_text(documents(12))
+
+
+def test_custom_probe(place, monkeypatch):
+    module = types.ModuleType("my_probes")
+    module.made_up = lambda data: examples.probe(before=True)
+    module.wrong = lambda data: [data]
+    monkeypatch.setitem(__import__("sys").modules, "my_probes", module)
+    config = f"{PROBE}:checkpoint={place / 'plain'},reflexives=none,custom=my_probes."
+    path = comparison.evaluate(f"{config}made_up", {"probes.made_up.data": "x"}, place / "custom")
+    numbers = json.loads((path.parent / "report.json").read_text())["probes"]["made_up"]["words"]
+    assert numbers["queries"]["all"] == 3
+    with pytest.raises(ValueError, match=r"function=my_probes.wrong returned list, expected an ag_jax"):
+        comparison.evaluate(f"{config}wrong", {}, place / "wrong")
+    with pytest.raises(ValueError, match=r"cannot import probes.no.function=my_probes.no: AttributeError"):
+        comparison.evaluate(f"{config}no", {}, place / "wrong")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"seeds": (0, 1)}, "checkpoint=.* is one model: give one seed"),
+        ({"train": "quickstart"}, "give either checkpoint"),
+        ({"probes.coreference.distractor": "after"}, "probes.coreference.distractor=after has no effect with kind=cor"),
+        ({"probes.coreference.modes": ()}, "modes must be one or more of"),
+        ({"probes.coreference.kind": "dependencies"}, "which a dependency has not"),
+        ({"probes.coreference.data": "none.conll"}, "none.conll does not exist"),
+        ({"checkpoint": "nowhere"}, "nowhere is no model"),
+    ],
+)
+def test_wrong_settings(place, flags, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        comparison.evaluate(source(place), flags, place / "wrong")
+
+
+def test_wrong_arms(place):
+    with pytest.raises(ValueError, match="arm=other is no model of checkpoint: expected one of plain, guided"):
+        comparison.compare(source(place, ("plain", "guided"), ",arm=other"), {}, place / "wrong")
+    with pytest.raises(ValueError, match="have the same settings"):
+        comparison.compare(source(place, ("plain", "guided")), {"checkpoint": str(place / "plain")}, place / "wrong")

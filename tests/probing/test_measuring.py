@@ -1,0 +1,90 @@
+"""A probe from windows to scores of heads, against attention that is computed and judged one query at a time."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ag_jax.data.probes.queries import Query
+from ag_jax.probing import measuring, scores
+from ag_jax.probing.encoding import encode
+from ag_jax.probing.measuring import measure
+from ag_jax.probing.models import random_params
+from ag_jax.probing.rows import attention_rows
+from tests.probing import examples
+
+SHAPE = 2, 3  # layers and heads
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return measure(examples.probed(), examples.probe(), scores.MODES)
+
+
+def rows_of(query):
+    """The attention of one query to words and to positions."""
+    probed = examples.probed()
+    windows = encode(examples.windows(), probed.tokenizer, 97).windows
+    window_Q, at_Q = np.array([query.window]), np.array([query.at])
+    for unit in ("word", "position"):
+        (rows,) = attention_rows(probed.model, probed.params, windows, window_Q, at_Q, unit)
+        yield rows.weights_FNHU[0]
+
+
+def test_all_modes(measured):
+    windows = encode(examples.windows(), examples.tokenizer(), 97).windows
+    for index, query in enumerate(examples.probe().queries):
+        to_words, to_positions = rows_of(query)
+        starts = windows[query.window].starts
+        for layer, head in np.ndindex(SHAPE):
+            row = to_words[layer, head]
+            mass = [row[list(words)].sum() for words in query.candidates]
+            assert measured["mentions"].scores_QNH[index, layer, head] == (int(np.argmax(mass)) in query.right)
+            others = [word for word in range(len(starts) - 1) if word != query.at]
+            best = max(others, key=lambda word: row[word])
+            assert measured["words"].chosen_QNH[index, layer, head] == best
+            assert measured["words"].scores_QNH[index, layer, head] == (best in query.answers)
+            position = int(np.argmax(to_positions[layer, head]))
+            word = np.searchsorted(starts, position, side="right") - 1
+            assert measured["positions"].scores_QNH[index, layer, head] == (word in query.answers)
+            confusion = -np.log2(sum(mass[right] for right in query.right) / sum(mass))
+            assert measured["mentions"].confusion_QNH[index, layer, head] == pytest.approx(confusion, abs=1e-5)
+    assert measured["words"].confusion_QNH is None
+    assert measured["mentions"].chance_Q[0] == pytest.approx(2 / 3)
+    assert len({of.scores_QNH.tobytes() for of in measured.values()}) == 3  # the modes are not all alike
+
+
+def test_only_words_before(measured):
+    found = measure(examples.probed(), examples.probe(before=True), ("words",))["words"]
+    queries = examples.probe().queries
+    assert all((found.chosen_QNH[index] < query.begin).all() for index, query in enumerate(queries))
+    assert (measured["words"].chosen_QNH[0] > 6).any()
+
+
+def test_what_cannot_be_asked():
+    probed = examples.probed()
+    lengths = [len(window.ids) for window in encode(examples.windows(), probed.tokenizer, 97).windows]
+    assert lengths.index(max(lengths)) == 1  # a window with one query
+    short = dataclasses.replace(probed, longest=max(lengths) - 1)
+    found = measure(short, examples.probe(), ("words",))["words"]
+    assert found.queries_Q.tolist() == [0, 2, 3, 4, 5] and found.dropped == {measuring.TOO_LONG: 1}
+    with pytest.raises(ValueError, match=r"no query that an example can be asked \(.*model can read: 6\)"):
+        measure(dataclasses.replace(probed, longest=2), examples.probe(), ("words",))
+    with pytest.raises(ValueError, match="mentions chooses among candidates"):
+        measure(probed, examples.probe([Query(0, 1, 1, (), (), (0,), "x")]), ("mentions",))
+
+
+def test_progress_is_told():
+    told = []
+    measure(examples.probed(), examples.probe(), ("words",), progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (6, 6) and len(told) >= 2
+
+
+def test_random_weights_differ_from_the_trained_and_by_seed():
+    model = examples.probed().model
+    first, second = (embeddings(model, seed) for seed in (0, 1))
+    assert not np.array_equal(first, second) and np.array_equal(first, embeddings(model, 0))
+
+
+def embeddings(model, seed):
+    return np.asarray(random_params(model, seed)["encoder"]["embeddings"]["word"]["embedding"])

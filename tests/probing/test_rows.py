@@ -1,0 +1,105 @@
+"""Attention between words, against loops over the attention between tokens."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ag_jax.probing import rows
+from ag_jax.probing.encoding import encode, word_lengths
+from ag_jax.probing.rows import Convention, attention_rows
+from tests.probing import examples
+
+
+@pytest.fixture(scope="module")
+def windows():
+    return encode(examples.windows(), examples.tokenizer(), 97).windows
+
+
+@pytest.fixture(scope="module")
+def tokens_attention(windows):
+    """For each window the attention between its tokens, computed without padding and without other windows."""
+    probed, found = examples.probed(), []
+    for window in windows:
+        tokens_BL = jnp.asarray(window.ids)[None]
+        batch = {"tokens": tokens_BL, "segment_ids": tokens_BL * 0 + 1, "token_type_ids": tokens_BL * 0}
+        _, sown = probed.model.apply(
+            {"params": probed.params},
+            batch,
+            method=lambda model, batch: model.encoder(batch, deterministic=True),
+            mutable=["intermediates"],
+        )
+        found.append(np.asarray(sown["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0])[:, 0])
+    return found
+
+
+def test_encoding_keeps_words_apart(windows):
+    tokenizer = examples.tokenizer()
+    for window, encoded in zip(examples.windows(), windows, strict=True):
+        assert encoded.ids[0] == tokenizer.specials.begin and encoded.ids[-1] == tokenizer.specials.end
+        assert encoded.starts[0] == 1 and encoded.starts[-1] == len(encoded.ids) - 1
+        for word, begin, end in zip(window.words, encoded.starts, encoded.starts[1:], strict=False):
+            # In running text, every word follows a space.
+            assert list(encoded.ids[begin:end]) == tokenizer.encode(f" {word}")
+    lengths = word_lengths(tokenizer)
+    for window, encoded in zip(examples.windows(), windows, strict=True):
+        assert lengths(window.words) == np.diff(encoded.starts).tolist()
+
+
+def test_windows_that_the_model_cannot_read():
+    longest = max(len(window.ids) for window in encode(examples.windows(), examples.tokenizer(), 97).windows)
+    assert all(encode(examples.windows(), examples.tokenizer(), longest).windows)
+    assert sum(window is None for window in encode(examples.windows(), examples.tokenizer(), longest - 1).windows) == 1
+
+
+def words_row(weights_NHLL, window, at, convention):
+    """The attention of the word `at` to each word, or to the word with `transposed`, by loops."""
+    layers, heads = weights_NHLL.shape[:2]
+    spans = [range(begin, end) for begin, end in zip(window.starts, window.starts[1:], strict=False)]
+    found = np.zeros((layers, heads, len(spans)))
+    for layer in range(layers):
+        for head in range(heads):
+            for word, span in enumerate(spans):
+                sources, targets = (span, spans[at]) if convention.transposed else (spans[at], span)
+                sources = sources[:1] if convention.from_ == "first" else sources
+                total = sum(weights_NHLL[layer, head, q, k] for q in sources for k in targets) / len(sources)
+                found[layer, head, word] = total / (len(targets) if convention.to == "mean" else 1)
+    return found
+
+
+@pytest.mark.parametrize(
+    "convention",
+    [
+        Convention(),
+        Convention(from_="first", to="mean"),
+        Convention(transposed=True),
+        Convention(from_="first", to="mean", transposed=True),
+    ],
+    ids=str,
+)
+def test_words(windows, tokens_attention, convention, monkeypatch):
+    monkeypatch.setattr(rows, "BYTES", 200_000)  # several batches
+    window_Q, at_Q = np.array([3, 1, 0, 1, 3, 2]), np.array([3, 1, 5, 11, 20, 0])
+    probed, seen, batches = examples.probed(), [], 0
+    for found in attention_rows(probed.model, probed.params, windows, window_Q, at_Q, convention=convention):
+        batches += 1
+        for query, weights_NHU in zip(found.queries, found.weights_FNHU, strict=True):
+            window = windows[window_Q[query]]
+            expected = words_row(tokens_attention[window_Q[query]], window, at_Q[query], convention)
+            count = expected.shape[-1]
+            np.testing.assert_allclose(weights_NHU[..., :count], expected, atol=2e-6)
+            assert not weights_NHU[..., count:].any()
+            seen.append(query)
+    assert sorted(seen) == list(range(6)) and batches > 1
+
+
+def test_positions(windows, tokens_attention):
+    """A unit is a token: the rows are those of the model, begin and end included, and sum to 1."""
+    probed = examples.probed()
+    window_Q, at_Q = np.array([1, 2]), np.array([1, 1])
+    for found in attention_rows(probed.model, probed.params, windows, window_Q, at_Q, "position"):
+        np.testing.assert_allclose(found.weights_FNHU.sum(-1), 1, rtol=1e-5)
+        for query, weights_NHU in zip(found.queries, found.weights_FNHU, strict=True):
+            window = windows[window_Q[query]]
+            begin, end = window.starts[at_Q[query]], window.starts[at_Q[query] + 1]
+            expected = tokens_attention[window_Q[query]][:, :, begin:end].mean(2)
+            np.testing.assert_allclose(weights_NHU[..., : len(window.ids)], expected, atol=2e-6)
