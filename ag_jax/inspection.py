@@ -2,14 +2,16 @@
 
 from etils import epath
 
-from ag_jax.analysis import maps, pairs
+from ag_jax.analysis import maps, pairs, stripes
 from ag_jax.analysis.figures import plots
 from ag_jax.distributed import storage
 from ag_jax.interop.opening import Inspected
 
 
 def inspect(opened: Inspected, text: str | None = None, target: str | None = None) -> list[epath.Path]:
-    """Print a model's attention mass on each pattern for a text, draw its attention maps and return their paths.
+    """Print where a model's attention to a text lies, draw its attention maps and return the paths of the figures.
+
+    The tables have the attention mass on each pattern, and of the encoder also on the diagonal and on stripes.
 
     For a model that translates, there are tables and figures of the encoder, of the decoder, and of the decoder's
     attention to the source.
@@ -36,6 +38,7 @@ def inspect(opened: Inspected, text: str | None = None, target: str | None = Non
         assignments = opened.assignment, opened.decoder_assignment, opened.cross_assignment
         shown = list(zip(found, assignments, strict=True))
     tables = [maps.mass_table(attention, opened.special, assignment) for attention, assignment in shown]
+    tables.insert(1, stripes.shares_table(shown[0][0]))  # of the encoder, which is shown first
     print("\n".join(lines))
     print("\n\n\n".join(tables), flush=True)
 

@@ -59,7 +59,7 @@ ARGUMENTS = {
         "scale": ("paper", "small"),
     },
     "deberta/table4_ablation.py": {
-        "arm": ("deberta", "no_emd", "no_c2p", "no_p2c", "no_emd_c2p", "no_emd_p2c"),
+        "arm": ("deberta", "no_emd", "no_c2p", "no_p2c", "no_emd_c2p", "no_emd_p2c", "roberta"),
         "scale": ("paper", "small"),
     },
     "roberta/table1_masking.py": {"arm": ("static", "dynamic"), "scale": ("paper", "small")},
@@ -338,10 +338,11 @@ def test_bert_as_the_ablations_of_roberta_have_it(name, arm):
 @pytest.mark.parametrize("arm", ARGUMENTS["deberta/table4_ablation.py"]["arm"])
 def test_arms_of_the_deberta_ablation_lack_what_their_name_says(arm, scale):
     config = parsed("deberta/table4_ablation.py", f"arm={arm},scale={scale}")
-    model, lacking = config.model, arm.split("_")
+    model, lacking = config.model, ["emd", "c2p", "p2c"] if arm == "roberta" else arm.split("_")
+    positions = "input" if arm == "roberta" else "none"
     assert [term not in model.relative.names for term in ("c2p", "p2c")] == [term in lacking for term in ("c2p", "p2c")]
     assert (model.absolute_positions, model.mask_decoder_passes) == (
-        ("none", 0) if "emd" in lacking else ("decoder", 2)
+        (positions, 0) if "emd" in lacking else ("decoder", 2)
     )
     assert model.relative.span == config.data.sequence_length and model.token_types == 0 and not model.relative.shared
     if scale == "paper":

@@ -6,12 +6,11 @@ averaged over the rows that have such columns. It is in [0, 1], and 1 if the hea
 The maps may be of an encoder, of a decoder, or of a decoder's attention to the source (`KINDS`); `analysis.pairs`
 computes the maps of a text and its translation.
 
-Shape letters: N layers, H heads, L length, Q query position, K key position.
+Shape letters: N layers, B batch, H heads, L length, Q query position, K key position.
 """
 
 import dataclasses
 import functools
-import io
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -19,16 +18,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from ag_jax.analysis import tables
 from ag_jax.attention import patterns
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from ag_jax.attention.visibility import band_of
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.models.encoder import Ports
+from ag_jax.models.encoder import Batch, Ports
 from ag_jax.models.heads import TaskModel
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
@@ -138,7 +135,9 @@ def attention_maps(
         raise ValueError(f"attention maps need room for at least {len(begin) + 2} tokens, got max_tokens={max_tokens}")
     ids = [*begin, *cut(words, room, "text"), tokenizer.specials.end]
     ids_L = np.asarray(ids, np.int32)
-    weights_NHQK = np.asarray(_attention_weights(model, params, ids_L, attacker))
+    batch = _one_text(ids_L)
+    ports = Ports() if attacker is None else Ports(attack=attacker(params, batch, jnp.int32(0)))
+    weights_NHQK = np.asarray(attention_weights(model, params, batch, ports))[:, 0]
     left_out, is_fixed = max(0, len(words) - room), bool(model.config.fixed_attention.offsets)
     return AttentionMaps(tuple(tokenizer.tokens(ids)), ids_L, weights_NHQK, left_out, is_fixed=is_fixed)
 
@@ -156,23 +155,31 @@ def cut(words: Sequence[int], room: int, name: str) -> Sequence[int]:
     return words[:room]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "attacker"))
-def _attention_weights(model: EncoderModel, params: Any, ids_L: jax.Array, attacker: Attacker | None) -> jax.Array:
-    tokens_BL = ids_L[None]
-    batch = {
+def _one_text(ids_L: np.ndarray) -> Batch:
+    """Return a batch with one text, without padding, as an encoder reads it."""
+    tokens_BL = jnp.asarray(ids_L)[None]
+    return {
         "tokens": tokens_BL,
-        "segment_ids": jnp.ones(tokens_BL.shape, jnp.int32),
-        "token_type_ids": jnp.zeros(tokens_BL.shape, jnp.int32),
+        "segment_ids": jnp.ones_like(tokens_BL),
+        "token_type_ids": jnp.zeros_like(tokens_BL),
     }
-    ports = Ports() if attacker is None else Ports(attack=attacker(params, batch, jnp.int32(0)))
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def attention_weights(model: EncoderModel, params: Any, batch: Batch, ports: Ports) -> jax.Array:
+    """Return the attention probabilities of the model's encoder, without dropout, as `NBHQK`.
+
+    batch: the fields that an encoder reads (`encoder.rows`).
+    ports: an attack on the encoder, if there is one.
+    """
     _, collections = model.apply(
         {"params": params},
         batch,
         method=lambda model, batch: model.encoder(batch, ports=ports, deterministic=True),
         mutable=["intermediates"],
     )
-    weights_NBHQK = collections["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0]
-    return weights_NBHQK[:, 0]
+    weights_NBHQK: jax.Array = collections["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0]
+    return weights_NBHQK
 
 
 def targets(maps: AttentionMaps, special: PatternTokens, names: Iterable[str]) -> dict[str, np.ndarray]:
@@ -277,7 +284,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     free = [head for head in range(heads) if owners[head] is None]
     columns += [(name, free, maps.unguided) for name in masses if free]
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = tables.new_table()
     table.add_column("\n\nlayer", justify="right", no_wrap=True)
     for name, members, kind in columns:
         table.add_column(Text(f"{kind}\n{title(name)}\n{_span(members)}"), justify="right", no_wrap=True)
@@ -285,10 +292,6 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
         cells = [_number(masses[name][layer, members].mean()) for name, members, _ in columns]
         table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
     table.add_row("by chance", *(_number(chance[name]) for name, _, _ in columns))
-    # Wide enough that rich wraps no row: the text may go to a file or a narrow terminal.
-    text = io.StringIO()
-    console = Console(file=text, width=1000, color_system=None, force_jupyter=False)
-    console.print(table)
     read = {
         "encoder": f"{len(maps.tokens)} tokens",
         "decoder": f"{len(maps.tokens)} tokens that it reads",
@@ -296,7 +299,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     }[maps.kind]
     more = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
     lines = [f"{KINDS[maps.kind].title}: attention mass on the patterns' targets, for {read}{more}"]
-    lines += [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
+    lines += tables.printed(table)
     if np.isnan(list(chance.values())).any():
         lines += ["", "– : the pattern points at nothing in this text"]
     return "\n".join(lines)

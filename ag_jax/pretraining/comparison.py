@@ -14,7 +14,7 @@ from ag_jax.analysis.figures import plots
 from ag_jax.data import pipeline
 from ag_jax.data.corpus import Corpus
 from ag_jax.distributed import hosts, lock, storage
-from ag_jax.pretraining import arms, build, report, run, scores, translation_report, workloads
+from ag_jax.pretraining import arms, build, last_layer, report, run, scores, translation_report, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
@@ -109,6 +109,9 @@ def _compare(
     command = arms.command("compare", source, overrides)
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in compared}
     figures = _figures(workdir, opened, results, corpus)
+    measured = last_layer.measure(configs, directories)
+    for arm, of_arm in measured.items():
+        numbers["arms"][arm]["last_layer"] = of_arm
     translations: dict[str, Any] = {}
     if first.translates and first.translation.tests:
         scored = {arm: [scores.score_run(directories[arm, seed]) for seed in seeds] for arm in compared}
@@ -121,7 +124,7 @@ def _compare(
         **({"translations": translations} if translations else {}),
     }
     storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
-    more = translation_report.markdown(translations, seeds, compared[0])
+    more = translation_report.markdown(translations, seeds, compared[0]) + last_layer.markdown(measured)
     text = report.markdown(first.title, headline, results, numbers, figures, command, overridden, more)
     storage.write_whole(path, text + "\n")
     return path
@@ -190,7 +193,10 @@ def _figures(
             path = directory / f"maps_layer{layer + 1}_head{head + 1}.png"
             drawn.append((caption, plots.map_figure(columns, layer, head, path)))
         head += count
-    if next(iter(runs.values()))[1].translates:
+    if not next(iter(runs.values()))[1].translates:
+        means = {arm: series[-1][1] for arm, series in columns.items()}
+        drawn.append((last_layer.CAPTION, plots.mean_figure(means, directory / "last_layer.png")))
+    else:
         directories = {arm: run_directory for arm, (run_directory, _) in runs.items()}
         drawn.append(translation_report.cross_attention(directories, directory / "cross_attention.png"))
     return [(caption, f"figures/{path.name}") for caption, path in drawn]

@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 from matplotlib.figure import Figure
 
+from ag_jax.analysis import stripes
 from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, WIDTH, label, save
 from ag_jax.analysis.figures.curves import draw_losses, draw_masses, loss_curves, mass_curves
@@ -253,7 +254,9 @@ def draw_maps(
 def draw_means(maps_by_arm: Mapping[str, AttentionMaps]) -> Figure:
     """Draw the attention of the last layer, as the mean over its heads, with the arms side by side.
 
-    The maps are of the same kind, and of the same text. Raises ValueError if there is no arm.
+    The maps are of the same kind, and of the same text. For encoders, titles have the shares of attention on the
+    diagonal and on stripes (`analysis.stripes`), as in figure 3 of He et al. 2021 (DeBERTa). Raises ValueError if there
+    is no arm.
     """
     if not maps_by_arm:
         raise ValueError("there is no attention map to draw: give at least one arm")
@@ -262,12 +265,13 @@ def draw_means(maps_by_arm: Mapping[str, AttentionMaps]) -> Figure:
     columns = min(max(3, int(WIDTH / size.width)), len(maps_by_arm))
     rows = math.ceil(len(maps_by_arm) / columns)
     # Room for labels of the rows and the colour bar, and for labels of the columns, where a row may be incomplete.
-    wide, high = columns * size.width + 2.6, rows * (size.height + 0.25) + 2.1 + (rows > 1)
+    wide, high = columns * size.width + 2.6, rows * (size.height + 0.4) + 2.1 + (rows > 1)
     figure = Figure((wide, high), layout="compressed")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for at, (panel, (arm, maps)) in enumerate(zip(axes, maps_by_arm.items(), strict=False)):
         image = canvas.draw_map(panel, maps.weights_NHQK[-1].mean(0), size)
-        panel.set_title(f"{label(arm, 24)}: layer {len(maps.weights_NHQK)}", fontsize=MEDIUM, parse_math=False)
+        named = f"{label(arm, 24)}: layer {len(maps.weights_NHQK)}"
+        panel.set_title(named + _shares(maps), fontsize=MEDIUM, parse_math=False)
         bottom = at + columns >= len(maps_by_arm)
         beside = maps.row_tokens if at % columns == 0 else ()
         canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if bottom else ())
@@ -277,3 +281,11 @@ def draw_means(maps_by_arm: Mapping[str, AttentionMaps]) -> Figure:
     kind = KINDS[first.kind]
     canvas.caption(figure, f"{kind.title}, mean over the heads of the last layer", kind.caption)
     return figure
+
+
+def _shares(maps: AttentionMaps) -> str:
+    """Return a second line for the title of a map of the last layer; empty for maps of a decoder."""
+    if maps.kind != "encoder":
+        return ""
+    found = stripes.shares_of_maps(maps)
+    return f"\n{found.diagonal[-1]:.2f} on the diagonal, {found.stripes[-1]:.2f} on stripes"

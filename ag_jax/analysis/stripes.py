@@ -1,0 +1,158 @@
+"""How much attention lies on the diagonal and on vertical stripes of a layer's map (He et al. 2021, figure 3).
+
+He et al. compare DeBERTa with RoBERTa by looking at the attention of the last layer, where a line along the diagonal
+is attention of tokens to themselves, and a stripe is a column to which most tokens attend. Here both are numbers. For
+a text of n tokens and the map A, the mean over the heads of a layer, of which every row sums to 1,
+
+    diagonal = 1/n sum_i A_ii
+    stripes  = 1/n sum_{j in J} c_j,    c_j = sum_{i != j} A_ij,    J: the k = ceil(n / 20) columns with the largest c_j
+    first    = 1/n c_1,                 the stripe on the first token, such as [CLS]
+
+All three are shares of all attention. The columns leave the diagonal out, so that no attention is counted twice:
+diagonal + stripes is at most 1, and attention to oneself makes no stripe. k grows with n, so that the level of chance
+hardly depends on the length: with uniform attention the shares are 1/n, k (n - 1) / n^2 (about 1/20) and (n - 1) / n^2.
+
+Shape letters: N layers, B batch, H heads, L length, Q query position, K key position.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.text import Text
+
+from ag_jax.analysis import maps, tables
+from ag_jax.analysis.maps import AttentionMaps, EncoderModel
+from ag_jax.models import encoder
+from ag_jax.models.encoder import Ports
+
+TOKENS_OF_A_STRIPE = 20  # a text has a stripe for so many tokens, and for the rest of a division
+LABELS = {"diagonal": "diagonal", "stripes": "stripes", "first": "first token"}
+
+
+class Shares(NamedTuple):
+    """Shares of attention by layer, each from 0 to 1.
+
+    diagonal: share on the diagonal, `N`.
+    stripes: share on the heaviest columns, without the diagonal, `N`.
+    first: share on the first column, without the diagonal, `N`.
+    """
+
+    diagonal: np.ndarray
+    stripes: np.ndarray
+    first: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measured:
+    """Shares of attention as means over several texts.
+
+    found: of a model.
+    uniform: of uniform attention to the same texts.
+    texts: number of texts.
+    """
+
+    found: Shares
+    uniform: Shares
+    texts: int
+
+
+def stripe_count(tokens: int) -> int:
+    """Return k, the number of columns that count as stripes in a text with this number of tokens."""
+    return -(-tokens // TOKENS_OF_A_STRIPE)
+
+
+def shares(maps_NQK: np.ndarray) -> Shares:
+    """Return the shares of attention on the diagonal, on stripes and on the first token, for each layer.
+
+    maps_NQK: map of each layer, a mean over heads, for one text without padding; rows and columns are the same tokens.
+
+    Raises ValueError for maps that are not square.
+    """
+    tokens = maps_NQK.shape[-1]
+    if maps_NQK.ndim != 3 or maps_NQK.shape[1] != tokens:
+        raise ValueError(
+            "the diagonal and stripes need maps of a text's attention to itself, of the shape (layers, tokens, tokens),"
+            f" got {maps_NQK.shape}"
+        )
+    weights_NQK = maps_NQK.astype(np.float64)
+    diagonal_NK = np.diagonal(weights_NQK, axis1=1, axis2=2)
+    columns_NK = weights_NQK.sum(1) - diagonal_NK
+    largest_NK = np.sort(columns_NK, axis=-1)[:, tokens - stripe_count(tokens) :]
+    return Shares(diagonal_NK.sum(-1) / tokens, largest_NK.sum(-1) / tokens, columns_NK[:, 0] / tokens)
+
+
+def uniform_shares(tokens: int) -> Shares:
+    """Return the shares of uniform attention to a text, the level of chance, as those of a single layer."""
+    return shares(np.full((1, tokens, tokens), 1 / tokens))
+
+
+def shares_of_texts(model: EncoderModel, params: Any, batch: Mapping[str, np.ndarray]) -> Measured:
+    """Return the shares of attention of each layer's mean over heads, as means over the texts of a batch.
+
+    Computed without dropout. Texts that share a row count separately, and padding does not count. Raises ValueError if
+    the batch has no text.
+
+    batch: token ids without corruption in `tokens`, and the other fields that an encoder reads (`encoder.rows`).
+    """
+    found, uniform = [], []
+    for maps_NQK in _mean_maps(model, params, batch):
+        found.append(shares(maps_NQK))
+        uniform.append(uniform_shares(maps_NQK.shape[-1]))
+    if not found:
+        raise ValueError("shares of attention need at least one text, but all rows of the batch are empty")
+    return Measured(_mean(found), _mean(uniform), len(found))
+
+
+def _mean_maps(model: EncoderModel, params: Any, batch: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield the maps `NQK` of each text of a batch, as means over heads."""
+    rows = encoder.rows(dict(batch))
+    # Row by row, because the weights of all layers and heads take much memory.
+    for row in range(len(rows["tokens"])):
+        fields = {name: np.asarray(field[row : row + 1], np.int32) for name, field in rows.items()}
+        (segments_L,) = fields["segment_ids"]
+        weights_NBHQK = np.asarray(maps.attention_weights(model, params, fields, Ports()))
+        mean_NQK = weights_NBHQK[:, 0].mean(1, dtype=np.float64)
+        for segment in np.unique(segments_L[segments_L > 0]):
+            inside_L = np.flatnonzero(segments_L == segment)
+            yield mean_NQK[:, inside_L][:, :, inside_L]
+
+
+def _mean(of_texts: Sequence[Shares]) -> Shares:
+    return Shares(*(np.mean(values, axis=0) for values in zip(*of_texts, strict=True)))
+
+
+def shares_of_maps(maps: AttentionMaps) -> Shares:
+    """Return the shares of attention of a text by layer, for its encoder's maps averaged over heads.
+
+    Raises ValueError for maps of a decoder, whose tokens do not see later columns.
+    """
+    if maps.kind != "encoder":
+        raise ValueError(f"the diagonal and stripes are of an encoder's maps, got maps of the kind {maps.kind!r}")
+    return shares(maps.weights_NHQK.mean(1, dtype=np.float64))
+
+
+def shares_table(maps: AttentionMaps) -> str:
+    """Return a printable table of the shares of attention on the diagonal and on stripes, with a row for each layer.
+
+    The last row has the shares of uniform attention.
+    """
+    found, tokens = shares_of_maps(maps), len(maps.tokens)
+    chance, count = uniform_shares(tokens), stripe_count(tokens)
+    table = tables.new_table()
+    table.add_column("layer", justify="right", no_wrap=True)
+    for label in LABELS.values():
+        table.add_column(Text(label), justify="right", no_wrap=True)
+    layers = len(found.diagonal)
+    for layer in range(layers):
+        cells = [f"{values[layer]:.2f}" for values in found]
+        table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
+    table.add_row("by chance", *(f"{values[0]:.2f}" for values in chance))
+    columns = "column" if count == 1 else f"{count} columns"
+    lines = [
+        f"Encoder: attention on the diagonal, on stripes (the heaviest {columns}) and on the first token, mean over "
+        "heads",
+        *tables.printed(table),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,78 @@
+"""The report's section on the last layer's attention: its shares on the diagonal and on stripes, for each arm.
+
+`analysis.stripes` defines the shares. They are of held-out rows, before any token is masked, and of the model at the
+last milestone, whose maps the report draws (He et al. 2021, figure 3).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from ag_jax.analysis import stripes
+from ag_jax.analysis.stripes import LABELS, Measured
+from ag_jax.data import pipeline
+from ag_jax.evaluation.significance import spread
+from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining import run
+from ag_jax.pretraining.config import ExperimentConfig
+
+ROWS = 32  # held-out rows of which the attention is measured
+CAPTION = "Attention of the last layer, mean over heads"
+
+
+def measure(
+    configs: Mapping[tuple[str, int], ExperimentConfig], directories: Mapping[tuple[str, int], epath.Path]
+) -> dict[str, Any]:
+    """Return {arm: shares of the last layer's attention} for report.json; empty for a comparison of translations.
+
+    An arm has the list of its seeds' values for each share (`diagonal`, `stripes`, `first`), the shares of uniform
+    attention to the same texts (`uniform`), and the number of texts. The texts are the first held-out rows of the arm's
+    own data, which are the same for arms with equal settings of the data.
+
+    configs, directories: the config and the directory of the run of each (arm, seed).
+    """
+    if any(config.translates for config in configs.values()):
+        return {}
+    found: dict[str, Any] = {}
+    for (arm, seed), config in configs.items():
+        measured = _of_run(directories[arm, seed], config)
+        of_arm = found.setdefault(arm, {name: [] for name in LABELS})
+        for name in LABELS:
+            of_arm[name].append(float(getattr(measured.found, name)[-1]))
+        of_arm["uniform"] = {name: float(getattr(measured.uniform, name)[0]) for name in LABELS}
+        of_arm["texts"] = measured.texts
+    return found
+
+
+def _of_run(directory: epath.Path, config: ExperimentConfig) -> Measured:
+    opened = run.open_run(directory, round(max(config.training.milestones) * config.training.steps))
+    corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(config.data, directory), quiet=True)
+    batch = next(pipeline.validation_batches(corpus, config.data, ROWS))
+    read = {"tokens": batch["original"], **{name: batch[name] for name in ("segment_ids", "token_type_ids")}}
+    return stripes.shares_of_texts(opened.model, opened.params, read)
+
+
+def markdown(measured: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the section with the shares of each arm, `measured`; no lines without arms."""
+    if not measured:
+        return []
+    header = ["Arm", *(label[0].upper() + label[1:] for label in LABELS.values()), "Texts"]
+    rows = [
+        [arm, *(str(spread(of_arm[name])) for name in LABELS), str(of_arm["texts"])] for arm, of_arm in measured.items()
+    ]
+    # Arms whose texts have other lengths have another level of chance.
+    levels: dict[tuple[str, ...], list[str]] = {}
+    for arm, of_arm in measured.items():
+        levels.setdefault(tuple(f"{of_arm['uniform'][name]:.3f}" for name in LABELS), []).append(arm)
+    for level, named in levels.items():
+        of_arms = "" if len(levels) == 1 else f" ({', '.join(named)})"
+        rows.append([f"uniform attention{of_arms}", *level, "–"])
+    explained = (
+        "Shares of the last layer's attention, from 0 to 1, as means over held-out texts, without masked tokens, and "
+        "over the seeds. *Diagonal*: attention of tokens to themselves. *Stripes*: on a text's heaviest columns, "
+        f"one for {stripes.TOKENS_OF_A_STRIPE} tokens, without the diagonal. *First token*: on the first column, without "
+        "the diagonal."
+    )
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+    return ["## Where the last layer attends", "", explained, "", *lines, ""]

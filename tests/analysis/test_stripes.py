@@ -1,0 +1,111 @@
+"""Shares on the diagonal and on stripes: handmade maps, a plain loop, and a model's packed and padded rows."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ag_jax.analysis import maps, stripes
+from ag_jax.analysis.stripes import Shares
+from tests import tiny
+from tests.analysis import examples
+from tests.analysis.examples import SENTENCE, WordTokenizer
+
+
+def plain(map_QK):
+    """The three shares of one map, by loops."""
+    n = len(map_QK)
+    received = [sum(map_QK[i][j] for i in range(n) if i != j) for j in range(n)]
+    heaviest = sorted(received, reverse=True)[: math.ceil(n / 20)]
+    return sum(map_QK[i][i] for i in range(n)) / n, sum(heaviest) / n, received[0] / n
+
+
+@pytest.mark.parametrize(("tokens", "count"), [(1, 1), (20, 1), (21, 2), (40, 2), (41, 3), (140, 7)])
+def test_a_stripe_for_twenty_tokens(tokens, count):
+    assert stripes.stripe_count(tokens) == count
+    uniform = stripes.uniform_shares(tokens)
+    expected = 1 / tokens, count * (tokens - 1) / tokens**2, (tokens - 1) / tokens**2
+    np.testing.assert_allclose(uniform, np.array(expected)[:, None], atol=1e-12)
+
+
+def test_handmade_maps():
+    n = 23
+    column = np.zeros((n, n))
+    column[:, 4] = 1
+    both = 0.25 * np.eye(n) + 0.75 * np.eye(n)[np.zeros(n, int)]
+    found = stripes.shares(np.stack([np.eye(n), column, both]))
+    np.testing.assert_allclose(found.diagonal, [1, 1 / n, 0.25 + 0.75 / n])
+    np.testing.assert_allclose(found.stripes, [0, (n - 1) / n, 0.75 * (n - 1) / n])
+    np.testing.assert_allclose(found.first, [0, 0, 0.75 * (n - 1) / n])
+
+
+def test_against_loops():
+    maps_NQK = np.random.default_rng(0).dirichlet(np.ones(41), (2, 41))
+    found = stripes.shares(maps_NQK)
+    for layer in range(2):
+        np.testing.assert_allclose([of[layer] for of in found], plain(maps_NQK[layer]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 7), (5, 5), (2, 3, 5, 5)])
+def test_other_maps_are_rejected(shape):
+    with pytest.raises(ValueError, match=r"need maps .* of the shape \(layers, tokens, tokens\), got"):
+        stripes.shares(np.ones(shape))
+
+
+def test_maps_of_a_decoder_are_rejected():
+    pair = examples.made_up_pair([0, 7, 2], [8, 6])
+    with pytest.raises(ValueError, match="of an encoder's maps, got maps of the kind 'decoder'"):
+        stripes.shares_of_maps(pair.decoder)
+
+
+def test_every_text_of_a_row_counts_by_itself():
+    """Two texts of 7 and 4 tokens in one row, one of 5 with padding, and an empty row."""
+    model = tiny.model()
+    params = tiny.params(model, tiny.batch())
+    rng = np.random.default_rng(3)
+    segments_BL = np.array([[1] * 7 + [2] * 4, [1] * 5 + [0] * 6, [0] * 11], np.int32)
+    batch = {
+        "tokens": np.where(segments_BL > 0, rng.integers(5, tiny.VOCABULARY, segments_BL.shape), 1).astype(np.int32),
+        "segment_ids": segments_BL,
+        "token_type_ids": np.zeros_like(segments_BL),
+    }
+    measured = stripes.shares_of_texts(model, params, batch)
+    _, sown = model.apply(
+        {"params": params},
+        batch | {"masked_positions": np.zeros((3, 2), np.int32)},
+        deterministic=True,
+        mutable=["intermediates"],
+    )
+    weights_NBHQK = np.asarray(sown["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0])
+    places = [(0, slice(0, 7)), (0, slice(7, 11)), (1, slice(0, 5))]
+    assert measured.texts == len(places)
+    for layer in range(2):
+        expected = np.mean([plain(weights_NBHQK[layer, row, :, at, at].mean(0)) for row, at in places], axis=0)
+        np.testing.assert_allclose([of[layer] for of in measured.found], expected, rtol=1e-5)
+    chance = np.mean([plain(np.full((n, n), 1 / n)) for n in (7, 4, 5)], axis=0)
+    np.testing.assert_allclose(np.concatenate(measured.uniform), chance)
+
+    empty = {name: field[2:] for name, field in batch.items()}
+    with pytest.raises(ValueError, match="at least one text, but all rows of the batch are empty"):
+        stripes.shares_of_texts(model, params, empty)
+
+    # The same as of a text's maps.
+    drawn = maps.attention_maps(model, params, WordTokenizer(), SENTENCE, 13)
+    alone = {"tokens": drawn.ids_L[None], "segment_ids": np.ones((1, 9), np.int32)}
+    alone["token_type_ids"] = 0 * alone["segment_ids"]
+    for ours, theirs in zip(
+        stripes.shares_of_maps(drawn), stripes.shares_of_texts(model, params, alone).found, strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_the_table_has_a_row_for_each_layer():
+    made_up = examples.sentence()
+    lines = stripes.shares_table(made_up).splitlines()
+    found = stripes.shares_of_maps(made_up)
+    assert "the heaviest column)" in lines[0]
+    rows = [line.split() for line in lines]
+    for layer in range(2):
+        assert [str(layer + 1), *(f"{of[layer]:.2f}" for of in found)] in rows
+    assert ["by", "chance", "0.11", "0.10", "0.10"] in rows
+    assert isinstance(found, Shares)
