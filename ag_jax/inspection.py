@@ -2,8 +2,10 @@
 
 from etils import epath
 
-from ag_jax.analysis import maps, pairs, stripes
+from ag_jax.analysis import changes, maps, pairs, stripes
+from ag_jax.analysis.changes import AttackedText
 from ag_jax.analysis.figures import plots
+from ag_jax.analysis.maps import AttentionMaps
 from ag_jax.distributed import storage
 from ag_jax.interop.opening import Inspected
 
@@ -11,7 +13,8 @@ from ag_jax.interop.opening import Inspected
 def inspect(opened: Inspected, text: str | None = None, target: str | None = None) -> list[epath.Path]:
     """Print where a model's attention to a text lies, draw its attention maps and return the paths of the figures.
 
-    The tables have the attention mass on each pattern, and of the encoder also on the diagonal and on stripes.
+    The tables have the attention mass on each pattern, and of the encoder also on the diagonal and on stripes. For a
+    model that was trained against an attack, a table and a figure show how the attack changes the encoder's attention.
 
     For a model that translates, there are tables and figures of the encoder, of the decoder, and of the decoder's
     attention to the source.
@@ -39,6 +42,8 @@ def inspect(opened: Inspected, text: str | None = None, target: str | None = Non
         shown = list(zip(found, assignments, strict=True))
     tables = [maps.mass_table(attention, opened.special, assignment) for attention, assignment in shown]
     tables.insert(1, stripes.shares_table(shown[0][0]))  # of the encoder, which is shown first
+    attacked, table = _attacked(opened, shown[0][0])
+    tables += table
     print("\n".join(lines))
     print("\n\n\n".join(tables), flush=True)
 
@@ -48,16 +53,32 @@ def inspect(opened: Inspected, text: str | None = None, target: str | None = Non
         figures = []
         for attention, assignment in shown:
             figures += plots.save_inspection(attention, assignment, opened.special, folder, opened.step)
-        if opened.attacker is not None:
-            options = (opened.tokenizer, text, opened.length, opened.attacker)
-            attacked = maps.attention_maps(opened.model, opened.params, *options)
-            path = folder / f"attention_attacked_step{opened.step}.png"
-            figures.append(plots.attack_figure(shown[0][0], attacked, opened.assignment, path))
+        if attacked is not None:
+            at = "" if opened.step is None else f"_step{opened.step}"
+            path = folder / f"attention_attacked{at}.png"
+            figures.append(plots.attack_figure(attacked.plain, attacked.attacked, opened.assignment, path))
         return figures
 
     figures = storage.write_where_possible(draw, opened.directory, may_write=opened.is_ours)
     print("\n".join(f"drawn: {path}" for path in figures))
     return figures
+
+
+def _attacked(opened: Inspected, encoder: AttentionMaps) -> tuple[AttackedText | None, list[str]]:
+    """Return the encoder's attention under the model's attack, and the table of the change; the maps are None, and the
+    table is the reason, if the attack cannot be made. Of a model that was trained without an attack, there is no table.
+
+    encoder: the encoder's maps of the text.
+    """
+    attack = opened.attack
+    if attack is None:
+        reason = f"the change of attention under the attack is not shown: {opened.no_attack}"
+        return None, [reason] if opened.no_attack else []
+    attacked = changes.attacked_text(attack, opened.tokenizer, encoder.ids_L)
+    lines = [changes.change_table(attacked.change_N, attack.method), attack.note]
+    if attacked.plain.tokens != encoder.tokens:
+        lines.append(" ".join(attacked.plain.tokens))
+    return attacked, ["\n".join(line for line in lines if line)]
 
 
 def _check_target(opened: Inspected, target: str) -> None:

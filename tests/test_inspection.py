@@ -293,6 +293,54 @@ def test_a_report_draws_the_same_translation_for_all_arms(places, tmp_path, monk
     assert np.abs(maps["base"].weights_NHQK - maps["ag"].weights_NHQK).max() > 0.01
 
 
+def edit(path, change):
+    """Apply `change` to the content of a JSON file."""
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def attack_run(directory, method):
+    edit(directory / "config.json", lambda values: values["adversarial"].update(method=method))
+    return directory
+
+
+def attack_suite(directory, method):
+    edit(directory / "config.json", lambda values: values["tasks"]["sst2"]["adversarial"].update(method=method))
+    return directory / "sst2" / "seed1"
+
+
+def test_attention_under_an_attack_on_embeddings(places, tmp_path, monkeypatch, capsys):
+    """Of a run, whose loss needs masked tokens, and of a trial, whose loss needs a label."""
+    monkeypatch.setattr(plots, "save_inspection", lambda *given: [])
+    place = attack_run(shutil.copytree(places / "run", tmp_path / "run"), "freelb")
+    said, _, (drawn,) = inspect(place, capsys, count=1)
+    assert drawn.name == "attention_attacked_step0.png"
+    _, table = said.split("Attack freelb: Jensen-Shannon divergence (base 2")
+    found = {line.split()[0]: float(line.split()[1]) for line in table.splitlines() if re.match(r" *(1|2|mean) ", line)}
+    assert found.keys() == {"1", "2", "mean"} and 0 < found["mean"] < 1
+    (read,) = re.findall(r"a copy of the text with masked tokens, as in training.\n(.*)", table)
+    assert TOKENIZER.tokens([TOKENIZER.specials.mask])[0] in read.split()
+
+    place = attack_suite(shutil.copytree(places / "arms" / "asa", tmp_path / "suite"), "smart")
+    said, _, (drawn,) = inspect(place, capsys, count=1)
+    assert drawn.name == "attention_attacked.png" and "Attack smart: Jensen-Shannon" in said
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"), [("bernoulli", "drawn by a rule"), ("asa", "the adversary was not saved with the model")]
+)
+def test_attacks_that_cannot_be_shown(places, tmp_path, method, reason):
+    place = attack_suite(shutil.copytree(places / "arms" / "asa", tmp_path / "suite"), method)
+    opened = best.open_for_inspection(epath.Path(place))
+    assert opened.attack is None and reason in opened.no_attack
+    if method == "bernoulli":
+        opened = best.open_for_inspection(
+            epath.Path(attack_run(shutil.copytree(places / "run", tmp_path / "run"), method))
+        )
+        assert opened.attack is None and reason in opened.no_attack
+
+
 def test_a_model_without_steps_and_directories_without_a_model(places, tmp_path):
     with pytest.raises(ValueError, match="step=3 selects a checkpoint of a run"):
         best.open_for_inspection(places / "hf", 3)

@@ -10,12 +10,12 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax.analysis import attacks, maps
+from ag_jax.analysis import attacks, changes, maps
 from ag_jax.analysis.attacks import MaskedShare, Temperatures
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.analysis.figures import plots
 from ag_jax.data.tasks.task import Choices, Example, Question, Texts
-from ag_jax.finetuning import suite
+from ag_jax.finetuning import attack, suite
 from ag_jax.finetuning.results import Chosen
 from ag_jax.finetuning.suite import Suite
 from ag_jax.finetuning.trial import Trial
@@ -106,7 +106,7 @@ def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[st
 def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath.Path) -> list[str]:
     """Return the report's sections on attacks as lines of Markdown, and draw the figures in `workdir/figures`.
 
-    numbers: the content of report.json, to which the masked shares are added.
+    numbers: the content of report.json, to which the masked shares and the change of attention are added.
 
     Returns no lines if no arm was attacked.
     """
@@ -119,7 +119,33 @@ def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath
     if by_task:
         path = attack_figures.temperature_figure(by_task, workdir / "figures" / "temperature.png")
         lines += attacks.temperature_table(by_task) + _shown("Scores against the temperature", path)
-    return lines + _maps(arms, workdir)
+    return lines + _changes(arms, numbers) + _maps(arms, workdir)
+
+
+def _changes(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> list[str]:
+    """Return the report's lines about how far attacks change attention, and add the changes to `numbers`.
+
+    They are of the arms that were trained under an attack and saved weights, on development examples.
+    """
+    rows = []
+    for task in next(iter(arms.values())).chosen:
+        for name, arm in arms.items():
+            settings = arm.attack(task)
+            predicted = arm.chosen[task].predicted.get("validation")
+            if changes.unsupported_reason(settings) or predicted is None or (tuned := arm.model(task)) is None:
+                continue
+            if attack.unsupported_reason(tuned, settings):
+                continue
+            guidance = arm.suite.config.guidance
+            change_N = attack.change_on_examples(tuned, predicted.task, predicted.examples, settings, guidance)
+            numbers["tasks"][task]["arms"][name]["attention_change"] = change_N.tolist()
+            rows.append(([task, name], change_N))
+    lines = changes.change_section(["Task", "Arm"], rows)
+    explained = (
+        f"{changes.EXPLAINED}, over the first {attack.EXAMPLES} development examples: the model of the first seed, "
+        "without dropout, under the attack of its own training, with the examples' labels."
+    )
+    return [*lines, explained, ""] if lines else []
 
 
 def _shown(caption: str, path: epath.Path) -> list[str]:

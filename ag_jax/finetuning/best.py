@@ -11,12 +11,11 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tasks import catalogue
-from ag_jax.finetuning import splits, suite, trial
-from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning import attack, splits, suite, trial
+from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Inspected
 from ag_jax.pretraining import run
-from ag_jax.pretraining.config import ExperimentConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +37,8 @@ def find(directory: epath.Path) -> Best | None:
     if finetuned.locate(directory) is not None:
         return None
     if (directory / "config.json").exists():
-        return _of_suites(directory, [directory]) if _is_suite(directory) else None
-    if directory.name in catalogue.TASKS and _is_suite(directory.parent):
+        return _of_suites(directory, [directory]) if suite.is_suite(directory) else None
+    if directory.name in catalogue.TASKS and suite.is_suite(directory.parent):
         return _of_suites(directory, [directory.parent], directory.name)
     if not (directory / "report.json").exists():
         return None
@@ -59,20 +58,27 @@ def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspe
     """
     best = find(directory)
     if best is None:
-        return opening.open_for_inspection(directory, step)
-    opened = opening.open_for_inspection(best.directory, step)
+        return _with_attack(opening.open_for_inspection(directory, step))
+    opened = _with_attack(opening.open_for_inspection(best.directory, step))
     return dataclasses.replace(opened, description=f"{opened.description} ({best.reason})")
 
 
-def _is_suite(directory: epath.Path) -> bool:
-    path = directory / "config.json"
-    if not path.exists():
-        return False
-    values = read_json(path)
-    return (
-        "model_type" not in values
-        and config_reader.kind_of(values, (ExperimentConfig, FinetuningConfig)) is FinetuningConfig
-    )
+def _with_attack(opened: Inspected) -> Inspected:
+    """Return an opened model; if it is a trial of a suite that trained it against an attack, with the attack, or the
+    reason why that cannot be made for a text.
+    """
+    if finetuned.locate(opened.directory) is None:
+        return opened
+    tuned = finetuned.load(opened.directory)
+    settings = attack.settings_of_trial(opened.directory, tuned.head.task)
+    if settings is None or settings[0].method == "none":
+        return opened
+    if reason := attack.unsupported_reason(tuned, settings[0]):
+        return dataclasses.replace(opened, no_attack=reason)
+    if tuned.head.kind not in attack.OF_TEXTS:
+        reason = f"a model for {tuned.head.kind} reads whole examples, not a text; the report of its suite shows it"
+        return dataclasses.replace(opened, no_attack=reason)
+    return dataclasses.replace(opened, attack=attack.text_attack(tuned, *settings))
 
 
 def _of_runs(named: epath.Path, directories: Sequence[epath.Path]) -> Best:

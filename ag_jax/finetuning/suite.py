@@ -67,6 +67,15 @@ def directory_of(workdir: epath.Path, one: Trial) -> epath.Path:
     return workdir / one.task / one.name
 
 
+def is_suite(directory: epath.Path) -> bool:
+    """Return whether a directory has the `config.json` that `ag-jax finetune` wrote."""
+    path = directory / "config.json"
+    if not path.exists():
+        return False
+    values = read_json(path)
+    return "model_type" not in values and not _is_pretraining(values)
+
+
 def read_settings(path: epath.Path) -> dict[str, Any]:
     """Read the `config.json` that `ag-jax finetune` wrote, without checking the values of the settings.
 

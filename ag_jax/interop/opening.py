@@ -18,8 +18,7 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.models.heads import task_encoder
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.seq2seq import TranslationModel
-from ag_jax.objectives.adversarial.self_attention import LearntMasks
-from ag_jax.pretraining import run, translate
+from ag_jax.pretraining import run, text_attack, translate
 from ag_jax.pretraining.build import special_tokens
 from ag_jax.pretraining.config import InspectionConfig
 from ag_jax.pretraining.origin import Origin, Pooler
@@ -71,7 +70,8 @@ class Inspected:
     decoder_assignment: the same for a decoder's self-attention.
     cross_assignment: the same for a decoder's attention to the source.
     translator: translates texts with this model; None if the model does not translate.
-    attacker: the adversary that a run was trained against, None if there was none.
+    attack: the attack that the model was trained against, None if it cannot be made for a text.
+    no_attack: why `attack` is None, for people; empty for a model that was trained without an attack.
     is_ours: whether figures are written to the directory; nothing is added to the directory of a Hugging Face model.
     """
 
@@ -87,7 +87,8 @@ class Inspected:
     decoder_assignment: tuple[tuple[str, int], ...] = ()
     cross_assignment: tuple[tuple[str, int], ...] = ()
     translator: Translator | None = None
-    attacker: LearntMasks | None = None
+    attack: text_attack.TextAttack | None = None
+    no_attack: str = ""
     is_ours: bool = True
 
     @property
@@ -127,6 +128,7 @@ def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspe
     opened_run, config = opened.run, opened.run.config
     # An imported model was trained on all of its positions, however short the run's own sequences are.
     was_imported = bool(opened_run.origin.model_type)
+    reason = text_attack.unsupported_reason(config)
     return Inspected(
         directory=directory,
         description=opened.description,
@@ -140,7 +142,8 @@ def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspe
         decoder_assignment=guidance.assign_decoder_heads(config.guidance, config.model.heads),
         cross_assignment=guidance.assign_cross_heads(config.guidance, config.model.heads),
         translator=translate.translator_of(opened_run) if config.translates else None,
-        attacker=opened_run.attacker,
+        attack=text_attack.of_run(opened_run) if reason is None else None,
+        no_attack="" if reason is None or config.adversarial.method == "none" else reason,
     )
 
 

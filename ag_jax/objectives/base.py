@@ -7,7 +7,7 @@ the weight of the whole batch: by the factors of `loss_factors`, which it comput
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import flax.struct
@@ -50,6 +50,19 @@ class Outputs:
     mask_counts: MaskCounts | None = None
     metrics: dict[str, LossTerm] = flax.struct.field(default_factory=dict)
     second_passes: dict[str, "Outputs"] = flax.struct.field(default_factory=dict)
+
+
+class AttackedPass(NamedTuple):
+    """The inputs by which a clean and an attacked pass of an encoder differ, in a training step.
+
+    encoder_batch: the batch as the encoder reads it in both passes.
+    clean: the encoder's optional inputs in the clean pass.
+    attacked: the same in the attacked pass.
+    """
+
+    encoder_batch: Batch
+    clean: Ports
+    attacked: Ports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +164,14 @@ class Objective:
         objective must be the outermost, because objectives around it would only call its `forward` and `terms`.
         """
         return jax.value_and_grad(self.loss, has_aux=True)(params, batch, rngs, step, factors)
+
+    def attacked_pass(self, params: Params, batch: Batch, rngs: dict[str, Array], step: Array) -> AttackedPass | None:
+        """Return the inputs of a clean and of an attacked pass at a training step; None without an attack.
+
+        Attacks override it; it is for analyses, not for training.
+        """
+        del params, batch, rngs, step
+        return None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,8 +71,8 @@ def markdown(measured: Mapping[str, Any]) -> list[str]:
     explained = (
         "Shares of the last layer's attention, from 0 to 1, as means over held-out texts, without masked tokens, and "
         "over the seeds. *Diagonal*: attention of tokens to themselves. *Stripes*: on a text's heaviest columns, "
-        f"one for {stripes.TOKENS_OF_A_STRIPE} tokens, without the diagonal. *First token*: on the first column, without "
-        "the diagonal."
+        f"one for {stripes.TOKENS_OF_A_STRIPE} tokens, without the diagonal. *First token*: on the first column, "
+        "without the diagonal."
     )
     lines = [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
     return ["## Where the last layer attends", "", explained, "", *lines, ""]

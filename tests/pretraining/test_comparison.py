@@ -148,6 +148,18 @@ def test_the_report_shows_what_it_links_to(compared):
     assert f"--config={CONFIG}" in text
 
 
+def test_the_last_layer_of_every_arm_and_seed(compared):
+    """Shares of attention of each run, in report.json, and their means in a table beside uniform attention's."""
+    text, arms = compared.read_text(), json.loads((compared.parent / "report.json").read_text())["arms"]
+    for arm in ("mlm", "ag"):
+        found = arms[arm]["last_layer"]
+        assert all(len(found[name]) == 2 and 0 < min(found[name]) for name in ("diagonal", "stripes", "first"))
+        assert all(of["diagonal"][seed] + of["stripes"][seed] < 1 for of in (found,) for seed in (0, 1))
+        assert found["uniform"] == arms["mlm"]["last_layer"]["uniform"] and found["texts"] > 1
+        assert f"| {arm} | {report.spread(found['diagonal'])} | {report.spread(found['stripes'])} | " in text
+    assert "| uniform attention | " in text and "(figures/last_layer.png)" in text
+
+
 def test_a_config_without_arms_is_refused(tmp_path):
     path = tmp_path / "c.py"
     path.write_text(

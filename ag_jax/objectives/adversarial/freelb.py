@@ -14,7 +14,7 @@ from ag_jax.attention import dropout, segments
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.config import FreeLBConfig
-from ag_jax.objectives.base import LossTerm, Rngs, Wrapper
+from ag_jax.objectives.base import AttackedPass, LossTerm, Rngs, Wrapper, loss_factors
 
 _INITIAL, _PASS = 0xF1EE, 0xF100  # purposes of random keys: the initial perturbation, and the later passes
 _SMALLEST = 1e-12  # the gradient of a text is divided by at least this; that of a row without tokens is 0
@@ -50,6 +50,21 @@ class FreeLB(Wrapper):
 
         The metric `delta_norm` is the mean length of a text's perturbation in the last pass.
         """
+        found, delta_BLE = self._passes(params, batch, rngs, step, factors)
+        (mean, metrics), gradient = found
+        metrics["delta_norm"] = perturbation.length_metric(delta_BLE, perturbation.encoder_segments(batch))
+        return (mean, metrics), gradient
+
+    def attacked_pass(self, params: Params, batch: Batch, rngs: dict[str, Array], step: Array) -> AttackedPass:
+        """Return the inputs of an unperturbed pass, and of the last of the perturbed passes of a training step."""
+        encoder_batch = self.inner.forward(params, batch, rngs, step).encoder_batch
+        _, delta_BLE = self._passes(params, batch, rngs, step, loss_factors(self, batch, step))
+        return AttackedPass(encoder_batch, Ports(), Ports(embedding_delta=delta_BLE))
+
+    def _passes(
+        self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
+    ) -> tuple[tuple[tuple[Array, dict[str, LossTerm]], Params], Array]:
+        """Return the means over passes ((loss, metrics), parameter gradient), and the perturbation of the last pass."""
 
         def loss(params: Params, delta_BLE: Array, rngs: Rngs) -> tuple[Array, dict[str, LossTerm]]:
             return self.inner.loss(params, batch, rngs, step, factors, Ports(embedding_delta=delta_BLE))
@@ -71,9 +86,7 @@ class FreeLB(Wrapper):
             value, (gradient, slope_BLE) = run(params, delta_BLE, self._rngs(rngs, number))
             sums = (value, gradient) if sums is None else jax.tree.map(jnp.add, sums, (value, gradient))
         # Metrics are (total, weight) pairs, of which both are summed and both are divided.
-        (mean, metrics), gradient = jax.tree.map(lambda leaf: leaf / self.config.passes, sums)
-        metrics["delta_norm"] = perturbation.length_metric(delta_BLE, segments_BL)
-        return (mean, metrics), gradient
+        return jax.tree.map(lambda leaf: leaf / self.config.passes, sums), delta_BLE
 
     def init(self, key: Array, segments_BL: Array) -> Array:
         """Return the initial perturbation delta_0, `BLE`; its norm on each text is at most `init_magnitude`."""

@@ -20,7 +20,7 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives import consistency
 from ag_jax.objectives.adversarial.config import AsaConfig
-from ag_jax.objectives.base import LossTerm, Objective, Outputs, Rngs
+from ag_jax.objectives.base import AttackedPass, LossTerm, Objective, Outputs, Rngs
 from ag_jax.objectives.consistency import DivergenceConfig, SecondPass
 from ag_jax.objectives.predictions import Prediction, PredictionWeights
 
@@ -189,6 +189,11 @@ class AttackedAttention(SecondPass):
             )
         metrics = masked(attacked.mask_counts, step >= self.delay_steps)
         return self.with_second_pass(outputs, dataclasses.replace(attacked, metrics=metrics))
+
+    def attacked_pass(self, params: Params, batch: Batch, rngs: dict[str, Array], step: Array) -> AttackedPass:
+        """Return the inputs of the clean pass and of the pass whose attention is masked."""
+        encoder_batch = self.inner.forward(params, batch, rngs, step).encoder_batch
+        return AttackedPass(encoder_batch, Ports(), Ports(attack=self.attacker(params, encoder_batch, step)))
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
         """Return summed loss terms, and metrics, of the inner objective, the divergence and the penalty on masking.

@@ -13,7 +13,7 @@ from jax import Array
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.perturbation import Perturbation
-from ag_jax.objectives.base import Outputs, Rngs
+from ag_jax.objectives.base import AttackedPass, Outputs, Rngs
 from ag_jax.objectives.consistency import DivergenceConfig, SecondPass, StopGradient, divergence
 from ag_jax.objectives.predictions import Prediction, PredictionWeights, Values
 
@@ -74,6 +74,13 @@ class Smooth(SecondPass):
         other = self.predict(params, outputs.encoder_batch, self._rngs(rngs, self.steps), step, ports)
         metrics = {"delta_norm": perturbation.length_metric(delta_BLE, perturbation.encoder_segments(batch))}
         return self.with_second_pass(outputs, dataclasses.replace(other, metrics=metrics))
+
+    def attacked_pass(self, params: Params, batch: Batch, rngs: dict[str, Array], step: Array) -> AttackedPass:
+        """Return the inputs of the clean pass and of the pass with the worst perturbation of a training step."""
+        clean = self.perturbation.clean(Ports())
+        outputs = self.inner.forward(params, batch, rngs, step, clean)
+        delta_BLE = self._worst(params, outputs, self.prediction_weights(batch), rngs, step, Ports())
+        return AttackedPass(outputs.encoder_batch, clean, self.perturbation.perturbed(Ports(), delta_BLE))
 
     def _worst(
         self,

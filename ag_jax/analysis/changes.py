@@ -1,0 +1,209 @@
+"""How far attention maps change under the attack that a model was trained against (Wu et al. 2022, section 5.2).
+
+The change of a row of attention p to q is their Jensen-Shannon divergence (Lin 1991), with logarithms of base 2:
+
+    JSD(p, q) = 1/2 sum p log2(p / m) + 1/2 sum q log2(q / m),    m = (p + q) / 2
+
+It is symmetric, 0 for equal rows and 1 for rows without a common column. Adversarial self-attention masks attention;
+FreeLB, SMART and SiFT perturb embeddings, by which attention changes, too. Every attack is made as in a training step,
+from the gradient of the trained objective, but without dropout, so that nothing else changes the maps.
+
+Shape letters: N layers, B batch, H heads, L length, Q query position, K key position.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ag_jax.analysis import maps, tables
+from ag_jax.analysis.maps import AttentionMaps, EncoderModel
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.models import encoder
+from ag_jax.models.config import EncoderConfig
+from ag_jax.models.encoder import Batch
+from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
+from ag_jax.objectives.base import Objective
+
+EXPLAINED = (
+    "Jensen-Shannon divergence (base 2, from 0 to 1) of attention without and with the attack, mean over heads and "
+    "tokens"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttackedModel:
+    """A model with the objective that it was trained with, which makes the attack.
+
+    objective: the training objective with the attack, of a model without dropout (`without_dropout`).
+    model: the model whose attention is looked at.
+    params: the parameters of the model, and those of an adversary.
+    step: the training step whose attack is made.
+    """
+
+    objective: Objective
+    model: EncoderModel
+    params: Any
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TextAttack:
+    """An attack on the attention to a single text.
+
+    attacked: the model and its objective.
+    method: name of the attack, as in `adversarial.method`.
+    note: what differs from a training step or from the text, for people; empty if nothing does.
+    make_batch: token ids of the text -> a batch with this text, and the labels that the objective needs.
+    """
+
+    attacked: AttackedModel
+    method: str
+    note: str
+    make_batch: Callable[[np.ndarray], Batch]
+
+
+class AttackedText(NamedTuple):
+    """Attention to a text without and with an attack.
+
+    plain, attacked: the maps without and with the attack.
+    change_N: the change of each layer, `N`.
+    """
+
+    plain: AttentionMaps
+    attacked: AttentionMaps
+    change_N: np.ndarray
+
+
+def without_dropout(config: EncoderConfig) -> EncoderConfig:
+    """Return the config of an encoder with dropout rates of 0."""
+    return dataclasses.replace(config, dropout=0.0, attention_dropout=0.0)
+
+
+def begun(config: AdversarialConfig) -> AdversarialConfig:
+    """Return the settings of an attack that is on from the first step on."""
+    return dataclasses.replace(config, freelb=dataclasses.replace(config.freelb, begin_step=0))
+
+
+def unsupported_reason(config: AdversarialConfig) -> str | None:
+    """Return why the change of attention under a model's attack cannot be measured; None if it can."""
+    if config.method == "none":
+        return "the model was trained without an attack"
+    if config.method in NAIVE:
+        return f"the masks of method={config.method} are drawn by a rule, without an adversary that looks for the worst"
+    if config.method == "r_drop":
+        return "method=r_drop has no attack: its two passes differ in their dropout"
+    return None
+
+
+def jensen_shannon(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the Jensen-Shannon divergence of distributions along the last axis, with base 2: 0 if they are equal, 1
+    if they have no common support.
+    """
+    first, second = (np.asarray(one, np.float64) for one in (first, second))
+    middle = (first + second) / 2
+    total = np.zeros(first.shape[:-1])
+    for one in (first, second):
+        # 0 log 0 is 0. The middle is 0 only where both are, or where halving the smallest number gives 0.
+        ratio = np.divide(one, middle, out=np.ones_like(one), where=(one > 0) & (middle > 0))
+        total += (one * np.log2(ratio)).sum(-1) / 2
+    return np.clip(total, 0.0, 1.0)  # rounding may leave the interval
+
+
+def change(plain_NBHQK: np.ndarray, attacked_NBHQK: np.ndarray, segments_BL: np.ndarray) -> np.ndarray:
+    """Return how far each layer's attention changed, `N`: the mean divergence over heads and rows.
+
+    segments_BL: 0 on padding, whose rows are left out.
+
+    Raises ValueError if there is no row but padding.
+    """
+    if not (segments_BL > 0).any():
+        raise ValueError("the change of attention needs at least one token, got rows of padding only")
+    divergence_NBHQ = jensen_shannon(plain_NBHQK, attacked_NBHQK)
+    return divergence_NBHQ.mean(2)[:, segments_BL > 0].mean(1)
+
+
+def mean_change(attacked: AttackedModel, batches: Iterable[Batch]) -> np.ndarray:
+    """Return the change of each layer's attention, `N`, as the mean over batches.
+
+    batches: of the objective, each with one example, so that all examples count the same.
+    """
+    changes = []
+    for number, batch in enumerate(batches):
+        plain_NBHQK, attacked_NBHQK, read = _both(attacked, batch, number)
+        changes.append(change(plain_NBHQK, attacked_NBHQK, np.asarray(read["segment_ids"])))
+    return np.mean(changes, axis=0)
+
+
+def attacked_text(attack: TextAttack, tokenizer: Tokenizer, ids_L: np.ndarray) -> AttackedText:
+    """Return the attention maps of a text without and with an attack, and the change of each layer.
+
+    ids_L: token ids of the text, with the tokens that begin and end it.
+    """
+    plain_NBHQK, attacked_NBHQK, read = _both(attack.attacked, attack.make_batch(ids_L), 0)
+    (read_L,) = np.asarray(read["tokens"])
+    tokens = tuple(tokenizer.tokens(read_L.tolist()))
+    plain, attacked = (
+        AttentionMaps(tokens, read_L, weights_NBHQK[:, 0]) for weights_NBHQK in (plain_NBHQK, attacked_NBHQK)
+    )
+    return AttackedText(plain, attacked, change(plain_NBHQK, attacked_NBHQK, np.asarray(read["segment_ids"])))
+
+
+def _both(attacked: AttackedModel, batch: Batch, number: int) -> tuple[np.ndarray, np.ndarray, Batch]:
+    """Return the attention probabilities without and with the attack, `NBHQK`, and the batch that the encoder read.
+
+    number: of the batch; random initial perturbations are a function of it.
+    """
+    key = jax.random.fold_in(jax.random.key(0), number)
+    step = jnp.int32(attacked.step)
+    plain_NBHQK, attacked_NBHQK, read = _passes(attacked.objective, attacked.model, attacked.params, batch, key, step)
+    return np.asarray(plain_NBHQK), np.asarray(attacked_NBHQK), read
+
+
+@functools.partial(jax.jit, static_argnames=("objective", "model"))
+def _passes(
+    objective: Objective, model: EncoderModel, params: Any, batch: Batch, key: jax.Array, step: jax.Array
+) -> tuple[jax.Array, jax.Array, Batch]:
+    found = objective.attacked_pass(params, batch, {"dropout": key}, step)
+    if found is None:
+        raise ValueError(f"{type(objective).__name__} has no attack: expected the objective of an attacked model")
+    read = encoder.rows(found.encoder_batch)
+    plain_NBHQK = maps.attention_weights(model, params, read, found.clean)
+    return plain_NBHQK, maps.attention_weights(model, params, read, found.attacked), read
+
+
+def change_table(change_N: np.ndarray, method: str) -> str:
+    """Return a printable table of the change of attention under the attack `method`, with a row for each layer."""
+    table = tables.new_table()
+    table.add_column("layer", justify="right", no_wrap=True)
+    table.add_column("change", justify="right", no_wrap=True)
+    for layer, value in enumerate(change_N):
+        table.add_row(str(layer + 1), _shown(value), end_section=layer == len(change_N) - 1)
+    table.add_row("mean", _shown(change_N.mean()))
+    return "\n".join([f"Attack {method}: {EXPLAINED}", *tables.printed(table)])
+
+
+def change_section(header: Sequence[str], rows: Sequence[tuple[Sequence[str], np.ndarray]]) -> list[str]:
+    """Return the lines of a Markdown section with the change of attention by layer; no lines without rows.
+
+    header: names of the first columns.
+    rows: (cells of the first columns, change of each layer).
+    """
+    if not rows:
+        return []
+    layers = max(len(change_N) for _, change_N in rows)
+    columns = [*header, "All layers", *(f"Layer {number}" for number in range(1, layers + 1))]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for cells, change_N in rows:
+        values = [_shown(value) for value in (change_N.mean(), *change_N)]
+        lines.append("| " + " | ".join([*cells, *values, *["–"] * (layers - len(change_N))]) + " |")
+    return ["## How far attacks change attention", "", *lines, ""]
+
+
+def _shown(value: float) -> str:
+    """Return a divergence with two significant digits, because some attacks change attention by less than 0.001."""
+    return f"{value:.2g}"

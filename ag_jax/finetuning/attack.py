@@ -1,0 +1,117 @@
+"""The attack that a fine-tuned model was trained against, made again for examples of its task, or for a text.
+
+Shape letters: N layers, L length.
+"""
+
+import jax
+import numpy as np
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.analysis import changes
+from ag_jax.analysis.changes import AttackedModel, TextAttack
+from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.data.tasks import buckets
+from ag_jax.data.tasks.task import Examples, Task
+from ag_jax.finetuning import kinds, suite
+from ag_jax.finetuning.config import Recipe
+from ag_jax.finetuning.kinds import KINDS
+from ag_jax.interop import finetuned
+from ag_jax.interop.finetuned import FineTuned
+from ag_jax.models.encoder import Batch
+from ag_jax.objectives.adversarial.config import AdversarialConfig
+from ag_jax.objectives.supervised import Supervised
+from ag_jax.pretraining import build
+
+EXAMPLES = 32  # development examples over which the change of attention is averaged
+OF_TEXTS = ("classification", "regression")  # kinds whose examples may be a single text
+OWN_LABEL = "The text has no label, so the attack raises the loss of the model's own prediction."
+
+
+def unsupported_reason(tuned: FineTuned, config: AdversarialConfig) -> str | None:
+    """Return why the change of attention under a fine-tuned model's attack cannot be measured; None if it can."""
+    if config.method == "asa" and not tuned.adversary_params:
+        return "the adversary was not saved with the model"
+    return changes.unsupported_reason(config)
+
+
+def attacked_model(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceConfig) -> AttackedModel:
+    """Return a fine-tuned model with the objective of its training, at the end of all schedules.
+
+    config: the attack, which `unsupported_reason` must allow.
+    guidance: the guidance of attention in training, of which the loss is a part.
+    """
+    encoder = changes.without_dropout(tuned.config)
+    model, special = tuned.head.model(encoder), build.special_tokens(tuned.tokenizer)
+    inner = Supervised(model, KINDS[tuned.head.kind].loss)
+    objective = build.guided_and_attacked(inner, guidance, changes.begun(config), encoder, special, steps=1)
+    return AttackedModel(objective, model, tuned.params | tuned.adversary_params, step=1)
+
+
+def change_on_examples(
+    tuned: FineTuned, task: Task, examples: Examples, config: AdversarialConfig, guidance: GuidanceConfig
+) -> np.ndarray:
+    """Return the change of each layer's attention under a model's attack, `N`, as the mean over the first examples.
+
+    examples: with labels; the first `EXAMPLES` of their rows are attacked.
+    """
+    first = examples.take(slice(EXAMPLES))
+    features = kinds.encode(task, first, tuned.tokenizer, tuned.head.max_length, tuned.config.token_types)
+    chosen = features.rows[:EXAMPLES]
+    # One length, so that the attack is compiled once.
+    longest = max(row["tokens"].shape[-1] for row in chosen)
+    candidates = max(row["tokens"].shape[0] if row["tokens"].ndim == 2 else 0 for row in chosen)
+    planned = [buckets.Planned(np.array([row]), candidates, longest) for row in range(len(chosen))]
+    batches = (buckets.make_batch(features, one, batch_size=1) for one in planned)
+    read = ({name: field for name, field in batch.items() if name != "rows"} for batch in batches)
+    return changes.mean_change(attacked_model(tuned, config, guidance), read)
+
+
+def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceConfig) -> TextAttack:
+    """Return the attack of a fine-tuned model for single texts, which `unsupported_reason` must allow.
+
+    FreeLB raises the loss of a label. A text has none, so the model's own prediction takes its place. Raises ValueError
+    for a model whose examples are not single texts.
+    """
+    if tuned.head.kind not in OF_TEXTS:
+        raise ValueError(
+            f"the attack of a model for {tuned.head.kind} is made for whole examples, not for a text: expected a model "
+            f"for {' or '.join(OF_TEXTS)}"
+        )
+    attacked = attacked_model(tuned, config, guidance)
+    predict = jax.jit(lambda params, batch: tuned.model.apply({"params": params}, batch, deterministic=True))
+
+    def make_batch(ids_L: np.ndarray) -> Batch:
+        fields = {"tokens": ids_L, "segment_ids": np.ones_like(ids_L), "token_type_ids": np.zeros_like(ids_L)}
+        batch = {name: field[None] for name, field in fields.items()}
+        outputs = np.asarray(predict(tuned.params, batch))
+        is_class = tuned.head.kind == "classification"
+        label = outputs.argmax(-1).astype(np.int32) if is_class else outputs.astype(np.float32)
+        return batch | {"labels": label, "weights": np.ones(1, np.float32)}
+
+    return TextAttack(attacked, config.method, OWN_LABEL if config.method == "freelb" else "", make_batch)
+
+
+def settings_of_trial(directory: epath.Path, task: str) -> tuple[AdversarialConfig, GuidanceConfig] | None:
+    """Return the attack and the guidance that a trial was trained with, from the config of its suite.
+
+    None if the trial is not in the directory of a suite. Raises ValueError if the config is damaged.
+
+    directory: of the trial, or its `weights/`.
+    """
+    trial = directory.parent if directory.name == finetuned.FOLDER else directory
+    path = trial.parent.parent / "config.json"
+    if not suite.is_suite(trial.parent.parent):
+        return None
+    settings = suite.read_settings(path)
+    if task not in settings["tasks"]:
+        return None
+    try:
+        recipe = config_reader.parse(Recipe, settings["tasks"][task])
+        guidance = config_reader.parse(GuidanceConfig, settings.get("guidance", {}))
+    except ValueError as error:
+        raise ValueError(
+            f"cannot read the settings of task {task} in {path}: {error}; put back the file as `ag-jax finetune` wrote "
+            "it, or move the trial out of the suite"
+        ) from error
+    return recipe.adversarial, guidance

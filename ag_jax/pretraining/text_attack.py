@@ -1,0 +1,92 @@
+"""The attack that a run was trained against, made for a single text."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ag_jax.analysis import changes
+from ag_jax.analysis.changes import AttackedModel, TextAttack
+from ag_jax.data.config import PAIR_FORMATS, DataConfig
+from ag_jax.data.text import corruption
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.models.encoder import Batch
+from ag_jax.pretraining import build, workloads
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.run import OpenRun
+
+MASKED = "The model reads a copy of the text with masked tokens, as in training."
+TRIES = 1000  # most masks that are drawn for a text until one masks a token
+
+
+def unsupported_reason(config: ExperimentConfig) -> str | None:
+    """Return why the attack of a run cannot be made for a single text; None if it can."""
+    if config.translates and config.adversarial.method not in ("none", "asa"):
+        return (
+            f"method={config.adversarial.method} needs the loss of a translation, and a text alone has none to "
+            "compare with"
+        )
+    return changes.unsupported_reason(config.adversarial)
+
+
+def of_run(opened: OpenRun) -> TextAttack:
+    """Return the attack of a run, which `unsupported_reason` must allow.
+
+    Masked tokens are drawn as in training, and predicted by the objective. A run whose tokens are replaced by draws
+    with the frequencies of its text reads the text itself: the frequencies are not in the run.
+    """
+    config = opened.config
+    still = dataclasses.replace(
+        config, model=changes.without_dropout(config.model), adversarial=changes.begun(config.adversarial)
+    )
+    model = workloads.reference_model(still, opened.tokenizer)
+    objective = build.make_objective(still, opened.tokenizer, model, devices=1)
+    params = opened.params | opened.adversary_params
+    attacked = AttackedModel(objective, model, params, opened.step)
+
+    def make_batch(ids_L: np.ndarray) -> Batch:
+        return _source(ids_L, opened.tokenizer) if config.translates else masked(ids_L, config.data, opened.tokenizer)
+
+    reads_text = config.translates or config.data.masking.replacement == "unigram"
+    return TextAttack(attacked, config.adversarial.method, "" if reads_text else MASKED, make_batch)
+
+
+def _source(ids_L: np.ndarray, tokenizer: Tokenizer) -> Batch:
+    """Return a batch with a source text, and a translation that has not begun."""
+    fields = {"tokens": ids_L, "segment_ids": np.ones_like(ids_L), "token_type_ids": np.zeros_like(ids_L)}
+    start = np.array([tokenizer.specials.pad], np.int32)
+    target = {"target_tokens": start, "target_segment_ids": np.ones_like(start)}
+    return {name: field[None] for name, field in (fields | target).items()}
+
+
+def masked(ids_L: np.ndarray, config: DataConfig, tokenizer: Tokenizer) -> Batch:
+    """Return a batch for pre-training with one text, of which some tokens are masked.
+
+    Of the masks that training could draw for the first text, it is the first one that masks a token. Raises ValueError
+    for a text without a token that may be masked.
+    """
+    masking = config.masking
+    if masking.replacement == "unigram":
+        masking = dataclasses.replace(masking, replacement="mask", mask_fraction=0.0, random_fraction=0.0)
+    tokens_BL, lengths_B, first_B = ids_L[None], np.array([len(ids_L)]), np.zeros(1, np.int64)
+    for epoch in range(TRIES):
+        drawn = corruption.mask(masking, tokens_BL, lengths_B, first_B, first_B + epoch, 0, tokenizer)
+        if drawn.weights_BM.any():
+            break
+    else:
+        raise ValueError(
+            f"none of {TRIES} masks covers a token of this text of {len(ids_L)} tokens, so the attack has no loss to "
+            "raise: give a text with more words"
+        )
+    batch: dict[str, Any] = {
+        "tokens": drawn.tokens_BL,
+        "original": tokens_BL,
+        "segment_ids": np.ones_like(tokens_BL),
+        "token_type_ids": np.zeros_like(tokens_BL),
+        "masked_positions": drawn.positions_BM,
+        "masked_labels": drawn.labels_BM,
+        "masked_weights": drawn.weights_BM,
+    }
+    if config.format in PAIR_FORMATS:
+        batch["next_labels"] = np.zeros(1, np.int32)
+    return batch
