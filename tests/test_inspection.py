@@ -209,7 +209,7 @@ def test_a_pair_has_tables_and_figures_of_three_kinds(places, capsys):
     words = len(TOKENIZER.encode("we build the union"))
     assert f"for {1 + words} tokens that the decoder reads and 16 of the source (5 more were cut off)\n" in said
     guided = [line.split().count("guided") for line in said.splitlines() if "guided" in line]
-    heads = [line.split()[1:3] for line in said.splitlines() if line.strip().startswith("layer")]
+    heads = [line.split()[1:3] for line in said.splitlines() if re.match(" *layer +heads? ", line)]
     assert guided == [1, 1, 1] and heads == [["head", "1"], ["heads", "1-2"], ["head", "1"]]
     names = [
         f"attention_{kind}{name}_step0.png"

@@ -64,7 +64,7 @@ class TextAttack:
     attacked: AttackedModel
     method: str
     note: str
-    make_batch: Callable[[np.ndarray], Batch]
+    make_batch: Callable[[np.ndarray], dict[str, Any]]
 
 
 class AttackedText(NamedTuple):
@@ -127,7 +127,7 @@ def change(plain_NBHQK: np.ndarray, attacked_NBHQK: np.ndarray, segments_BL: np.
     return divergence_NBHQ.mean(2)[:, segments_BL > 0].mean(1)
 
 
-def mean_change(attacked: AttackedModel, batches: Iterable[Batch]) -> np.ndarray:
+def mean_change(attacked: AttackedModel, batches: Iterable[dict[str, Any]]) -> np.ndarray:
     """Return the change of each layer's attention, `N`, as the mean over batches.
 
     batches: of the objective, each with one example, so that all examples count the same.
@@ -153,7 +153,7 @@ def attacked_text(attack: TextAttack, tokenizer: Tokenizer, ids_L: np.ndarray) -
     return AttackedText(plain, attacked, change(plain_NBHQK, attacked_NBHQK, np.asarray(read["segment_ids"])))
 
 
-def _both(attacked: AttackedModel, batch: Batch, number: int) -> tuple[np.ndarray, np.ndarray, Batch]:
+def _both(attacked: AttackedModel, batch: dict[str, Any], number: int) -> tuple[np.ndarray, np.ndarray, Batch]:
     """Return the attention probabilities without and with the attack, `NBHQK`, and the batch that the encoder read.
 
     number: of the batch; random initial perturbations are a function of it.

@@ -16,7 +16,7 @@ Shape letters: N layers, B batch, H heads, L length, Q query position, K key pos
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,7 +88,7 @@ def uniform_shares(tokens: int) -> Shares:
     return shares(np.full((1, tokens, tokens), 1 / tokens))
 
 
-def shares_of_texts(model: EncoderModel, params: Any, batch: Mapping[str, np.ndarray]) -> Measured:
+def shares_of_texts(model: EncoderModel, params: Any, batch: dict[str, Any]) -> Measured:
     """Return the shares of attention of each layer's mean over heads, as means over the texts of a batch.
 
     Computed without dropout. Texts that share a row count separately, and padding does not count. Raises ValueError if
@@ -105,9 +105,9 @@ def shares_of_texts(model: EncoderModel, params: Any, batch: Mapping[str, np.nda
     return Measured(_mean(found), _mean(uniform), len(found))
 
 
-def _mean_maps(model: EncoderModel, params: Any, batch: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
+def _mean_maps(model: EncoderModel, params: Any, batch: dict[str, Any]) -> Iterator[np.ndarray]:
     """Yield the maps `NQK` of each text of a batch, as means over heads."""
-    rows = encoder.rows(dict(batch))
+    rows = encoder.rows(batch)
     # Row by row, because the weights of all layers and heads take much memory.
     for row in range(len(rows["tokens"])):
         fields = {name: np.asarray(field[row : row + 1], np.int32) for name, field in rows.items()}

@@ -3,6 +3,8 @@
 Shape letters: N layers, L length.
 """
 
+from typing import Any
+
 import jax
 import numpy as np
 from etils import epath
@@ -18,7 +20,6 @@ from ag_jax.finetuning.config import Recipe
 from ag_jax.finetuning.kinds import KINDS
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
-from ag_jax.models.encoder import Batch
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.pretraining import build
@@ -81,7 +82,7 @@ def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceC
     attacked = attacked_model(tuned, config, guidance)
     predict = jax.jit(lambda params, batch: tuned.model.apply({"params": params}, batch, deterministic=True))
 
-    def make_batch(ids_L: np.ndarray) -> Batch:
+    def make_batch(ids_L: np.ndarray) -> dict[str, Any]:
         fields = {"tokens": ids_L, "segment_ids": np.ones_like(ids_L), "token_type_ids": np.zeros_like(ids_L)}
         batch = {name: field[None] for name, field in fields.items()}
         outputs = np.asarray(predict(tuned.params, batch))

@@ -10,7 +10,6 @@ from ag_jax.analysis.changes import AttackedModel, TextAttack
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.text import corruption
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.models.encoder import Batch
 from ag_jax.pretraining import build, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.run import OpenRun
@@ -44,14 +43,14 @@ def of_run(opened: OpenRun) -> TextAttack:
     params = opened.params | opened.adversary_params
     attacked = AttackedModel(objective, model, params, opened.step)
 
-    def make_batch(ids_L: np.ndarray) -> Batch:
+    def make_batch(ids_L: np.ndarray) -> dict[str, Any]:
         return _source(ids_L, opened.tokenizer) if config.translates else masked(ids_L, config.data, opened.tokenizer)
 
     reads_text = config.translates or config.data.masking.replacement == "unigram"
     return TextAttack(attacked, config.adversarial.method, "" if reads_text else MASKED, make_batch)
 
 
-def _source(ids_L: np.ndarray, tokenizer: Tokenizer) -> Batch:
+def _source(ids_L: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return a batch with a source text, and a translation that has not begun."""
     fields = {"tokens": ids_L, "segment_ids": np.ones_like(ids_L), "token_type_ids": np.zeros_like(ids_L)}
     start = np.array([tokenizer.specials.pad], np.int32)
@@ -59,7 +58,7 @@ def _source(ids_L: np.ndarray, tokenizer: Tokenizer) -> Batch:
     return {name: field[None] for name, field in (fields | target).items()}
 
 
-def masked(ids_L: np.ndarray, config: DataConfig, tokenizer: Tokenizer) -> Batch:
+def masked(ids_L: np.ndarray, config: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return a batch for pre-training with one text, of which some tokens are masked.
 
     Of the masks that training could draw for the first text, it is the first one that masks a token. Raises ValueError
@@ -78,7 +77,7 @@ def masked(ids_L: np.ndarray, config: DataConfig, tokenizer: Tokenizer) -> Batch
             f"none of {TRIES} masks covers a token of this text of {len(ids_L)} tokens, so the attack has no loss to "
             "raise: give a text with more words"
         )
-    batch: dict[str, Any] = {
+    batch = {
         "tokens": drawn.tokens_BL,
         "original": tokens_BL,
         "segment_ids": np.ones_like(tokens_BL),

@@ -165,7 +165,8 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
     )
     params = tiny.params(model, tiny.task_batch("classification"))
     drawn, shown = [], []
-    plain = FineTuned(Head("sst2", "classification", ("bad", "good")), model.config, TOKENIZER, params)
+    head = Head("sst2", "classification", ("bad", "good"), max_length=model.config.max_length)
+    plain = FineTuned(head, model.config, TOKENIZER, params)
     against = dataclasses.replace(plain, adversary_params=_adversary(model.config, -1.0))
 
     def load(place):
@@ -183,7 +184,7 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
     assert [place.parts[-3] for place in drawn] == ["asa", "plain", "asa", "scheduled"], "the first for the change"
     change = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]["sst2"]["arms"]["asa"]
     cells = [f"{value:.2g}" for value in (np.mean(change["attention_change"]), *change["attention_change"])]
-    assert len(cells) == 5 and min(change["attention_change"]) > 1e-3
+    assert len(cells) == 5 and 1e-5 < min(change["attention_change"]) < 1
     assert f"| sst2 | asa | {' | '.join(cells)} |" in text
     assert all(place.name.endswith("seed0") and (place / "weights").exists() for place in drawn)
     assert [list(by_arm) for by_arm, *_ in columns] == [["plain", "asa", "asa, attacked", "scheduled"]] * 2
