@@ -135,6 +135,7 @@ class MultiHeadAttention(nn.Module):
         positions_BQ: Array | None = None,
         relative_RD: Array | None = None,
         attack: Attack | None = None,
+        head_mask_H: Array | None = None,
         deterministic: bool,
     ) -> Array:
         """Return for each query a mixture of the source, `BQD` (batch, query, width of the model).
@@ -147,9 +148,10 @@ class MultiHeadAttention(nn.Module):
             order, or if there are neither relative positions nor an attack.
         relative_RD: embeddings of R distances, for `relative.terms`.
         attack: the attack on the attention of the source to itself; each query gets the row of its position.
+        head_mask_H: factor of each head's output: 1 keeps the output, 0 zeroes it. What is sown does not depend on it.
         """
         if self.fixed.offsets:
-            return self._mix_fixed(source_BKD, key_segments_BK, causal)
+            return self.output(_kept(self._mix_fixed(source_BKD, key_segments_BK, causal), head_mask_H))
         projected = self._project(query_BQD, source_BKD, relative_RD)
         query_BQHW, bias_BHQK = self._query_and_bias(projected, projected.query_BQHW, bias, positions_BQ)
         if attack is not None:
@@ -173,7 +175,7 @@ class MultiHeadAttention(nn.Module):
             {"causal": causal, "window": window, "bias": bias_BHQK, "guides": guides},
             deterministic,
         )
-        return self.output(mixed_BQHW)
+        return self.output(_kept(mixed_BQHW, head_mask_H))
 
     def keys_and_values(self, source_BKD: Array) -> KeysAndValues:
         """Return the projected keys and values of a source, for decoding, which reads them again for each new token."""
@@ -223,11 +225,14 @@ class MultiHeadAttention(nn.Module):
         return self.output(mixed_BHQW.swapaxes(1, 2))
 
     def _mix_fixed(self, source_BKD: Array, segments_BK: Array, causal: bool) -> Array:
-        """Return self-attention with fixed weights, `BKD`; sows the weights if the caller asked for `intermediates`."""
+        """Return the values mixed with fixed weights, `BKHW`.
+
+        Sows the weights if the caller asked for `intermediates`.
+        """
         if self.is_mutable_collection("intermediates"):
             weights_BHQK = fixed.dense(self.fixed, self.heads, segments_BK, causal)
             self.sow("intermediates", "attention_weights", weights_BHQK)
-        return self.output(fixed.mix(self.fixed, self.value(source_BKD), segments_BK, causal))
+        return fixed.mix(self.fixed, self.value(source_BKD), segments_BK, causal)
 
     def _project(self, query_BQD: Array, source_BKD: Array, relative_RD: Array | None) -> Projected:
         """Return projections for all heads: queries from `query_BQD`, keys and values from `source_BKD`, and, with
@@ -294,6 +299,13 @@ class MultiHeadAttention(nn.Module):
         if statistics is not None:
             self.sow("statistics", "guided_heads", statistics)
         return mixed_BQHW
+
+
+def _kept(mixed_BQHW: Array, head_mask_H: Array | None) -> Array:
+    """Return the outputs of all heads, each multiplied by its factor in `head_mask_H`; None changes nothing."""
+    if head_mask_H is None:
+        return mixed_BQHW
+    return mixed_BQHW * head_mask_H.astype(mixed_BQHW.dtype)[None, None, :, None]
 
 
 def _attacked(

@@ -1,6 +1,6 @@
 """Transformer encoder: embeddings and a scanned stack of layers.
 
-Shape letters: B batch, L length, M masked positions of a row, D width, E width of the embeddings.
+Shape letters: B batch, L length, M masked positions of a row, N layers, H head, D width, E width of the embeddings.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,8 @@ REMAT_POLICIES = {
 
 @flax.struct.dataclass
 class Ports:
-    """Inputs by which guidance and adversaries change an encoder's forward pass; all None by default.
+    """Inputs by which guidance, adversaries and the ablation of heads change an encoder's forward pass; all None by
+    default.
 
     guides: patterns for the guided heads, whose statistics are then sown.
     decoder_guides, cross_guides: patterns for the guided heads of a decoder, in its self-attention and in its attention
@@ -42,6 +43,8 @@ class Ports:
     on_embeddings: called with the sum of the embeddings, `BLE`; LayerNorm is applied to its result. A pytree.
     attention_bias: broadcasts to `BHQK`, added to the attention scores of every layer.
     attack: called by every layer with its input; each leaf has a leading axis over the layers.
+    head_mask_NH: factor of the output of each head in each layer: 1 keeps the output, 0 zeroes it (Michel et al. 2019,
+        section 2.3, where it is xi_h). The attention weights of the head stay as they are.
     """
 
     guides: guidance.Guides | None = None
@@ -51,6 +54,7 @@ class Ports:
     on_embeddings: Callable[[Array], Array] | None = None
     attention_bias: Array | None = None
     attack: Attack | None = None
+    head_mask_NH: Array | None = None
 
 
 @flax.struct.dataclass
@@ -87,6 +91,14 @@ def at_masks(hidden_BLD: Array, batch: Batch) -> Array:
     return jnp.take_along_axis(hidden_BLD, batch["masked_positions"][:, :, None], axis=1)
 
 
+def _check_head_mask(config: EncoderConfig, head_mask_NH: Array | None) -> None:
+    expected = (config.layers, config.heads)
+    if head_mask_NH is not None and head_mask_NH.shape != expected:
+        raise ValueError(
+            f"head_mask_NH must have a factor for each head of each layer, shape {expected}, got {head_mask_NH.shape}"
+        )
+
+
 class Encoder(nn.Module):
     """Bidirectional Transformer encoder: BERT, RoBERTa, ELECTRA or DeBERTa, depending on `config`.
 
@@ -97,8 +109,8 @@ class Encoder(nn.Module):
     The enhanced mask decoder (`mask_decoder_passes`) applies the last layer again to a query subset: the masked
     positions, for the word head only. These passes sow nothing and contribute to no guidance loss. `attention_bias` is
     added in them as in every layer, and the last layer's attack is applied on the same input, with separate random
-    numbers if it draws any. The ordinary last layer is computed as well; `__call__` returns its output, and guidance
-    reads its attention.
+    numbers if it draws any. So is the last layer's row of `head_mask_NH`. The ordinary last layer is computed as well;
+    `__call__` returns its output, and guidance reads its attention.
 
     attend: implementation of attention (`attention.kernels.dispatch`); it changes nothing but speed and memory.
     """
@@ -152,10 +164,10 @@ class Encoder(nn.Module):
             return hidden_BLD, at_masks(hidden_BLD, batch)
         decoded_BMD = at_masks(before_BLD + self.embeddings.positions(context.segments_BL), batch)
         last = jax.tree.map(lambda leaf: leaf[-1], nn.unbox(self.layers.variables["params"]))
-        attack = jax.tree.map(lambda leaf: leaf[-1], ports.attack)
+        attack, head_mask_H = jax.tree.map(lambda leaf: leaf[-1], (ports.attack, ports.head_mask_NH))
         for _ in range(self.config.mask_decoder_passes):
             queries = layers.QuerySubset(decoded_BMD, batch["masked_positions"])
-            decoded_BMD = self._decode(last, queries, before_BLD, context, attack)
+            decoded_BMD = self._decode(last, queries, before_BLD, context, attack, head_mask_H)
         return hidden_BLD, decoded_BMD
 
     def _encode(
@@ -168,6 +180,7 @@ class Encoder(nn.Module):
         embedded_BLE: as in `with_mask_decoder`.
         """
         config, segments_BL = self.config, batch["segment_ids"]
+        _check_head_mask(config, ports.head_mask_NH)
         if embedded_BLE is None:
             embedded_BLE = self.embeddings(
                 batch["tokens"],
@@ -186,9 +199,9 @@ class Encoder(nn.Module):
             convolved_BLD = self.convolution(hidden_BLD, segments_BL, deterministic=deterministic)
             branch = ConvolutionBranch(convolved_BLD, self.convolution_norm())
 
-        def step(layer, carry, context, branch, index, attack):
+        def step(layer, carry, context, branch, index, attack, head_mask_H):
             _, hidden_BLD = carry
-            next_BLD = layer(hidden_BLD, context, attack=attack)
+            next_BLD = layer(hidden_BLD, context, attack=attack, head_mask_H=head_mask_H)
             if branch is not None:  # computed in every layer, because the scan runs one program for all of them
                 next_BLD = jnp.where(index == 0, branch.join(config, next_BLD), next_BLD)
             return (hidden_BLD if config.mask_decoder_passes else None, next_BLD), None
@@ -199,14 +212,14 @@ class Encoder(nn.Module):
             step,
             variable_axes={"params": 0, "intermediates": 0, "statistics": 0, "attack": 0},
             split_rngs={"params": True, "dropout": True},
-            in_axes=(nn.broadcast, nn.broadcast, 0, 0),
+            in_axes=(nn.broadcast, nn.broadcast, 0, 0, 0),
             length=config.layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
         # Only the mask decoder reads the last layer's input, so the carry has it only then.
         carry = (hidden_BLD if config.mask_decoder_passes else None, hidden_BLD)
-        numbers = jnp.arange(config.layers)
-        (before_BLD, hidden_BLD), _ = scanned(self.layers, carry, context, branch, numbers, ports.attack)
+        by_layer = (jnp.arange(config.layers), ports.attack, ports.head_mask_NH)
+        (before_BLD, hidden_BLD), _ = scanned(self.layers, carry, context, branch, *by_layer)
         if config.norm_position == "pre":
             hidden_BLD = self.final_norm(hidden_BLD)
         return before_BLD, hidden_BLD, context
@@ -225,6 +238,7 @@ class Encoder(nn.Module):
         hidden_BLD: Array,
         context: layers.Context,
         attack: Attack | None,
+        head_mask_H: Array | None,
     ) -> Array:
         """Apply an encoder layer to the queries at the M masked positions only; return their new vectors, `BMD`.
 
@@ -237,10 +251,11 @@ class Encoder(nn.Module):
         draws = attack is not None or max(config.dropout, config.attention_dropout) > 0.0
         rngs = {"dropout": self.make_rng("dropout")} if draws and not context.deterministic else None
 
-        def apply(params, rngs, queries, hidden_BLD, context, attack):
+        def apply(params, rngs, queries, hidden_BLD, context, attack, head_mask_H):
             layer = layers.EncoderLayer(config, attend, parent=None)
-            return layer.apply({"params": params}, hidden_BLD, context, queries=queries, attack=attack, rngs=rngs)
+            ports = {"attack": attack, "head_mask_H": head_mask_H}
+            return layer.apply({"params": params}, hidden_BLD, context, queries=queries, rngs=rngs, **ports)
 
         if config.remat != "none":
             apply = jax.checkpoint(apply, policy=REMAT_POLICIES[config.remat])
-        return apply(params, rngs, queries, hidden_BLD, context, attack)
+        return apply(params, rngs, queries, hidden_BLD, context, attack, head_mask_H)

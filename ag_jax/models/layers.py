@@ -1,7 +1,7 @@
 """Transformer layer of an encoder, the parts that it shares with a decoder, and the convolution of DeBERTa v2.
 
-Shape letters: B batch, L length, Q queries, D width, F width of the feed-forward layer, R rows of the table of relative
-embeddings, T taps of a convolution.
+Shape letters: B batch, L length, Q queries, H head, D width, F width of the feed-forward layer, R rows of the table of
+relative embeddings, T taps of a convolution.
 """
 
 import functools
@@ -193,11 +193,13 @@ class EncoderLayer(nn.Module):
         *,
         queries: QuerySubset | None = None,
         attack: Attack | None = None,
+        head_mask_H: Array | None = None,
     ) -> Array:
         """Return the hidden states after the layer: `BLD`, or `BQD` if only the Q positions in `queries` are computed.
 
         queries: vectors that attend to `hidden_BLD` and get the output added; if None, `hidden_BLD` attends to itself.
         attack: adversarial attack on this layer's attention.
+        head_mask_H: factor of each head's output, before the heads are projected to the width of the model.
         """
         config = self.config
         dropout, deterministic = Dropout(config.dropout), context.deterministic
@@ -225,6 +227,7 @@ class EncoderLayer(nn.Module):
                 positions_BQ=positions_BQ,
                 relative_RD=relative_RD,
                 attack=attack,
+                head_mask_H=head_mask_H,
                 deterministic=deterministic,
             )
 
