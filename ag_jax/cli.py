@@ -44,6 +44,7 @@ class Request:
     path: the Hugging Face model of `convert`.
     expect, dtype, license, part: see `ag-jax help import` and `ag-jax help export`.
     translation: the translation of `text`, of which `ag-jax inspect --target` draws the attention.
+    without: heads whose outputs `ag-jax inspect --without` zeroes.
     input, output, decoding: see `ag-jax help translate`.
     """
 
@@ -68,6 +69,7 @@ class Request:
     license: str = ""
     part: str = "model"
     translation: str | None = None
+    without: Sequence[str] = ()
     input: str | None = None
     output: str | None = None
     decoding: Sequence[str] = ()
@@ -258,7 +260,7 @@ def _inspect(request: Request) -> None:
     from ag_jax.finetuning import best
 
     opened = best.open_for_inspection(request.directory(), request.step)
-    inspection.inspect(opened, request.text, request.translation)
+    inspection.inspect(opened, request.text, request.translation, request.without)
 
 
 def _tokenizer(request: Request) -> None:
@@ -371,7 +373,7 @@ def _flags(request: Request) -> list[str]:
         elif isinstance(value, bool):
             flags += [f"--{'' if value else 'no'}{field.name}"] if value != field.default else []
         elif value not in (None, field.default) and value != []:
-            text = ",".join(value) if field.name == "expect" else value
+            text = ",".join(value) if isinstance(value, (list, tuple)) else value
             flags.append(f"--{names.get(field.name, field.name)}={text}")
     return flags
 

@@ -1,16 +1,21 @@
 """`ag-jax inspect`: a model's attention to a text, or to a text and its translation, as tables and as figures."""
 
+import re
+from collections.abc import Sequence
+
 from etils import epath
 
 from ag_jax.analysis import changes, maps, pairs, stripes
 from ag_jax.analysis.changes import AttackedText
 from ag_jax.analysis.figures import plots
-from ag_jax.analysis.maps import AttentionMaps
+from ag_jax.analysis.maps import AttentionMaps, Heads
 from ag_jax.distributed import storage
 from ag_jax.interop.opening import Inspected
 
 
-def inspect(opened: Inspected, text: str | None = None, target: str | None = None) -> list[epath.Path]:
+def inspect(
+    opened: Inspected, text: str | None = None, target: str | None = None, without: Sequence[str] = ()
+) -> list[epath.Path]:
     """Print where a model's attention to a text lies, draw its attention maps and return the paths of the figures.
 
     The tables have the attention mass on each pattern, and of the encoder also on the diagonal and on stripes. For a
@@ -20,29 +25,38 @@ def inspect(opened: Inspected, text: str | None = None, target: str | None = Non
     attention to the source.
 
     text: the text, by default `opened.text`.
-    target: its translation, by default that of the model, which is printed.
+    target: its translation, by default that of the model with all of its heads, which is printed.
+    without: heads of the encoder whose outputs are zeroed, such as `3.2`, the second head of layer 3. The tables and
+        figures say so, and the figures have other file names.
 
     The figures are written to `figures/` in the directory of the model, or elsewhere if that is the directory of a
-    Hugging Face model or cannot be written. Raises ValueError for a target of a model that does not translate.
+    Hugging Face model or cannot be written. Raises ValueError for a target of a model that does not translate, and for
+    a head that the encoder does not have.
     """
     text = opened.text if text is None else text
     lines = [opened.description]
+    zeroed = read_heads(without, opened.model.config.layers, opened.model.config.heads)
     if target is not None:
         _check_target(opened, target)
     if opened.translator is None:
         options = (opened.tokenizer, text, opened.length)
-        shown = [(maps.attention_maps(opened.model, opened.params, *options), opened.assignment)]
+        shown = [(maps.attention_maps(opened.model, opened.params, *options, without=zeroed), opened.assignment)]
     else:
-        translator, origin = opened.translator, "by this model" if target is None else "as given"
+        own = "by this model with all of its heads" if zeroed else "by this model"
+        translator, origin = opened.translator, own if target is None else "as given"
         if target is None:
             target = translator.beginning(text, opened.length - 1).text  # of as much as is shown, beside the end token
         lines += [f"text: {text}", f"translation, {origin}: {target}", ""]
-        found = pairs.pair_maps(translator.model, translator.params, opened.tokenizer, text, target, opened.length)
+        sides = (text, target)
+        found = pairs.pair_maps(
+            translator.model, translator.params, opened.tokenizer, *sides, opened.length, without=zeroed
+        )
         assignments = opened.assignment, opened.decoder_assignment, opened.cross_assignment
         shown = list(zip(found, assignments, strict=True))
     tables = [maps.mass_table(attention, opened.special, assignment) for attention, assignment in shown]
     tables.insert(1, stripes.shares_table(shown[0][0]))  # of the encoder, which is shown first
-    attacked, table = _attacked(opened, shown[0][0])
+    # The attack is that of the whole model, so it is not shown for a part of its heads.
+    attacked, table = (None, []) if zeroed else _attacked(opened, shown[0][0])
     tables += table
     print("\n".join(lines))
     print("\n\n\n".join(tables), flush=True)
@@ -79,6 +93,31 @@ def _attacked(opened: Inspected, encoder: AttentionMaps) -> tuple[AttackedText |
     if attacked.plain.tokens != encoder.tokens:
         lines.append(" ".join(attacked.plain.tokens))
     return attacked, ["\n".join(line for line in lines if line)]
+
+
+def read_heads(names: Sequence[str], layers: int, heads: int) -> Heads:
+    """Return the heads with the given names as (layer, head), counted from 0, sorted and each once.
+
+    names: LAYER.HEAD, both counted from 1, as in the tables and figures of `inspect`.
+    layers, heads: numbers of layers and of heads in each layer.
+
+    Raises ValueError for a name of another form, or of a head that does not exist.
+    """
+    found = set()
+    for name in names:
+        if not re.fullmatch(r"[0-9]+\.[0-9]+", name.strip()):
+            raise ValueError(
+                f"--without={','.join(names)}: expected heads as LAYER.HEAD, both counted from 1, such as "
+                f"--without=3.2,4.1; got {name!r}"
+            )
+        layer, head = map(int, name.strip().split("."))
+        if not (1 <= layer <= layers and 1 <= head <= heads):
+            raise ValueError(
+                f"--without={','.join(names)}: there is no head {name.strip()}, because the encoder has {layers} "
+                f"layers of {heads} heads: give heads between 1.1 and {layers}.{heads}"
+            )
+        found.add((layer - 1, head - 1))
+    return tuple(sorted(found))
 
 
 def _check_target(opened: Inspected, target: str) -> None:

@@ -61,7 +61,8 @@ def fill_mask(directory: str, step: int | None = None) -> Callable[..., Any]:
         fill = pipelines.fill_mask("runs/quickstart/ag-seed0")
         fill("The state of our <mask> is strong.", top=3)
     """
-    model, params, tokenizer = opening.open_masked_lm(directory, step)
+    opened = opening.open_masked_lm(directory, step)
+    model, params, tokenizer = opened.model, opened.params, opened.tokenizer
     mask = tokenizer.specials.mask
     shape = RowSettings(tokenizer.specials, model.config.max_length, model.config.token_types)
 

@@ -123,14 +123,14 @@ def places(tmp_path_factory):
     return directory
 
 
-def request(place, text=TEXT, target=None):
+def request(place, text=TEXT, target=None, without=()):
     empty = dict.fromkeys(("config", "overrides", "print_config"))
-    return cli.Request(**empty, workdir=str(place), step=None, text=text, translation=target)
+    return cli.Request(**empty, workdir=str(place), step=None, text=text, translation=target, without=without)
 
 
-def inspect(place, capsys, target=None, count=3):
+def inspect(place, capsys, target=None, count=3, without=()):
     """Run `inspect`; return its output, its warnings and the paths of the figures, of which there must be `count`."""
-    status = cli.run_safely("inspect", request(place, target=target))
+    status = cli.run_safely("inspect", request(place, target=target, without=without))
     said, warned = capsys.readouterr()
     assert status == 0, warned
     drawn = [epath.Path(line.removeprefix("drawn: ")) for line in said.splitlines() if line.startswith("drawn: ")]
@@ -257,6 +257,72 @@ def test_a_translation_model_in_the_files_of_transformers(places):
     for ours, theirs in zip(*found, strict=True):
         assert ours.tokens == theirs.tokens and ours.row_tokens == theirs.row_tokens
         np.testing.assert_allclose(ours.weights_NHQK, theirs.weights_NHQK, atol=1e-6)
+
+
+def numbers(said):
+    """The rows of a table of attention mass, by layer."""
+    rows = [line.split() for line in said.splitlines()]
+    return {row[0]: row[1:] for row in rows if row and row[0].isdigit()}
+
+
+def test_heads_whose_outputs_are_zeroed(places, tmp_path, capsys):
+    place = shutil.copytree(places / "run", tmp_path / "run")
+    whole, _, ordinary = inspect(place, capsys)
+    before = {path: path.read_bytes() for path in ordinary}
+    said, _, drawn = inspect(place, capsys, without=["1.2", " 1.1", "1.2"])
+    title = "Encoder, output of heads 1.1, 1.2 of the encoder zeroed: attention mass on the patterns' targets, for 16 "
+    assert title in said and "zeroed" not in whole
+    assert numbers(said)["1"] == numbers(whole)["1"] and numbers(said)["2"] != numbers(whole)["2"]
+    assert [path.name for path in drawn] == [
+        f"attention_{name}_step0_without1.1+1.2.png" for name in ("overview", "heads", "mass")
+    ]
+    assert {path: path.read_bytes() for path in ordinary} == before
+
+
+def test_a_zeroed_head_equals_an_output_kernel_of_zeros(places, monkeypatch, capsys):
+    """For a text and its translation, whose three kinds of attention all depend on the encoder."""
+    shown, opened = [], best.open_for_inspection(places / "translation")
+    monkeypatch.setattr(plots, "save_inspection", lambda maps, *given: shown.append(maps) or [])
+    given = request(places / "translation", target="we build the union", without=["2.1"])
+    assert cli.run_safely("inspect", given) == 0
+    said = capsys.readouterr().out
+    assert [line.split(":")[0] for line in said.splitlines() if "zeroed" in line] == [
+        f"{kind}, output of head 2.1 of the encoder zeroed" for kind in ("Encoder", "Decoder", "Cross-attention")
+    ]
+    params = jax.tree.map(np.array, opened.translator.params)
+    settings = (opened.tokenizer, TEXT, "we build the union", opened.length)
+    whole = pairs.pair_maps(opened.translator.model, params, *settings)
+    params["encoder"]["layers"]["attention"]["output"]["kernel"][1, 0] = 0.0
+    for found, edited in zip(shown, pairs.pair_maps(opened.translator.model, params, *settings), strict=True):
+        np.testing.assert_allclose(found.weights_NHQK, edited.weights_NHQK, atol=1e-6)
+    np.testing.assert_allclose(shown[0].weights_NHQK, whole.encoder.weights_NHQK, atol=1e-6)
+    assert np.abs(shown[2].weights_NHQK - whole.cross.weights_NHQK).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["1.3"], "there is no head 1.3, because the encoder has 2 layers of 2 heads: give heads between 1.1 and 2.2"),
+        (["1.1", "0.1"], "--without=1.1,0.1: there is no head 0.1"),
+        (["3.1"], "there is no head 3.1"),
+        (["1"], "expected heads as LAYER.HEAD, both counted from 1, such as --without=3.2,4.1; got '1'"),
+        (["1.1.1"], "got '1.1.1'"),
+        (["1.-1"], "got '1.-1'"),
+        ([""], "got ''"),
+    ],
+)
+def test_heads_that_cannot_be_zeroed(places, names, message, capsys):
+    assert cli.run_safely("inspect", request(places / "run", without=names)) == 1
+    said, warned = capsys.readouterr()
+    assert message in warned and not said
+
+
+def test_names_of_figures_are_short_and_distinct():
+    many = [tuple((layer, head) for layer in range(12) for head in range(start, 12)) for start in (0, 1)]
+    names = [plots.file_suffix(100, heads) for heads in ((), ((2, 1),), *many)]
+    assert names[:2] == ["_step100", "_step100_without3.2"] and names[2].startswith("_step100_without_144_heads_")
+    assert len(set(names)) == 4 and max(map(len, names)) < 60
+    assert plots.file_suffix(None, ()) == ""
 
 
 @pytest.mark.parametrize(

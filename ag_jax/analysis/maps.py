@@ -25,6 +25,7 @@ from ag_jax.attention import patterns
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from ag_jax.attention.visibility import band_of
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.models.heads import TaskModel
 from ag_jax.models.masked_lm import PretrainingModel
@@ -34,6 +35,8 @@ from ag_jax.objectives.adversarial.self_attention import Attacker
 
 EncoderModel = PretrainingModel | ReplacedTokensModel | TranslationModel | TaskModel
 Assignment = tuple[tuple[str, int], ...]  # (pattern, number of heads that it guides), from the first head on
+Heads = tuple[tuple[int, int], ...]  # (layer, head), counted from 0
+MOST_NAMED = 12  # heads that a title names
 Kind = Literal["encoder", "decoder", "cross"]
 
 
@@ -86,6 +89,7 @@ class AttentionMaps:
     kind: which attention the maps are of, a key of `KINDS`.
     query_tokens: readable pieces of the tokens that attend, the rows of a map; None if they are those of the columns.
     is_fixed: whether the attention is hard-coded, not learned.
+    without: heads of the encoder whose outputs were zeroed. Their weights are those by which they attend.
     """
 
     tokens: tuple[str, ...]
@@ -95,6 +99,13 @@ class AttentionMaps:
     kind: Kind = "encoder"
     query_tokens: tuple[str, ...] | None = None
     is_fixed: bool = False
+    without: Heads = ()
+
+    @property
+    def title(self) -> str:
+        """The kind of attention and, if outputs of heads were zeroed, their names."""
+        kind = KINDS[self.kind].title
+        return f"{kind}, output of {named_heads(self.without)} zeroed" if self.without else kind
 
     @property
     def row_tokens(self) -> tuple[str, ...]:
@@ -113,8 +124,34 @@ class AttentionMaps:
         return np.tril(everything_QK) if self.kind == "decoder" else everything_QK
 
 
+def head_mask(config: EncoderConfig, without: Heads) -> np.ndarray | None:
+    """Return the mask over heads that zeroes the outputs of the heads `without`, `NH`; None if there are none."""
+    if not without:
+        return None
+    mask_NH = np.ones((config.layers, config.heads), np.float32)
+    for layer, head in without:
+        mask_NH[layer, head] = 0.0
+    return mask_NH
+
+
+def named_heads(without: Heads) -> str:
+    """Return heads as text that counts from 1: `head 3.2 of the encoder` is the second head of layer 3.
+
+    Of more than `MOST_NAMED` heads, only the first ones are named.
+    """
+    names = [f"{layer + 1}.{head + 1}" for layer, head in without[:MOST_NAMED]]
+    more = f" and {len(without) - MOST_NAMED} more" if len(without) > MOST_NAMED else ""
+    return f"head{'s' if len(without) > 1 else ''} {', '.join(names)}{more} of the encoder"
+
+
 def attention_maps(
-    model: EncoderModel, params: Any, tokenizer: Tokenizer, text: str, max_tokens: int, attacker: Attacker | None = None
+    model: EncoderModel,
+    params: Any,
+    tokenizer: Tokenizer,
+    text: str,
+    max_tokens: int,
+    attacker: Attacker | None = None,
+    without: Heads = (),
 ) -> AttentionMaps:
     """Return the attention maps of `text` with the tokens that begin and end every sequence, such as <s> and </s>.
 
@@ -124,6 +161,7 @@ def attention_maps(
 
     max_tokens: maximum number of tokens; the model's `max_length` also applies.
     attacker: attack under which the maps are computed, with its parameters in `params`; None computes them without.
+    without: heads whose outputs are zeroed, which changes the attention of later layers.
     """
     words = list(tokenizer.encode(text)) if text.strip() else []
     if not words:
@@ -135,11 +173,14 @@ def attention_maps(
         raise ValueError(f"attention maps need room for at least {len(begin) + 2} tokens, got max_tokens={max_tokens}")
     ids = [*begin, *cut(words, room, "text"), tokenizer.specials.end]
     ids_L = np.asarray(ids, np.int32)
-    batch = _one_text(ids_L)
-    ports = Ports() if attacker is None else Ports(attack=attacker(params, batch, jnp.int32(0)))
-    weights_NHQK = np.asarray(attention_weights(model, params, batch, ports))[:, 0]
+    batch, given = _one_text(ids_L), {"head_mask_NH": head_mask(model.config, without)}
+    if attacker is not None:
+        given["attack"] = attacker(params, batch, jnp.int32(0))
+    weights_NHQK = np.asarray(attention_weights(model, params, batch, Ports(**given)))[:, 0]
     left_out, is_fixed = max(0, len(words) - room), bool(model.config.fixed_attention.offsets)
-    return AttentionMaps(tuple(tokenizer.tokens(ids)), ids_L, weights_NHQK, left_out, is_fixed=is_fixed)
+    return AttentionMaps(
+        tuple(tokenizer.tokens(ids)), ids_L, weights_NHQK, left_out, is_fixed=is_fixed, without=without
+    )
 
 
 def cut(words: Sequence[int], room: int, name: str) -> Sequence[int]:
@@ -275,7 +316,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
 
     The first columns are the guided heads of each pattern on their own target, the others the free heads on every
     pattern, both as means over these heads. The last row is the mass of uniform attention (`uniform_mass`). The first
-    line says which kind of attention it is.
+    line says which kind of attention it is, and which heads' outputs were zeroed.
     """
     masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
     layers, heads = maps.weights_NHQK.shape[:2]
@@ -298,7 +339,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
         "cross": f"{len(maps.row_tokens)} tokens that the decoder reads and {len(maps.tokens)} of the source",
     }[maps.kind]
     more = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
-    lines = [f"{KINDS[maps.kind].title}: attention mass on the patterns' targets, for {read}{more}"]
+    lines = [f"{maps.title}: attention mass on the patterns' targets, for {read}{more}"]
     lines += tables.printed(table)
     if np.isnan(list(chance.values())).any():
         lines += ["", "– : the pattern points at nothing in this text"]

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ag_jax.analysis import maps
-from ag_jax.analysis.maps import AttentionMaps
+from ag_jax.analysis.maps import AttentionMaps, Heads
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.models.encoder import Ports
 from ag_jax.models.seq2seq import TranslationModel
 
 START = "<start>"  # label of the decoder's first input, if that is no token
@@ -35,7 +36,13 @@ class PairMaps(NamedTuple):
 
 
 def pair_maps(
-    model: TranslationModel, params: Any, tokenizer: Tokenizer, source: str, target: str, max_tokens: int
+    model: TranslationModel,
+    params: Any,
+    tokenizer: Tokenizer,
+    source: str,
+    target: str,
+    max_tokens: int,
+    without: Heads = (),
 ) -> PairMaps:
     """Return the attention maps of a text and its translation, computed as in training but without dropout.
 
@@ -45,6 +52,7 @@ def pair_maps(
     target: the translation; it may be empty, and the decoder then reads its start alone.
     max_tokens: maximum number of tokens of each side, including the source's end token and the decoder's start; the
         model's `max_length` also applies.
+    without: heads of the encoder whose outputs are zeroed, which changes all attention behind them.
     """
     # Without spaces around them, as in training and in translations.
     words = list(tokenizer.encode(source.strip())) if source.strip() else []
@@ -60,7 +68,10 @@ def pair_maps(
     # In place of the padding token the decoder reads the zero vector, as `decoder.start=zero` says.
     target_ids = [specials.begin if begins else specials.pad, *maps.cut(translated, room, "target")]
     source_L, target_L = np.asarray(source_ids, np.int32), np.asarray(target_ids, np.int32)
-    encoder_NHSS, decoder_NHTT, cross_NHTS = map(np.asarray, _attention_weights(model, params, source_L, target_L))
+    head_mask_NH = maps.head_mask(model.config, without)
+    encoder_NHSS, decoder_NHTT, cross_NHTS = map(
+        np.asarray, _attention_weights(model, params, source_L, target_L, head_mask_NH)
+    )
 
     source_tokens = tuple(tokenizer.tokens(source_ids))
     start = tokenizer.tokens(target_ids[:1]) if begins else [START]
@@ -68,15 +79,17 @@ def pair_maps(
     left_out = max(0, len(words) - room), max(0, len(translated) - room)
     fixed = [bool(config.fixed_attention.offsets) for config in (model.config, model.decoder_config)]
     return PairMaps(
-        AttentionMaps(source_tokens, source_L, encoder_NHSS, left_out[0], is_fixed=fixed[0]),
-        AttentionMaps(target_tokens, target_L, decoder_NHTT, left_out[1], "decoder", is_fixed=fixed[1]),
-        AttentionMaps(source_tokens, source_L, cross_NHTS, sum(left_out), "cross", target_tokens),
+        AttentionMaps(source_tokens, source_L, encoder_NHSS, left_out[0], is_fixed=fixed[0], without=without),
+        AttentionMaps(
+            target_tokens, target_L, decoder_NHTT, left_out[1], "decoder", is_fixed=fixed[1], without=without
+        ),
+        AttentionMaps(source_tokens, source_L, cross_NHTS, sum(left_out), "cross", target_tokens, without=without),
     )
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def _attention_weights(
-    model: TranslationModel, params: Any, source_S: jax.Array, target_T: jax.Array
+    model: TranslationModel, params: Any, source_S: jax.Array, target_T: jax.Array, head_mask_NH: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     tokens_BS, target_BT = source_S[None], target_T[None]
     batch = {
@@ -86,7 +99,9 @@ def _attention_weights(
         "target_tokens": target_BT,
         "target_segment_ids": jnp.ones_like(target_BT),
     }
-    _, collections = model.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
+    given: dict[str, Any] = {"head_mask_NH": head_mask_NH}
+    ports = Ports(**given)
+    _, collections = model.apply({"params": params}, batch, ports=ports, deterministic=True, mutable=["intermediates"])
     sown = collections["intermediates"]
     attentions = (
         sown["encoder"]["layers"]["attention"],

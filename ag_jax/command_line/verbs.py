@@ -37,6 +37,12 @@ FLAGS = {
     ),
     "text": Flag("text", "sentence to look at; that of the config by default"),
     "target": Flag("text", "translation of that sentence to look at; the model's own by default", field="translation"),
+    "without": Flag(
+        "names",
+        "heads of the encoder whose outputs are zeroed, as LAYER.HEAD, counted from 1: 3.2,4.1; what changes is the "
+        "attention of later layers",
+        (),
+    ),
     "topology": Flag("slice", "TPU slice to plan for, such as v5e:4x4 or v4-8"),
     "search_batch": Flag("switch", "search for the largest batch that fits; --nosearch_batch is faster", True),
     "price": Flag("dollars", "price of a chip for an hour, to estimate the cost"),
@@ -143,12 +149,13 @@ VERBS = {
     ),
     "inspect": Verb(
         "draw the attention maps of a model for a sentence, or for a sentence and its translation",
-        "--workdir=RUN [--text=SENTENCE] [--target=TRANSLATION] [--step=N]",
+        "--workdir=RUN [--text=SENTENCE] [--target=TRANSLATION] [--without=LAYER.HEAD,...] [--step=N]",
         (
             'ag-jax inspect --workdir=runs/quickstart/ag-seed0 --text="We will rebuild our roads."',
             'ag-jax inspect --workdir=runs/translation/ag-seed0 --text="A dog runs." --target="Ein Hund läuft."',
+            'ag-jax inspect --workdir=runs/quickstart/ag-seed0 --text="We will rebuild our roads." --without=3.2,4.1',
         ),
-        ("workdir", "text", "target", "step"),
+        ("workdir", "text", "target", "without", "step"),
     ),
     "import": Verb(
         "turn a Hugging Face model into a run directory",

@@ -97,6 +97,26 @@ class Inspected:
         return special_tokens(self.tokenizer)
 
 
+@dataclasses.dataclass(frozen=True)
+class WordModel:
+    """A model that predicts masked words.
+
+    params: its parameters.
+    length: the longest text, in tokens, that the encoder was trained on.
+    run: the run that trained it, None for a Hugging Face model.
+    """
+
+    model: Model
+    params: Any
+    tokenizer: Tokenizer
+    length: int
+    run: OpenRun | None = None
+
+
+class NoWordHeadError(ValueError):
+    """A model has no trained head for masked words."""
+
+
 def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspected:
     """Open a run (at `step`, the newest by default), a trial or a Hugging Face model to inspect its attention.
 
@@ -126,8 +146,6 @@ def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspe
         is_ours = not is_huggingface(directory)
         return Inspected(directory, opened.description, encoder, *options, is_ours=is_ours)
     opened_run, config = opened.run, opened.run.config
-    # An imported model was trained on all of its positions, however short the run's own sequences are.
-    was_imported = bool(opened_run.origin.model_type)
     reason = text_attack.unsupported_reason(config)
     return Inspected(
         directory=directory,
@@ -135,7 +153,7 @@ def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspe
         model=opened_run.model,
         params=opened_run.params | opened_run.adversary_params,
         tokenizer=opened_run.tokenizer,
-        length=opened_run.model.config.max_length if was_imported else config.data.sequence_length,
+        length=opened_run.length,
         text=config.inspection.sentence,
         step=opened_run.step,
         assignment=opened_run.assignment,
@@ -222,42 +240,43 @@ def open_finetuned(directory: str, kinds: Sequence[str]) -> FineTuned:
     return tuned
 
 
-def open_masked_lm(directory: str, step: int | None = None) -> tuple[Model, Any, Tokenizer]:
-    """Return model, parameters and tokenizer of a run or a Hugging Face directory with a head for masked words.
+def open_masked_lm(directory: str, step: int | None = None) -> WordModel:
+    """Open a run or a Hugging Face directory with a head for masked words.
 
     step: of a run's checkpoint, the newest by default.
-    Raises ValueError if there is no such head.
+    Raises NoWordHeadError if there is no such head.
     """
     place = storage.directory(directory)
     if finetuned.locate(place) is not None:
-        raise ValueError(
+        raise NoWordHeadError(
             f"{directory} is fine-tuned and has no head for masked words: give the run that it started from"
         )
     if is_huggingface(place):
         opened = importing.open_model(str(place))
         untrained, architectures = opened.new, opened.source.architectures
-        model, params, tokenizer = reference_model(opened.config, opened.tokenizer), opened.params, opened.tokenizer
+        model = reference_model(opened.config, opened.tokenizer)
+        found = WordModel(model, opened.params, opened.tokenizer, model.config.max_length)
     else:
         trained = run.open_run(place, step)
         untrained, architectures = trained.untrained, trained.origin.architectures
-        model, params, tokenizer = trained.model, trained.params, trained.tokenizer
+        found = WordModel(trained.model, trained.params, trained.tokenizer, trained.length, trained)
     # An imported model without this head has a randomly initialised one, of which predictions would be noise.
     if "word_head" in untrained:
         classes = ", ".join(architectures) or "not stated"
-        raise ValueError(
+        raise NoWordHeadError(
             f"{directory} has no head for masked words: its classes are {classes}, expected one such as BertForMaskedLM"
         )
-    if isinstance(model, TranslationModel):
-        raise ValueError(
+    if isinstance(found.model, TranslationModel):
+        raise NoWordHeadError(
             f"{directory} translates and has no head for masked words: give a model that predicts them, or use "
             "`pipelines.translate`"
         )
-    if "word_head" not in params:
-        raise ValueError(
+    if "word_head" not in found.params:
+        raise NoWordHeadError(
             f"{directory} detects replaced tokens and has no head for masked words; `ag-jax export --part=generator` "
             "takes its generator out, if it has one"
         )
-    return model, params, tokenizer
+    return found
 
 
 def _of_run(directory: epath.Path, step: int | None) -> Pretrained:

@@ -109,8 +109,8 @@ class Encoder(nn.Module):
     The enhanced mask decoder (`mask_decoder_passes`) applies the last layer again to a query subset: the masked
     positions, for the word head only. These passes sow nothing and contribute to no guidance loss. `attention_bias` is
     added in them as in every layer, and the last layer's attack is applied on the same input, with separate random
-    numbers if it draws any. So is the last layer's row of `head_mask_NH`. The ordinary last layer is computed as well;
-    `__call__` returns its output, and guidance reads its attention.
+    numbers if it draws any. The last layer's row of `head_mask_NH` is applied in them, too. The ordinary last layer is
+    computed as well; `__call__` returns its output, and guidance reads its attention.
 
     attend: implementation of attention (`attention.kernels.dispatch`); it changes nothing but speed and memory.
     """

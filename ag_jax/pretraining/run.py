@@ -435,6 +435,14 @@ class OpenRun:
         return self.origin.untrained(self.step)
 
     @property
+    def length(self) -> int:
+        """The longest text, in tokens, that the encoder was trained on.
+
+        An imported model was trained on all of its positions, however short the run's own sequences are.
+        """
+        return self.model.config.max_length if self.origin.model_type else self.config.data.sequence_length
+
+    @property
     def assignment(self) -> tuple[tuple[str, int], ...]:
         """Guidance patterns, each with the number of heads that the pattern guides in every layer: the first pattern
         guides head 0 and the heads after it, the next pattern the heads that follow, and so on.

@@ -39,9 +39,7 @@ def open_model(checkpoint: str, step: int | None = None) -> ProbedModel:
     """
     opened = opening.open_encoder(checkpoint, step)
     model = PretrainingModel(opened.config)
-    # An imported model was trained on all of its positions, however short the rows of the run's own training are.
-    is_own = opened.run is not None and not opened.run.origin.model_type
-    longest = opened.run.config.data.sequence_length if is_own and opened.run else opened.config.max_length
+    longest = opened.config.max_length if opened.run is None else opened.run.length
     params = {"encoder": opened.params["encoder"]}
     assignment = () if opened.run is None else opened.run.assignment
     return ProbedModel(opened.description, model, params, opened.tokenizer, longest, assignment)

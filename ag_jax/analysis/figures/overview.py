@@ -85,7 +85,7 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
     axes.set_xlabel("head", fontsize=MEDIUM)
     axes.set_ylabel("layer", fontsize=MEDIUM)
     canvas.weight_bar(figure, image, [axes], blocks)
-    canvas.caption(figure, KINDS[maps.kind].title, KINDS[maps.kind].caption)
+    canvas.caption(figure, maps.title, KINDS[maps.kind].caption)
     return figure
 
 
@@ -119,7 +119,7 @@ def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternToken
     unit = ", numbers in %" if heads <= MOST_NUMBERS else ""
     bar.set_label(f"attention mass on the pattern's target{unit}", fontsize=MEDIUM)
     bar.ax.tick_params(labelsize=SMALL)
-    figure.suptitle(KINDS[maps.kind].title, fontsize=MEDIUM)
+    figure.suptitle(maps.title, fontsize=MEDIUM)
     return figure
 
 

@@ -6,6 +6,7 @@ Layers and heads are counted from 0 in arguments, as in the arrays, and from 1 i
 Shape letters: N layers, H heads, L length, Q query position, K key position.
 """
 
+import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,10 @@ from ag_jax.analysis.figures.curves import draw_losses, draw_masses, loss_curves
 from ag_jax.analysis.figures.overview import draw_mass, draw_overview, pattern_colours
 from ag_jax.analysis.maps import (
     KINDS,
+    MOST_NAMED,
     Assignment,
     AttentionMaps,
+    Heads,
     attention_mass,
     head_patterns,
     strongest_pattern,
@@ -44,6 +47,7 @@ __all__ = [
     "draw_means",
     "draw_overview",
     "draw_patterns",
+    "file_suffix",
     "loss_curves",
     "map_figure",
     "mass_curves",
@@ -59,7 +63,8 @@ def save_inspection(
 ) -> list[epath.Path]:
     """Write the figures `draw_overview`, `draw_heads` and `draw_mass` of a model as PNGs and return their paths.
 
-    The file names also have the kind of attention, if that is not the encoder's: attention_cross_overview_step100.png.
+    The file names also have the kind of attention, if that is not the encoder's, and the heads whose outputs were
+    zeroed, if there are any: attention_cross_overview_step100.png, attention_overview_step100_without3.2+4.1.png.
 
     step: training step of the model, for the file names; None leaves it out.
     """
@@ -70,8 +75,19 @@ def save_inspection(
         "mass": draw_mass(maps, assignment, special),
     }
     kind = "" if maps.kind == "encoder" else f"{maps.kind}_"
-    at = "" if step is None else f"_step{step}"
-    return [save(figure, folder / f"attention_{kind}{name}{at}.png") for name, figure in figures.items()]
+    suffix = file_suffix(step, maps.without)
+    return [save(figure, folder / f"attention_{kind}{name}{suffix}.png") for name, figure in figures.items()]
+
+
+def file_suffix(step: int | None, without: Heads) -> str:
+    """Return the end of a figure's file name: the model's step, and the heads whose outputs were zeroed.
+
+    Of many heads, whose names would be too long for a file, it has the number and a hash.
+    """
+    heads = "+".join(f"{layer + 1}.{head + 1}" for layer, head in without)
+    if len(without) > MOST_NAMED:
+        heads = f"_{len(without)}_heads_{hashlib.sha256(heads.encode()).hexdigest()[:8]}"
+    return ("" if step is None else f"_step{step}") + (f"_without{heads}" if without else "")
 
 
 def pattern_figure(
@@ -161,7 +177,7 @@ def draw_heads(
             beside = maps.row_tokens if column == 0 else ()
             canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if row == len(shown) - 1 else ())
     canvas.weight_bar(figure, image, axes, _blocks(maps, size))
-    canvas.caption(figure, KINDS[maps.kind].title, KINDS[maps.kind].caption)
+    canvas.caption(figure, maps.title, KINDS[maps.kind].caption)
     return figure
 
 

@@ -1,0 +1,36 @@
+"""The development examples of a finished trial."""
+
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.data.tasks.task import Examples, Task
+from ag_jax.finetuning import results, splits, suite, trial
+from ag_jax.finetuning.config import Recipe
+from ag_jax.interop import finetuned
+
+
+def read(directory: epath.Path, most: int | None = None) -> tuple[Task, Examples]:
+    """Return the task of a fine-tuning trial and its development examples, read again from the suite's data.
+
+    directory: of the trial, or its folder of weights.
+    most: number of examples to take, drawn by a hash; None takes all.
+
+    Raises ValueError if the directory is not of a trial, or if the examples have changed since its training.
+    """
+    place = directory.parent if directory.name == finetuned.FOLDER else directory
+    path = place.parent.parent / "config.json"
+    if not (place / trial.RESULT).exists() or not path.exists():
+        raise ValueError(
+            f"{directory} is fine-tuned, but no trial of a suite, so its development examples are not known: give the "
+            "directory of a trial that kept its weights (`ag-jax finetune --config.keep=best`)"
+        )
+    settings, result = suite.read_settings(path), trial.read_result(place)
+    name = result["task"]
+    if name not in settings["tasks"]:
+        raise ValueError(f"{path} has no settings of {name}, the task of {place}: put back the suite's config.json")
+    recipe = config_reader.parse(Recipe, settings["tasks"][name])
+    found = splits.read(name, recipe, settings["data"])
+    if recipe.folds:
+        found = splits.of_fold(found, result["fold"], recipe.folds)
+    results.read_predictions(place, "validation", found.validation)  # raises if the examples have changed
+    return found.task, splits.subset(found.validation, most, recipe.subset_seed)

@@ -1,0 +1,219 @@
+"""Head ablation: the change of a model's loss when the output of one attention head is zeroed (Michel et al. 2019, "Are
+Sixteen Heads Really Better than One?", section 3.2).
+
+    from ag_jax.probing import ablation
+
+    found = ablation.ablate("runs/quickstart/ag-seed0", pathlib.Path("mine.txt").read_text().splitlines())
+    found.base_loss     # with all heads
+    found.change_NH     # how much the loss rises without each head, counted from 0
+
+All heads are measured on the same texts with the same masks, by one compiled program, whose argument is the mask over
+heads.
+
+Shape letters: N layers, H heads, T texts, B rows of a batch, P passes, R resamples, I ends of an interval.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ag_jax.data import randomness
+from ag_jax.data.tasks.task import Examples, Task
+from ag_jax.distributed import storage
+from ag_jax.finetuning import best, development
+from ag_jax.finetuning.kinds import KINDS
+from ag_jax.interop import finetuned, opening
+from ag_jax.interop.finetuned import FineTuned
+from ag_jax.interop.opening import WordModel
+from ag_jax.models.config import EncoderConfig
+from ag_jax.objectives.base import PrimaryMetric
+from ag_jax.objectives.masked_lm import MLM
+from ag_jax.objectives.supervised import TASK
+from ag_jax.probing import batches, losses
+from ag_jax.probing.batches import TextBatches
+from ag_jax.probing.losses import RowLosses
+
+Progress = Callable[[int, int], None]  # (passes over a batch that are done, their number)
+PERCENT = 95  # of intervals
+_RESAMPLE = 0xAB1A7E  # key of the random numbers of the bootstrap
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadAblation:
+    """The loss of a model with all heads, and with the output of each head zeroed, on the same texts.
+
+    A loss is the sum of the texts' losses divided by the sum of their weights.
+
+    metric: what the loss is.
+    source: where the texts are from, for people.
+    notes: what was cut or left out, for people.
+    weights_T: sum of the weights of each text, such as its number of masked words, float64.
+    base_T: sum of the weighted losses of each text with all heads, float64.
+    sums_NHT: the same with the output of one head zeroed.
+    """
+
+    metric: PrimaryMetric
+    source: str
+    notes: tuple[str, ...]
+    weights_T: np.ndarray
+    base_T: np.ndarray
+    sums_NHT: np.ndarray
+
+    @property
+    def base_loss(self) -> float:
+        """The loss with all heads."""
+        return float(self.base_T.sum() / self.weights_T.sum())
+
+    @property
+    def loss_NH(self) -> np.ndarray:
+        """The loss without each head."""
+        return self.sums_NHT.sum(-1) / self.weights_T.sum()
+
+    @property
+    def change_NH(self) -> np.ndarray:
+        """How much the loss rises without each head; negative if the model is better without it."""
+        return (self.sums_NHT - self.base_T[None, None]).sum(-1) / self.weights_T.sum()
+
+    def intervals_NHI(self, resamples: int = 1000) -> np.ndarray:
+        """Return the 95 % interval of each change, by a bootstrap over texts: its lower and upper end, `NHI`.
+
+        A resample draws as many texts as there are, with replacement, the same for all heads, and divides its sum of
+        changes by its sum of weights (Efron and Tibshirani 1993, section 13.3, percentiles). Texts without weight are
+        left out.
+        """
+        counted = self.weights_T > 0
+        weights_T, changes_NHT = self.weights_T[counted], (self.sums_NHT - self.base_T[None, None])[..., counted]
+        texts = len(weights_T)
+        found = np.empty((resamples, *changes_NHT.shape[:2]))
+        for number in range(resamples):
+            drawn_T = randomness.below(texts, _RESAMPLE, number, np.arange(texts))
+            times_T = np.bincount(drawn_T, minlength=texts)
+            found[number] = changes_NHT @ times_T / (weights_T @ times_T)
+        tail = (100 - PERCENT) / 2
+        return np.moveaxis(np.percentile(found, [tail, 100 - tail], axis=0), 0, -1)
+
+
+def ablate(
+    directory: str,
+    texts: Sequence[str] | None = None,
+    *,
+    step: int | None = None,
+    most: int | None = None,
+    progress: Progress | None = None,
+) -> HeadAblation:
+    """Measure the change of a trained model's loss for each of its heads.
+
+    For a fine-tuned trial it is the loss of its task on its development examples. For a run, or a Hugging Face
+    directory with a trained head for masked words, it is the loss of masked words: in `texts`, or in the run's held-out
+    text. Of a directory with several models, the best one is taken, as by `ag-jax inspect`.
+
+    texts: texts to mask, such as the lines of a file, for a model that predicts masked words.
+    step: of a run's checkpoint, the newest by default.
+    most: number of rows of held-out text, or of development examples, to take; None takes all.
+    progress: called after each pass over a batch, of which there is one for each head and one with all heads.
+
+    Raises ValueError for a model without a trained head, such as an embedder of sentences, and if the other arguments
+    do not go with the model; FileNotFoundError if there is no model.
+    """
+    if most is not None and (most < 1 or texts is not None):
+        raise ValueError(
+            f"most must be at least 1, and goes only with a model's own texts, got most={most}: give fewer texts, or "
+            "leave texts out"
+        )
+    place = storage.directory(directory)
+    if (found := best.find(place)) is not None:
+        place = found.directory
+    if finetuned.locate(place) is not None:
+        if texts is not None or step is not None:
+            raise ValueError(
+                f"{place} is fine-tuned, so the loss is that of its task on its development examples: leave texts and "
+                "step out"
+            )
+        return ablate_task(finetuned.load(place), *development.read(place, most), progress=progress)
+    try:
+        opened = opening.open_masked_lm(str(place), step)
+    except opening.NoWordHeadError as error:
+        raise ValueError(
+            f"{error}. It has no loss that could change when a head is zeroed: continue its pre-training (configs/"
+            "continue_pretraining.py), or fine-tune it with `ag-jax finetune --config.keep=best`, and give that run or "
+            "trial"
+        ) from error
+    return ablate_words(opened, texts, most=most, progress=progress)
+
+
+def ablate_words(
+    opened: WordModel, texts: Sequence[str] | None = None, *, most: int | None = None, progress: Progress | None = None
+) -> HeadAblation:
+    """Measure the change of the loss of masked words for each head. The arguments are those of `ablate`."""
+    if texts is not None:
+        config = opened.model.config
+        data = batches.of_texts(texts, opened.tokenizer, opened.length, config.token_types)
+    elif opened.run is not None:
+        data = batches.of_run(opened.run, most)
+    else:
+        raise ValueError(
+            "a model from Hugging Face has no held-out text: give texts, such as the lines of a file, as `texts`"
+        )
+    row_losses = losses.of_masked_words(opened.model)
+    return measure(row_losses, opened.params, opened.model.config, data, MLM, progress=progress)
+
+
+def ablate_task(tuned: FineTuned, task: Task, examples: Examples, *, progress: Progress | None = None) -> HeadAblation:
+    """Measure the change of a fine-tuned model's loss for each head, on labelled examples of its task.
+
+    progress: as in `ablate`.
+    """
+    data = batches.of_examples(tuned, task, examples)
+    row_losses = losses.of_task(tuned.model, KINDS[tuned.head.kind].loss)
+    return measure(row_losses, tuned.params, tuned.config, data, TASK, progress=progress)
+
+
+def measure(
+    row_losses: RowLosses,
+    params: Any,
+    config: EncoderConfig,
+    data: TextBatches,
+    metric: PrimaryMetric,
+    *,
+    progress: Progress | None = None,
+) -> HeadAblation:
+    """Compute the losses of texts with all heads, and with the output of one head zeroed at a time.
+
+    The program is compiled once for each shape of a batch.
+
+    config: of the model's encoder.
+    metric: what `row_losses` computes.
+
+    Raises ValueError if the loss is not finite, or if no text has a weight in it.
+    """
+    shape = config.layers, config.heads
+    heads_count = config.layers * config.heads
+    masks_PNH = np.concatenate([np.ones((1, heads_count)), 1 - np.eye(heads_count)]).reshape(-1, *shape)
+    sums_PT, weights_T = np.zeros((len(masks_PNH), data.texts)), np.zeros(data.texts)
+    compute, on_device = jax.jit(row_losses), jax.device_put(params)
+    done, passes = 0, len(masks_PNH) * len(data.batches)
+    for batch, text_B in data.batches:
+        placed, is_text_B = jax.device_put(batch), text_B >= 0
+        for number, mask_NH in enumerate(masks_PNH.astype(np.float32)):
+            losses_B, weights_B = (np.asarray(array, np.float64) for array in compute(on_device, placed, mask_NH))
+            np.add.at(sums_PT[number], text_B[is_text_B], losses_B[is_text_B])
+            if not number:
+                np.add.at(weights_T, text_B[is_text_B], weights_B[is_text_B])
+            done += 1
+            if progress is not None:
+                progress(done, passes)
+    if not np.isfinite(sums_PT).all():
+        raise ValueError("the loss of the model is NaN or infinite: give a checkpoint whose training did not diverge")
+    unweighted = int((weights_T == 0).sum())
+    if unweighted == data.texts:
+        raise ValueError(
+            f"no word or label of {data.source} has a weight in the loss, so there is nothing to measure: give more, "
+            "or longer texts"
+        )
+    notes = data.notes
+    if unweighted:
+        notes += (f"texts without a masked word or a label, which do not count: {unweighted:,}",)
+    return HeadAblation(metric, data.source, notes, weights_T, sums_PT[0], sums_PT[1:].reshape(*shape, -1))

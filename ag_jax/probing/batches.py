@@ -1,0 +1,136 @@
+"""The texts on which a model is measured, as batches that are the same for every measurement: texts of the caller, the
+held-out text of a run, or the development examples of a fine-tuning trial.
+
+Shape letters: B rows of a batch, L length.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ag_jax.data import pipeline
+from ag_jax.data.config import MaskingConfig
+from ag_jax.data.tasks import buckets
+from ag_jax.data.tasks.rows import Features, RowSettings
+from ag_jax.data.tasks.task import Examples, Task
+from ag_jax.data.text import corruption
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.finetuning import kinds
+from ag_jax.interop.finetuned import FineTuned
+from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining.run import OpenRun
+
+BATCH = 16  # rows that are computed together
+HostBatch = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextBatches:
+    """Batches of texts, and which text each row is of.
+
+    batches: pairs of a batch and `text_B`, the index of each row's text; -1 for a row that fills the batch up.
+    texts: number of texts.
+    source: where the texts are from, for people.
+    notes: what was cut or left out, for people.
+    """
+
+    batches: tuple[tuple[HostBatch, np.ndarray], ...]
+    texts: int
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def of_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, token_types: int) -> TextBatches:
+    """Return batches of texts in which BERT's masking has chosen the words to predict, one text a row.
+
+    15 % of the tokens of each text are chosen, and 80 % of these are replaced by the mask token, 10 % by a random one.
+    The choice depends only on the tokens of the text and its index.
+
+    length: most tokens of a row, special tokens included; a longer text is cut at its end, and counted in the notes.
+    token_types: the number of the model's token types.
+
+    Raises ValueError if no text has a token.
+    """
+    if isinstance(texts, str):
+        raise ValueError(f"expected a list of texts, got one string of {len(texts):,} characters: split it into texts")
+    shape = RowSettings(tokenizer.specials, length, token_types)
+    room = shape.room(pair=False)
+    given = [ids for ids in tokenizer.encode_batch([text.strip() for text in texts]) if ids]
+    if not given:
+        raise ValueError(f"there is nothing to measure a loss on: expected texts, got {len(texts)} without any token")
+    rows = [shape.row(ids[:room]) for ids in given]
+    features = Features(rows, np.arange(len(rows), dtype=np.int32), 0, tokenizer.specials.pad)
+    batches = []
+    for batch in buckets.batches(features, _batch_size(features), max_length=length, shuffle=False):
+        text_B = batch.pop("rows")
+        lengths_B = (batch["segment_ids"] > 0).sum(1)
+        # A row that fills the batch up has no tokens, so its mask is empty whatever its index.
+        index_B = np.maximum(text_B, 0)
+        masked = corruption.mask(
+            MaskingConfig(), batch["tokens"], lengths_B, index_B, np.zeros_like(index_B), 0, tokenizer
+        )
+        fields = {
+            "original": batch["tokens"],
+            "masked_positions": masked.positions_BM,
+            "masked_labels": masked.labels_BM,
+            "masked_weights": masked.weights_BM,
+        }
+        batches.append((batch | fields | {"tokens": masked.tokens_BL}, text_B))
+    cut = sum(len(ids) > room for ids in given)
+    notes = [f"texts that were cut after {room} tokens: {cut:,}"] if cut else []
+    if empty := len(texts) - len(given):
+        notes.append(f"texts without a token, which were left out: {empty:,}")
+    return TextBatches(tuple(batches), len(given), f"{len(texts):,} given texts", tuple(notes))
+
+
+def of_run(opened: OpenRun, most: int | None = None) -> TextBatches:
+    """Return the batches of a run's held-out text, masked as in its evaluations; every row counts as a text.
+
+    most: number of rows to take, rounded up to whole batches, which are spread evenly over the text; None takes all.
+    """
+    config = opened.config.data
+    corpus, described = pretraining_corpus.prepare_for_evaluation(opened.config, opened.workdir)
+    rows = len(corpus.validation)
+    size = min(BATCH, rows)
+    count = -(-rows // size)
+    taken = count if most is None else min(count, -(-most // size))
+    chosen = {number * count // taken for number in range(taken)}
+    batches, texts = [], 0
+    for number, batch in enumerate(pipeline.validation_batches(corpus, config, size)):
+        if number in chosen:
+            is_text_B = (batch["segment_ids"] > 0).any(1)
+            batches.append((batch, np.where(is_text_B, texts + np.cumsum(is_text_B) - 1, -1)))
+            texts += int(is_text_B.sum())
+    notes = (described["warning"],) if "warning" in described else ()
+    return TextBatches(tuple(batches), texts, f"{texts:,} of {rows:,} held-out rows of {described['source']}", notes)
+
+
+def of_examples(tuned: FineTuned, task: Task, examples: Examples) -> TextBatches:
+    """Return the batches of a task's examples, encoded as in the training of a fine-tuned model.
+
+    An example with several windows of a long context has several rows; one without any row is counted in the notes.
+    Examples without a label have no weight in the loss.
+
+    Raises ValueError if the task is not that of the model's head.
+    """
+    head = tuned.head
+    if (task.kind, tuple(task.labels)) != (head.kind, head.labels):
+        raise ValueError(
+            f"the model's head is for {head.kind} with the labels {', '.join(head.labels) or 'none'}, but the task is "
+            f"{task.name}, {task.kind} with the labels {', '.join(task.labels) or 'none'}: give a task of that head"
+        )
+    length = min(head.max_length, tuned.config.max_length)
+    features = kinds.encode(task, examples, tuned.tokenizer, length, tuned.config.token_types, training=True)
+    batches = []
+    for batch in buckets.batches(features, _batch_size(features), max_length=length, shuffle=False):
+        row_B = batch.pop("rows")
+        batches.append((batch, np.where(row_B < 0, -1, features.owner[row_B])))
+    notes = [f"examples that were cut to {length} tokens: {features.truncated:,}"] if features.truncated else []
+    if lost := len(examples) - len(np.unique(features.owner)):
+        notes.append(f"examples whose answer is in no row, which do not count: {lost:,}")
+    return TextBatches(tuple(batches), len(examples), f"{len(examples):,} examples of {examples.source}", tuple(notes))
+
+
+def _batch_size(features: Features) -> int:
+    return min(BATCH, max(len(features), 1))
