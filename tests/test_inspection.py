@@ -223,7 +223,9 @@ def test_the_translation_is_by_default_the_models_own(places, monkeypatch, capsy
     """As the run decodes, of as much of the text as is shown."""
     shown, opened = [], best.open_for_inspection(places / "translation")
     honest = pairs.pair_maps
-    monkeypatch.setattr(pairs, "pair_maps", lambda *given: shown.append((given, honest(*given))) or shown[-1][1])
+    monkeypatch.setattr(
+        pairs, "pair_maps", lambda *given, **more: shown.append((given, honest(*given, **more))) or shown[-1][1]
+    )
     monkeypatch.setattr(plots, "save_inspection", lambda *given: [])
     assert cli.run_safely("inspect", request(places / "translation", text=None)) == 0
     ((given, found),) = shown

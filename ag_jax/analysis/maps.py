@@ -174,9 +174,10 @@ def attention_maps(
     ids = [*begin, *cut(words, room, "text"), tokenizer.specials.end]
     ids_L = np.asarray(ids, np.int32)
     batch = _one_text(ids_L)
-    attack = None if attacker is None else attacker(params, batch, jnp.int32(0))
-    ports = Ports(attack=attack, head_mask_NH=head_mask(model.config, without))
-    weights_NHQK = np.asarray(attention_weights(model, params, batch, ports))[:, 0]
+    given: dict[str, Any] = {"head_mask_NH": head_mask(model.config, without)}
+    if attacker is not None:
+        given["attack"] = attacker(params, batch, jnp.int32(0))
+    weights_NHQK = np.asarray(attention_weights(model, params, batch, Ports(**given)))[:, 0]
     left_out, is_fixed = max(0, len(words) - room), bool(model.config.fixed_attention.offsets)
     return AttentionMaps(
         tuple(tokenizer.tokens(ids)), ids_L, weights_NHQK, left_out, is_fixed=is_fixed, without=without
