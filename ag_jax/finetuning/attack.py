@@ -93,7 +93,7 @@ def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceC
     return TextAttack(attacked, config.method, OWN_LABEL if config.method == "freelb" else "", make_batch)
 
 
-def settings_of_trial(directory: epath.Path, task: str) -> tuple[AdversarialConfig, GuidanceConfig] | None:
+def settings_of_trial(directory: epath.Path) -> tuple[AdversarialConfig, GuidanceConfig] | None:
     """Return the attack and the guidance that a trial was trained with, from the config of its suite.
 
     None if the trial is not in the directory of a suite. Raises ValueError if the config is damaged.
@@ -101,7 +101,7 @@ def settings_of_trial(directory: epath.Path, task: str) -> tuple[AdversarialConf
     directory: of the trial, or its `weights/`.
     """
     trial = directory.parent if directory.name == finetuned.FOLDER else directory
-    path = trial.parent.parent / "config.json"
+    task, path = trial.parent.name, trial.parent.parent / "config.json"
     if not suite.is_suite(trial.parent.parent):
         return None
     settings = suite.read_settings(path)

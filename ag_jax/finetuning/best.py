@@ -70,7 +70,7 @@ def _with_attack(opened: Inspected) -> Inspected:
     if finetuned.locate(opened.directory) is None:
         return opened
     tuned = finetuned.load(opened.directory)
-    settings = attack.settings_of_trial(opened.directory, tuned.head.task)
+    settings = attack.settings_of_trial(opened.directory)
     if settings is None or settings[0].method == "none":
         return opened
     if reason := attack.unsupported_reason(tuned, settings[0]):
