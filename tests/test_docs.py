@@ -59,9 +59,10 @@ def test_the_attack_of_ones_own_masks_what_its_page_says():
 @pytest.fixture(scope="module")
 def readers_place(tmp_path_factory):
     """Make the folder in which a reader runs the examples: the run of the quickstart, a run that translates, and a
-    trial with saved weights.
+    trial with saved weights, and a file of texts.
     """
     place = tmp_path_factory.mktemp("reader")
+    (place / "mine.txt").write_text("We will build roads.\nThe state of the union is strong.\n")
     encoder = dataclasses.replace(tasks.pretrained().config, max_length=64)
     tasks.TOKENIZER.save(place / "tokenizer")
     data = DataConfig(sequence_length=64, tokenizer=TokenizerConfig(path=str(place / "tokenizer")))
