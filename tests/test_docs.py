@@ -62,7 +62,7 @@ def readers_place(tmp_path_factory):
     trial with saved weights, and a file of texts.
     """
     place = tmp_path_factory.mktemp("reader")
-    (place / "mine.txt").write_text("We will build roads.\nThe state of the union is strong.\n")
+    (place / "mine.txt").write_text("The state of the union is strong, and we will build roads. " * 3)
     encoder = dataclasses.replace(tasks.pretrained().config, max_length=64)
     tasks.TOKENIZER.save(place / "tokenizer")
     data = DataConfig(sequence_length=64, tokenizer=TokenizerConfig(path=str(place / "tokenizer")))
