@@ -457,6 +457,20 @@ BUGS = (
         "numbers_BJ = jnp.asarray(numbers_BJ)",
         "tests/models/test_beam_search.py",
     ),
+    Bug(
+        "the mask decoder has all heads",
+        "ag_jax/models/encoder.py",
+        "queries=queries, rngs=rngs, **ports)",
+        "queries=queries, rngs=rngs, attack=attack)",
+        "tests/models/test_head_mask.py",
+    ),
+    Bug(
+        "the table of head ablation has the heads in reverse order",
+        "ag_jax/probing/ablation.py",
+        "1 - np.eye(heads_count)]",
+        "1 - np.eye(heads_count)[::-1]]",
+        "tests/probing/test_ablation.py",
+    ),
 )
 
 
