@@ -48,9 +48,7 @@ def inspect(
             target = translator.beginning(text, opened.length - 1).text  # of as much as is shown, beside the end token
         lines += [f"text: {text}", f"translation, {origin}: {target}", ""]
         sides = (text, target)
-        found = pairs.pair_maps(
-            translator.model, translator.params, opened.tokenizer, *sides, opened.length, without=zeroed
-        )
+        found = pairs.pair_maps(translator.model, translator.params, opened.tokenizer, *sides, opened.length, zeroed)
         assignments = opened.assignment, opened.decoder_assignment, opened.cross_assignment
         shown = list(zip(found, assignments, strict=True))
     tables = [maps.mass_table(attention, opened.special, assignment) for attention, assignment in shown]

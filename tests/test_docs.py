@@ -62,7 +62,6 @@ def readers_place(tmp_path_factory):
     trial with saved weights, and a file of texts.
     """
     place = tmp_path_factory.mktemp("reader")
-    (place / "mine.txt").write_text("The state of the union is strong, and we will build roads. " * 3)
     encoder = dataclasses.replace(tasks.pretrained().config, max_length=64)
     tasks.TOKENIZER.save(place / "tokenizer")
     data = DataConfig(sequence_length=64, tokenizer=TokenizerConfig(path=str(place / "tokenizer")))
@@ -84,6 +83,7 @@ def readers_place(tmp_path_factory):
     tuned = FineTuned(
         head, encoder, tasks.TOKENIZER, tiny.params(head.model(encoder), tiny.task_batch("classification"))
     )
+    (place / "mine.txt").write_text("\n".join([" ".join(tasks.WORDS)] * 5))
     finetuned.save(tuned, place / "runs" / "glue" / "sst2" / "lr2e-05-bs32-seed0" / "weights")
     return place
 

@@ -138,8 +138,8 @@ def ablate(
     except opening.NoWordHeadError as error:
         raise ValueError(
             f"{error}. So it has neither a loss of masked words nor one of a task that could change when a head is "
-            "zeroed: continue its pre-training (configs/continue_pretraining.py), or fine-tune it with `ag-jax finetune "
-            "--config.keep=best`, and give that run or trial"
+            "zeroed: continue its pre-training (configs/continue_pretraining.py), or fine-tune it with `ag-jax "
+            "finetune --config.keep=best`, and give that run or trial"
         ) from error
     return ablate_words(opened, texts, most=most, progress=progress)
 
