@@ -167,7 +167,10 @@ def _to_type(hint: Any, value: Any, path: str, message_end: str = "") -> Any:
     if get_origin(hint) is tuple:
         if not isinstance(value, (tuple, list)):
             raise ValueError(f"{path} must be a list, such as (1, 2), got {value!r}")
-        return tuple(_to_type(get_args(hint)[0], item, path) for item in value)
+        of_item = get_args(hint)[0]
+        if get_origin(of_item) is Literal:  # a flag with commas comes as one text; no choice has a comma
+            value = [part for item in value for part in (item.split(",") if isinstance(item, str) else [item])]
+        return tuple(_to_type(of_item, item, path) for item in value)
     # Also for numbers with a point, because float() of a very large integer raises OverflowError.
     if hint in (int, float) and type(value) is int and abs(value) > LARGEST:
         raise ValueError(f"{path} must be between {-LARGEST} and {LARGEST}, got {value}")

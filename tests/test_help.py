@@ -52,7 +52,7 @@ def test_every_setting_is_explained(kind):
     found = list(settings.of(kind))
     assert [setting.path for setting in found if len(setting.meaning) < 10] == []
     flat = {setting.path for setting in found if not setting.is_section}
-    assert {path for path in flat if "TASK" not in path} >= set(
+    assert {path for path in flat if "NAME" not in path} >= set(
         config_reader.flat(config_reader.default(kind).to_dict())
     )
 
@@ -104,7 +104,7 @@ def test_settings_and_sections(capsys):
     assert text.splitlines()[0] == "optimizer.learning_rate" and "peak learning rate" in text
     assert "a number above 0; default 0.0001" in text
     text = said(capsys, "help", "--config.tasks.sst2.learning_rates=1e-5")
-    assert text.startswith("tasks.TASK.learning_rates\n") and "a list with commas, each a number above 0" in text
+    assert text.startswith("tasks.NAME.learning_rates\n") and "a list with commas, each a number above 0" in text
     assert "a list of texts; repeat the flag for each" in said(capsys, "help", "translation.tests")
     section = said(capsys, "help", "data.tokenizer.")
     assert section == said(capsys, "help", "data.tokenizer") and section.count("data.tokenizer.") == 4

@@ -158,6 +158,8 @@ def _first_line(path: Path) -> str:
 
 
 def _purpose(kind: Any) -> str:
+    if "probes" in kind.__dataclass_fields__:
+        return "probes"
     return "fine-tuning" if "tasks" in kind.__dataclass_fields__ else "pre-training or translation"
 
 

@@ -14,7 +14,7 @@ from ag_jax import config_reader
 class Setting:
     """A setting of a config, as `ag-jax help` documents it.
 
-    path: its name with its sections, such as `optimizer.learning_rate`; TASK stands for the name of any task.
+    path: its name with its sections, such as `optimizer.learning_rate`; NAME stands for the name of any task or probe.
     meaning: what its dataclass's docstring says of it; of a section without an entry, the docstring's first line.
     allowed: its type, choices and range, in words.
     default: its default, as one types it in a flag.
@@ -28,8 +28,8 @@ class Setting:
     is_section: bool = False
 
     def matches(self, name: str) -> bool:
-        """Return whether `name` is this setting's path; TASK in the path stands for the name of any task."""
-        return re.fullmatch(re.escape(self.path).replace("TASK", r"[^.]+"), name) is not None
+        """Return whether `name` is this setting's path; NAME in the path stands for the name of any task or probe."""
+        return re.fullmatch(re.escape(self.path).replace("NAME", r"[^.]+"), name) is not None
 
     def is_inside(self, section: str) -> bool:
         """Return whether the setting belongs to the section with the path `section`."""
@@ -47,7 +47,7 @@ def of(kind: type, path: str = "") -> Iterator[Setting]:
         if isinstance(inner, type) and dataclasses.is_dataclass(inner):
             meaning = meanings.get(name) or (inspect.getdoc(inner) or "").partition("\n")[0]
             yield Setting(path + name, meaning, is_section=True)
-            yield from of(inner, f"{path}{name}." if inner is hints[name] else f"{path}{name}.TASK.")
+            yield from of(inner, f"{path}{name}." if inner is hints[name] else f"{path}{name}.NAME.")
         else:
             yield Setting(
                 path + name,

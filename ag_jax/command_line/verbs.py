@@ -132,7 +132,7 @@ VERBS = {
         "--workdir=RUN [--step=N] | --config=probe:ARGUMENTS --workdir=DIR",
         (
             "ag-jax evaluate --workdir=runs/quickstart/ag-seed0",
-            "ag-jax evaluate --config=probe:checkpoint=runs/quickstart/ag-seed0,data=FOLDER --workdir=runs/probes",
+            "ag-jax evaluate --config=probe:checkpoint=runs/quickstart/ag-seed0 --workdir=runs/probes",
         ),
         ("workdir", "step", "print_config", *HOSTS),
         True,

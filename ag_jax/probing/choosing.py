@@ -47,7 +47,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A mean score on documents, with its 95 % confidence interval.
+    """A mean score over queries, with a 95 % confidence interval from resampling their documents.
 
     resampled_R: the mean score on each resample of the documents, for differences between models.
     """
@@ -69,8 +69,8 @@ class Chosen:
     best_head: the best head on test queries.
     best: its score on test queries, which is too high, because it was chosen on them.
     mean: score on test queries, averaged over heads.
-    guided, free: as `best`, for the best of the guided and of the free heads; None without such heads, and both None
-        for a model without guidance.
+    guided, free: score on test queries of the best guided, and of the best free head; None without such heads, and both
+        None for a model without guidance.
     """
 
     kind: str
@@ -128,9 +128,10 @@ def interval(scores_Q: np.ndarray, chosen_Q: np.ndarray, document_Q: np.ndarray,
     """Return the mean score on some queries, with the 95 % percentile interval over resamples of their documents.
 
     Queries of a document are not independent, so documents are resampled, not queries. Resamples without any of the
-    queries are left out.
+    queries are NaN, and not in the interval.
 
     chosen_Q: which queries count, at least one.
+    resamples_RD: see `resample`.
     """
     documents = resamples_RD.shape[1]
     count_D = np.bincount(document_Q[chosen_Q], minlength=documents)
@@ -146,9 +147,10 @@ def interval(scores_Q: np.ndarray, chosen_Q: np.ndarray, document_Q: np.ndarray,
 class Difference:
     """The difference of a model's score from that of the first model, on the same documents.
 
+    mean: the difference, model minus first model.
     low, high: 95 % confidence interval, over resamples of the documents.
     p_value: two-sided p-value of the paired bootstrap: twice the share of resamples in which the difference has the
-        other sign or is 0; at least 2 / (resamples + 1).
+        less frequent sign or is 0; at least 2 / (resamples + 1).
     """
 
     mean: float
@@ -158,7 +160,10 @@ class Difference:
 
 
 def difference(baseline: Sequence[Interval], other: Sequence[Interval]) -> Difference:
-    """Return the paired difference of two models; with several seeds, of their means over seeds."""
+    """Return the score of `other` minus that of `baseline`, paired by resample; with several seeds, of their means.
+
+    baseline, other: for each seed the score; all with the same resamples of the same documents.
+    """
     resampled_R = np.mean([of.resampled_R for of in other], 0) - np.mean([of.resampled_R for of in baseline], 0)
     resampled_R = resampled_R[~np.isnan(resampled_R)]
     low, high = np.percentile(resampled_R, [2.5, 97.5])

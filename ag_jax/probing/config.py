@@ -24,20 +24,22 @@ class ProbeConfig:
 
     kind: what heads are asked: for an antecedent of a mention (`coreference`), for the antecedent of a reflexive
         pronoun in synthetic sentences of which every word is one token (`reflexives`), for the name that a pronoun
-        stands for (`gap`), for the head of a word in a dependency tree (`dependencies`), or what a custom function
+        stands for (`gap`), for the word on which a word depends in a tree (`dependencies`), or what a custom function
         asks (`custom`).
-    data: file or folder with the annotated texts; None generates sentences (`reflexives`).
-    function: import path of the function that makes a custom probe, such as `my_probes.negation`.
-    modes: what a head chooses from: the candidates, such as the mentions before (`mentions`), all other words
-        (`words`), or all tokens of the text (`positions`).
-    window: most tokens of a text that the model reads at once; documents with coreference are cut at ends of sentences,
-        other texts that are longer are cut or left out.
-    direction: whether antecedents are mentions `before`, or mentions on `both` sides.
-    head_word: how the head word of a mention is found: by `rule`, as the `last` word, or by the `parse` of the file.
-    distractor: place of a text beside each synthetic sentence: `before` (the released code), `after` (the paper), or
-        `none`.
-    subtypes: whether relations keep their subtypes, such as `nsubj:pass`.
-    transposed: whether a word is looked up from its answers: the attention of other words to it, not its own.
+    data: file or folder with the annotated texts; None generates sentences (`reflexives`), and is passed on (`custom`).
+    function: (custom) import path of the function that makes a custom probe, such as `my_probes.negation`.
+    modes: `mentions` chooses among the candidates, such as earlier mentions, `words` among all other words, `positions`
+        among all tokens of the text.
+    window: most tokens of a text that the model reads at once, with the begin and end tokens; documents with
+        coreference are cut at ends of sentences, other texts that are longer are cut or left out.
+    direction: (coreference) whether antecedents are mentions `before`, or mentions on `both` sides.
+    head_word: (coreference) how the head word of a mention is found: by `rule`, as the `last` word, or by the `parse`
+        of the file.
+    distractor: (reflexives) place of a text beside each synthetic sentence: `before` (the released code), `after` (the
+        paper), or `none`.
+    subtypes: (dependencies) whether relations keep their subtypes, such as `nsubj:pass`.
+    transposed: whether a head's answer is the word that attends most to the asked word, instead of the word that the
+        asked word attends to most.
     from_word: attention from a word of several tokens: the `mean` over its tokens, or that of its `first` token.
     to_word: attention to a word of several tokens: the `sum` over its tokens, or their `mean`.
     """
@@ -80,11 +82,12 @@ class ProbingConfig:
     title: title of the report.
     checkpoint: run, trial or Hugging Face directory of the model; None trains one first (`train`).
     step: step of a run's checkpoint; None takes the newest.
-    train: config file, with its arguments, of the run that is trained first, such as `quickstart:arm=ag`.
+    train: config file, with its arguments, of a run to train first and then probe, such as `quickstart:arm=ag`; give
+        either `train` or `checkpoint`.
     probes: settings of each probe, such as probes.coreference.window.
     seeds: seeds of the runs that `train` trains; a checkpoint has one seed.
-    random_seeds: seeds of models with random weights, which show what heads know without training; those of each
-        architecture and tokenizer among the arms are probed, too.
+    random_seeds: seeds of the models with random weights, one set for each architecture and tokenizer among the arms;
+        they show what heads find without training. An empty list probes none.
     arms: values of the config file's argument `arm` with commas, for `ag-jax compare`, the baseline first.
     resamples: number of times that documents are resampled for confidence intervals.
     """

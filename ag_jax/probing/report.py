@@ -140,7 +140,7 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
                 f"from *{of['from']}* to *{of['to']}* instead of *{of['instead_of']}* ({of['queries']})"
                 for of in mistakes
             )
-            lines.append(f"Most frequent mistakes of the best head of {arm}: {listed}.")
+            lines.append(f"Most frequent mistakes of the chosen head of {arm}: {listed}.")
     same: dict[str, list[str]] = {}  # arms by what was left out, which is the same for models with the same tokenizer
     for arm, dropped in numbers["dropped"].items():
         if dropped:

@@ -46,8 +46,9 @@ class ProbeResult:
 
 
 def obtain(probed: ProbedModel, config: ProbeConfig, probe: Probe, folder: epath.Path, label: str) -> ProbeResult:
-    """Return the scores of a model on a probe: those stored in `folder` if they are of this model and probe; otherwise
-    measure and store them.
+    """Return the scores of a model on a probe, from `folder` if they are stored there, otherwise measured and stored.
+
+    Stored scores are used if model, tokenizer, texts and settings are the same and the files are undamaged.
 
     label: name of model and probe, for progress.
     """

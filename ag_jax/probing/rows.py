@@ -1,13 +1,13 @@
 """Attention of a model from, or to, chosen words, as one number for each word of the text.
 
 A model attends between tokens; a probe asks about words. As in Clark et al. 2019 (section 4.1), the attention *to* a
-word is the sum over its tokens, and the attention *from* a word is the mean over its tokens. Both conventions keep the
-sum over a row at 1, if the begin and end tokens are counted as words.
+word is the sum over its tokens, and the attention *from* a word is the mean over its tokens. A row over words then sums
+to 1 minus the attention to the begin and end tokens.
 
 Only the rows of the queries leave the device, and only as numbers for each word.
 
-Shape letters: B batch, L length, N layers, H heads, F queries of a batch, P tokens of a word, U units: the words of a
-window, or its positions.
+Shape letters: B batch, L length, N layers, H heads, Q all queries (in `NBHQK` query and key positions), F queries of a
+batch, P tokens of a word, U units: the words of a window, or its positions.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Convention:
     """How attention between tokens becomes attention between words.
 
     from_: attention from a word: the `mean` over its tokens, or that of its `first` token.
-    to: attention to a word: the `sum` over its tokens, or their `mean`, with which long words have no advantage.
+    to: attention to a word: the `sum` over its tokens, or the `mean`, so that words of many tokens have no advantage.
     transposed: whether the numbers of a query are the attention of all words to its word, instead of the attention of
         its word to all words.
     """
@@ -51,7 +51,8 @@ class Rows:
     """Attention of the queries of a batch.
 
     queries: indices of the queries, `F`.
-    weights_FNHU: for each query, layer and head the attention to each unit; 0 for units that the window lacks.
+    weights_FNHU: for each query, layer and head the attention to each unit. U is the padded length in tokens, also for
+        words; the attention to units that the window lacks is 0.
     """
 
     queries: np.ndarray
@@ -67,7 +68,7 @@ def attention_rows(
     unit: Unit = "word",
     convention: Convention = Convention(),
 ) -> Iterator[Rows]:
-    """Yield the attention rows of queries, in batches of windows of similar length, until all queries are answered.
+    """Yield the attention rows of all queries, in batches of windows of similar length, so not in the order of queries.
 
     windows: the texts.
     window_Q, at_Q: for each query its window, and its word in that window.

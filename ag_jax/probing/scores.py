@@ -24,7 +24,7 @@ LEAST_MASS = 1e-9  # floor of attention to candidates, so that the confusion of 
 class Choices:
     """What a head chooses from, for each query of a batch.
 
-    allowed_FU: the units among which it chooses.
+    allowed_FU: the units among which it chooses; in the mode `mentions`, U is the candidates.
     right_FU: the units that are correct; those that are not allowed never count.
     """
 
@@ -69,7 +69,9 @@ def position_choices(queries: Sequence[Query], units: int, windows: Sequence[Enc
 def candidate_choices(queries: Sequence[Query], units: int) -> tuple[np.ndarray, Choices]:
     """Return the words of each candidate, `FGU` with 0 and 1, and the choices of mode `mentions`, between candidates.
 
-    Rows of attention to words, times the first array, are the attention to candidates (`candidate_mass`).
+    `candidate_mass` turns attention to words into attention to candidates.
+
+    units: length of the rows of attention.
     """
     most = max((len(query.candidates) for query in queries), default=0)
     words_FGU = np.zeros((len(queries), most, units), np.float32)
@@ -90,7 +92,7 @@ def candidate_mass(weights_FNHU: np.ndarray, words_FGU: np.ndarray) -> np.ndarra
 
 
 def scores(weights_FNHU: np.ndarray, choices: Choices) -> tuple[np.ndarray, np.ndarray]:
-    """Return the score of each query, layer and head in [0, 1], `FNH`, and the unit with the largest weight, `FNH`.
+    """Return the score of each query, layer and head in [0, 1], `FNH`, and the (first) unit of largest weight, `FNH`.
 
     The score is 1 if that unit is correct; among n units with equal weight, of which r are correct, it is r / n. A
     query without an allowed unit has score 0, and the unit -1.

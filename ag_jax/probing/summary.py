@@ -38,9 +38,13 @@ def is_guided(result: ProbeResult) -> np.ndarray:
 
 
 def numbers(mode: Mode, arms: Mapping[str, Sequence[ProbeResult]], resamples: int) -> dict[str, Any]:
-    """Return the numbers of one probe in one mode.
+    """Return the content of report.json on one probe in one mode: best heads, baselines, differences, mistakes.
+
+    Kinds, numbers of queries and baselines are those of the first arm; confusion, mistakes and what was dropped are
+    those of an arm's first seed.
 
     arms: for each arm the results of its models, in the order of the seeds; the baseline first.
+    resamples: number of times that documents are resampled.
     """
     tables = {arm: [table_of(of.probe, of.modes[mode]) for of in results] for arm, results in arms.items()}
     drawn = {
@@ -72,7 +76,7 @@ def numbers(mode: Mode, arms: Mapping[str, Sequence[ProbeResult]], resamples: in
             arm: {kind: _difference(chosen[first][kind], chosen[arm][kind]) for kind in kinds} for arm in list(arms)[1:]
         },
         "differences_over_seeds": _over_seeds(chosen),
-        "confusion": {arm: _confusion(results[0].modes[mode]) for arm, results in arms.items()},
+        "confusion": {arm: _confusion(results[0].probe, results[0].modes[mode]) for arm, results in arms.items()},
         "mistakes": {arm: _mistakes(mode, results[0], chosen[arm]["all"][0]) for arm, results in arms.items()},
         "dropped": {
             arm: dict(results[0].probe.dropped) | dict(results[0].modes[mode].dropped) for arm, results in arms.items()
@@ -154,15 +158,22 @@ def _baselines(probe: Probe, measured: Measured, table: Table) -> dict[str, dict
     return found
 
 
-def _confusion(measured: Measured) -> list[float] | None:
-    """Return the confusion of each layer, the mean over queries and heads; None without candidates."""
+def _confusion(probe: Probe, measured: Measured) -> list[float] | None:
+    """Return the confusion of each layer, the mean over all queries that have a correct candidate and over heads; None
+    without such queries.
+    """
     if measured.confusion_QNH is None:
         return None
-    return measured.confusion_QNH.mean((0, 2), dtype=np.float64).tolist()
+    has_right_Q = np.array([bool(probe.queries[index].right) for index in measured.queries_Q])
+    if not has_right_Q.any():
+        return None
+    return measured.confusion_QNH[has_right_Q].mean((0, 2), dtype=np.float64).tolist()
 
 
 def _mistakes(mode: Mode, result: ProbeResult, chosen: Chosen | None) -> list[dict[str, Any]]:
-    """Return the most frequent wrong answers of the best head, as words, with their number of test queries."""
+    """Return the most frequent wrong answers of the head chosen on development, or else of the best one on test, as
+    words, with their number of test queries.
+    """
     if chosen is None or mode == "positions":
         return []
     measured, probe = result.modes[mode], result.probe

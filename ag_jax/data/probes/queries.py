@@ -28,13 +28,13 @@ class Query:
 
     window: index of the window.
     at: index of the word in the window, for a mention its head word.
-    begin: index of the mention's first word, `at` for a single word. With the direction `before`, only words before
-        this one count.
+    begin: index of the mention's first word, `at` for a single word. In the mode `words` of a probe with `before`, a
+        head chooses only among words before this one.
     candidates: the groups of words among which the mode `mentions` chooses, each the head word of a mention, or all
         words of a name; empty if the probe has no mentions.
     right: indices of the candidates that are correct.
     answers: the words that count as correct in the modes `words` and `positions`; empty if no word is correct, such as
-        for the root of a tree.
+        for the root of a tree, or for a pronoun that stands for neither of two names.
     kind: category by which scores are reported, such as `pronominal`, or a dependency relation.
     """
 
@@ -51,7 +51,7 @@ class Query:
 class Probe:
     """The queries of a data set.
 
-    name: such as `coreference`.
+    name: such as `coreference`, for error messages.
     windows: the texts.
     queries: the questions to every head.
     development: whether each query belongs to the part on which heads are chosen, `(queries,)` booleans.

@@ -133,7 +133,7 @@ def reflexive(
     baselines = {"previous word": np.asarray([float(query.at - 1 in query.answers) for query in queries])}
     if all(query.candidates for query in queries):
         baselines["chance"] = np.asarray(chance)
-    return Probe("synthetic", tuple(texts), tuple(queries), np.asarray(development, bool), baselines, dict(dropped))
+    return Probe("reflexives", tuple(texts), tuple(queries), np.asarray(development, bool), baselines, dict(dropped))
 
 
 def generate(count: int, seed: int = 0) -> Iterator[Sentence]:

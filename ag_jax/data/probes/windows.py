@@ -51,7 +51,8 @@ def cut(tokens: np.ndarray, starts: Sequence[int], limit: int) -> tuple[list[Str
     limit: the most tokens of a window.
 
     A sentence with more than `limit` tokens is split between words, wherever a window is full; its last part is a
-    window of its own. A single word of more than `limit` tokens is a window, too, which the model truncates.
+    window of its own. A single word of more than `limit` tokens is a window, too; its queries are left out if the model
+    cannot read it. Raises ValueError if `limit` is below 1.
     """
     _check(limit)
     # Tokens before each word, as Python integers, which are compared faster one at a time.
