@@ -24,8 +24,6 @@ Deviations: heads are chosen on development documents; papers report the best he
 the report, too. docs/probes.md explains data, modes and rules.
 """
 
-import pathlib
-
 from ag_jax import config_reader
 from ag_jax.probing.config import ProbeConfig, ProbingConfig
 
@@ -44,10 +42,12 @@ def get_config(argument: str = ""):
     chosen = config_reader.arguments(
         argument, checkpoint=str, arm="", coreference="", gap="", dependencies="", reflexives="generated", custom=""
     )
-    directories = [pathlib.PurePath(directory) for directory in chosen.checkpoint.split(",")]
-    models = {directory.name: str(directory) for directory in directories}
+    directories = chosen.checkpoint.split(",")
+    models = {directory.rstrip("/").rpartition("/")[2]: directory for directory in directories}
     if len(models) < len(directories):  # the names alone would not say which is which
-        models = {str(directory).strip("/").replace("/", "-"): str(directory) for directory in directories}
+        models = {directory.strip("/").replace("/", "-"): directory for directory in directories}
+    if len(models) < len(directories) or not all(models):
+        raise ValueError(f"checkpoint={chosen.checkpoint} must name different directories, each by its name")
     if chosen.arm and chosen.arm not in models:
         raise ValueError(f"arm={chosen.arm} is no model of checkpoint: expected one of {', '.join(models)}")
     config = config_reader.default(ProbingConfig)

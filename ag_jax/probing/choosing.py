@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 ALL = "all"  # the kind that stands for queries of every kind
+FEWEST_DOCUMENTS = 10  # with queries of a kind, for intervals and p-values
 SEED = 0  # of the resamples, so that a report repeats its numbers
 Head = tuple[int, int]  # layer and head, counted from 0
 
@@ -49,12 +50,14 @@ class Table:
 class Interval:
     """A mean score over queries, with a 95 % confidence interval from resampling their documents.
 
+    low, high: ends of the interval; None with fewer than `FEWEST_DOCUMENTS` documents, of which a bootstrap would give
+        too narrow intervals.
     resampled_R: the mean score on each resample of the documents, for differences between models.
     """
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     resampled_R: np.ndarray
 
 
@@ -139,8 +142,11 @@ def interval(scores_Q: np.ndarray, chosen_Q: np.ndarray, document_Q: np.ndarray,
     count_R = resamples_RD @ count_D
     with np.errstate(invalid="ignore"):
         resampled_R = np.where(count_R > 0, (resamples_RD @ total_D) / count_R, np.nan)
+    mean = float(total_D.sum() / count_D.sum())
+    if np.count_nonzero(count_D) < FEWEST_DOCUMENTS:
+        return Interval(mean, None, None, resampled_R)
     low, high = np.nanpercentile(resampled_R, [2.5, 97.5])
-    return Interval(float(total_D.sum() / count_D.sum()), float(low), float(high), resampled_R)
+    return Interval(mean, float(low), float(high), resampled_R)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ag_jax.pretraining import arms, run
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.probing import models, probes, report, results, summary
-from ag_jax.probing.config import ProbeConfig, ProbingConfig
+from ag_jax.probing.config import ProbingConfig
 from ag_jax.probing.models import ProbedModel
 from ag_jax.probing.results import ProbeResult
 
@@ -34,14 +34,15 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, ProbingConf
         for arm in arms.names(source, config.arms, "config.arms", "evaluate")
     }
     arms.check_distinct(source, configs, overrides)
-    if RANDOM in configs:
-        raise ValueError(f"{source} names an arm {RANDOM}, but random models are always probed: leave it out")
+    if reserved := [arm for arm in configs if arm.startswith(RANDOM)]:
+        raise ValueError(f"{source} has an arm called {reserved[0]}, a name of the random models: choose another name")
     for arm, of_arm in configs.items():
-        if of_arm.probes != config.probes or of_arm.resamples != config.resamples:
-            raise ValueError(
-                f"the arms of {source} must have the same probes and resamples, to be compared, but those of {arm} "
-                "differ: give all arms the same"
-            )
+        for setting in ("probes", "resamples", "seeds", "random_seeds"):
+            if getattr(of_arm, setting) != getattr(config, setting):
+                raise ValueError(
+                    f"the arms of {source} must have the same {setting}, to be compared, but those of {arm} differ: "
+                    "give all arms the same"
+                )
     return configs
 
 
@@ -52,6 +53,11 @@ def evaluate(source: str, overrides: dict[str, Any], workdir: epath.PathLike) ->
     overrides: settings that replace those of the config file.
     """
     config = config_reader.parse(ProbingConfig, config_reader.load(source, overrides))
+    if config.arms and "," in config.arms and "arm=" not in source.partition(":")[2]:
+        raise ValueError(
+            f"{source} has several models ({config.arms}), but evaluate probes one: use `ag-jax compare`, or choose a "
+            "model with the argument arm=NAME"
+        )
     return _run("evaluate", source, overrides, {ALONE: config}, storage.directory(workdir), [])
 
 
@@ -79,6 +85,8 @@ def _run(
 ) -> epath.Path:
     if hosts.count() > 1:
         raise ValueError(f"probes run on one machine, but {hosts.count()} hosts were started: start the command on one")
+    for name, settings in next(iter(configs.values())).probes.items():
+        probes.check(name, settings)  # first, because models may be trained for hours before texts are read
     with lock.hold(workdir):
         trained = {arm: _training(arm, config, workdir) for arm, config in configs.items()}
         for folders in trained.values():
@@ -87,35 +95,37 @@ def _run(
         for folders in trained.values():
             for folder, experiment in folders.items():
                 run.train(experiment, folder)
-        first = next(iter(configs.values()))
-        found: Results = {}
-        twins: dict[tuple[Any, ...], str] = {}  # the name of the random models of an architecture and tokenizer
-        for arm, config in configs.items():
-            for seed in config.seeds:
-                checkpoint = config.checkpoint or str(workdir / f"{arm}-seed{seed}")
-                probed = models.open_model(checkpoint, config.step)
-                _probe(found, arm, seed, probed, first.probes, workdir)
-                look = probed.model.config, probed.longest, probed.tokenizer.fingerprint()
-                if look in twins:
-                    continue
-                twins[look] = RANDOM if not twins else f"{RANDOM}-{arm}"
-                for random_seed in first.random_seeds:
-                    twin = models.random_twin(probed, random_seed)
-                    _probe(found, twins[look], random_seed, twin, first.probes, workdir)
-        ordered = {arm: found[arm] for arm in (*configs, *(name for name in twins.values() if name in found))}
-        return _write_report(verb, source, overrides, configs, ordered, workdir, overridden)
+        compared = _open(configs, workdir)
+        found: Results = {arm: {} for arm in compared}
+        for name, settings in next(iter(configs.values())).probes.items():
+            print(f"{name}: reading texts", file=sys.stderr, flush=True)
+            probe = probes.make(name, settings, [probed for of_arm in compared.values() for probed in of_arm.values()])
+            for arm, models_of_arm in compared.items():
+                found[arm][name] = []
+                for seed, probed in models_of_arm.items():
+                    label, folder = f"{arm}-seed{seed}, {name}", workdir / "probes" / f"{arm}-seed{seed}" / name
+                    found[arm][name].append(results.obtain(probed, settings, probe, folder, label))
+        return _write_report(verb, source, overrides, configs, found, workdir, overridden)
 
 
-def _probe(
-    found: Results, arm: str, seed: int, probed: ProbedModel, settings: Mapping[str, ProbeConfig], workdir: epath.Path
-) -> None:
-    """Add a model's results on all probes to `found`."""
-    for name, config in settings.items():
-        label, folder = f"{arm}-seed{seed}, {name}", workdir / "probes" / f"{arm}-seed{seed}" / name
-        print(f"{label}: reading texts", file=sys.stderr, flush=True)
-        probe = probes.make(name, config, probed)
-        result = results.obtain(probed, config, probe, folder, label)
-        found.setdefault(arm, {}).setdefault(name, []).append(result)
+def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str, dict[int, ProbedModel]]:
+    """Open the models of all arms, by seed, and make the models with random weights: one arm of them for each
+    architecture and tokenizer, after the others.
+    """
+    found: dict[str, dict[int, ProbedModel]] = {}
+    twins: dict[tuple[Any, ...], dict[int, ProbedModel]] = {}
+    for arm, config in configs.items():
+        found[arm] = {}
+        for seed in config.seeds:
+            checkpoint = config.checkpoint or str(workdir / f"{arm}-seed{seed}")
+            probed = found[arm][seed] = models.open_model(checkpoint, config.step)
+            look = probed.model.config, probed.longest, probed.tokenizer.fingerprint()
+            if look not in twins:
+                twins[look] = {of: models.random_twin(probed, of) for of in config.random_seeds}
+    for number, of_look in enumerate(twins.values(), 1):
+        if of_look:
+            found[RANDOM if number == 1 else f"{RANDOM}{number}"] = of_look
+    return found
 
 
 def _training(arm: str, config: ProbingConfig, workdir: epath.Path) -> dict[epath.Path, ExperimentConfig]:
@@ -152,7 +162,9 @@ def _write_report(
         },
         "probes": {
             name: {
-                mode: summary.numbers(mode, {arm: by_probe[name] for arm, by_probe in found.items()}, first.resamples)
+                mode: summary.numbers(
+                    mode, {arm: by_probe[name] for arm, by_probe in found.items()}, list(configs), first.resamples
+                )
                 for mode in settings.modes
             }
             for name, settings in first.probes.items()

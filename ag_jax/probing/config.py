@@ -62,6 +62,8 @@ class ProbeConfig:
             raise ValueError(f"modes must be one or more of mentions, words and positions, each once, got {self.modes}")
         if self.kind == "dependencies" and "mentions" in self.modes:
             raise ValueError("modes=mentions chooses among candidates, which a dependency has not: use words")
+        if self.kind == "reflexives" and not self.data and "mentions" in self.modes:
+            raise ValueError("modes=mentions chooses among candidates, which generated sentences have not: use words")
         if self.kind == "custom" and not self.function:
             raise ValueError("kind=custom needs function, the import path of a function, such as my_probes.negation")
         if self.kind not in ("custom", "reflexives") and not self.data:

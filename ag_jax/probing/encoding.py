@@ -52,11 +52,11 @@ def encode(windows: Sequence[Window], tokenizer: Tokenizer, longest: int) -> Enc
 
 
 def word_lengths(tokenizer: Tokenizer) -> Callable[[Sequence[str]], list[int]]:
-    """Return a function from the words of a text to the number of tokens of each word, at least 1."""
+    """Return a function from the words of a text to the number of tokens of each word, 0 for words that are dropped."""
 
     def lengths(words: Sequence[str]) -> list[int]:
         (pieces,) = _pieces([words], tokenizer)
-        return [max(1, len(word)) for word in pieces]
+        return [len(word) for word in pieces]
 
     return lengths
 

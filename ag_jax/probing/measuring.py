@@ -7,6 +7,7 @@ candidates of a query.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
 import numpy as np
 
 from ag_jax.data.probes.queries import Probe, Query
@@ -17,6 +18,8 @@ from ag_jax.probing.rows import Convention, Rows, Unit, attention_rows
 from ag_jax.probing.scores import Choices, Mode
 
 TOO_LONG = "queries in a window with more tokens than the model can read"
+# The arrays of `Measured`, each with the queries as its first axis.
+ARRAYS = ("queries_Q", "scores_QNH", "chosen_QNH", "chance_Q", "confusion_QNH")
 NO_TOKEN = "words without a token, read as unknown words"
 
 
@@ -69,6 +72,7 @@ def measure(
         raise ValueError(
             f"the mode mentions chooses among candidates, and queries of the probe {probe.name} have none: use words"
         )
+    params = jax.device_put(probed.params)  # once, and not for each batch
     windows = [window for window in encoded.windows if window is not None]
     places = np.cumsum([window is not None for window in encoded.windows]) - 1
     queries = [probe.queries[index] for index in asked]
@@ -76,7 +80,7 @@ def measure(
     found = {mode: _Collector(len(queries), probed, has_candidates=mode == "mentions") for mode in modes}
     for unit, sharing in _units(modes).items():
         done = 0
-        for rows in attention_rows(probed.model, probed.params, windows, window_Q, at_Q, unit, convention):
+        for rows in attention_rows(probed.model, params, windows, window_Q, at_Q, unit, convention):
             batch = [queries[index] for index in rows.queries]
             texts = [windows[index] for index in window_Q[rows.queries]]
             for mode in sharing:

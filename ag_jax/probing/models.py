@@ -38,6 +38,11 @@ def open_model(checkpoint: str, step: int | None = None) -> ProbedModel:
     Raises FileNotFoundError or ValueError with what was expected.
     """
     opened = opening.open_encoder(checkpoint, step)
+    if opened.translates:
+        raise ValueError(
+            f"{checkpoint} translates: its encoder was trained on texts without a begin token, which probes need. Give "
+            "a model that was pre-trained on text"
+        )
     model = PretrainingModel(opened.config)
     longest = opened.config.max_length if opened.run is None else opened.run.length
     params = {"encoder": opened.params["encoder"]}

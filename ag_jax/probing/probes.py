@@ -1,8 +1,11 @@
 """The queries of each kind of probe, made for a model's tokenizer."""
 
 import importlib
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from ag_jax.data.probes import coreference, gap, reflexive, trees
 from ag_jax.data.probes.queries import Probe
@@ -13,50 +16,71 @@ from ag_jax.probing.models import ProbedModel
 SPECIALS = 2  # begin and end token of a window
 
 
-def make(name: str, config: ProbeConfig, probed: ProbedModel) -> Probe:
-    """Return the queries of a probe, in windows that the model can read.
+def make(name: str, config: ProbeConfig, compared: Sequence[ProbedModel]) -> Probe:
+    """Return the queries of a probe, in windows that all models of a comparison can read.
+
+    All models get the same queries, whatever their tokenizers: a window has as many words as fit in the tokens of each.
 
     name: name of the probe, for error messages.
 
     Raises FileNotFoundError or ValueError if the files, or the function of a custom probe, cannot be used.
     """
-    return MAKERS[config.kind](name, config, probed)
+    probe = MAKERS[config.kind](name, config, _limits(config, compared))
+    if np.asarray(probe.development, bool).all():
+        raise ValueError(f"the probe {name} has queries for development only: give documents for the test, too")
+    return probe
 
 
-def _lengths(config: ProbeConfig, probed: ProbedModel) -> dict[str, Any]:
-    """Return the arguments by which a probe keeps its texts as short as the setting and the model allow."""
-    room = min(config.window, probed.longest) - SPECIALS
-    return {"lengths": word_lengths(probed.tokenizer), "window": room}
+def check(name: str, config: ProbeConfig) -> None:
+    """Raise FileNotFoundError or ValueError for a file or a function that does not exist; no model is needed."""
+    if config.kind == "custom":
+        _function(name, config)
+    elif config.data and not pathlib.Path(config.data).expanduser().exists():
+        raise FileNotFoundError(f"probes.{name}.data={config.data} does not exist: expected a file or a folder")
 
 
-def _coreference(name: str, config: ProbeConfig, probed: ProbedModel) -> Probe:
-    settings = {"head_word": config.head_word, "direction": config.direction} | _lengths(config, probed)
+def _limits(config: ProbeConfig, compared: Sequence[ProbedModel]) -> dict[str, Any]:
+    """Return the arguments by which a probe keeps its texts as short as the setting and all models allow."""
+    counts = {probed.tokenizer.fingerprint(): word_lengths(probed.tokenizer) for probed in compared}
+
+    def most(words: Sequence[str]) -> Sequence[int]:
+        return np.max([count(words) for count in counts.values()], axis=0).tolist()
+
+    return {"lengths": most, "window": min(config.window, *(probed.longest for probed in compared)) - SPECIALS}
+
+
+def _coreference(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Probe:
+    settings = {"head_word": config.head_word, "direction": config.direction} | limits
     return coreference.coreference(str(config.data), **settings)
 
 
-def _reflexives(name: str, config: ProbeConfig, probed: ProbedModel) -> Probe:
-    return reflexive.reflexive(config.data, distractor=config.distractor, **_lengths(config, probed))
+def _reflexives(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Probe:
+    return reflexive.reflexive(config.data, distractor=config.distractor, **limits)
 
 
-def _gap(name: str, config: ProbeConfig, probed: ProbedModel) -> Probe:
-    return gap.gap(str(config.data), **_lengths(config, probed))
+def _gap(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Probe:
+    return gap.gap(str(config.data), **limits)
 
 
-def _dependencies(name: str, config: ProbeConfig, probed: ProbedModel) -> Probe:
-    return trees.dependencies(str(config.data), subtypes=config.subtypes, **_lengths(config, probed))
+def _dependencies(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Probe:
+    return trees.dependencies(str(config.data), subtypes=config.subtypes, **limits)
 
 
-def _custom(name: str, config: ProbeConfig, probed: ProbedModel) -> Probe:
-    """Call the function of a custom probe with the setting `data`."""
+def _function(name: str, config: ProbeConfig) -> Callable[[str | None], Any]:
+    """Import the function of a custom probe."""
     module, _, function = (config.function or "").rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), function)
+        return getattr(importlib.import_module(module), function)
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         raise ValueError(
             f"cannot import probes.{name}.function={config.function}: {type(error).__name__}: {error}; expected "
             "module.function, with the module installed or in a folder on PYTHONPATH"
         ) from error
-    made = found(config.data)
+
+
+def _custom(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Probe:
+    """Call the function of a custom probe with the setting `data`; it makes windows of its own."""
+    made = _function(name, config)(config.data)
     if not isinstance(made, Probe):
         raise ValueError(
             f"probes.{name}.function={config.function} returned {type(made).__name__}, expected an "
@@ -65,7 +89,7 @@ def _custom(name: str, config: ProbeConfig, probed: ProbedModel) -> Probe:
     return made
 
 
-MAKERS: dict[str, Callable[[str, ProbeConfig, ProbedModel], Probe]] = {
+MAKERS: dict[str, Callable[[str, ProbeConfig, dict[str, Any]], Probe]] = {
     "coreference": _coreference,
     "reflexives": _reflexives,
     "gap": _gap,

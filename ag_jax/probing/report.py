@@ -13,10 +13,11 @@ from ag_jax.probing.results import ProbeResult
 
 MODES = {
     "mentions": "a head chooses among the candidates",
-    "words": "a head chooses among the other words",
+    "words": "a head chooses among the other words, for coreference only those before the mention",
     "positions": "a head chooses among all tokens of the text, also the begin and end tokens",
 }
 MOST_KINDS = 12  # columns of a table; rarer kinds are in report.json and scores.csv
+OF_CANDIDATES = ("nearest", "same head", "sieves")  # baselines that choose among candidates in every mode
 ROWS = {
     "test": "head chosen on development",
     "best": "best head on test",
@@ -49,9 +50,9 @@ def markdown(
     for probe, modes in content["probes"].items():
         for mode, numbers in modes.items():
             lines += [f"## {probe}, mode {mode}", "", f"Mode `{mode}`: {MODES[mode]}.", ""]
-            lines += _table(numbers)
+            lines += _table(numbers, mode)
             lines += _differences(numbers, content["baseline"])
-            lines += _notes(numbers)
+            lines += _notes(numbers, mode)
             if (probe, mode) in figures:
                 lines += [f"![Scores of all heads: {probe}, {mode}]({figures[probe, mode]})", ""]
     lines += ["## What differs between the arms", "", *settings_that_differ(settings), ""]
@@ -66,13 +67,14 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _table(numbers: Mapping[str, Any]) -> list[str]:
+def _table(numbers: Mapping[str, Any], mode: str) -> list[str]:
     """Return the table of a probe in one mode: a column for each kind; rows of baselines, then those of the arms."""
     kinds = numbers["kinds"][: MOST_KINDS + 1]
     lines = [_row(["", *kinds]), _row(["---"] * (len(kinds) + 1))]
     lines.append(_row(["test queries", *(f"{numbers['queries'][kind]:,}" for kind in kinds)]))
     for name, values in numbers["baselines"].items():
-        lines.append(_row([name, *(_number(values.get(kind)) for kind in kinds)]))
+        told = " (is told the candidates)" if name in OF_CANDIDATES and mode != "mentions" else ""
+        lines.append(_row([name + told, *(_number(values.get(kind)) for kind in kinds)]))
     for arm, means in numbers["means"].items():
         for key, label in ROWS.items():
             if any(means[kind][key] is not None for kind in kinds):
@@ -90,7 +92,7 @@ def _cell(key: str, seeds: Sequence[Mapping[str, Any] | None], mean: Mapping[str
     one, text = seeds[0], _number(mean["mean"])
     if len(seeds) > 1 or one is None:
         return str(Spread(mean["mean"], mean["deviation"]))
-    if key == "test":
+    if key == "test" and one["test"]["low"] is not None:
         text += f" ({one['test']['low']:.3f} to {one['test']['high']:.3f})"
     head = {"test": one["head"], "best": one["best_head"]}.get(key)
     return f"{text}, head {head[0]}.{head[1]}" if head else text
@@ -127,9 +129,9 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
     return lines
 
 
-def _notes(numbers: Mapping[str, Any]) -> list[str]:
+def _notes(numbers: Mapping[str, Any], mode: str) -> list[str]:
     """Return what a reader must know: whether the probe tells anything, confusion, mistakes, what was left out."""
-    lines = list(no_signal(numbers))
+    lines = no_signal(numbers, mode)
     for arm, layers in numbers["confusion"].items():
         if layers is not None:
             listed = ", ".join(f"{value:.2f}" for value in layers)
@@ -149,11 +151,13 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
     return [line for text in lines for line in (text, "")]
 
 
-def no_signal(numbers: Mapping[str, Any]) -> list[str]:
-    """Return a sentence if no chosen head of any arm beats the strongest baseline that ignores the words themselves."""
-    name = next((name for name in ("nearest", "best fixed offset") if name in numbers["baselines"]), "chance")
-    level = numbers["baselines"].get(name, {}).get("all")
-    scores = [means["all"]["test"]["mean"] for means in numbers["means"].values() if means["all"]["test"] is not None]
+def no_signal(numbers: Mapping[str, Any], mode: str) -> list[str]:
+    """Return a sentence if no chosen head of a trained model beats a simple rule with the same choices."""
+    rules = ("nearest",) if mode == "mentions" else ("best fixed offset",)
+    name = next((rule for rule in rules if rule in numbers["baselines"]), "chance")
+    level = numbers["baselines"][name].get("all")
+    tests = [numbers["means"][arm]["all"]["test"] for arm in numbers["compared"]]
+    scores = [test["mean"] for test in tests if test is not None]
     if level is None or not scores or max(scores) > level:
         return []
     return [

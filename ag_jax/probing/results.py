@@ -20,13 +20,13 @@ from ag_jax.data.probes.queries import Probe
 from ag_jax.distributed import storage
 from ag_jax.probing import measuring
 from ag_jax.probing.config import ProbeConfig
-from ag_jax.probing.measuring import Measured
+from ag_jax.probing.measuring import ARRAYS, Measured
 from ag_jax.probing.models import ProbedModel
 from ag_jax.probing.rows import Convention
 from ag_jax.probing.scores import Mode
 
 FILE = "result.json"
-_ARRAYS = ("queries_Q", "scores_QNH", "chosen_QNH", "chance_Q", "confusion_QNH")
+VERSION = 1  # of the computation of scores; a new one makes stored results of the earlier ones invalid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +71,10 @@ def _progress(label: str) -> Callable[[int, int], None]:
 def _fingerprint(probed: ProbedModel, config: ProbeConfig, probe: Probe) -> str:
     """Return the SHA-256 of everything on which the scores depend."""
     digest = hashlib.sha256()
-    settings = [dataclasses.asdict(config), dataclasses.asdict(probed.model.config), probed.longest]
-    questions = [[window.words for window in probe.windows], list(map(dataclasses.astuple, probe.queries))]
-    digest.update(json.dumps([settings, probed.tokenizer.fingerprint(), questions, probe.before]).encode())
+    settings = [VERSION, dataclasses.asdict(config), dataclasses.asdict(probed.model.config), probed.longest]
+    questions = [[window.words for window in probe.windows], [list(vars(query).values()) for query in probe.queries]]
+    content = [settings, probed.tokenizer.fingerprint(), questions, probe.before]
+    digest.update(json.dumps(content, default=int).encode())  # a custom probe may have integers of numpy
     for path, leaf in jax.tree_util.tree_leaves_with_path(probed.params):
         array = np.asarray(leaf)
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
@@ -86,7 +87,7 @@ def _store(folder: epath.Path, fingerprint: str, probed: ProbedModel, modes: dic
     (folder / FILE).unlink(missing_ok=True)  # while files change, there is no result
     files: dict[str, dict[str, Any]] = {}
     for mode, measured in modes.items():
-        arrays = {name: value for name in _ARRAYS if (value := getattr(measured, name)) is not None}
+        arrays = {name: value for name in ARRAYS if (value := getattr(measured, name)) is not None}
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
         (folder / f"{mode}.npz").write_bytes(content.getvalue())
@@ -117,5 +118,5 @@ def _read(path: epath.Path, record: dict[str, Any]) -> Measured:
     if hashlib.sha256(content).hexdigest() != record["sha256"]:
         raise ValueError(f"{path.name} has another SHA-256 than {FILE} says")
     with np.load(io.BytesIO(content)) as arrays:
-        found: dict[str, Any] = {name: arrays.get(name) for name in _ARRAYS}
+        found: dict[str, Any] = {name: arrays.get(name) for name in ARRAYS}
     return Measured(**found, dropped=record["dropped"])

@@ -27,7 +27,7 @@ From = Literal["mean", "first"]
 To = Literal["sum", "mean"]
 Unit = Literal["word", "position"]
 LENGTH_STEP = 32  # rows are padded to multiples of it, so that few programs are compiled
-QUERIES_STEP = 64  # the same for the queries of a batch
+QUERIES = 64  # least number of queries of a batch, which is padded to a power of two for the same reason
 BYTES = 2**28  # of attention weights on the device at a time; decides how many windows a batch has
 
 
@@ -90,7 +90,10 @@ def attention_rows(
             batch = _batch([windows[index] for index in chunk], length, unit, convention)
             asked = _asked(windows, window_Q[queries], at_Q[queries], place, convention)
             weights = _rows(model, params, batch, asked, convention.transposed)
-            yield Rows(queries, np.asarray(weights[: len(queries)]))
+            weights_FNHU = np.asarray(weights)[: len(queries)]
+            if not np.isfinite(weights_FNHU).all():
+                raise ValueError("the model's attention is NaN or infinite: give a model whose weights are finite")
+            yield Rows(queries, weights_FNHU)
 
 
 def _chunks(
@@ -163,7 +166,7 @@ def _asked(
     spans = [windows[window].starts[at : at + 2] for window, at in zip(window_F, at_F, strict=True)]
     pieces = max(int(end - begin) for begin, end in spans)
     pieces = 1 << (pieces - 1).bit_length()
-    size = _up(len(spans), QUERIES_STEP)
+    size = max(QUERIES, 1 << (len(spans) - 1).bit_length())
     asked = {
         "row_F": np.zeros(size, np.int32),
         "position_FP": np.zeros((size, pieces), np.int32),

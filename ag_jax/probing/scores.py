@@ -17,6 +17,7 @@ from ag_jax.probing.encoding import EncodedWindow
 
 Mode = Literal["mentions", "words", "positions"]
 MODES: tuple[Mode, ...] = ("mentions", "words", "positions")
+ROUNDING = 1e-6  # relative
 LEAST_MASS = 1e-9  # floor of attention to candidates, so that the confusion of a head that ignores them is finite
 
 
@@ -100,7 +101,8 @@ def scores(weights_FNHU: np.ndarray, choices: Choices) -> tuple[np.ndarray, np.n
     allowed_FNHU = choices.allowed_FU[:, None, None, :]
     masked_FNHU: np.ndarray = np.where(allowed_FNHU, weights_FNHU, -1.0)
     most_FNH1 = masked_FNHU.max(-1, keepdims=True)
-    tied_FNHU = np.logical_and(masked_FNHU == most_FNH1, allowed_FNHU)
+    # Weights that are equal but for rounding are tied.
+    tied_FNHU = np.logical_and(masked_FNHU >= most_FNH1 * (1 - ROUNDING), allowed_FNHU)
     right_FNH = np.logical_and(tied_FNHU, choices.right_FU[:, None, None, :]).sum(-1)
     has_choice_F = np.count_nonzero(choices.allowed_FU, axis=-1) > 0
     chosen_FNH = np.where(has_choice_F[:, None, None], masked_FNHU.argmax(-1), -1)

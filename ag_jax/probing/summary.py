@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from ag_jax.data.probes.queries import Probe
 from ag_jax.evaluation.significance import over_seeds, spread
 from ag_jax.probing import choosing
 from ag_jax.probing.choosing import Chosen, Interval, Table
-from ag_jax.probing.measuring import Measured
+from ag_jax.probing.measuring import ARRAYS, Measured
 from ag_jax.probing.results import ProbeResult
 from ag_jax.probing.scores import Mode
 
@@ -21,7 +22,10 @@ CONFUSIONS = 5  # most frequent wrong answers that are reported
 
 
 def table_of(probe: Probe, measured: Measured) -> Table:
-    """Return the scores of a probe's queries with the queries' kinds and documents."""
+    """Return the scores of a probe's queries with the queries' kinds and documents.
+
+    Documents are numbered in the order of their names, the same for all models that are asked the same probe.
+    """
     names = sorted({window.document for window in probe.windows})
     number = {name: index for index, name in enumerate(names)}
     queries = [probe.queries[index] for index in measured.queries_Q]
@@ -31,32 +35,44 @@ def table_of(probe: Probe, measured: Measured) -> Table:
     return Table(measured.scores_QNH, kinds, documents, development_Q, len(names))
 
 
+def restricted(measured: Measured, queries: np.ndarray) -> Measured:
+    """Return the scores on some queries of the probe only."""
+    kept_Q = np.isin(measured.queries_Q, queries)
+    arrays: dict[str, Any] = {name: None if (of := getattr(measured, name)) is None else of[kept_Q] for name in ARRAYS}
+    return Measured(**arrays, dropped=measured.dropped)
+
+
 def is_guided(result: ProbeResult) -> np.ndarray:
     """Return whether guidance pulled each head of a layer towards a pattern, `H`."""
     owners = head_patterns(result.probed.assignment, result.probed.model.config.heads)
     return np.array([owner is not None for owner in owners])
 
 
-def numbers(mode: Mode, arms: Mapping[str, Sequence[ProbeResult]], resamples: int) -> dict[str, Any]:
+def numbers(
+    mode: Mode, arms: Mapping[str, Sequence[ProbeResult]], compared: Sequence[str], resamples: int
+) -> dict[str, Any]:
     """Return the content of report.json on one probe in one mode: best heads, baselines, differences, mistakes.
 
     Kinds, numbers of queries and baselines are those of the first arm; confusion, mistakes and what was dropped are
     those of an arm's first seed.
 
-    arms: for each arm the results of its models, in the order of the seeds; the baseline first.
+    arms: for each arm the results of its models on the same probe, in the order of the seeds; the baseline first.
+    compared: the arms without those of random models, whose seeds are shared.
     resamples: number of times that documents are resampled.
     """
-    tables = {arm: [table_of(of.probe, of.modes[mode]) for of in results] for arm, results in arms.items()}
-    drawn = {
-        count: choosing.resample(count, resamples)
-        for count in {of.documents for all_ in tables.values() for of in all_}
-    }
+    # Models are compared on the queries that all of them could be asked.
+    asked = [of.modes[mode].queries_Q for results in arms.values() for of in results]
+    common = functools.reduce(np.intersect1d, asked)
+    measured = {arm: [restricted(of.modes[mode], common) for of in results] for arm, results in arms.items()}
     first = next(iter(arms))
+    probe = arms[first][0].probe
+    tables = {arm: [table_of(probe, of) for of in results] for arm, results in measured.items()}
+    resamples_RD = choosing.resample(tables[first][0].documents, resamples)
     kinds = tables[first][0].kinds
     chosen: dict[str, dict[str, list[Chosen | None]]] = {
         arm: {
             kind: [
-                choosing.choose(table, kind, is_guided(result), drawn[table.documents])
+                choosing.choose(table, kind, is_guided(result), resamples_RD)
                 for table, result in zip(tables[arm], results, strict=True)
             ]
             for kind in kinds
@@ -66,7 +82,7 @@ def numbers(mode: Mode, arms: Mapping[str, Sequence[ProbeResult]], resamples: in
     return {
         "kinds": list(kinds),
         "queries": {kind: of[0].queries if of[0] else 0 for kind, of in chosen[first].items()},
-        "baselines": _baselines(arms[first][0].probe, arms[first][0].modes[mode], tables[first][0]),
+        "baselines": _baselines(probe, measured[first][0], tables[first][0]),
         "arms": {
             arm: {kind: [_chosen_json(of) for of in seeds] for kind, seeds in of_arm.items()}
             for arm, of_arm in chosen.items()
@@ -75,8 +91,9 @@ def numbers(mode: Mode, arms: Mapping[str, Sequence[ProbeResult]], resamples: in
         "differences": {
             arm: {kind: _difference(chosen[first][kind], chosen[arm][kind]) for kind in kinds} for arm in list(arms)[1:]
         },
-        "differences_over_seeds": _over_seeds(chosen),
+        "differences_over_seeds": _over_seeds({arm: chosen[arm] for arm in compared}),
         "confusion": {arm: _confusion(results[0].probe, results[0].modes[mode]) for arm, results in arms.items()},
+        "compared": list(compared),
         "mistakes": {arm: _mistakes(mode, results[0], chosen[arm]["all"][0]) for arm, results in arms.items()},
         "dropped": {
             arm: dict(results[0].probe.dropped) | dict(results[0].modes[mode].dropped) for arm, results in arms.items()
@@ -112,11 +129,13 @@ def _value(chosen: Chosen | None, name: str) -> float | None:
 
 
 def _difference(baseline: Sequence[Chosen | None], other: Sequence[Chosen | None]) -> dict[str, float] | None:
-    """Return the difference in the test score of heads chosen on development documents, by a paired bootstrap."""
+    """Return the difference in the test score of heads chosen on development documents, by a paired bootstrap; None
+    without such heads, or if there are too few documents.
+    """
     sides = [
         [chosen.test for chosen in side if chosen is not None and chosen.test is not None] for side in (baseline, other)
     ]
-    if not all(sides) or len(sides[0][0].resampled_R) != len(sides[1][0].resampled_R):
+    if any(not side or any(of.low is None for of in side) for side in sides):
         return None
     return dataclasses.asdict(choosing.difference(*sides))
 
@@ -159,12 +178,14 @@ def _baselines(probe: Probe, measured: Measured, table: Table) -> dict[str, dict
 
 
 def _confusion(probe: Probe, measured: Measured) -> list[float] | None:
-    """Return the confusion of each layer, the mean over all queries that have a correct candidate and over heads; None
-    without such queries.
+    """Return the confusion of each layer, the mean over the test queries that have a correct candidate and over heads;
+    None without such queries.
     """
     if measured.confusion_QNH is None:
         return None
-    has_right_Q = np.array([bool(probe.queries[index].right) for index in measured.queries_Q])
+    has_right_Q = np.array(
+        [bool(probe.queries[index].right) and not probe.development[index] for index in measured.queries_Q]
+    )
     if not has_right_Q.any():
         return None
     return measured.confusion_QNH[has_right_Q].mean((0, 2), dtype=np.float64).tolist()

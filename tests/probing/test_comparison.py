@@ -2,12 +2,16 @@
 
 import csv
 import json
+import sys
 import types
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
+from ag_jax.data import tokenizers
+from ag_jax.data.config import TokenizerConfig
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
 from ag_jax.pretraining.workloads import reference_model
@@ -40,16 +44,15 @@ def documents(count):
     return "\n".join(lines) + "\n"
 
 
-def made_run(folder, seed, guided):
+def made_run(folder, seed, guided, tokenizer):
     config = pretraining_config.default_config()
     config.data.source = str(folder / "text.txt")
     config.data.sequence_length = 96
-    config.data.tokenizer.vocabulary_size = 300
     config.model.update(layers=2, heads=3, width=12, max_length=96, initializer_range=0.5)
     if guided:
         config.guidance.update(mode="loss", heads="next:1")
     parsed = pretraining_config.parse(config)
-    model = reference_model(parsed, examples.tokenizer())
+    model = reference_model(parsed, tokenizer)
     batch = {name: np.zeros((1, 8), np.int32) for name in ("tokens", "token_type_ids")}
     batch |= {"segment_ids": np.ones((1, 8), np.int32), "masked_positions": np.zeros((1, 2), np.int32)}
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), batch, deterministic=True)["params"])
@@ -60,15 +63,18 @@ def made_run(folder, seed, guided):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with two runs and a file of stories."""
-    import flax.linen as nn
-
     folder = tmp_path_factory.mktemp("probing")
     (folder / "text.txt").write_text("A text.\n")
     (folder / "stories.conll").write_text(documents(12))
-    for name, seed, guided in (("plain", 1, False), ("guided", 2, True)):
-        parsed, params, trained = made_run(folder, seed, guided)
+    coarse = tokenizers.train(TokenizerConfig(vocabulary_size=262), examples.TEXTS)
+    for name, seed, guided, tokenizer in (
+        ("plain", 1, False, examples.tokenizer()),
+        ("guided", 2, True, examples.tokenizer()),
+        ("coarse", 3, False, coarse),
+    ):
+        parsed, params, trained = made_run(folder, seed, guided, tokenizer)
         params = nn.unbox(params) | {"encoder": trained["encoder"]}
-        run.write(parsed, folder / name, examples.tokenizer(), jax.tree.map(np.float32, params))
+        run.write(parsed, folder / name, tokenizer, jax.tree.map(np.float32, params))
     return folder
 
 
@@ -87,10 +93,14 @@ def test_report(report):
     content = json.loads((report / "report.json").read_text())
     assert list(content["models"]) == ["plain", "guided", "random"] and content["baseline"] == "plain"
     numbers = content["probes"]["coreference"]["mentions"]
-    assert set(numbers["kinds"]) == {"all", "pronominal", "proper", "nominal"} or "all" in numbers["kinds"]
+    assert numbers["kinds"][0] == "all" and set(numbers["kinds"]) == {"all", "pronominal", "nominal"}
     guided = numbers["arms"]["guided"]["all"][0]
     assert guided["guided"] is not None and numbers["arms"]["plain"]["all"][0]["guided"] is None
-    assert guided["best"] == max(guided["guided"], guided["free"])
+    difference, test = (
+        numbers["differences"]["guided"]["all"],
+        [numbers["arms"][arm]["all"][0]["test"]["mean"] for arm in ("plain", "guided")],
+    )
+    assert difference["mean"] == pytest.approx(test[1] - test[0])
     text = (report / "report.md").read_text()
     assert "## coreference, mode mentions" in text and "random weights (seed 0)" in text
     assert (report / "figures" / "heads_coreference_words.png").exists()
@@ -147,11 +157,25 @@ def test_what_was_measured_is_not_measured_again(place, report, monkeypatch):
     (place / "stories.conll").write_text(documents(12))
 
 
+def test_models_with_other_tokenizers_are_asked_the_same(place):
+    """One tokenizer needs three times the tokens, so that windows are shorter for both, and each has a random twin."""
+    path = comparison.compare(source(place, ("plain", "coarse")), {"resamples": 100}, place / "tokenizers")
+    content = json.loads((path.parent / "report.json").read_text())
+    assert list(content["models"]) == ["plain", "coarse", "random", "random2"]
+    with (path.parent / "scores.csv").open() as file:
+        totals = {(row["arm"], row["kind"], row["part"]): row["total"] for row in csv.DictReader(file)}
+    of_arms = [{key[1:]: value for key, value in totals.items() if key[0] == arm} for arm in content["models"]]
+    assert of_arms[0] and all(of_arm == of_arms[0] for of_arm in of_arms)
+    alone = comparison.evaluate(source(place), {"resamples": 100}, place / "alone")
+    queries = json.loads((alone.parent / "report.json").read_text())["probes"]["coreference"]["words"]["queries"]
+    assert queries["all"] > content["probes"]["coreference"]["words"]["queries"]["all"]
+
+
 def test_custom_probe(place, monkeypatch):
     module = types.ModuleType("my_probes")
     module.made_up = lambda data: examples.probe(before=True)
     module.wrong = lambda data: [data]
-    monkeypatch.setitem(__import__("sys").modules, "my_probes", module)
+    monkeypatch.setitem(sys.modules, "my_probes", module)
     config = f"{PROBE}:checkpoint={place / 'plain'},reflexives=none,custom=my_probes."
     path = comparison.evaluate(f"{config}made_up", {"probes.made_up.data": "x"}, place / "custom")
     numbers = json.loads((path.parent / "report.json").read_text())["probes"]["made_up"]["words"]
@@ -168,7 +192,14 @@ def test_custom_probe(place, monkeypatch):
         ({"seeds": (0, 1)}, "checkpoint=.* is one model: give one seed"),
         ({"train": "quickstart"}, "give either checkpoint"),
         ({"probes.coreference.distractor": "after"}, "probes.coreference.distractor=after has no effect with kind=cor"),
-        ({"probes.coreference.modes": ()}, "modes must be one or more of"),
+        (
+            {"probes.coreference.modes": ("mentions,word",)},
+            "modes must be one of mentions, words, positions, got .word.",
+        ),
+        (
+            {"probes.coreference.modes": ("mentions,word",)},
+            "modes must be one of mentions, words, positions, got 'word'",
+        ),
         ({"probes.coreference.kind": "dependencies"}, "which a dependency has not"),
         ({"probes.coreference.data": "none.conll"}, "none.conll does not exist"),
         ({"checkpoint": "nowhere"}, "nowhere is no model"),
@@ -180,6 +211,10 @@ def test_wrong_settings(place, flags, message):
 
 
 def test_wrong_arms(place):
+    with pytest.raises(ValueError, match="has several models .plain,guided., but evaluate probes one"):
+        comparison.evaluate(source(place, ("plain", "guided")), {}, place / "wrong")
+    with pytest.raises(ValueError, match="must name different directories"):
+        comparison.compare(source(place, ("plain", "plain")), {}, place / "wrong")
     with pytest.raises(ValueError, match="arm=other is no model of checkpoint: expected one of plain, guided"):
         comparison.compare(source(place, ("plain", "guided"), ",arm=other"), {}, place / "wrong")
     with pytest.raises(ValueError, match="have the same settings"):

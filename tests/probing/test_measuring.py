@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,10 +11,11 @@ from ag_jax.probing import measuring, scores
 from ag_jax.probing.encoding import encode
 from ag_jax.probing.measuring import measure
 from ag_jax.probing.models import random_params
-from ag_jax.probing.rows import attention_rows
+from ag_jax.probing.rows import Convention, attention_rows
 from tests.probing import examples
 
 SHAPE = 2, 3  # layers and heads
+WITH_MEANS = Convention(to="mean")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,27 @@ def test_all_modes(measured):
     assert len({of.scores_QNH.tobytes() for of in measured.values()}) == 3  # the modes are not all alike
 
 
+def test_uniform_attention_is_chance():
+    """Without queries and keys all weights are equal, and every mode gives chance exactly."""
+    probed = examples.probed()
+    flat = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf * 0 if any(f"'{name}'" in str(path) for name in ("query", "key")) else leaf,
+        probed.params,
+    )
+    # With sums, words of many tokens would get more attention.
+    found = measure(dataclasses.replace(probed, params=flat), examples.probe(), ("words", "positions"), WITH_MEANS)
+    for mode in found.values():
+        expected = np.broadcast_to(mode.chance_Q[:, None, None], mode.scores_QNH.shape)
+        np.testing.assert_allclose(mode.scores_QNH, expected, rtol=1e-6)
+
+
+def test_weights_that_are_not_numbers():
+    probed = examples.probed()
+    params = jax.tree.map(lambda leaf: leaf * np.nan, probed.params)
+    with pytest.raises(ValueError, match="attention is NaN or infinite"):
+        measure(dataclasses.replace(probed, params=params), examples.probe(), ("words",))
+
+
 def test_only_words_before(measured):
     found = measure(examples.probed(), examples.probe(before=True), ("words",))["words"]
     queries = examples.probe().queries
@@ -80,7 +103,7 @@ def test_progress_is_told():
     assert told[-1] == (6, 6) and len(told) >= 2
 
 
-def test_random_weights_differ_from_the_trained_and_by_seed():
+def test_random_weights_differ_by_seed():
     model = examples.probed().model
     first, second = (embeddings(model, seed) for seed in (0, 1))
     assert not np.array_equal(first, second) and np.array_equal(first, embeddings(model, 0))
