@@ -225,6 +225,10 @@ class Wrapper(Objective):
         """Run the inner objective's model again on what the encoder read in the first pass; return the outputs."""
         return self.inner.predict(params, encoder_batch, rngs, step, ports)
 
+    def attacked_pass(self, params: Params, batch: Batch, rngs: dict[str, Array], step: Array) -> AttackedPass | None:
+        """Return the inputs of a clean and of an attacked pass of the inner objective; None if it has no attack."""
+        return self.inner.attacked_pass(params, batch, rngs, step)
+
 
 def loss_factors(objective: Objective, batch: Batch, step: Array) -> dict[str, Array]:
     """Return the factor of each loss term's sum in the loss: coefficient of the term / divisor of the term."""
