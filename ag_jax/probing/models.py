@@ -1,11 +1,15 @@
 """Models to be probed: the encoder of any run, trial or Hugging Face directory, or a randomly initialised twin."""
 
 import dataclasses
+import functools
+import hashlib
+import json
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop import opening
@@ -30,6 +34,17 @@ class ProbedModel:
     tokenizer: Tokenizer
     longest: int
     assignment: tuple[tuple[str, int], ...] = ()
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the architecture, the parameters and the tokenizer, computed once for all probes."""
+        digest = hashlib.sha256(json.dumps(dataclasses.asdict(self.model.config)).encode())
+        digest.update(self.tokenizer.fingerprint().encode())
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
+            array = np.asarray(leaf)
+            digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
 
 def open_model(checkpoint: str, step: int | None = None) -> ProbedModel:

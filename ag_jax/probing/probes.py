@@ -79,7 +79,7 @@ def _function(name: str, config: ProbeConfig) -> Callable[[str | None], Any]:
 
 
 def _custom(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Probe:
-    """Call the function of a custom probe with the setting `data`; it makes windows of its own."""
+    """Call the function of a custom probe with the setting `data`; the function cuts its own windows."""
     made = _function(name, config)(config.data)
     if not isinstance(made, Probe):
         raise ValueError(

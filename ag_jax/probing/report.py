@@ -43,8 +43,8 @@ def markdown(
         "",
         "A number is the share of test queries that a head answers correctly. A head is chosen on the development "
         "documents; its score on the test documents has a 95 % interval over documents. The best head on the test "
-        "documents themselves, which papers report, is too good by chance: compare it with the random model, which "
-        "has as many heads.",
+        "documents themselves, which papers report, has too high a score, because it was chosen on them: compare it "
+        "with the random model, which has as many heads.",
         "",
     ]
     for probe, modes in content["probes"].items():

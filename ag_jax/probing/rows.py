@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ag_jax.analysis import maps
 from ag_jax.models.encoder import Ports
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.probing.encoding import EncodedWindow
@@ -89,8 +90,14 @@ def attention_rows(
             place = {window: row for row, window in enumerate(chunk)}
             batch = _batch([windows[index] for index in chunk], length, unit, convention)
             asked = _asked(windows, window_Q[queries], at_Q[queries], place, convention)
-            weights = _rows(model, params, batch, asked, convention.transposed)
-            weights_FNHU = np.asarray(weights)[: len(queries)]
+            fields = {
+                "tokens": batch["tokens_BL"],
+                "segment_ids": batch["segments_BL"],
+                "token_type_ids": np.zeros_like(batch["tokens_BL"]),
+            }
+            # Apart from the gathering, whose shapes vary more: the encoder is compiled once for each shape of a batch.
+            weights_NBHQK = maps.attention_weights(model, params, fields, Ports())
+            weights_FNHU = np.asarray(_gathered(weights_NBHQK, batch, asked, convention.transposed))[: len(queries)]
             if not np.isfinite(weights_FNHU).all():
                 raise ValueError("the model's attention is NaN or infinite: give a model whose weights are finite")
             yield Rows(queries, weights_FNHU)
@@ -180,28 +187,11 @@ def _asked(
     return asked
 
 
-@functools.partial(jax.jit, static_argnames=("model", "transposed"))
-def _rows(
-    model: PretrainingModel,
-    params: Any,
-    batch: dict[str, jax.Array],
-    asked: dict[str, jax.Array],
-    transposed: bool,
+@functools.partial(jax.jit, static_argnames=("transposed",))
+def _gathered(
+    weights_NBHQK: jax.Array, batch: dict[str, jax.Array], asked: dict[str, jax.Array], transposed: bool
 ) -> jax.Array:
-    """Run the encoder; return the attention of the queries to each unit, `FNHU`, with as many units as tokens."""
-    tokens_BL, length = batch["tokens_BL"], batch["tokens_BL"].shape[1]
-    fields = {
-        "tokens": tokens_BL,
-        "segment_ids": batch["segments_BL"],
-        "token_type_ids": jnp.zeros_like(tokens_BL),
-    }
-    _, collections = model.apply(
-        {"params": params},
-        fields,
-        method=lambda model, fields: model.encoder(fields, ports=Ports(), deterministic=True),
-        mutable=["intermediates"],
-    )
-    weights_NBHQK = collections["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0]
+    """Return the attention of the queries to each unit, `FNHU`, with as many units as tokens."""
     own_FNHL: Any = 0.0
     for piece in range(asked["position_FP"].shape[1]):
         position_F, share_F = asked["position_FP"][:, piece], asked["share_FP"][:, piece]
@@ -211,7 +201,7 @@ def _rows(
         else:
             rows_FNHL = weights_NBHQK[:, asked["row_F"], :, position_F, :]
         own_FNHL = own_FNHL + share_F[:, None, None, None] * rows_FNHL
-    one_hot_BLU = jax.nn.one_hot(batch["unit_BL"], length, dtype=jnp.float32)
+    one_hot_BLU = jax.nn.one_hot(batch["unit_BL"], weights_NBHQK.shape[-1], dtype=jnp.float32)
     to_unit_BLU = batch["share_BL"][:, :, None] * one_hot_BLU
     # Products with 0 and 1 are exact, so that words with equal attention stay tied.
     return jnp.einsum("fnhl,flu->fnhu", own_FNHL, to_unit_BLU[asked["row_F"]], precision=jax.lax.Precision.HIGHEST)

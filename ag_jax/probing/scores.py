@@ -23,7 +23,7 @@ LEAST_MASS = 1e-9  # floor of attention to candidates, so that the confusion of 
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What a head chooses from, for each query of a batch.
+    """The choices of a head, for each query of a batch.
 
     allowed_FU: the units among which it chooses; in the mode `mentions`, U is the candidates.
     right_FU: the units that are correct; those that are not allowed never count.

@@ -12,7 +12,7 @@ Kind = Literal["pronominal", "nominal", "proper"]
 
 
 class Features(NamedTuple):
-    """What must agree between a mention and its antecedent; ? stands for unknown.
+    """Features in which a mention and its antecedent must agree; ? stands for unknown.
 
     number: s, p or ?.
     gender: m, f, n or ?.
