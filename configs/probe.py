@@ -11,6 +11,9 @@ Deshpande & Narasimhan 2020, section 5.6).
 
 The first command needs no data: its sentences are generated. A model with the same architecture and tokenizer but
 random weights is probed, too. With several directories, `ag-jax compare` compares the models with the first one.
+`{seed}` in a directory stands for the seeds of a comparison that `ag-jax compare` has trained:
+
+    ag-jax compare --config=probe:checkpoint=RUNS/mlm-seed{seed},RUNS/ag-seed{seed},seeds=3 --workdir=DIR
 
 `ag-jax help probes` explains the settings of a probe, such as --config.probes.coreference.window=256.
 
@@ -25,27 +28,37 @@ the report, too. docs/probes.md explains data, modes and rules.
 """
 
 from ag_jax import config_reader
-from ag_jax.probing.config import ProbeConfig, ProbingConfig
+from ag_jax.probing.config import SEED, ProbeConfig, ProbingConfig
 
 
 def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
-    checkpoint: run, trial or Hugging Face directory of the model to probe, or several, separated by commas.
+    checkpoint: run, trial or Hugging Face directory of the model to probe, or several, separated by commas; `{seed}` in
+        a directory stands for the numbers of the seeds.
     arm: which of several models, by the name of its directory; `ag-jax compare` probes all of them.
     coreference: file or folder with texts in the format of CoNLL-2012, LitBank or PreCo.
     gap: folder with the files of GAP.
     dependencies: file or folder with trees in the format CoNLL-U.
     reflexives: `generated` for generated sentences, a file of sentences such as refl.0, or `none` to leave this out.
     custom: import path of a function that makes a custom probe, such as my_probes.negation.
+    seeds: number of seeds, from 0, of the models whose directory has `{seed}`; others have one.
     """
     chosen = config_reader.arguments(
-        argument, checkpoint=str, arm="", coreference="", gap="", dependencies="", reflexives="generated", custom=""
+        argument,
+        checkpoint=str,
+        arm="",
+        coreference="",
+        gap="",
+        dependencies="",
+        reflexives="generated",
+        custom="",
+        seeds=1,
     )
     directories = chosen.checkpoint.split(",")
-    models = {directory.rstrip("/").rpartition("/")[2]: directory for directory in directories}
+    models = {_name(directory.rstrip("/").rpartition("/")[2]): directory for directory in directories}
     if len(models) < len(directories):  # the names alone would not say which is which
-        models = {directory.strip("/").replace("/", "-"): directory for directory in directories}
+        models = {_name(directory.strip("/").replace("/", "-")): directory for directory in directories}
     if len(models) < len(directories) or not all(models):
         raise ValueError(f"checkpoint={chosen.checkpoint} must name different directories, each by its name")
     if chosen.arm and chosen.arm not in models:
@@ -53,6 +66,12 @@ def get_config(argument: str = ""):
     config = config_reader.default(ProbingConfig)
     config.checkpoint = models[chosen.arm or next(iter(models))]
     config.arms = ",".join(models)
+    if SEED in config.checkpoint:
+        config.seeds = tuple(range(chosen.seeds))
+    elif chosen.seeds != 1 and not any(SEED in directory for directory in directories):
+        raise ValueError(
+            f"seeds={chosen.seeds} has no effect: write {SEED} in checkpoint, where the directories of the seeds differ"
+        )
 
     def add(name: str, **settings) -> None:
         config.probes[name] = config_reader.default(ProbeConfig)
@@ -75,3 +94,8 @@ def get_config(argument: str = ""):
             raise ValueError(f"custom={chosen.custom} has the name of another probe: give the function another name")
         add(name, kind="custom", function=chosen.custom)
     return config
+
+
+def _name(directory: str) -> str:
+    """Return the name of a model, that of its directory without the seed."""
+    return directory.replace(f"-seed{SEED}", "").replace(SEED, "")

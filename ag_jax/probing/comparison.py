@@ -37,12 +37,16 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, ProbingConf
     if reserved := [arm for arm in configs if arm.startswith(RANDOM)]:
         raise ValueError(f"{source} has an arm called {reserved[0]}, a name of the random models: choose another name")
     for arm, of_arm in configs.items():
-        for setting in ("probes", "resamples", "seeds", "random_seeds"):
+        for setting in ("probes", "resamples", "random_seeds"):
             if getattr(of_arm, setting) != getattr(config, setting):
                 raise ValueError(
                     f"the arms of {source} must have the same {setting}, to be compared, but those of {arm} differ: "
                     "give all arms the same"
                 )
+    several = {arm: of_arm.seeds for arm, of_arm in configs.items() if len(of_arm.seeds) > 1}
+    if len(set(several.values())) > 1:
+        listed = "; ".join(f"{arm} {', '.join(map(str, seeds))}" for arm, seeds in several.items())
+        raise ValueError(f"the arms of {source} must have the same seeds, because they are paired, but have {listed}")
     return configs
 
 
@@ -117,7 +121,7 @@ def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str
     for arm, config in configs.items():
         found[arm] = {}
         for seed in config.seeds:
-            checkpoint = config.checkpoint or str(workdir / f"{arm}-seed{seed}")
+            checkpoint = config.checkpoint_of(seed) or str(workdir / f"{arm}-seed{seed}")
             probed = found[arm][seed] = models.open_model(checkpoint, config.step)
             look = probed.model.config, probed.longest, probed.tokenizer.fingerprint()
             if look not in twins:

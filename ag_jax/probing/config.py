@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from ag_jax.probing.rows import From, To
 from ag_jax.probing.scores import Mode
 
+SEED = "{seed}"  # stands for the seed in the path of a checkpoint
 Kind = Literal["coreference", "reflexives", "gap", "dependencies", "custom"]
 # Settings that only some kinds of probe read; others must leave them at their defaults.
 READ_BY = {
@@ -82,12 +83,14 @@ class ProbingConfig:
     """Settings of a comparison of models by probes.
 
     title: title of the report.
-    checkpoint: run, trial or Hugging Face directory of the model; None trains one first (`train`).
+    checkpoint: run, trial or Hugging Face directory of the model; None trains one first (`train`). With `{seed}` in it,
+        such as `runs/compared/ag-seed{seed}`, there is a model for each seed.
     step: step of a run's checkpoint; None takes the newest.
     train: config file, with its arguments, of a run to train first and then probe, such as `quickstart:arm=ag`; give
         either `train` or `checkpoint`.
     probes: settings of each probe, such as probes.coreference.window.
-    seeds: seeds of the runs that `train` trains; a checkpoint has one seed.
+    seeds: seeds of the runs that `train` trains, or what stands for `{seed}` in `checkpoint`; a checkpoint without
+        `{seed}` is one model, and has one seed.
     random_seeds: seeds of the models with random weights, one set for each architecture and tokenizer among the arms;
         they show what heads find without training. An empty list probes none.
     arms: values of the config file's argument `arm` with commas, for `ag-jax compare`, the baseline first.
@@ -118,7 +121,12 @@ class ProbingConfig:
             raise ValueError(f"seeds must be one or more integers without repetition, got {self.seeds}")
         if len(set(self.random_seeds)) < len(self.random_seeds):
             raise ValueError(f"random_seeds must be integers without repetition, got {self.random_seeds}")
-        if len(self.seeds) > 1 and self.checkpoint:
+        if len(self.seeds) > 1 and self.checkpoint and SEED not in self.checkpoint:
             raise ValueError(
-                f"seeds={self.seeds}, but checkpoint={self.checkpoint} is one model: give one seed, or `train`"
+                f"seeds={self.seeds}, but checkpoint={self.checkpoint} is one model: give one seed, or write {SEED} "
+                "where the directories of several seeds differ"
             )
+
+    def checkpoint_of(self, seed: int) -> str | None:
+        """Return the directory of the model of a seed; None if it is trained first."""
+        return self.checkpoint.replace(SEED, str(seed)) if self.checkpoint else None

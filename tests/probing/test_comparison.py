@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 import types
 
@@ -208,6 +209,29 @@ def test_custom_probe(place, monkeypatch):
 def test_wrong_settings(place, flags, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         comparison.evaluate(source(place), flags, place / "wrong")
+
+
+def test_seeds_of_a_comparison(place):
+    """`{seed}` stands for the seeds, and an arm without it is one model; the scores are those of each run alone."""
+    folder = place / "seeds"
+    for name, run_of_seed in (("a-seed0", "plain"), ("a-seed1", "guided"), ("b-seed0", "guided"), ("b-seed1", "plain")):
+        shutil.copytree(place / run_of_seed, folder / name)
+    models = ("seeds/a-seed{seed}", "seeds/b-seed{seed}", "guided")
+    path = comparison.compare(source(place, models, ",seeds=2"), {"resamples": 100}, place / "of_seeds")
+    content = json.loads((path.parent / "report.json").read_text())
+    assert {arm: len(of) for arm, of in content["models"].items()} == {"a": 2, "b": 2, "guided": 1, "random": 1}
+    numbers = content["probes"]["coreference"]["words"]
+    of_arm = {arm: [of["mean"] for of in kinds["all"]] for arm, kinds in numbers["arms"].items()}
+    assert of_arm["b"] == of_arm["a"][::-1] and of_arm["guided"] == of_arm["b"][:1] != of_arm["a"][:1]
+    assert list(numbers["differences_over_seeds"]) == ["b"]
+    assert numbers["differences_over_seeds"]["b"]["all"]["mean"] == pytest.approx(0)
+
+
+def test_wrong_seeds(place):
+    with pytest.raises(ValueError, match=r"seeds=2 has no effect: write \{seed\} in checkpoint"):
+        comparison.evaluate(source(place, more=",seeds=2"), {}, place / "wrong")
+    with pytest.raises(FileNotFoundError, match="plain-seed0 is no model"):
+        comparison.evaluate(source(place, ("plain-seed{seed}",), ",seeds=2"), {}, place / "wrong")
 
 
 def test_wrong_arms(place):
