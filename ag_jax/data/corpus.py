@@ -55,6 +55,7 @@ class Corpus(Generic[RowsOfSplit]):
     documents: number of documents of each split; of pairs, the number of pairs that rows hold.
     checksums: hash of the rows of each split.
     counts: further numbers of each split with their names, such as how many pairs were left out.
+    left_out: number of `words` and `documents` that `data.skip_words` left out of the text; empty without it.
     """
 
     tokenizer: Tokenizer
@@ -63,6 +64,7 @@ class Corpus(Generic[RowsOfSplit]):
     documents: dict[str, int]
     checksums: dict[str, str]
     counts: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    left_out: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def facts(self) -> dict[str, int | str]:
         """Return a summary of the corpus by which two corpora can be compared: equal for the same text and settings."""
@@ -71,7 +73,7 @@ class Corpus(Generic[RowsOfSplit]):
             facts |= {f"{split} documents": self.documents[split], f"{split} rows": len(rows)}
             facts |= {f"{split} tokens": len(rows.tokens), f"{split} checksum": self.checksums[split]}
             facts |= {f"{split} {name}": count for name, count in self.counts.get(split, {}).items()}
-        return facts
+        return facts | {f"{name} left out": count for name, count in self.left_out.items()}
 
 
 def cached_directories(

@@ -54,6 +54,8 @@ def parallel(**changes) -> DataConfig:
             lambda: parallel(masking=MaskingConfig(rate=0.3)),
             "data.masking has no effect with format='parallel'.*rate=0.3",
         ),
+        (lambda: parallel(skip_words=(5,)), r"data.skip_words=\(5,\) leaves out beginnings .* with format='parallel'"),
+        (lambda: DataConfig(skip_words=(-1,)), "data.skip_words must be at least 0, got -1"),
         (lambda: parallel(duplicates=2), "duplicates=2 works with segment_pair_nsp"),
         (lambda: parallel(target=None, target_field=""), "must be two different names, got 'source' and ''"),
         (

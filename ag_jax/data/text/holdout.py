@@ -8,6 +8,7 @@ Without a `validation_source`, the part that is held out for validation depends 
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -33,20 +34,26 @@ class Piece(NamedTuple):
     held_out: bool
 
 
-def split(config: DataConfig) -> Iterator[Piece]:
+def split(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[Piece]:
     """Yield the whole text of a config in the order of the source, each piece for training or for validation.
+
+    left_out: if given, counts what `data.skip_words` leaves out, as in `sources.documents`.
 
     Raises ValueError if nothing can be held out from a single sentence.
     """
+
+    def texts(left_out: Counter[str] | None = None) -> Iterator[str]:
+        return sources.documents(config.source, config.text_field, config.skip_words, left_out)
+
     if config.validation_source:
-        trained = ((text, False) for text in sources.documents(config.source, config.text_field))
+        trained = ((text, False) for text in texts(left_out))
         held_out = ((text, True) for text in sources.documents(config.validation_source, config.text_field))
         for number, (text, is_held_out) in enumerate(itertools.chain(trained, held_out)):
             yield Piece(number, text, is_held_out)
         return
     # The source is read twice, so that no more than one document is in memory.
-    count = sum(1 for _ in itertools.islice(sources.documents(config.source, config.text_field), MANY_DOCUMENTS))
-    documents = enumerate(sources.documents(config.source, config.text_field))
+    count = sum(1 for _ in itertools.islice(texts(), MANY_DOCUMENTS))
+    documents = enumerate(texts(left_out))
     if count == MANY_DOCUMENTS:
         for number, text in documents:
             yield Piece(number, text, _is_held_out(number, config.validation_fraction))

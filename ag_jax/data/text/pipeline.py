@@ -6,8 +6,10 @@ Shape letters: B batch.
 import dataclasses
 import functools
 import itertools
+import json
 import pathlib
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +37,7 @@ from ag_jax.data.tokenizers import Tokenizer
 
 TOKENIZER_TEXT = 200_000_000  # characters of the training text after which a tokenizer is given no further document
 ENCODED_TOGETHER = 2**21  # characters, at least, that are tokenised in one call, on all cores
+LEFT_OUT = "left_out.json"  # number of words and documents that `data.skip_words` left out; only with this setting
 
 
 def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus[Rows]:
@@ -55,12 +58,19 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus[Rows]:
         lambda directory: _write_text(config, tokenizer, directory, say),
         lambda text, directory: _write_rows(config, tokenizer, text, directory, say),
     )
+    left_out = json.loads((text / LEFT_OUT).read_text()) if _skips(config) else {}
+    if left_out:
+        say(
+            f"left out by data.skip_words: {left_out['words']:,} words at the beginning of documents, among them "
+            f"{left_out['documents']:,} whole documents"
+        )
     return Corpus(
         tokenizer=tokenizer,
         train=Rows(entry.path / "train", entry),
         validation=Rows(entry.path / "validation", entry),
         documents={split: len(TextStore(text / split)) for split in SPLITS},
         checksums={split: entry.digest(split) for split in SPLITS},
+        left_out=left_out,
     )
 
 
@@ -74,7 +84,7 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
     def text_key() -> str:
         held_out = None if config.validation_source else config.validation_fraction
         source = sources.identity(config.source)
-        return key(source, config.text_field, tokenizer_key(config.tokenizer), held_out)
+        return key(source, config.text_field, tokenizer_key(config.tokenizer), held_out, *_skips(config))
 
     return cached_tokenizer(config, text_key, _TokenizerText(config), announcer(quiet))
 
@@ -111,7 +121,14 @@ def _identities(config: DataConfig) -> list[Any]:
     The list is made without reading the text, and is part of the cache's keys.
     """
     validation = sources.identity(config.validation_source) if config.validation_source else config.validation_fraction
-    return [sources.identity(config.source), config.text_field, validation]
+    return [sources.identity(config.source), config.text_field, validation, *_skips(config)]
+
+
+def _skips(config: DataConfig) -> list[Any]:
+    """Return what `data.skip_words` adds to the cache's keys: nothing if it skips no words, so that older caches stay
+    valid.
+    """
+    return [{"skip_words": config.skip_words}] if any(config.skip_words) else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +165,10 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
             writers[held_out].append(list(itertools.islice(encoded, len(sentences))))
         waiting.clear()
 
+    left_out = Counter(words=0, documents=0)
     identities = _identities(config)  # compared at the end, because files may change while they are read
     say(f"tokenising {config.source}")
-    for piece in holdout.split(config):
+    for piece in holdout.split(config, left_out):
         waiting.append((split_sentences(piece.text), piece.held_out))
         characters += len(piece.text)
         count, held_out_count = piece.document + 1, held_out_count + piece.held_out
@@ -170,6 +188,8 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
         raise ValueError(
             f"the files of data.source={config.source!r} were changed while they were read: run the command again"
         )
+    if _skips(config):
+        (directory / LEFT_OUT).write_text(json.dumps(left_out))
     held_out = writers[True].tokens
     say(
         f"{count:,} documents, {total:,} tokens; for validation {held_out:,} tokens of {held_out_count:,} documents, "

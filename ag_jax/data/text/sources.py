@@ -19,7 +19,8 @@ import os
 import pathlib
 import re
 import stat
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ag_jax import interruption
@@ -28,20 +29,34 @@ from ag_jax.data.text import files as text_files
 from ag_jax.data.text.wikipedia import clean_wikipedia
 
 
-def documents(source: str, text_field: str = "text") -> Iterator[str]:
+def documents(
+    source: str, text_field: str = "text", skip_words: Sequence[int] = (), left_out: Counter[str] | None = None
+) -> Iterator[str]:
     """Yield the documents of a source that are not blank, always in the same order.
 
     source: the source, as in the docstring of this module.
     text_field: key, column or feature that holds the text, in formats that have several.
+    skip_words: number of words that are left out at the beginning of each document; one number for all parts of the
+        source, or one for each.
+    left_out: if given, counts the `words` that are left out in this way, and the `documents` that have no others.
 
     Raises FileNotFoundError for a path that does not exist, and ValueError for files that are empty or hold no text,
     and so always yields at least one document.
     """
-    found = (document for part in parts(source) for document in _part_documents(part, text_field))
+    skipped = zip(parts(source), _skipped(source, skip_words), strict=True)
+    counts = Counter() if left_out is None else left_out
+    found = (
+        _without_beginning(document, words, counts)
+        for part, words in skipped
+        for document in _part_documents(part, text_field)
+    )
     nonempty = (document for document in found if document.strip())
     first = next(nonempty, None)
     if first is None:
-        raise ValueError(f"data.source={source!r} holds no text: expected at least one document; choose another source")
+        longer = f" of more than data.skip_words={_listed(skip_words)} words" if any(skip_words) else ""
+        raise ValueError(
+            f"data.source={source!r} holds no text: expected at least one document{longer}; choose another source"
+        )
     yield from interruption.checked(itertools.chain([first], nonempty))
 
 
@@ -105,6 +120,31 @@ def matches(path: str) -> list[str]:
         for directory in glob.glob(before) if before else ["."]:
             _check_circles(directory)
     return sorted(glob.glob(pattern, recursive=True))
+
+
+def _skipped(source: str, skip_words: Sequence[int]) -> Sequence[int]:
+    """Return the number of words to leave out of each document, for each part of a source."""
+    count = len(parts(source))
+    if len(skip_words) not in (0, 1, count):
+        raise ValueError(
+            f"data.skip_words={_listed(skip_words)} must be one number, or one for each of the parts of data.source="
+            f"{source!r}, of which there are {count}: give as many"
+        )
+    return skip_words if len(skip_words) == count else [*(skip_words or [0])] * count
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _without_beginning(document: str, words: int, left_out: Counter[str]) -> str:
+    """Return a document without its first words; "" if it has no others."""
+    if not words or not document.strip():
+        return document
+    pieces = document.split(maxsplit=words)  # the first words, and the rest if there is one
+    left_out["words"] += min(len(pieces), words)
+    left_out["documents"] += len(pieces) <= words
+    return pieces[words] if len(pieces) > words else ""
 
 
 def _part_documents(part: str, text_field: str) -> Iterator[str]:

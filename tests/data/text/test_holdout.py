@@ -1,5 +1,6 @@
 """What is held out, against a plain second formulation, and where documents are few."""
 
+import dataclasses
 import fractions
 import json
 import math
@@ -100,3 +101,6 @@ def test_text_of_its_own_for_validation(tmp_path):
         (tmp_path / f"{name}.csv").write_text(f"body\n{name}1\n{name}2\n")
     config = DataConfig(source=str(tmp_path / "a.csv"), validation_source=str(tmp_path / "b.csv"), text_field="body")
     assert list(holdout.split(config)) == [(0, "a1", False), (1, "a2", False), (2, "b1", True), (3, "b2", True)]
+    (tmp_path / "a.csv").write_text("body\na1 more\na2\n")
+    config = dataclasses.replace(config, skip_words=(1,))
+    assert list(holdout.split(config)) == [(0, "more", False), (1, "b1", True), (2, "b2", True)]

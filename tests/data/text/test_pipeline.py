@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import re
 import shutil
 import subprocess
@@ -180,6 +181,37 @@ def test_text_of_its_own_for_validation(config, tmp_path, corpus):
     prepared = pipeline.prepare(chosen)
     assert words(prepared.validation, prepared.tokenizer) == "".join(text(700, 720).split())
     assert len(words(prepared.train, prepared.tokenizer)) > len(words(corpus.train, corpus.tokenizer))
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.05])
+def test_the_first_words_of_documents_are_in_neither_split(config, library, tmp_path, fraction, capsys):
+    """The corpus is that of documents without these words; they are counted, also when the cache has the corpus."""
+    (tmp_path / "text").mkdir()
+    for file in library.iterdir():
+        (tmp_path / "text" / file.name).write_text("It began a long time ago and so on.\n" + file.read_text())
+    (tmp_path / "text" / "short.txt").write_text("It began a long time ago and ended.")
+    chosen = dataclasses.replace(config, source=str(tmp_path / "text"), skip_words=(9,), validation_fraction=fraction)
+    for _ in range(2):
+        prepared = pipeline.prepare(chosen)
+        assert prepared.left_out == {"words": 9 * 11 + 8, "documents": 1}
+        assert {"words left out": 107, "documents left out": 1}.items() <= prepared.facts().items()
+        told = "left out by data.skip_words: 107 words at the beginning of documents, among them 1 whole documents"
+        assert told in capsys.readouterr().err
+    plain = pipeline.prepare(dataclasses.replace(config, validation_fraction=fraction))
+    for split in ("train", "validation"):
+        assert words(getattr(prepared, split), prepared.tokenizer) == words(getattr(plain, split), plain.tokenizer)
+    assert prepared.tokenizer.fingerprint() == plain.tokenizer.fingerprint()
+    assert not plain.left_out and not any("left out" in fact for fact in plain.facts())
+
+
+def test_words_that_are_left_out_change_the_keys_of_the_cache(config, corpus):
+    """Of the tokenizer, the text and the rows; without any, the keys are those of versions without the setting."""
+    root = pathlib.Path(config.cache_dir)
+    before = set(root.iterdir())
+    pipeline.prepare(dataclasses.replace(config, skip_words=(0,)))
+    assert set(root.iterdir()) == before
+    pipeline.prepare(dataclasses.replace(config, skip_words=(1,)))
+    assert sorted(path.name.split("-")[0] for path in set(root.iterdir()) - before) == ["rows", "text", "tokenizer"]
 
 
 @settings(deadline=None, max_examples=40)

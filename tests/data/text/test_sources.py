@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tarfile
+from collections import Counter
 
 import pytest
 import tensorflow_datasets as tfds
@@ -277,3 +278,35 @@ def test_a_tfds_set_that_is_not_prepared_says_how(tmp_path, monkeypatch):
         read("tfds:wikipedia/20230601.en")
     with pytest.raises(ValueError, match=r"expected tfds:NAME\[:VERSION\]\[:SPLIT\]"):
         read("tfds:wiki pedia")
+
+
+def test_the_first_words_of_documents_are_left_out(tmp_path):
+    """The rest of a document keeps its lines; a document without further words is left out whole."""
+    lines = ["\n one  two\tthree\nfour\n\nfive \n", "one two three", "", "one", "1 2 3 4"]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": line}) for line in lines))
+    (tmp_path / "b.txt").write_text("Four words are here.")
+    both = f"{tmp_path / 'a.jsonl'},{tmp_path / 'b.txt'}"
+
+    def read(source, *skip_words):
+        left_out = Counter(words=0, documents=0)
+        documents = list(sources.documents(str(source), "text", skip_words, left_out))
+        return documents, left_out["words"], left_out["documents"]
+
+    assert read(tmp_path / "a.jsonl", 3) == (["four\n\nfive \n", "4"], 3 + 3 + 1 + 3, 2)
+    assert read(both, 3) == (["four\n\nfive \n", "4", "here."], 13, 2)
+    assert read(both, 0, 3) == ([lines[0], lines[1], "one", "1 2 3 4", "here."], 3, 0)
+    assert read(both) == read(both, 0) == ([lines[0], lines[1], "one", "1 2 3 4", "Four words are here."], 0, 0)
+    with pytest.raises(ValueError, match="data.skip_words=1,2,3 must be one number, or .* of which there are 2"):
+        read(both, 1, 2, 3)
+    with pytest.raises(ValueError, match="at least one document of more than data.skip_words=5 words"):
+        read(both, 5)
+
+
+def test_the_first_words_of_a_file_that_is_several_documents(tmp_path, monkeypatch):
+    """Each of the documents loses as many words, so the file's first words are never read, however many they are."""
+    monkeypatch.setattr(files, "LARGEST_DOCUMENT", 10)  # two words
+    (tmp_path / "a.txt").write_text("\n".join(f"word{number}" for number in range(9)))
+    found = sources.documents(str(tmp_path / "a.txt"), "text", (1,))
+    assert [document.split() for document in found] == [["word1"], ["word3"], ["word5"], ["word7"]]
+    with pytest.raises(ValueError, match="of more than data.skip_words=3 words"):
+        list(sources.documents(str(tmp_path / "a.txt"), "text", (3,)))
