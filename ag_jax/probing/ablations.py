@@ -8,7 +8,7 @@ import hashlib
 import json
 import pathlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -58,18 +58,23 @@ def check(config: AblationConfig, checkpoints: Iterable[tuple[str, int | None]])
     given = _lines(config)
     for checkpoint, step in checkpoints:
         opened = trained.open_trained(checkpoint, step)
-        if given is not None or opened.own_texts is None:
-            opened.texts(None if given is None else given[:1])  # raises if they do not go together
+        if given is not None or opened.own_texts is None or not opened.predicts_words:
+            opened.texts(None if given is None else given[:1], 1)  # raises if they do not go together
 
 
-def check_training(arm: str, experiment: ExperimentConfig) -> None:
-    """Raise ValueError if a run that will be trained will have no loss of masked words."""
-    workload = workloads.workload_of(experiment)
-    if workload.primary_metric is not MLM:
-        raise ValueError(
-            f"the arm {arm} trains a model whose loss is {workload.primary_metric.label}, but head ablation needs the "
-            "loss of masked words: train a model that predicts them, or set ablation.data to none"
-        )
+def check_training(experiments: Mapping[str, Sequence[ExperimentConfig]]) -> None:
+    """Raise ValueError if a run that will be trained will have no loss of masked words.
+
+    experiments: for each arm the configs of the runs that will be trained.
+    """
+    for arm, of_arm in experiments.items():
+        for experiment in of_arm:
+            metric = workloads.workload_of(experiment).primary_metric
+            if metric is not MLM:
+                raise ValueError(
+                    f"the arm {arm} trains a model whose loss is {metric.label}, but head ablation needs the loss of "
+                    "masked words: train a model that predicts them, or set ablation.data to none"
+                )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

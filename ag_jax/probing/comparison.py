@@ -92,13 +92,12 @@ def _run(
         probes.check(name, settings)  # first, because models may be trained for hours before texts are read
     with lock.hold(workdir):
         trained = {arm: _training(arm, config, workdir) for arm, config in configs.items()}
-        for arm, folders in trained.items():
-            for folder, experiment in folders.items():
-                if first.ablation.data:
-                    ablations.check_training(arm, experiment)
-                run.claim_workdir(experiment, folder)  # so that a conflict shows now and not hours later
         if first.ablation.data:
             ablations.check(first.ablation, [(of.checkpoint, of.step) for of in configs.values() if of.checkpoint])
+            ablations.check_training({arm: list(folders.values()) for arm, folders in trained.items()})
+        for folders in trained.values():
+            for folder, experiment in folders.items():
+                run.claim_workdir(experiment, folder)  # so that a conflict shows now and not hours later
         for folders in trained.values():
             for folder, experiment in folders.items():
                 run.train(experiment, folder)
