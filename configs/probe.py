@@ -8,6 +8,7 @@ Deshpande & Narasimhan 2020, section 5.6).
     ag-jax evaluate --config=probe:checkpoint=DIR --workdir=DIR
     ag-jax evaluate --config=probe:checkpoint=DIR,coreference=FOLDER,dependencies=FOLDER,gap=FOLDER --workdir=DIR
     ag-jax compare --config=probe:checkpoint=DIR,DIR,coreference=FOLDER --workdir=DIR
+    ag-jax compare --config=probe:checkpoint=DIR,DIR,ablation=held_out --workdir=DIR
 
 The first command needs no data: its sentences are generated. A model with the same architecture and tokenizer but
 random weights is probed, too. With several directories, `ag-jax compare` compares the models with the first one.
@@ -15,10 +16,14 @@ random weights is probed, too. With several directories, `ag-jax compare` compar
 
     ag-jax compare --config=probe:checkpoint=RUNS/mlm-seed{seed},RUNS/ag-seed{seed},seeds=3 --workdir=DIR
 
+A probe shows what a head attends to. `ablation=held_out`, or `ablation=FILE` with a text on each line, measures what
+each head does: how much the loss of masked words, or that of the task of a fine-tuned model, rises when the output of
+the head is zeroed (Michel et al. 2019, section 3.2). Models with random weights have no trained loss, and are left out.
+
 `ag-jax help probes` explains the settings of a probe, such as --config.probes.coreference.window=256.
 
 Hardware and time: not measured yet. Each probe and unit (words, positions) reads its texts once with the model and once
-with random weights; LitBank has 210,000 words.
+with random weights; LitBank has 210,000 words. Ablation reads 256 texts once for each head, and once with all heads.
 
 Expected: depends on the model. BERT-base (Clark et al. 2019), best head: coreference 65 %, dependencies such as 94 %
 for det and 87 % for dobj. These numbers have not been reproduced with this program.
@@ -43,6 +48,8 @@ def get_config(argument: str = ""):
     reflexives: `generated` for generated sentences, a file of sentences such as refl.0, or `none` to leave this out.
     custom: import path of a function that makes a custom probe, such as my_probes.negation.
     seeds: number of seeds, from 0, of the models whose directory has `{seed}`; others have one.
+    ablation: texts on which the loss is measured without each head: `held_out` for the held-out text of a run or the
+        development examples of a trial, a file with a text on each line, or `none`.
     """
     chosen = config_reader.arguments(
         argument,
@@ -54,6 +61,7 @@ def get_config(argument: str = ""):
         reflexives="generated",
         custom="",
         seeds=1,
+        ablation=config_reader.NONE,
     )
     directories = chosen.checkpoint.split(",")
     models = {_name(directory.rstrip("/").rpartition("/")[2]): directory for directory in directories}
@@ -93,6 +101,8 @@ def get_config(argument: str = ""):
         if name in config.probes:
             raise ValueError(f"custom={chosen.custom} has the name of another probe: give the function another name")
         add(name, kind="custom", function=chosen.custom)
+    if chosen.ablation != config_reader.NONE:
+        config.ablation.data = chosen.ablation
     return config
 
 

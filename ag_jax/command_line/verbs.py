@@ -133,6 +133,7 @@ VERBS = {
         (
             "ag-jax evaluate --workdir=runs/quickstart/ag-seed0",
             "ag-jax evaluate --config=probe:checkpoint=runs/quickstart/ag-seed0 --workdir=runs/probes",
+            "ag-jax evaluate --config=probe:checkpoint=runs/quickstart/ag-seed0,ablation=held_out --workdir=runs/heads",
         ),
         ("workdir", "step", "print_config", *HOSTS),
         True,

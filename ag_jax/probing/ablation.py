@@ -22,19 +22,14 @@ import numpy as np
 
 from ag_jax.data import randomness
 from ag_jax.data.tasks.task import Examples, Task
-from ag_jax.distributed import storage
-from ag_jax.finetuning import best, development
-from ag_jax.finetuning.kinds import KINDS
-from ag_jax.interop import finetuned, opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.opening import WordModel
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.base import PrimaryMetric
-from ag_jax.objectives.masked_lm import MLM
-from ag_jax.objectives.supervised import TASK
-from ag_jax.probing import batches, losses
+from ag_jax.probing import batches, trained
 from ag_jax.probing.batches import TextBatches
 from ag_jax.probing.losses import RowLosses
+from ag_jax.probing.trained import TrainedModel
 
 Progress = Callable[[int, int], None]  # (passes over a batch that are done, their number)
 PERCENT = 95  # of intervals
@@ -80,20 +75,46 @@ class HeadAblation:
     def intervals_NHI(self, resamples: int = 1000) -> np.ndarray:
         """Return the 95 % interval of each change, by a bootstrap over texts: its lower and upper end, `NHI`.
 
-        A resample draws as many texts as there are, with replacement, the same for all heads, and divides its sum of
-        changes by its sum of weights (Efron and Tibshirani 1993, section 13.3, percentiles). Texts without weight are
-        left out.
+        resamples: see `resampled`.
+        """
+        return np.moveaxis(interval(self.resampled(resamples).change_RNH), 0, -1)
+
+    def resampled(self, resamples: int = 1000) -> "Resampled":
+        """Return the loss and the changes for resampled texts.
+
+        A resample draws as many texts as there are, with replacement, the same for all heads, and divides its sums by
+        its sum of weights (Efron and Tibshirani 1993, section 13.3). Texts without weight are left out. Models that are
+        measured on the same texts have the same draws.
         """
         counted = self.weights_T > 0
-        weights_T, changes_NHT = self.weights_T[counted], (self.sums_NHT - self.base_T[None, None])[..., counted]
+        weights_T, base_T = self.weights_T[counted], self.base_T[counted]
+        changes_NHT = (self.sums_NHT - self.base_T[None, None])[..., counted]
         texts = len(weights_T)
-        found = np.empty((resamples, *changes_NHT.shape[:2]))
+        loss_R, change_RNH = np.empty(resamples), np.empty((resamples, *changes_NHT.shape[:2]))
         for number in range(resamples):
             drawn_T = randomness.below(texts, _RESAMPLE, number, np.arange(texts))
             times_T = np.bincount(drawn_T, minlength=texts)
-            found[number] = changes_NHT @ times_T / (weights_T @ times_T)
-        tail = (100 - PERCENT) / 2
-        return np.moveaxis(np.percentile(found, [tail, 100 - tail], axis=0), 0, -1)
+            loss_R[number] = base_T @ times_T / (weights_T @ times_T)
+            change_RNH[number] = changes_NHT @ times_T / (weights_T @ times_T)
+        return Resampled(loss_R, change_RNH)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resampled:
+    """The losses of a model on resampled texts.
+
+    loss_R: the loss with all heads.
+    change_RNH: how much it rises without each head.
+    """
+
+    loss_R: np.ndarray
+    change_RNH: np.ndarray
+
+
+def interval(values_R: np.ndarray) -> np.ndarray:
+    """Return the lower and the upper percentile that enclose 95 % of resampled values, along a new first axis."""
+    tail = (100 - PERCENT) / 2
+    return np.percentile(values_R, [tail, 100 - tail], axis=0)
 
 
 def ablate(
@@ -112,53 +133,22 @@ def ablate(
 
     texts: texts to mask, such as the lines of a file, for a model that predicts masked words.
     step: of a run's checkpoint, the newest by default.
-    most: number of rows of held-out text, or of development examples, to take; None takes all.
+    most: number of texts, of rows of held-out text, or of development examples to take; None takes all.
     progress: called after each pass over a batch, of which there is one for each head and one with all heads.
 
     Raises ValueError for a model without a trained head, such as an embedder of sentences, and if the other arguments
     do not go with the model; FileNotFoundError if there is no model.
     """
-    if most is not None and (most < 1 or texts is not None):
-        raise ValueError(
-            f"most must be at least 1, and goes only with a model's own texts, got most={most}: give fewer texts, or "
-            "leave texts out"
-        )
-    place = storage.directory(directory)
-    if (found := best.find(place)) is not None:
-        place = found.directory
-    if finetuned.locate(place) is not None:
-        if texts is not None or step is not None:
-            raise ValueError(
-                f"{place} is fine-tuned, so the loss is that of its task on its development examples: leave texts and "
-                "step out"
-            )
-        return ablate_task(finetuned.load(place), *development.read(place, most), progress=progress)
-    try:
-        opened = opening.open_masked_lm(str(place), step)
-    except opening.NoWordHeadError as error:
-        raise ValueError(
-            f"{error}. So it has neither a loss of masked words nor one of a task that could change when a head is "
-            "zeroed: continue its pre-training (configs/continue_pretraining.py), or fine-tune it with `ag-jax "
-            "finetune --config.keep=best`, and give that run or trial"
-        ) from error
-    return ablate_words(opened, texts, most=most, progress=progress)
+    opened = trained.open_trained(directory, step)
+    return ablate_trained(opened, opened.texts(texts, most), progress=progress)
 
 
 def ablate_words(
     opened: WordModel, texts: Sequence[str] | None = None, *, most: int | None = None, progress: Progress | None = None
 ) -> HeadAblation:
     """Measure the change of the loss of masked words for each head. The arguments are those of `ablate`."""
-    if texts is not None:
-        config = opened.model.config
-        data = batches.of_texts(texts, opened.tokenizer, opened.length, config.token_types)
-    elif opened.run is not None:
-        data = batches.of_run(opened.run, most)
-    else:
-        raise ValueError(
-            "a model from Hugging Face has no held-out text: give texts, such as the lines of a file, as `texts`"
-        )
-    row_losses = losses.of_masked_words(opened.model)
-    return measure(row_losses, opened.params, opened.model.config, data, MLM, progress=progress)
+    found = trained.of_words(opened)
+    return ablate_trained(found, found.texts(texts, most), progress=progress)
 
 
 def ablate_task(tuned: FineTuned, task: Task, examples: Examples, *, progress: Progress | None = None) -> HeadAblation:
@@ -166,9 +156,15 @@ def ablate_task(tuned: FineTuned, task: Task, examples: Examples, *, progress: P
 
     progress: as in `ablate`.
     """
-    data = batches.of_examples(tuned, task, examples)
-    row_losses = losses.of_task(tuned.model, KINDS[tuned.head.kind].loss)
-    return measure(row_losses, tuned.params, tuned.config, data, TASK, progress=progress)
+    return ablate_trained(trained.of_task(tuned), batches.of_examples(tuned, task, examples), progress=progress)
+
+
+def ablate_trained(opened: TrainedModel, data: TextBatches, *, progress: Progress | None = None) -> HeadAblation:
+    """Measure the change of a model's loss for each head, on texts that `TrainedModel.texts` returned.
+
+    progress: as in `ablate`.
+    """
+    return measure(opened.row_losses, opened.params, opened.config, data, opened.metric, progress=progress)
 
 
 def measure(

@@ -5,6 +5,7 @@ Shape letters: B rows of a batch, L length.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.run import OpenRun
 
 BATCH = 16  # rows that are computed together
+GIVEN = "given texts"  # what texts are called that a caller gives
 HostBatch = dict[str, np.ndarray]
 
 
@@ -40,8 +42,25 @@ class TextBatches:
     source: str
     notes: tuple[str, ...] = ()
 
+    def digest(self) -> str:
+        """Return the SHA-256 of the batches: of tokens, masked words or labels, and which text each row is of."""
+        found = hashlib.sha256()
+        for batch, text_B in self.batches:
+            for name, array in sorted((batch | {"text": text_B}).items()):
+                found.update(f"{name} {array.dtype} {array.shape}".encode())
+                found.update(np.ascontiguousarray(array).tobytes())
+        return found.hexdigest()
 
-def of_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, token_types: int) -> TextBatches:
+
+def of_texts(
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    length: int,
+    token_types: int,
+    most: int | None = None,
+    *,
+    called: str = GIVEN,
+) -> TextBatches:
     """Return batches of texts in which BERT's masking has chosen the words to predict, one text a row.
 
     15 % of the tokens of each text are chosen, and 80 % of these are replaced by the mask token, 10 % by a random one.
@@ -49,11 +68,17 @@ def of_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, token_type
 
     length: most tokens of a row, special tokens included; a longer text is cut at its end, and counted in the notes.
     token_types: the number of the model's token types.
+    most: number of texts to take, spread evenly over them; None takes all.
+    called: what the texts are, for people.
 
     Raises ValueError if no text has a token.
     """
     if isinstance(texts, str):
         raise ValueError(f"expected a list of texts, got one string of {len(texts):,} characters: split it into texts")
+    number, source = len(texts), f"{len(texts):,} {called}"
+    if most is not None and most < number:
+        texts = [texts[index * number // most] for index in range(most)]
+        source = f"{most:,} of {source}"
     shape = RowSettings(tokenizer.specials, length, token_types)
     room = shape.room(pair=False)
     given = [ids for ids in tokenizer.encode_batch([text.strip() for text in texts]) if ids]
@@ -81,7 +106,7 @@ def of_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, token_type
     notes = [f"texts that were cut after {room} tokens: {cut:,}"] if cut else []
     if empty := len(texts) - len(given):
         notes.append(f"texts without a token, which were left out: {empty:,}")
-    return TextBatches(tuple(batches), len(given), f"{len(texts):,} given texts", tuple(notes))
+    return TextBatches(tuple(batches), len(given), source, tuple(notes))
 
 
 def of_run(opened: OpenRun, most: int | None = None) -> TextBatches:

@@ -13,7 +13,8 @@ from ag_jax.distributed import hosts, lock, storage
 from ag_jax.pretraining import arms, run
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.probing import models, probes, report, results, summary
+from ag_jax.probing import ablation_report, ablation_summary, ablations, models, probes, report, results, summary
+from ag_jax.probing.ablation_summary import Summary
 from ag_jax.probing.config import ProbingConfig
 from ag_jax.probing.models import ProbedModel
 from ag_jax.probing.results import ProbeResult
@@ -37,7 +38,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, ProbingConf
     if reserved := [arm for arm in configs if arm.startswith(RANDOM)]:
         raise ValueError(f"{source} has an arm called {reserved[0]}, a name of the random models: choose another name")
     for arm, of_arm in configs.items():
-        for setting in ("probes", "resamples", "random_seeds"):
+        for setting in ("probes", "ablation", "resamples", "random_seeds"):
             if getattr(of_arm, setting) != getattr(config, setting):
                 raise ValueError(
                     f"the arms of {source} must have the same {setting}, to be compared, but those of {arm} differ: "
@@ -68,8 +69,9 @@ def evaluate(source: str, overrides: dict[str, Any], workdir: epath.PathLike) ->
 def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
     """Probe the models of every arm and write the report; return the path of `report.md`.
 
-    Models are in `workdir/ARM-seedN`, if they are trained first, and the results of probes in
-    `workdir/probes/ARM-seedN/PROBE`. What is trained or measured already is not done again.
+    Models are in `workdir/ARM-seedN`, if they are trained first, the results of probes in
+    `workdir/probes/ARM-seedN/PROBE`, and those of head ablation in `workdir/ablation/ARM-seedN`. What is trained or
+    measured already is not done again.
 
     overrides: settings that replace those of every arm of the config file `source`.
     """
@@ -89,10 +91,17 @@ def _run(
 ) -> epath.Path:
     if hosts.count() > 1:
         raise ValueError(f"probes run on one machine, but {hosts.count()} hosts were started: start the command on one")
-    for name, settings in next(iter(configs.values())).probes.items():
+    first = next(iter(configs.values()))
+    for name, settings in first.probes.items():
         probes.check(name, settings)  # first, because models may be trained for hours before texts are read
     with lock.hold(workdir):
         trained = {arm: _training(arm, config, workdir) for arm, config in configs.items()}
+        if first.ablation.data:
+            given = [
+                (place, of.step) for of in configs.values() for seed in of.seeds if (place := of.checkpoint_of(seed))
+            ]
+            ablations.check(first.ablation, given)
+            ablations.check_training({arm: list(folders.values()) for arm, folders in trained.items()})
         for folders in trained.values():
             for folder, experiment in folders.items():
                 run.claim_workdir(experiment, folder)  # so that a conflict shows now and not hours later
@@ -100,8 +109,9 @@ def _run(
             for folder, experiment in folders.items():
                 run.train(experiment, folder)
         compared = _open(configs, workdir)
+        prepared = _prepare_ablation(configs, workdir)
         found: Results = {arm: {} for arm in compared}
-        for name, settings in next(iter(configs.values())).probes.items():
+        for name, settings in first.probes.items():
             print(f"{name}: reading texts", file=sys.stderr, flush=True)
             probe = probes.make(name, settings, [probed for of_arm in compared.values() for probed in of_arm.values()])
             for arm, models_of_arm in compared.items():
@@ -109,7 +119,36 @@ def _run(
                 for seed, probed in models_of_arm.items():
                     label, folder = f"{arm}-seed{seed}, {name}", workdir / "probes" / f"{arm}-seed{seed}" / name
                     found[arm][name].append(results.obtain(probed, settings, probe, folder, label))
-        return _write_report(verb, source, overrides, configs, found, workdir, overridden)
+        ablated = {
+            arm: [
+                Summary(
+                    ablations.obtain(of, compared[arm][seed].assignment, workdir, f"{arm}-seed{seed}"), first.resamples
+                )
+                for seed, of in of_arm.items()
+            ]
+            for arm, of_arm in prepared.items()
+        }
+        descriptions = {arm: [of.description for of in of_arm.values()] for arm, of_arm in compared.items()}
+        return _write_report(verb, source, overrides, configs, descriptions, found, ablated, workdir, overridden)
+
+
+def _checkpoint(arm: str, seed: int, config: ProbingConfig, workdir: epath.Path) -> str:
+    """Return the directory of a model: the checkpoint of the config, or that of the run that was trained first."""
+    return config.checkpoint_of(seed) or str(workdir / f"{arm}-seed{seed}")
+
+
+def _prepare_ablation(
+    configs: Mapping[str, ProbingConfig], workdir: epath.Path
+) -> dict[str, dict[int, ablations.Prepared]]:
+    """Return the models of all arms, by seed, with the texts of their head ablation; {} without ablation."""
+    first = next(iter(configs.values()))
+    if not first.ablation.data:
+        return {}
+    places = {
+        arm: {seed: (_checkpoint(arm, seed, config, workdir), config.step) for seed in config.seeds}
+        for arm, config in configs.items()
+    }
+    return ablations.prepare(first.ablation, places)
 
 
 def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str, dict[int, ProbedModel]]:
@@ -121,10 +160,9 @@ def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str
     for arm, config in configs.items():
         found[arm] = {}
         for seed in config.seeds:
-            checkpoint = config.checkpoint_of(seed) or str(workdir / f"{arm}-seed{seed}")
-            probed = found[arm][seed] = models.open_model(checkpoint, config.step)
+            probed = found[arm][seed] = models.open_model(_checkpoint(arm, seed, config, workdir), config.step)
             look = probed.model.config, probed.longest, probed.tokenizer.fingerprint()
-            if look not in twins:
+            if look not in twins and config.probes:  # only probes are asked of them
                 twins[look] = {of: models.random_twin(probed, of) for of in config.random_seeds}
     for number, of_look in enumerate(twins.values(), 1):
         if of_look:
@@ -149,21 +187,20 @@ def _write_report(
     source: str,
     overrides: dict[str, Any],
     configs: Mapping[str, ProbingConfig],
+    descriptions: Mapping[str, Sequence[str]],
     found: Results,
+    ablated: Mapping[str, Sequence[Summary]],
     workdir: epath.Path,
     overridden: Sequence[str],
 ) -> epath.Path:
-    """Write report.md, report.json, scores.csv and figures; return the path of report.md."""
+    """Write report.md, report.json, the files of all heads and figures; return the path of report.md."""
     first = next(iter(configs.values()))
     content: dict[str, Any] = {
         "title": first.title,
         "command": arms.command(verb, source, overrides),
         "baseline": next(iter(configs)),
         **({"overridden": list(overridden)} if overridden else {}),
-        "models": {
-            arm: [result.probed.description for result in next(iter(by_probe.values()))]
-            for arm, by_probe in found.items()
-        },
+        "models": descriptions,
         "probes": {
             name: {
                 mode: summary.numbers(
@@ -186,8 +223,26 @@ def _write_report(
                 heads.draw_scores(scores, assignments, f"{name}, mode {mode}: score on test queries"), workdir / path
             )
             figures[name, mode] = path
+    if ablated:
+        content["ablation"] = _write_ablation(ablated, content["probes"], workdir)
     flat = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in configs.items()}
-    storage.write_whole(workdir / "scores.csv", report.csv_text(found))
+    if first.probes:
+        storage.write_whole(workdir / "scores.csv", report.csv_text(found))
     storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
     storage.write_whole(workdir / "report.md", report.markdown(content, flat, figures) + "\n")
     return workdir / "report.md"
+
+
+def _write_ablation(
+    ablated: Mapping[str, Sequence[Summary]], probed: Mapping[str, Any], workdir: epath.Path
+) -> dict[str, Any]:
+    """Write the figure and the table of head ablation; return its part of report.json.
+
+    probed: the part of report.json on probes.
+    """
+    changes = {arm: of_arm[0].change_NH for arm, of_arm in ablated.items()}
+    assignments = {arm: of_arm[0].ablated.assignment for arm, of_arm in ablated.items()}
+    figure = heads.draw_changes(changes, assignments, "change of the loss without each head")
+    canvas.save(figure, workdir / ablation_report.FIGURE)
+    storage.write_whole(workdir / ablation_report.CSV, ablation_report.csv_text(ablated))
+    return ablation_summary.numbers(ablated, probed)

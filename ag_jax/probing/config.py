@@ -8,6 +8,7 @@ from ag_jax.probing.scores import Mode
 
 SEED = "{seed}"  # stands for the seed in the path of a checkpoint
 Kind = Literal["coreference", "reflexives", "gap", "dependencies", "custom"]
+HELD_OUT = "held_out"  # the model's own texts, for head ablation
 # Settings that only some kinds of probe read; others must leave them at their defaults.
 READ_BY = {
     "window": ("coreference", "reflexives", "gap", "dependencies"),
@@ -79,6 +80,29 @@ class ProbeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AblationConfig:
+    """Settings of head ablation: how much a model's loss rises when the output of one head is zeroed.
+
+    data: texts on which the loss is measured: `held_out` for the model's own, which are the held-out text of a run and
+        the development examples of a fine-tuned trial; or a file with a text on each line, for models that predict
+        masked words. None measures nothing.
+    most: number of rows of held-out text, of development examples or of lines to take; None takes all. The loss is
+        computed on them once with all heads, and once without each head.
+    """
+
+    data: str | None = None
+    most: Annotated[int, ">= 1"] | None = 256
+
+    def __post_init__(self):
+        if self.data == "":
+            raise ValueError(f"ablation.data must be {HELD_OUT}, the path of a file, or none, got an empty text")
+        if not self.data and self.most != type(self).most:
+            raise ValueError(
+                f"ablation.most={self.most} has no effect without ablation.data: set it, or leave most out"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class ProbingConfig:
     """Settings of a comparison of models by probes.
 
@@ -89,12 +113,13 @@ class ProbingConfig:
     train: config file, with its arguments, of a run to train first and then probe, such as `quickstart:arm=ag`; give
         either `train` or `checkpoint`.
     probes: settings of each probe, such as probes.coreference.window.
+    ablation: whether, and on which texts, the loss is measured without each head.
     seeds: seeds of the runs that `train` trains, or what stands for `{seed}` in `checkpoint`; a checkpoint without
         `{seed}` is one model, and has one seed.
     random_seeds: seeds of the models with random weights, one set for each architecture and tokenizer among the arms;
         they show what heads find without training. An empty list probes none.
     arms: values of the config file's argument `arm` with commas, for `ag-jax compare`, the baseline first.
-    resamples: number of times that documents are resampled for confidence intervals.
+    resamples: number of times that documents are resampled for confidence intervals, and texts for those of ablation.
     """
 
     title: str = "Probes of attention heads"
@@ -102,14 +127,17 @@ class ProbingConfig:
     step: Annotated[int, ">= 0"] | None = None
     train: str | None = None
     probes: dict[str, ProbeConfig] = dataclasses.field(default_factory=dict)
+    ablation: AblationConfig = AblationConfig()
     seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
     random_seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
     arms: str | None = None
     resamples: Annotated[int, ">= 100"] = 1_000
 
     def __post_init__(self):
-        if not self.probes:
-            raise ValueError("probes must name at least one probe, such as probes.coreference")
+        if not self.probes and not self.ablation.data:
+            raise ValueError(
+                "probes must name at least one probe, such as probes.coreference, unless ablation.data has texts"
+            )
         if bool(self.checkpoint) == bool(self.train):
             raise ValueError(
                 "give either checkpoint, the directory of a model, or train, the config file of a run to be trained "

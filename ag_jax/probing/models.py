@@ -13,6 +13,7 @@ import numpy as np
 
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop import opening
+from ag_jax.models.config import EncoderConfig
 from ag_jax.models.masked_lm import PretrainingModel
 
 
@@ -38,13 +39,18 @@ class ProbedModel:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the architecture, the parameters and the tokenizer, computed once for all probes."""
-        digest = hashlib.sha256(json.dumps(dataclasses.asdict(self.model.config)).encode())
-        digest.update(self.tokenizer.fingerprint().encode())
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
-            array = np.asarray(leaf)
-            digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+        return digest(self.model.config, self.params, self.tokenizer)
+
+
+def digest(config: EncoderConfig, params: Any, tokenizer: Tokenizer) -> str:
+    """Return the SHA-256 of a model: its architecture, its parameters and its tokenizer."""
+    found = hashlib.sha256(json.dumps(dataclasses.asdict(config)).encode())
+    found.update(tokenizer.fingerprint().encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.asarray(leaf)
+        found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
 
 
 def open_model(checkpoint: str, step: int | None = None) -> ProbedModel:

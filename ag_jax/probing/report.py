@@ -8,7 +8,7 @@ from typing import Any
 from ag_jax.evaluation.significance import Spread
 from ag_jax.pretraining.report import DIFFERENCE_EXPLAINED, DIFFERENCE_HEADER, difference_cells, flag_warnings
 from ag_jax.pretraining.report import settings_table as settings_that_differ
-from ag_jax.probing import summary
+from ag_jax.probing import ablation_report, summary
 from ag_jax.probing.results import ProbeResult
 
 MODES = {
@@ -39,14 +39,15 @@ def markdown(
     lines = [f"# {content['title']}", "", f"`{content['command']}`", "", *flag_warnings(content.get("overridden", ()))]
     for arm, descriptions in content["models"].items():
         lines += [f"* **{arm}**: {'; '.join(descriptions)}"]
-    lines += [
-        "",
-        "A number is the share of test queries that a head answers correctly. A head is chosen on the development "
-        "documents; its score on the test documents has a 95 % interval over documents. The best head on the test "
-        "documents themselves, which papers report, has too high a score, because it was chosen on them: compare it "
-        "with the random model, which has as many heads.",
-        "",
-    ]
+    lines.append("")
+    if content["probes"]:
+        lines += [
+            "A number is the share of test queries that a head answers correctly. A head is chosen on the development "
+            "documents; its score on the test documents has a 95 % interval over documents. The best head on the test "
+            "documents themselves, which papers report, has too high a score, because it was chosen on them: compare "
+            "it with the random model, which has as many heads.",
+            "",
+        ]
     for probe, modes in content["probes"].items():
         for mode, numbers in modes.items():
             lines += [f"## {probe}, mode {mode}", "", f"Mode `{mode}`: {MODES[mode]}.", ""]
@@ -55,6 +56,8 @@ def markdown(
             lines += _notes(numbers, mode)
             if (probe, mode) in figures:
                 lines += [f"![Scores of all heads: {probe}, {mode}]({figures[probe, mode]})", ""]
+    if "ablation" in content:
+        lines += ablation_report.markdown(content["ablation"], content["baseline"])
     lines += ["## What differs between the arms", "", *settings_that_differ(settings), ""]
     return "\n".join(lines)
 

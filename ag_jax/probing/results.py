@@ -1,30 +1,25 @@
-"""Scores of one model on one probe, measured once and stored: `result.json` and a file of arrays for each mode.
+"""Scores of one model on one probe, measured once and stored, with a file of arrays for each mode.
 
-A stored result is used again if the model, the tokenizer, the texts and the settings are those it was measured with,
-and its files are undamaged; otherwise it is measured anew.
+Stored scores are used again if the model, the tokenizer, the texts and the settings are those they were measured with.
 """
 
 import dataclasses
 import hashlib
-import io
 import json
 import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from etils import epath
 
 from ag_jax.data.probes.queries import Probe
-from ag_jax.distributed import storage
-from ag_jax.probing import measuring
+from ag_jax.probing import measuring, storing
 from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.measuring import ARRAYS, Measured
 from ag_jax.probing.models import ProbedModel
 from ag_jax.probing.rows import Convention
 from ag_jax.probing.scores import Mode
 
-FILE = "result.json"
 VERSION = 1  # of the computation of scores; a new one makes stored results of the earlier ones invalid
 
 
@@ -52,7 +47,9 @@ def obtain(probed: ProbedModel, config: ProbeConfig, probe: Probe, folder: epath
     label: name of model and probe, for progress.
     """
     fingerprint = _fingerprint(probed, config, probe)
-    modes = _stored(folder, fingerprint, config.modes)
+    modes = storing.read(
+        folder, fingerprint, lambda record: {mode: _read(folder, mode, record["modes"][mode]) for mode in config.modes}
+    )
     if modes is None:
         convention = Convention(config.from_word, config.to_word, config.transposed)
         modes = measuring.measure(probed, probe, config.modes, convention, progress=_progress(label))
@@ -76,40 +73,17 @@ def _fingerprint(probed: ProbedModel, config: ProbeConfig, probe: Probe) -> str:
 
 
 def _store(folder: epath.Path, fingerprint: str, probed: ProbedModel, modes: dict[Mode, Measured]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).unlink(missing_ok=True)  # while files change, there is no result
+    storing.begin(folder)
     files: dict[str, dict[str, Any]] = {}
     for mode, measured in modes.items():
         arrays = {name: value for name in ARRAYS if (value := getattr(measured, name)) is not None}
-        content = io.BytesIO()
-        np.savez_compressed(content, **arrays)
-        (folder / f"{mode}.npz").write_bytes(content.getvalue())
-        digest = hashlib.sha256(content.getvalue()).hexdigest()
+        digest = storing.write_arrays(folder / f"{mode}.npz", arrays)
         files[mode] = {"sha256": digest, "dropped": dict(measured.dropped)}
-    record = {"model": probed.description, "fingerprint": fingerprint, "modes": files}
-    storage.write_whole(folder / FILE, json.dumps(record, indent=2) + "\n")
+    storing.finish(folder, {"model": probed.description, storing.FINGERPRINT: fingerprint, "modes": files})
 
 
-def _stored(folder: epath.Path, fingerprint: str, modes: tuple[Mode, ...]) -> dict[Mode, Measured] | None:
-    """Return the stored scores, or None if there are none for this fingerprint or their files are damaged."""
-    if not (folder / FILE).exists():
-        return None
-    try:
-        record = json.loads((folder / FILE).read_text())
-        if record["fingerprint"] != fingerprint:
-            print(f"{folder}: measured for another model, text or settings; measuring anew", file=sys.stderr)
-            return None
-        return {mode: _read(folder / f"{mode}.npz", record["modes"][mode]) for mode in modes}
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        print(f"{folder}: damaged ({error}); measuring anew", file=sys.stderr)
-        return None
-
-
-def _read(path: epath.Path, record: dict[str, Any]) -> Measured:
+def _read(folder: epath.Path, mode: Mode, record: dict[str, Any]) -> Measured:
     """Read the scores of a mode. Raises ValueError if the file is not the one that was written."""
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != record["sha256"]:
-        raise ValueError(f"{path.name} has another SHA-256 than {FILE} says")
-    with np.load(io.BytesIO(content)) as arrays:
-        found: dict[str, Any] = {name: arrays.get(name) for name in ARRAYS}
+    arrays = storing.read_arrays(folder / f"{mode}.npz", record["sha256"])
+    found: dict[str, Any] = {name: arrays.get(name) for name in ARRAYS}
     return Measured(**found, dropped=record["dropped"])

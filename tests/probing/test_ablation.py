@@ -1,7 +1,6 @@
 """The table of head ablation against a plain loop over parameters with output kernels of zeros, for words and tasks."""
 
 import dataclasses
-import json
 import shutil
 
 import jax
@@ -11,54 +10,31 @@ import pytest
 from etils import epath
 from scipy import special as functions
 
-from ag_jax import config_reader
-from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.tasks.task import Examples
 from ag_jax.data.text import pipeline
-from ag_jax.finetuning import development, kinds, splits
-from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning import development, kinds
 from ag_jax.finetuning.job import make_head
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
-from ag_jax.interop.opening import WordModel
 from ag_jax.models.encoder import Ports
-from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
-from ag_jax.pretraining import origin, run
-from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining import run
 from ag_jax.probing import ablation, batches, losses
 from ag_jax.probing.ablation import HeadAblation
 from ag_jax.probing.batches import TextBatches
-from ag_jax.training.config import TrainingConfig
 from tests import tiny
-from tests.finetuning import tasks, tiny_tasks
+from tests.finetuning import tasks
+from tests.probing import trained_models
+from tests.probing.trained_models import CONFIG, LENGTH, TEXTS, TOKENIZER
 
-TOKENIZER, CONFIG = tasks.TOKENIZER, tasks.pretrained().config  # 2 layers of 2 heads, with dropout in training
-LENGTH = 14
-RNG = np.random.default_rng(5)
-# One row of 14 tokens whose text is cut; the others are in batches of 8 and of 14 tokens. Two texts have no token.
-TEXTS = [" ".join(RNG.choice(tasks.WORDS, count)) for count in (30, 4, 9, 6, 12, 3, 11)] + ["", "  "]
-TEXTS += [" ".join(RNG.choice(tasks.WORDS, 5)) for _ in range(14)]
-SUITE_OF = {"metrics": {"accuracy": 0.5}, "learning_rate": 1e-5, "batch_size": 8, "seed": 0, "epochs": [], "seconds": 1}
-SUITE_OF |= dict.fromkeys(("best_epoch", "truncated", "cut_words", "lost", "skipped"), 1)
-
-
-def without(params, layer, head):
-    """Parameters whose output kernel is zero on one head."""
-    edited = jax.tree.map(np.array, params)
-    edited["encoder"]["layers"]["attention"]["output"]["kernel"][layer, head] = 0.0
-    return edited
+RNG = np.random.default_rng(6)
 
 
 @pytest.fixture(scope="module")
 def words():
     """A model that predicts masked words, in which head 1 of layer 0 writes nothing, and its table."""
-    model = PretrainingModel(CONFIG)
-    example = {name: np.ones((1, 6), np.int32) for name in ("tokens", "segment_ids", "token_type_ids")}
-    params = without(tiny.params(model, example | {"masked_positions": np.ones((1, 2), np.int32)}), 0, 1)
-    opened = WordModel(model, params, TOKENIZER, LENGTH)
-    done = []
+    opened, done = trained_models.word_model(), []
     found = ablation.ablate_words(opened, TEXTS, progress=lambda *counts: done.append(counts))
     return opened, found, done
 
@@ -91,7 +67,7 @@ def test_words_equal_a_loop_over_edited_parameters(words):
     np.testing.assert_allclose(found.base_T, sums_T, rtol=1e-5)
     assert found.base_loss == pytest.approx(sums_T.sum() / counts_T.sum(), rel=1e-5)
     for layer, head in np.ndindex(2, 2):
-        ablated_T, _ = compute(without(opened.params, layer, head))
+        ablated_T, _ = compute(trained_models.without(opened.params, layer, head))
         np.testing.assert_allclose(found.sums_NHT[layer, head], ablated_T, rtol=1e-5)
         assert found.loss_NH[layer, head] == pytest.approx(ablated_T.sum() / counts_T.sum(), rel=1e-5)
         change = (ablated_T - sums_T).sum() / counts_T.sum()
@@ -143,6 +119,17 @@ def test_masks_of_texts():
     assert len(batch["tokens"]) == 1 and dict(seen)[0] == batch["masked_positions"][0, :6].tolist()
 
 
+def test_some_of_the_texts():
+    """They are spread evenly, and the digest of their batches is the same only for the same texts and masks."""
+    data = batches.of_texts(TEXTS, TOKENIZER, LENGTH, 1, 4)
+    same = batches.of_texts([TEXTS[at] for at in (0, 5, 11, 17)], TOKENIZER, LENGTH, 1)
+    assert data.texts == 4 and data.source == "4 of 23 given texts"
+    assert data.digest() == same.digest()
+    other = batches.of_texts([TEXTS[at] for at in (0, 5, 11, 18)], TOKENIZER, LENGTH, 1)
+    assert other.digest() != data.digest()
+    assert batches.of_texts(TEXTS, TOKENIZER, LENGTH - 1, 1, 4).digest() != data.digest()
+
+
 def test_texts_that_cannot_be_measured(words):
     with pytest.raises(ValueError, match="expected texts, got 2 without any token"):
         batches.of_texts(["", " "], TOKENIZER, LENGTH, 1)
@@ -166,7 +153,7 @@ def test_a_tasks_losses_by_row_sum_to_those_of_its_objective(kind):
         outputs = objective.forward(params, batch, {}, jnp.int32(0), Ports())
         return found, objective.terms(outputs, batch)[1]["task_loss"]
 
-    edited = without(params, 1, 2)
+    edited = trained_models.without(params, 1, 2)
     for found, expected in (
         compute(params, np.ones_like(mask_NH)),
         (compute(params, mask_NH)[0], compute(edited, np.ones_like(mask_NH))[1]),
@@ -264,44 +251,6 @@ def test_intervals_are_those_of_resampled_texts():
     assert low[0, 0] < found.change_NH[0, 0] < high[0, 0]
 
 
-@pytest.fixture(scope="module")
-def places(words, tmp_path_factory):
-    """A run whose parameters are those of `words`, with a held-out text; and a trial of SST-2 with its suite."""
-    directory = tmp_path_factory.mktemp("models")
-    TOKENIZER.save(directory / "tokenizer")
-    lines = [" ".join(RNG.choice(tasks.WORDS, 9)) + "." for _ in range(400)]
-    (directory / "text.txt").write_text("\n\n".join(lines))
-    config = ExperimentConfig(
-        data=DataConfig(
-            source=str(directory / "text.txt"),
-            sequence_length=LENGTH,
-            validation_fraction=0.1,
-            tokenizer=TokenizerConfig(path=str(directory / "tokenizer")),
-            cache_dir=str(directory / "cache"),
-        ),
-        model=CONFIG,
-        training=TrainingConfig(batch_size=8),
-    )
-    run.write(config, epath.Path(directory / "run"), TOKENIZER, words[0].params)
-    (shutil.copytree(directory / "run", directory / "encoder") / origin.FILE).write_text(
-        json.dumps({"model_type": "roberta", "architectures": ["RobertaModel"], "new": ["word_head"]})
-    )
-    recipe = Recipe(max_length=LENGTH, validation_examples=9)
-    suite = FinetuningConfig(checkpoint="x", data=str(tiny_tasks.write(directory / "tasks")), tasks={"sst2": recipe})
-    place = directory / "suite" / "sst2" / "lr1e-05-bs8-seed0"
-    place.mkdir(parents=True)
-    (directory / "suite" / "config.json").write_text(json.dumps(config_reader.to_dict(suite)))
-    found = splits.read("sst2", recipe, suite.data)
-    head = make_head(found.task, "roberta", LENGTH)
-    params = tiny.params(head.model(CONFIG), tiny.task_batch("classification"))
-    finetuned.save(FineTuned(head, CONFIG, TOKENIZER, params), epath.Path(place / "weights"))
-    result = SUITE_OF | {"task": "sst2", "examples": {"train": 24, "validation": 9}}
-    (place / "result.json").write_text(json.dumps(result))
-    rows = [{"id": example.id, "prediction": 0, "label": 0, "scores": [0, 0]} for example in found.validation]
-    (place / "predictions_validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return directory
-
-
 def test_a_run_on_texts_and_on_its_held_out_text(words, places):
     opened, expected, _ = words
     found = ablation.ablate(str(places / "run"), TEXTS)
@@ -351,8 +300,8 @@ def test_a_trial_on_its_development_examples(places):
             {},
             "no head for masked words: its classes are RobertaModel.* neither a loss of masked words nor one of a task",
         ),
-        ("suite", {"texts": ["good"]}, "is fine-tuned, so the loss is that of its task .* leave texts and step out"),
-        ("run", {"texts": ["good"], "most": 3}, "goes only with a model's own texts, got most=3"),
+        ("suite", {"texts": ["good"]}, "is fine-tuned, so its loss is that of its task .* leave texts out"),
+        ("suite", {"step": 3}, "step=3 chooses a checkpoint of a run, but .* is fine-tuned"),
         ("run", {"most": 0}, "most must be at least 1"),
         ("suite/sst2/lr1e-05-bs8-seed0/weights/copy", {}, "is fine-tuned, but no trial of a suite"),
     ],

@@ -1,15 +1,18 @@
-"""Figure of a score of every head, such as its accuracy in a probe."""
+"""Figures of a number of every head: its score in a probe, or the change of the loss without it."""
 
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.figures.canvas import MEDIUM, SMALL, WEIGHTS, label
 from ag_jax.analysis.maps import Assignment, head_patterns, title
+
+CHANGES = "RdBu_r"  # colour map of changes: red above zero, blue below
 
 
 def draw_scores(
@@ -36,29 +39,68 @@ def draw_scores(
             if kind not in of_model:
                 axes.set_axis_off()
                 continue
-            scores_NH = of_model[kind]
-            axes.imshow(scores_NH, cmap=WEIGHTS, vmin=0, vmax=max(largest, 1e-9), aspect="auto")
-            _label_axes(axes, *scores_NH.shape)
-            layer, head = np.unravel_index(int(scores_NH.argmax()), scores_NH.shape)
-            text = f"{scores_NH[layer, head]:.2f}".lstrip("0")
-            ink = "white" if scores_NH[layer, head] > 0.5 * largest else "black"
-            axes.text(head, layer, text, ha="center", va="center", fontsize=SMALL - 1.5, color=ink)
-            for at, owner in enumerate(head_patterns(assignments[model], scores_NH.shape[1])):
-                if owner is not None:
-                    box = Rectangle((at - 0.5, -0.5), 1, len(scores_NH), fill=False, edgecolor=colours[owner])
-                    axes.add_patch(box)
+            scores_NH, limit = of_model[kind], max(largest, 1e-9)
+            axes.imshow(scores_NH, cmap=WEIGHTS, vmin=0, vmax=limit, aspect="auto")
+            text = f"{scores_NH.max():.2f}".lstrip("0")
+            _mark(axes, scores_NH, text, "white" if scores_NH.max() > 0.5 * largest else "black")
+            _frame(axes, assignments[model], scores_NH, colours)
             if row == 0:
                 axes.set_title(label(kind, 24), fontsize=MEDIUM)
             if column == 0:
                 axes.set_ylabel(f"{label(model, 18)}\nlayer", fontsize=MEDIUM)
             if row == len(scores) - 1:
                 axes.set_xlabel("head", fontsize=MEDIUM)
-    lines = [", ".join(title(name) for name in colours) + " frame the heads that they guide"] if colours else []
-    figure.suptitle("\n".join([caption, *lines]), fontsize=MEDIUM)
+    _title(figure, caption, colours)
     return figure
 
 
-def _label_axes(axes, layers: int, heads: int) -> None:
+def draw_changes(changes: Mapping[str, np.ndarray], assignments: Mapping[str, Assignment], caption: str) -> Figure:
+    """Draw the change of a loss without each head: a heat map of layers by heads for each model.
+
+    changes: for each model, the change of each layer and head, `NH`. Each panel has a colour scale of its own, the same
+        on both sides of zero; red is a rise. The largest rise is written into its cell.
+    assignments: the guided heads of each model, which are framed in the colour of their pattern.
+    caption: what the numbers are.
+    """
+    colours = canvas.colours(name for assignment in assignments.values() for name, _ in assignment)
+    layers, heads = (max(of.shape[axis] for of in changes.values()) for axis in (0, 1))
+    wide, high = min(5.0, 2.0 + 0.3 * heads), min(3.2, 0.8 + 0.22 * layers)
+    figure = Figure((1.0 + wide, 0.9 + len(changes) * high), layout="constrained")
+    panels = figure.subplots(len(changes), 1, squeeze=False)[:, 0]
+    for axes, (model, change_NH) in zip(panels, changes.items(), strict=True):
+        limit = max(float(np.abs(change_NH).max()), 1e-9)
+        image = axes.imshow(change_NH, cmap=CHANGES, vmin=-limit, vmax=limit, aspect="auto")
+        bar = figure.colorbar(image, ax=axes, ticks=[-limit, 0, limit], format="%+.2g")
+        bar.ax.tick_params(labelsize=SMALL)
+        _mark(axes, change_NH, f"{change_NH.max():+.2g}", "white" if change_NH.max() > 0.6 * limit else "black")
+        _frame(axes, assignments[model], change_NH, colours)
+        axes.set_ylabel(f"{label(model, 18)}\nlayer", fontsize=MEDIUM)
+        axes.set_xlabel("head", fontsize=MEDIUM)
+    _title(figure, caption, colours)
+    return figure
+
+
+def _mark(axes: Axes, values_NH: np.ndarray, text: str, ink: str) -> None:
+    """Label the axes with layers and heads, and write a text into the cell with the largest value."""
+    _label_axes(axes, *values_NH.shape)
+    layer, head = np.unravel_index(int(values_NH.argmax()), values_NH.shape)
+    axes.text(int(head), int(layer), text, ha="center", va="center", fontsize=SMALL - 1.5, color=ink)
+
+
+def _frame(axes: Axes, assignment: Assignment, values_NH: np.ndarray, colours: Mapping[str, str]) -> None:
+    """Frame the guided heads of all layers in the colours of their patterns."""
+    layers, heads = values_NH.shape
+    for at, owner in enumerate(head_patterns(assignment, heads)):
+        if owner is not None:
+            axes.add_patch(Rectangle((at - 0.5, -0.5), 1, layers, fill=False, edgecolor=colours[owner]))
+
+
+def _title(figure: Figure, caption: str, colours: Mapping[str, str]) -> None:
+    lines = [", ".join(title(name) for name in colours) + " frame the heads that they guide"] if colours else []
+    figure.suptitle("\n".join([caption, *lines]), fontsize=MEDIUM)
+
+
+def _label_axes(axes: Axes, layers: int, heads: int) -> None:
     def places(count: int) -> Sequence[int]:
         return range(0, count, math.ceil(count / 6))
 

@@ -1,0 +1,180 @@
+"""The part of a report on head ablation: tables as Markdown, and `ablation.csv` with every head."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ag_jax.analysis.maps import title
+from ag_jax.probing.ablation_summary import MOST, Summary
+
+CSV = "ablation.csv"
+FIGURE = "figures/ablation.png"
+
+
+def markdown(numbers: Mapping[str, Any], baseline: str) -> list[str]:
+    """Return the lines of the report on head ablation.
+
+    numbers: the content of report.json on head ablation.
+    baseline: the arm with which others are compared.
+    """
+    lines = ["## Head ablation", ""]
+    lines += [
+        "The output of one head at a time is zeroed (Michel et al. 2019, section 3.2). A change is the loss without "
+        "the head minus the loss with all heads, on the same texts with the same masked words or labels; above zero, "
+        "the model needs the head. 95 % intervals are over texts. Models with random weights have no trained loss and "
+        "are left out.",
+        "",
+    ]
+    lines += _models(numbers)
+    lines += _largest(numbers)
+    lines += _heads_of_probes(numbers)
+    lines += _differences(numbers, baseline)
+    lines += [f"![Change of the loss without each head]({FIGURE})", ""]
+    lines += [
+        f"`{CSV}` has all heads. `ag-jax inspect --workdir=DIR --without=LAYER.HEAD` shows attention without a head."
+    ]
+    return [*lines, ""]
+
+
+def _name(arm: str, number: int, numbers: Mapping[str, Any]) -> str:
+    """Return the name of a model: that of its arm, with its number if the arm has several seeds."""
+    return arm if len(numbers["models"][arm]) == 1 else f"{arm}, model {number + 1}"
+
+
+def _models(numbers: Mapping[str, Any]) -> list[str]:
+    rows, sources = [], []
+    for arm, models in numbers["models"].items():
+        for number, of in enumerate(models):
+            name = _name(arm, number, numbers)
+            clear = of["without_clear_rise"]
+            rows.append(
+                [
+                    name,
+                    f"{of['loss']:.3f} {of['unit']}".strip(),
+                    *(_value(of[part]) for part in ("mean", "guided", "free")),
+                    "–" if clear is None else f"{clear} of {of['heads']}",
+                ]
+            )
+            notes = "".join(f"; {note}" for note in of["notes"])
+            sources += [f"* **{name}**: {of['label']}, {of['source']}{notes}"]
+    header = ["model", "loss with all heads", "mean change", "guided heads", "free heads", "heads without a clear rise"]
+    return [
+        *_table(header, rows),
+        "A head without a clear rise has an interval that is not entirely above zero: the model does without it. This "
+        "holds for one head at a time, not for all of them together. Losses were measured on:",
+        "",
+        *sources,
+        "",
+    ]
+
+
+def _largest(numbers: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for arm, models in numbers["models"].items():
+        for number, of in enumerate(models):
+            for head in of["largest"]:
+                rows.append([_name(arm, number, numbers), _head(head), _pattern(head), _change(head), _interval(head)])
+    header = ["model", "head", "guided by", "change", "95 % interval"]
+    return [f"The {MOST} heads of each model whose removal raises the loss most:", "", *_table(header, rows)]
+
+
+def _heads_of_probes(numbers: Mapping[str, Any]) -> list[str]:
+    rows = [
+        [
+            of["probe"],
+            of["mode"],
+            _name(of["arm"], of["model"], numbers),
+            _head(of),
+            f"{of['score']:.3f}",
+            _change(of),
+            _interval(of),
+            _effect(of),
+            f"{of['rank']} of {numbers['models'][of['arm']][of['model']]['heads']}",
+        ]
+        for of in numbers["heads_of_probes"]
+    ]
+    if not rows:
+        return []
+    header = ["probe", "mode", "model", "head", "score", "change without it", "95 % interval", "the loss", "rank"]
+    return [
+        "A probe shows what a head attends to; ablation shows whether the loss depends on it. For each probe, the "
+        "head chosen on development, its score on test queries, and what its removal does to the loss (rank 1 is the "
+        "largest rise):",
+        "",
+        *_table(header, rows),
+    ]
+
+
+def _effect(of: Mapping[str, Any]) -> str:
+    """Return in words whether the loss changes without a head, judged by the interval."""
+    if of["low"] is None:
+        return "–"
+    if of["low"] > 0:
+        return "rises"
+    return "falls" if of["high"] < 0 else "has no clear change"
+
+
+def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
+    lines = []
+    rows = [
+        [
+            arm,
+            _change(of["loss"], "mean"),
+            _interval(of["loss"]),
+            _change(of["change"], "mean"),
+            _interval(of["change"]),
+        ]
+        for arm, of in numbers["differences"].items()
+    ]
+    if rows:
+        header = ["arm", "loss with all heads", "95 % interval", "mean change without a head", "95 % interval"]
+        lines += [f"Differences from {baseline}, on the same texts with the same masked words or labels:", ""]
+        lines += _table(header, rows)
+    for arm, reason in numbers["not_compared"].items():
+        lines += [f"**The losses of {arm} and {baseline} are not compared: {reason}.**", ""]
+    return lines
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)] + [""]
+
+
+def _head(of: Mapping[str, Any]) -> str:
+    return ".".join(map(str, of["head"]))
+
+
+def _pattern(of: Mapping[str, Any]) -> str:
+    return "–" if of["pattern"] is None else title(of["pattern"])
+
+
+def _change(of: Mapping[str, Any], name: str = "change") -> str:
+    return f"{of[name]:+.4f}"
+
+
+def _interval(of: Mapping[str, Any]) -> str:
+    return "–" if of["low"] is None else f"{of['low']:+.4f} to {of['high']:+.4f}"
+
+
+def _value(of: Mapping[str, Any] | None) -> str:
+    if of is None:
+        return "–"
+    return _change(of, "mean") + ("" if of["low"] is None else f" ({_interval(of)})")
+
+
+def csv_text(summaries: Mapping[str, Sequence[Summary]]) -> str:
+    """Return `ablation.csv`: the loss without each head, and its change, by arm and model.
+
+    summaries: for each arm those of its models, in the order of the seeds.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["arm", "model", "layer", "head", "pattern", "loss", "change", "low", "high"])
+    for arm, of_arm in summaries.items():
+        for number, summary in enumerate(of_arm):
+            base = summary.ablated.found.base_loss
+            for of in summary.heads():
+                values = [base + of["change"], of["change"], of["low"], of["high"]]
+                cells = ["" if value is None else f"{value:.8g}" for value in values]
+                writer.writerow([arm, number, *of["head"], of["pattern"] or "", *cells])
+    return text.getvalue()

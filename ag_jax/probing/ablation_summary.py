@@ -1,0 +1,175 @@
+"""The numbers of a report on head ablation, as plain values for JSON.
+
+Layers and heads are counted from 1. A change is the loss without a head minus the loss with all heads. Intervals are
+None for fewer texts than `choosing.FEWEST_DOCUMENTS`, of which a bootstrap would give too narrow intervals.
+
+Shape letters: N layers, H heads, R resamples, I ends of an interval.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ag_jax.analysis.maps import head_patterns
+from ag_jax.probing import ablation, choosing
+from ag_jax.probing.ablation import Resampled
+from ag_jax.probing.ablations import Ablated
+
+MOST = 5  # heads that are listed for each model
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Summary:
+    """The head ablation of one model with its resamples.
+
+    ablated: the losses of the model.
+    resamples: number of times that texts are resampled.
+    """
+
+    ablated: Ablated
+    resamples: int
+
+    @functools.cached_property
+    def resampled(self) -> Resampled | None:
+        """Losses on resampled texts; None with too few texts."""
+        found = self.ablated.found
+        if np.count_nonzero(found.weights_T) < choosing.FEWEST_DOCUMENTS:
+            return None
+        return found.resampled(self.resamples)
+
+    @functools.cached_property
+    def change_NH(self) -> np.ndarray:
+        """How much the loss rises without each head."""
+        return self.ablated.found.change_NH
+
+    @functools.cached_property
+    def intervals_INH(self) -> np.ndarray | None:
+        """The ends of the interval of each change."""
+        return None if self.resampled is None else ablation.interval(self.resampled.change_RNH)
+
+    @property
+    def patterns(self) -> tuple[str | None, ...]:
+        """The pattern that guides each head of a layer, None for free heads."""
+        return head_patterns(self.ablated.assignment, self.change_NH.shape[1])
+
+    def head(self, layer: int, head: int) -> dict[str, Any]:
+        """Return the change without a head, counted from 0, with its interval and its rank, 1 for the largest rise."""
+        change, ends = float(self.change_NH[layer, head]), self.intervals_INH
+        return {
+            "head": [layer + 1, head + 1],
+            "pattern": self.patterns[head],
+            "change": change,
+            "low": None if ends is None else float(ends[0, layer, head]),
+            "high": None if ends is None else float(ends[1, layer, head]),
+            "rank": 1 + int((self.change_NH > change).sum()),
+        }
+
+    def heads(self) -> Iterator[dict[str, Any]]:
+        """Yield `head` for every head, layer by layer."""
+        for layer, head in np.ndindex(*self.change_NH.shape):
+            yield self.head(layer, head)
+
+    def mean(self, chosen_H: np.ndarray) -> dict[str, float | None] | None:
+        """Return the mean change over some heads of all layers, with its interval; None without such heads."""
+        if not chosen_H.any():
+            return None
+        resampled = self.resampled
+        values_R = None if resampled is None else resampled.change_RNH[..., chosen_H].mean((1, 2))
+        return _with_interval(self.change_NH[:, chosen_H].mean(), values_R)
+
+
+def numbers(summaries: Mapping[str, Sequence[Summary]], probes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of report.json on head ablation.
+
+    summaries: for each arm those of its models, in the order of the seeds; the baseline first.
+    probes: the content of report.json on probes, by name and mode.
+    """
+    first, *others = summaries
+    reasons = {arm: _incomparable(summaries[first], summaries[arm]) for arm in others}
+    return {
+        "models": {arm: [_of_model(summary) for summary in of_arm] for arm, of_arm in summaries.items()},
+        "differences": {
+            arm: _differences(summaries[first], summaries[arm]) for arm, reason in reasons.items() if reason is None
+        },
+        "not_compared": {arm: reason for arm, reason in reasons.items() if reason is not None},
+        "heads_of_probes": list(_heads_of_probes(summaries, probes)),
+    }
+
+
+def _of_model(summary: Summary) -> dict[str, Any]:
+    found, ends = summary.ablated.found, summary.intervals_INH
+    is_guided_H = np.array([pattern is not None for pattern in summary.patterns])
+    listed = sorted(summary.heads(), key=lambda head: -head["change"])
+    return {
+        "model": summary.ablated.description,
+        "metric": found.metric.metric,
+        "label": found.metric.label,
+        "unit": found.metric.unit,
+        "source": found.source,
+        "notes": list(found.notes),
+        "tokenizer": summary.ablated.tokenizer,
+        "texts_sha256": summary.ablated.digest,
+        "texts": int(np.count_nonzero(found.weights_T)),
+        "weight": float(found.weights_T.sum()),
+        "loss": found.base_loss,
+        "heads": summary.change_NH.size,
+        "mean": summary.mean(np.ones_like(is_guided_H)),
+        "guided": summary.mean(is_guided_H),
+        "free": summary.mean(~is_guided_H) if is_guided_H.any() else None,
+        "without_clear_rise": None if ends is None else int((ends[0] <= 0).sum()),
+        "largest": listed[:MOST],
+    }
+
+
+def _incomparable(baseline: Sequence[Summary], other: Sequence[Summary]) -> str | None:
+    """Return the reason why the losses of two arms cannot be compared; None if they can."""
+    of_all = [summary.ablated for summary in (*baseline, *other)]
+    if len({of.found.metric.metric for of in of_all}) > 1:
+        return "the losses are of different kinds"
+    if len({of.tokenizer for of in of_all}) > 1:
+        return "the tokenizers differ, so the loss of a token means something else"
+    if len({of.digest for of in of_all}) > 1:
+        return "the texts, or the words masked in them, differ"
+    return None
+
+
+def _differences(baseline: Sequence[Summary], other: Sequence[Summary]) -> dict[str, Any]:
+    """Return how the loss, and the mean change over all heads, differ from those of the baseline, as means over seeds,
+    with intervals over the texts, which all models share.
+    """
+
+    def means(summaries: Sequence[Summary]) -> tuple[np.ndarray, np.ndarray | None]:
+        values = [[of.ablated.found.base_loss, of.change_NH.mean()] for of in summaries]
+        known = [of.resampled for of in summaries if of.resampled is not None]
+        if not known:
+            return np.mean(values, 0), None
+        return np.mean(values, 0), np.mean([[of.loss_R, of.change_RNH.mean((1, 2))] for of in known], 0)
+
+    (before, before_R), (after, after_R) = means(baseline), means(other)
+    found = {}
+    for at, name in enumerate(("loss", "change")):
+        values_R = None if before_R is None or after_R is None else after_R[at] - before_R[at]
+        found[name] = _with_interval(after[at] - before[at], values_R)
+    return found
+
+
+def _with_interval(mean: Any, values_R: np.ndarray | None) -> dict[str, float | None]:
+    low, high = (None, None) if values_R is None else map(float, ablation.interval(values_R))
+    return {"mean": float(mean), "low": low, "high": high}
+
+
+def _heads_of_probes(summaries: Mapping[str, Sequence[Summary]], probes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the change without the head that each probe chose on development texts, for queries of all kinds."""
+    for probe, modes in probes.items():
+        for mode, of_mode in modes.items():
+            for arm, of_arm in summaries.items():
+                for number, (summary, chosen) in enumerate(
+                    zip(of_arm, of_mode["arms"][arm][choosing.ALL], strict=True)
+                ):
+                    if chosen is not None and chosen["head"] is not None:
+                        layer, head = chosen["head"]
+                        place = {"probe": probe, "mode": mode, "arm": arm, "model": number}
+                        yield place | {"score": chosen["test"]["mean"]} | summary.head(layer - 1, head - 1)

@@ -1,0 +1,167 @@
+"""Head ablation of the models of a comparison: the texts of all models, and results that are measured once and stored.
+
+Stored results are used again if model, texts and masks are those they were measured with.
+"""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from ag_jax.objectives.masked_lm import MLM
+from ag_jax.objectives.supervised import TASK
+from ag_jax.pretraining import workloads
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.probing import ablation, storing, trained
+from ag_jax.probing.ablation import HeadAblation, Progress
+from ag_jax.probing.batches import TextBatches
+from ag_jax.probing.config import HELD_OUT, AblationConfig
+from ag_jax.probing.trained import TrainedModel
+
+VERSION = 1  # of the computation of losses; a new one makes stored results of the earlier ones invalid
+FOLDER = "ablation"
+METRICS = {metric.metric: metric for metric in (MLM, TASK)}
+ARRAYS = ("weights_T", "base_T", "sums_NHT")
+SHOWN = 20  # lines of progress of a model
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ablated:
+    """The head ablation of one model of a comparison.
+
+    description: where the model comes from, for people.
+    assignment: patterns with the number of heads that each guides in every layer; empty if no head was guided.
+    tokenizer: fingerprint of its tokenizer.
+    digest: SHA-256 of the texts, with their masked words or labels.
+    found: the losses.
+    """
+
+    description: str
+    assignment: tuple[tuple[str, int], ...]
+    tokenizer: str
+    digest: str
+    found: HeadAblation
+
+
+def check(config: AblationConfig, checkpoints: Iterable[tuple[str, int | None]]) -> None:
+    """Raise an error if a model cannot be ablated on the texts of a config, before anything is measured.
+
+    checkpoints: directories of models, each with the step of a run's checkpoint or None.
+
+    Raises FileNotFoundError or ValueError for a file that cannot be read, ValueError for a model without a loss.
+    """
+    given = _lines(config)
+    for checkpoint, step in checkpoints:
+        opened = trained.open_trained(checkpoint, step)
+        if given is not None or opened.own_texts is None or not opened.predicts_words:
+            opened.texts(None if given is None else given[:1], 1)  # raises if they do not go together
+
+
+def check_training(experiments: Mapping[str, Sequence[ExperimentConfig]]) -> None:
+    """Raise ValueError if a run that will be trained will have no loss of masked words.
+
+    experiments: for each arm the configs of the runs that will be trained.
+    """
+    for arm, of_arm in experiments.items():
+        for experiment in of_arm:
+            metric = workloads.workload_of(experiment).primary_metric
+            if metric is not MLM:
+                raise ValueError(
+                    f"the arm {arm} trains a model whose loss is {metric.label}, but head ablation needs the loss of "
+                    "masked words: train a model that predicts them, or set ablation.data to none"
+                )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """A model and the texts that it will be ablated on."""
+
+    opened: TrainedModel
+    data: TextBatches
+
+
+def prepare(
+    config: AblationConfig, places: Mapping[str, Mapping[int, tuple[str, int | None]]]
+) -> dict[str, dict[int, Prepared]]:
+    """Open models, and return them with the texts of a config, by arm and seed.
+
+    Given texts are cut to the length that all models can read, so that models with the same tokenizer have the same
+    texts and masked words.
+
+    places: for each arm and seed the directory of the model, and the step of a run's checkpoint or None.
+    """
+    given = _lines(config)
+    opened = {
+        arm: {seed: trained.open_trained(*place) for seed, place in of_arm.items()} for arm, of_arm in places.items()
+    }
+    length = min(of.length for of_arm in opened.values() for of in of_arm.values())
+    called = f"lines of {config.data}"
+    return {
+        arm: {
+            seed: Prepared(of, of.texts(given, config.most, length=length, called=called))
+            for seed, of in of_arm.items()
+        }
+        for arm, of_arm in opened.items()
+    }
+
+
+def obtain(prepared: Prepared, assignment: tuple[tuple[str, int], ...], workdir: epath.Path, name: str) -> Ablated:
+    """Return the head ablation of a model, stored in `workdir`, or else measured and stored there.
+
+    Stored losses are used if model, texts and masks are the same and the files are undamaged.
+
+    assignment: see `Ablated`.
+    name: name of the model, for its folder and for progress.
+    """
+    folder = workdir / FOLDER / name
+    opened, data = prepared.opened, prepared.data
+    texts = data.digest()
+    fingerprint = hashlib.sha256(json.dumps([VERSION, opened.digest(), texts]).encode()).hexdigest()
+    found = storing.read(folder, fingerprint, lambda record: _read(folder, record))
+    if found is None:
+        found = ablation.ablate_trained(opened, data, progress=_progress(f"{name}, head ablation"))
+        storing.begin(folder)
+        digest = storing.write_arrays(folder / "losses.npz", {name: getattr(found, name) for name in ARRAYS})
+        record = {"model": opened.description, storing.FINGERPRINT: fingerprint, "sha256": digest}
+        told = {"metric": found.metric.metric, "source": found.source, "notes": found.notes}
+        storing.finish(folder, record | told)
+    return Ablated(opened.description, assignment, opened.tokenizer.fingerprint(), texts, found)
+
+
+def _read(folder: epath.Path, record: Mapping[str, Any]) -> HeadAblation:
+    arrays = storing.read_arrays(folder / "losses.npz", record["sha256"])
+    return HeadAblation(METRICS[record["metric"]], record["source"], tuple(record["notes"]), **arrays)
+
+
+def _lines(config: AblationConfig) -> list[str] | None:
+    """Return the lines of the file of texts without empty ones; None for the models' own texts."""
+    if config.data is None or config.data == HELD_OUT:
+        return None
+    path = pathlib.Path(config.data).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"ablation.data={config.data} is no file: expected a file with a text on each line, or {HELD_OUT} for the "
+            "models' own texts"
+        )
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"ablation.data={config.data} is not text in UTF-8: {error}; convert the file") from error
+    if not (found := [line for line in lines if line]):
+        raise ValueError(f"ablation.data={config.data} has no text: expected a text on each line")
+    return found
+
+
+def _progress(label: str) -> Progress:
+    """Return a function that shows the progress of a model's ablation in about `SHOWN` lines."""
+
+    def show(done: int, total: int) -> None:
+        if done * SHOWN // total > (done - 1) * SHOWN // total:
+            print(f"{label}: {done:,} of {total:,} batches", file=sys.stderr, flush=True)
+
+    return show
