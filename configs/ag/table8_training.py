@@ -19,8 +19,8 @@ Expected (MLM loss, table 8): 2.47 (mlm), 2.29 (ag), 2.31 (ag_all). scale=paper 
 
 Deviations: lambda = 1 has no hyperparameters of its own in the paper; it has those of lambda = 1/2. scale=paper trains
 on Wikipedia as `ag/table3_language_modeling` does. scale=small has 8 layers of width 96 and 4,000 steps of 16 rows of
-128 tokens, with the learning rate and warm-up of the quickstart in all arms, and alpha_0 = 10 at 512 tokens, thus 2.5 at
-128, because the guidance loss is a mean over n x n that shrinks as 1/n.
+128 tokens, with the learning rate and warm-up of the quickstart in all arms, and alpha_0 = 10 at 512 tokens, thus 2.5
+at 128, because the guidance loss is a mean over n x n that shrinks as 1/n.
 """
 
 from ag_jax import config_reader
