@@ -9,8 +9,9 @@ config trains one of them, or compares their losses.
 
 FOLDER has the folder `litbank_novels` with the 100 novels from which LitBank's documents are taken (`original/*.txt` of
 github.com/dbamman/litbank, as files or as an archive). scale=small trains on them and on State of the Union messages.
-LitBank's documents are the beginnings of these very novels, so the first 3,500 words of each novel are left out; the
-longest beginning that LitBank annotates has 2,959 such words.
+LitBank's documents are the beginnings of these very novels, so the first 3,500 words of each novel are left out
+(`data.skip_words`; a novel is a file, and a file is a document). The longest beginning that LitBank annotates has 2,959
+words. `The Masque of the Red Death` is shorter and left out.
 
 Hardware and time: the paper does not say for this table; its English models took 8 P40 GPUs up to 4 days. scale=small
 takes about 15 minutes for each run on 2 idle CPU cores (a forecast).
