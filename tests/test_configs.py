@@ -169,7 +169,7 @@ def source(tmp_path_factory):
     def settings(name):
         # A unigram model with few pieces is not always found; the bytes of a text always are.
         is_of_pairs = name in (TRANSLATION, CUSTOM)
-        of_texts = {"data.source": str(folder / "*.txt"), "data.skip_words": ()}
+        of_texts = {"data.source": str(folder / "*.txt"), "data.skip_words": (), "data.validation_fraction": 0.1}
         return {"data.tokenizer.kind": "byte_bpe"} if is_of_pairs else of_texts
 
     return settings

