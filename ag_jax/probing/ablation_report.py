@@ -22,8 +22,8 @@ def markdown(numbers: Mapping[str, Any], baseline: str) -> list[str]:
     lines += [
         "The output of one head at a time is zeroed (Michel et al. 2019, section 3.2). A change is the loss without "
         "the head minus the loss with all heads, on the same texts with the same masked words or labels; above zero, "
-        "the model needs the head. 95 % intervals are over texts. Models with random weights have no trained loss and "
-        "are left out.",
+        "the model needs the head. 95 % intervals are over texts, and not corrected for the number of heads. Models "
+        "with random weights have no trained loss and are left out.",
         "",
     ]
     lines += _models(numbers)
@@ -61,8 +61,9 @@ def _models(numbers: Mapping[str, Any]) -> list[str]:
     header = ["model", "loss with all heads", "mean change", "guided heads", "free heads", "heads without a clear rise"]
     return [
         *_table(header, rows),
-        "A head without a clear rise has an interval that is not entirely above zero: the model does without it. This "
-        "holds for one head at a time, not for all of them together. Losses were measured on:",
+        "The interval of a head without a clear rise is not entirely above zero: these texts do not show that the "
+        "model needs the head. More texts can show smaller rises, and the removal of several such heads at a time can "
+        "raise the loss. Losses were measured on:",
         "",
         *sources,
         "",
@@ -76,7 +77,13 @@ def _largest(numbers: Mapping[str, Any]) -> list[str]:
             for head in of["largest"]:
                 rows.append([_name(arm, number, numbers), _head(head), _pattern(head), _change(head), _interval(head)])
     header = ["model", "head", "guided by", "change", "95 % interval"]
-    return [f"The {MOST} heads of each model whose removal raises the loss most:", "", *_table(header, rows)]
+    if not rows:
+        return ["No removal of a head raises the loss.", ""]
+    return [
+        f"Heads whose removal raises the loss most, at most {MOST} of each model:",
+        "",
+        *_table(header, rows),
+    ]
 
 
 def _heads_of_probes(numbers: Mapping[str, Any]) -> list[str]:

@@ -102,7 +102,7 @@ def numbers(summaries: Mapping[str, Sequence[Summary]], probes: Mapping[str, Any
 def _of_model(summary: Summary) -> dict[str, Any]:
     found, ends = summary.ablated.found, summary.intervals_INH
     is_guided_H = np.array([pattern is not None for pattern in summary.patterns])
-    listed = sorted(summary.heads(), key=lambda head: -head["change"])
+    rising = sorted((head for head in summary.heads() if head["change"] > 0), key=lambda head: -head["change"])
     return {
         "model": summary.ablated.description,
         "metric": found.metric.metric,
@@ -120,7 +120,7 @@ def _of_model(summary: Summary) -> dict[str, Any]:
         "guided": summary.mean(is_guided_H),
         "free": summary.mean(~is_guided_H) if is_guided_H.any() else None,
         "without_clear_rise": None if ends is None else int((ends[0] <= 0).sum()),
-        "largest": listed[:MOST],
+        "largest": rising[:MOST],
     }
 
 

@@ -92,7 +92,8 @@ def _frame(axes: Axes, assignment: Assignment, values_NH: np.ndarray, colours: M
     layers, heads = values_NH.shape
     for at, owner in enumerate(head_patterns(assignment, heads)):
         if owner is not None:
-            axes.add_patch(Rectangle((at - 0.5, -0.5), 1, layers, fill=False, edgecolor=colours[owner]))
+            box = Rectangle((at - 0.5, -0.5), 1, layers, fill=False, edgecolor=colours[owner], linewidth=1.5)
+            axes.add_patch(box).set_clip_on(False)  # or the edge of the axes would hide half of the line
 
 
 def _title(figure: Figure, caption: str, colours: Mapping[str, str]) -> None:
