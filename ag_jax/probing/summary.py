@@ -164,8 +164,7 @@ def _baselines(probe: Probe, measured: Measured, table: Table) -> dict[str, dict
     """Return the scores of chance and of the probe's rules on the test queries of each kind."""
     rules = {name: np.asarray(scores)[measured.queries_Q] for name, scores in probe.baselines.items()}
     offsets = {name: scores for name, scores in rules.items() if name.startswith(OFFSET)}
-    fixed = {name: of for name, of in rules.items() if name not in offsets}
-    fixed = {**fixed, "chance": measured.chance_Q}  # of this mode; a probe only knows chance among its candidates
+    fixed = {"chance": measured.chance_Q} | {name: of for name, of in rules.items() if name not in offsets}
     found: dict[str, dict[str, float | None]] = {name: {} for name in fixed}
     for kind in table.kinds:
         test_Q = table.of_kind(kind) & ~table.development_Q
