@@ -74,7 +74,8 @@ def coreference(
 
 
 def read(path: str | os.PathLike) -> Reading:
-    """Read documents with coreference: PreCo if the file, or else any file of the folder, ends in `.jsonl`, otherwise
-    CoNLL-2012.
+    """Read documents with coreference: PreCo if a file, or member of an archive, ends in `.jsonl`, or if the path is a
+    file that begins with a JSON object; otherwise CoNLL-2012.
     """
-    return preco.read(path) if files.has_any(path, preco.ENDINGS) else conll.read(path)
+    is_preco = files.has_any(path, preco.ENDINGS) or files.begins_with(path, "{")
+    return preco.read(path) if is_preco else conll.read(path)

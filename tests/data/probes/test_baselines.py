@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import tarfile
 
 import numpy as np
 import pytest
@@ -226,6 +227,33 @@ def test_preco(write):
     ]  # fmt: skip
     probe = coreference.coreference(path.parent)
     assert [(query.at, query.answers) for query in probe.queries[:3]] == [(2, (0,)), (5, (0, 2)), (7, (3,))]
+
+
+def test_preco_without_ids_in_files_and_archives(write, tmp_path):
+    """Documents are named by file and line, wherever the files are; the parts are recognised in archives, too."""
+    text = PRECO.replace('"id": "d1", ', "")
+    write("data/train.jsonl", text)
+    folder = write("data/dev.jsonl", f"{text}\n{text}").parent
+    assert [each.name for each in preco.read(folder).documents] == [
+        "dev.jsonl, line 1", "dev.jsonl, line 2", "train.jsonl, line 1",
+    ]  # fmt: skip
+    (tmp_path / "packed").mkdir()
+    with tarfile.open(tmp_path / "packed" / "preco.tar.gz", "w:gz") as archive:
+        archive.add(folder / "train.jsonl", "PreCo/train.jsonl")
+        archive.add(folder / "dev.jsonl", "PreCo/dev.jsonl")
+        archive.add(folder / "dev.jsonl", "PreCo/test.jsonl")
+    for path in (tmp_path / "packed", tmp_path / "packed" / "preco.tar.gz"):
+        probe = coreference.coreference(path)
+        assert {window.document for window in probe.windows} == {
+            f"preco.tar.gz/PreCo/{part}.jsonl, line {line}" for part in ("dev", "test") for line in (1, 2)
+        }
+        assert probe.dropped[splits.TRAIN] == 1 and probe.development.sum() == len(probe.queries) / 2
+    # A file that is given may have any name.
+    for content in (text, f"\ufeff\n {text}"):
+        assert coreference.read(write("preco.txt", content)).documents[0].name.startswith("preco.txt, line ")
+    write("packed/broken.tar", b"no archive")
+    with pytest.raises(ValueError, match="broken.tar is damaged"):
+        coreference.read(tmp_path / "packed")
 
 
 @pytest.mark.parametrize(
