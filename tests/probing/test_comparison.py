@@ -12,6 +12,7 @@ import pytest
 
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
+from ag_jax.data.probes.queries import Query
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
 from ag_jax.pretraining.workloads import reference_model
@@ -175,6 +176,7 @@ def test_custom_probe(place, monkeypatch):
     module = types.ModuleType("my_probes")
     module.made_up = lambda data: examples.probe(before=True)
     module.wrong = lambda data: [data]
+    module.outside = lambda data: examples.probe([Query(0, 99, 0, (), (), (), "x")] * 2)
     monkeypatch.setitem(sys.modules, "my_probes", module)
     config = f"{PROBE}:checkpoint={place / 'plain'},reflexives=none,custom=my_probes."
     path = comparison.evaluate(f"{config}made_up", {"probes.made_up.data": "x"}, place / "custom")
@@ -182,6 +184,8 @@ def test_custom_probe(place, monkeypatch):
     assert numbers["queries"]["all"] == 3
     with pytest.raises(ValueError, match=r"function=my_probes.wrong returned list, expected an ag_jax"):
         comparison.evaluate(f"{config}wrong", {}, place / "wrong")
+    with pytest.raises(ValueError, match=r"the probe made up, query 0 .*`at` to be the index of a word below 11"):
+        comparison.evaluate(f"{config}outside", {}, place / "wrong")
     with pytest.raises(ValueError, match=r"cannot import probes.no.function=my_probes.no: AttributeError"):
         comparison.evaluate(f"{config}no", {}, place / "wrong")
 
