@@ -205,6 +205,15 @@ def test_custom_probe(place, monkeypatch):
             "modes must be one of mentions, words, positions, got 'word'",
         ),
         ({"probes.coreference.kind": "dependencies"}, "which a dependency has not"),
+        (
+            {"probes.coreference.modes": ("positions",), "probes.coreference.to_word": "mean"},
+            "to_word=mean has no effect with modes=positions, ",
+        ),
+        (
+            {"probes.coreference.modes": ("positions",), "probes.coreference.transposed": True}
+            | {"probes.coreference.from_word": "first"},
+            "from_word=first has no effect with modes=positions and transposed, ",
+        ),
         ({"probes.coreference.data": "none.conll"}, "none.conll does not exist"),
         ({"checkpoint": "nowhere"}, "nowhere is no model"),
     ],
