@@ -14,7 +14,7 @@ from ag_jax.data.probes.queries import Probe, Query
 from ag_jax.probing import scores
 from ag_jax.probing.encoding import EncodedWindow, encode
 from ag_jax.probing.models import ProbedModel
-from ag_jax.probing.rows import Convention, Rows, Unit, attention_rows
+from ag_jax.probing.rows import Convention, Unit, attention_rows
 from ag_jax.probing.scores import Choices, Mode
 
 TOO_LONG = "queries in a window with more tokens than the model can read"
@@ -54,7 +54,7 @@ def measure(
     """Return the scores of all heads of a model on a probe, for each mode.
 
     convention: how attention between tokens becomes attention between words.
-    progress: called with the number of queries done and that of all, several times for each kind of unit.
+    progress: called with the number of queries done and that of all, several times.
 
     Raises ValueError if no query is left, or for the mode `mentions` if the probe's queries have no candidates.
     """
@@ -78,15 +78,15 @@ def measure(
     queries = [probe.queries[index] for index in asked]
     window_Q, at_Q = places[[query.window for query in queries]], np.array([query.at for query in queries])
     found = {mode: _Collector(len(queries), probed, has_candidates=mode == "mentions") for mode in modes}
-    for unit, sharing in _units(modes).items():
-        done = 0
-        for rows in attention_rows(probed.model, params, windows, window_Q, at_Q, unit, convention):
-            batch = [queries[index] for index in rows.queries]
-            texts = [windows[index] for index in window_Q[rows.queries]]
-            for mode in sharing:
-                found[mode].add(rows, *_weights_and_choices(mode, probe, batch, texts, rows))
-            done += len(batch)
-            progress(done, len(queries))
+    done, units = 0, sorted({_unit(mode) for mode in modes})
+    for rows in attention_rows(probed.model, params, windows, window_Q, at_Q, units, convention):
+        batch = [queries[index] for index in rows.queries]
+        texts = [windows[index] for index in window_Q[rows.queries]]
+        for mode in modes:
+            weights_FNHU = rows.weights[_unit(mode)]
+            found[mode].add(rows.queries, *_weights_and_choices(mode, probe, batch, texts, weights_FNHU))
+        done += len(batch)
+        progress(done, len(queries))
     indices = np.array(asked)
     return {mode: collector.measured(indices, dropped) for mode, collector in found.items()}
 
@@ -98,27 +98,23 @@ def _askable(probe: Probe, windows: Sequence[EncodedWindow | None]) -> tuple[lis
     return asked, {TOO_LONG: left_out} if left_out else {}
 
 
-def _units(modes: Sequence[Mode]) -> dict[Unit, list[Mode]]:
-    """Return the units that the modes need, each with its modes: those of a unit share the forward passes."""
-    units: dict[Unit, list[Mode]] = {
-        "word": [mode for mode in modes if mode != "positions"],
-        "position": [mode for mode in modes if mode == "positions"],
-    }
-    return {unit: sharing for unit, sharing in units.items() if sharing}
+def _unit(mode: Mode) -> Unit:
+    """Return the unit of the rows that a mode reads."""
+    return "position" if mode == "positions" else "word"
 
 
 def _weights_and_choices(
-    mode: Mode, probe: Probe, queries: Sequence[Query], windows: Sequence[EncodedWindow], rows: Rows
+    mode: Mode, probe: Probe, queries: Sequence[Query], windows: Sequence[EncodedWindow], weights_FNHU: np.ndarray
 ) -> tuple[np.ndarray, Choices]:
     """Return the attention of a batch to whatever a mode chooses from, and the choices."""
-    units = rows.weights_FNHU.shape[-1]
+    units = weights_FNHU.shape[-1]
     if mode == "mentions":
         words_FGU, choices = scores.candidate_choices(queries, units)
-        return scores.candidate_mass(rows.weights_FNHU, words_FGU), choices
+        return scores.candidate_mass(weights_FNHU, words_FGU), choices
     if mode == "positions":
-        return rows.weights_FNHU, scores.position_choices(queries, units, windows)
+        return weights_FNHU, scores.position_choices(queries, units, windows)
     counts = [len(window.starts) - 1 for window in windows]
-    return rows.weights_FNHU, scores.word_choices(queries, units, counts, before=probe.before)
+    return weights_FNHU, scores.word_choices(queries, units, counts, before=probe.before)
 
 
 class _Collector:
@@ -131,11 +127,11 @@ class _Collector:
         self.confusion, self.chance = np.zeros(shape, np.float32), np.zeros(queries, np.float64)
         self.has_candidates = has_candidates
 
-    def add(self, rows: Rows, weights: np.ndarray, choices: Choices) -> None:
-        self.scores[rows.queries], self.chosen[rows.queries] = scores.scores(weights, choices)
-        self.chance[rows.queries] = choices.chance_F
+    def add(self, queries: np.ndarray, weights: np.ndarray, choices: Choices) -> None:
+        self.scores[queries], self.chosen[queries] = scores.scores(weights, choices)
+        self.chance[queries] = choices.chance_F
         if self.has_candidates:
-            self.confusion[rows.queries] = scores.confusion(weights, choices)
+            self.confusion[queries] = scores.confusion(weights, choices)
 
     def measured(self, indices: np.ndarray, dropped: Mapping[str, int]) -> Measured:
         confusion = self.confusion if self.has_candidates else None

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from ag_jax.analysis import maps
 from ag_jax.data.probes.queries import Query
 from ag_jax.probing import measuring, scores
 from ag_jax.probing.encoding import encode
@@ -28,9 +29,9 @@ def rows_of(query):
     probed = examples.probed()
     windows = encode(examples.windows(), probed.tokenizer, 97).windows
     window_Q, at_Q = np.array([query.window]), np.array([query.at])
+    (rows,) = attention_rows(probed.model, probed.params, windows, window_Q, at_Q, ("word", "position"))
     for unit in ("word", "position"):
-        (rows,) = attention_rows(probed.model, probed.params, windows, window_Q, at_Q, unit)
-        yield rows.weights_FNHU[0]
+        yield rows.weights[unit][0]
 
 
 def test_all_modes(measured):
@@ -97,10 +98,17 @@ def test_what_cannot_be_asked():
         measure(probed, examples.probe([Query(0, 1, 1, (), (), (0,), "x")]), ("mentions",))
 
 
-def test_progress_is_told():
-    told = []
-    measure(examples.probed(), examples.probe(), ("words",), progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (6, 6) and len(told) >= 2
+def test_progress_is_told_and_modes_share_the_forward_passes(monkeypatch):
+    told, passes = [], []
+
+    def counted(*arguments):
+        passes.append(arguments)
+        return original(*arguments)
+
+    original = maps.attention_weights
+    monkeypatch.setattr(maps, "attention_weights", counted)
+    measure(examples.probed(), examples.probe(), scores.MODES, progress=lambda *numbers: told.append(numbers))
+    assert told[-1] == (6, 6) and len(told) == len(passes) == 3  # a batch for each padded length
 
 
 def test_random_weights_differ_by_seed():
