@@ -161,21 +161,22 @@ def _unit_of_tokens(
             continue
         inside = slice(1, size - 1)
         found["unit_BL"][row, inside] = np.repeat(np.arange(len(counts)), counts)
-        found["share_BL"][row, inside] = np.concatenate(
-            [_shares(int(count), convention, is_from=convention.transposed) for count in counts]
-        )
+        found["share_BL"][row, inside] = _shares(counts, convention, is_from=convention.transposed)
     return found
 
 
-def _shares(count: int, convention: Convention, *, is_from: bool) -> np.ndarray:
-    """Return the share of each of a word's tokens in the word's number.
+def _shares(counts: np.ndarray, convention: Convention, *, is_from: bool) -> np.ndarray:
+    """Return the share of each token in the number of its word, for the tokens of words one after the other.
 
-    is_from: whether attention comes from the word; otherwise it goes to the word.
+    counts: number of tokens of each word.
+    is_from: whether attention comes from the words; otherwise it goes to them.
     """
     if is_from and convention.from_ == "first":
-        return np.eye(1, count, dtype=np.float32)[0]
+        shares = np.zeros(counts.sum(), np.float32)
+        shares[np.cumsum(counts) - counts] = 1.0
+        return shares
     averaged = is_from or convention.to == "mean"
-    return np.full(count, 1.0 / count if averaged else 1.0, np.float32)
+    return np.repeat((1.0 / counts if averaged else np.ones(len(counts))).astype(np.float32), counts)
 
 
 def _asked(
@@ -186,20 +187,20 @@ def _asked(
     convention: Convention,
 ) -> dict[str, np.ndarray]:
     """Return where the rows of the queries are in a batch: row, positions of the word's tokens and their shares."""
-    spans = [windows[window].starts[at : at + 2] for window, at in zip(window_F, at_F, strict=True)]
-    pieces = max(int(end - begin) for begin, end in spans)
-    pieces = 1 << (pieces - 1).bit_length()
-    size = max(QUERIES, 1 << (len(spans) - 1).bit_length())
+    queries = list(zip(window_F.tolist(), at_F.tolist(), strict=True))
+    begin_F = np.array([windows[window].starts[at] for window, at in queries])
+    count_F = np.array([windows[window].starts[at + 1] for window, at in queries]) - begin_F
+    pieces = 1 << (int(count_F.max()) - 1).bit_length()
+    size = max(QUERIES, 1 << (len(queries) - 1).bit_length())
     asked = {
         "row_F": np.zeros(size, np.int32),
         "position_FP": np.zeros((size, pieces), np.int32),
         "share_FP": np.zeros((size, pieces), np.float32),
     }
-    for index, (begin, end) in enumerate(spans):
-        count = int(end - begin)
-        asked["row_F"][index] = place[int(window_F[index])]
-        asked["position_FP"][index, :count] = np.arange(begin, end)
-        asked["share_FP"][index, :count] = _shares(count, convention, is_from=not convention.transposed)
+    asked["row_F"][: len(queries)] = [place[window] for window, _ in queries]
+    query, piece = np.nonzero(np.arange(pieces) < count_F[:, None])  # the tokens of the words, one after the other
+    asked["position_FP"][query, piece] = begin_F[query] + piece
+    asked["share_FP"][query, piece] = _shares(count_F, convention, is_from=not convention.transposed)
     return asked
 
 
