@@ -2,8 +2,8 @@
 
     python benchmarks/probing_throughput.py --data=DIR
 
-DIR contains LitBank's `.conll` files, or their archive; without --data, documents are generated. Two programs take turns in one process,
-with the same model, which has random weights, on the same batches of windows:
+DIR contains LitBank's `.conll` files, or their archive; without --data, documents are generated. Two programs take
+turns in one process, with the same model, which has random weights, on the same batches of windows:
 `probing`, the whole measurement of a model: tokens of the words, forward passes, attention between words, and the
     score of every head on every query in both modes. Reading the texts and making the queries, once for all models of
     a comparison, is timed apart.

@@ -14,8 +14,8 @@ random weights is probed, too. With several directories, `ag-jax compare` compar
 
 `ag-jax help probes` explains the settings of a probe, such as --config.probes.coreference.window=256.
 
-Hardware and time: not measured yet. Each probe and unit (words, positions) reads its texts once with the model and once
-with random weights; LitBank has 210,000 words.
+Hardware and time: not measured yet. Each probe reads its texts once with the model and once with random weights;
+LitBank has 210,000 words.
 
 Expected: depends on the model. BERT-base (Clark et al. 2019), best head: coreference 65 %, dependencies such as 94 %
 for det and 87 % for dobj. These numbers have not been reproduced with this program.

@@ -19,7 +19,7 @@ from ag_jax.probing.scores import Choices, Mode
 
 TOO_LONG = "queries in a window with more tokens than the model can read"
 # The arrays of `Measured`, each with the queries as its first axis.
-ARRAYS = ("queries_Q", "scores_QNH", "chosen_QNH", "chance_Q", "confusion_QNH")
+ARRAYS = ("queries_Q", "scores_QNH", "chosen_QNH", "chance_Q", "confusion_QNH", "mass_QNH")
 NO_TOKEN = "words without a token, read as unknown words"
 
 
@@ -32,6 +32,8 @@ class Measured:
     chosen_QNH: the unit at which the head looks most: a word, the index of a candidate, or a position.
     chance_Q: expected score of a random choice.
     confusion_QNH: see `scores.confusion`; None in modes without candidates.
+    mass_QNH: attention to the candidate to which a head attends most, of which F1 is made; None in modes without
+        candidates, and if every query has a correct one.
     dropped: reason to the number of queries, or words, that were left out or changed for this model.
     """
 
@@ -40,6 +42,7 @@ class Measured:
     chosen_QNH: np.ndarray
     chance_Q: np.ndarray
     confusion_QNH: np.ndarray | None
+    mass_QNH: np.ndarray | None
     dropped: Mapping[str, int]
 
 
@@ -77,7 +80,13 @@ def measure(
     places = np.cumsum([window is not None for window in encoded.windows]) - 1
     queries = [probe.queries[index] for index in asked]
     window_Q, at_Q = places[[query.window for query in queries]], np.array([query.at for query in queries])
-    found = {mode: _Collector(len(queries), probed, has_candidates=mode == "mentions") for mode in modes}
+    may_lack = not all(query.right for query in queries)
+    found = {
+        mode: _Collector(
+            len(queries), probed, has_confusion=mode == "mentions", has_mass=mode == "mentions" and may_lack
+        )
+        for mode in modes
+    }
     done, units = 0, sorted({_unit(mode) for mode in modes})
     for rows in attention_rows(probed.model, params, windows, window_Q, at_Q, units, convention):
         batch = [queries[index] for index in rows.queries]
@@ -120,19 +129,21 @@ def _weights_and_choices(
 class _Collector:
     """Collects the scores of one mode from batches."""
 
-    def __init__(self, queries: int, probed: ProbedModel, *, has_candidates: bool):
+    def __init__(self, queries: int, probed: ProbedModel, *, has_confusion: bool, has_mass: bool):
         config = probed.model.config
         shape = (queries, config.layers, config.heads)
         self.scores, self.chosen = np.zeros(shape, np.float32), np.zeros(shape, np.int16)
-        self.confusion, self.chance = np.zeros(shape, np.float32), np.zeros(queries, np.float64)
-        self.has_candidates = has_candidates
+        self.chance = np.zeros(queries, np.float64)
+        self.confusion = np.zeros(shape, np.float32) if has_confusion else None
+        self.mass = np.zeros(shape, np.float32) if has_mass else None
 
     def add(self, queries: np.ndarray, weights: np.ndarray, choices: Choices) -> None:
         self.scores[queries], self.chosen[queries] = scores.scores(weights, choices)
         self.chance[queries] = choices.chance_F
-        if self.has_candidates:
+        if self.confusion is not None:
             self.confusion[queries] = scores.confusion(weights, choices)
+        if self.mass is not None:
+            self.mass[queries] = scores.largest(weights, choices)
 
     def measured(self, indices: np.ndarray, dropped: Mapping[str, int]) -> Measured:
-        confusion = self.confusion if self.has_candidates else None
-        return Measured(indices, self.scores, self.chosen, self.chance, confusion, dropped)
+        return Measured(indices, self.scores, self.chosen, self.chance, self.confusion, self.mass, dropped)

@@ -25,7 +25,7 @@ from ag_jax.probing.rows import Convention
 from ag_jax.probing.scores import Mode
 
 FILE = "result.json"
-VERSION = 1  # of the computation of scores; a new one makes stored results of the earlier ones invalid
+VERSION = 2  # of the computation of scores; a new one makes stored results of the earlier ones invalid
 
 
 @dataclasses.dataclass(frozen=True)

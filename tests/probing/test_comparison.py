@@ -190,6 +190,45 @@ def test_custom_probe(place, monkeypatch):
         comparison.evaluate(f"{config}no", {}, place / "wrong")
 
 
+def test_report_of_many_kinds(place, monkeypatch):
+    """Kinds are rows, without the one that has no correct answer; F1 is there where a query may have none."""
+    kinds = ["feminine", "masculine", "a", "b", "c", "d", "root"]
+
+    def queries():
+        for number, kind in enumerate(kinds * 6):
+            right = () if kind == "root" else (number % 2,)
+            yield Query(3, 9, 9, ((2,), (7,)), right, tuple((2, 7)[index] for index in right), kind)
+
+    module = types.ModuleType("my_probes")
+    development = np.arange(6 * len(kinds)) % 4 == 0
+    nearest = ~development & (np.array(kinds * 6) != "root")
+    module.many = lambda data: examples.probe(queries(), development=development, baselines={"nearest": nearest})
+    monkeypatch.setitem(sys.modules, "my_probes", module)
+    config = f"{PROBE}:checkpoint={place / 'plain'},reflexives=none,custom=my_probes.many"
+    path = comparison.evaluate(config, {"probes.many.modes": ("mentions",)}, place / "many")
+    numbers = json.loads((path.parent / "report.json").read_text())["probes"]["many"]["mentions"]
+    lines = path.read_text().splitlines()
+    assert "root" in numbers["kinds"] and numbers["unanswerable"] == ["root"]
+    begin = lines.index("| kind | test queries | chance | nearest | **model** | **random** |")
+    table = {line.split(" | ")[0][2:]: line.split(" | ") for line in lines[begin + 2 : begin + 8]}
+    assert set(table) == set(kinds) - {"root"} and not lines[begin + 8]
+    for kind, row in table.items():
+        of = numbers["arms"]["model"][kind][0]
+        assert int(row[1]) == of["queries"] and row[2:4] == ["0.500", "1.000"]
+        assert row[4] == f"{of['test']['mean']:.3f}, head {of['head'][0]}.{of['head'][1]}"
+    assert "| test queries | 31 |" in lines
+    assert any(line.startswith("Left out of the kinds: root. ") for line in lines)
+
+    found, rule = numbers["f1"]["model"][0], numbers["f1_nearest"]["f1"]
+    counts = {kind: numbers["queries"][kind] for kind in numbers["kinds"]}
+    assert rule["feminine"] == 1 and rule["root"] == 0
+    assert rule["all"] == pytest.approx(2 * (counts["all"] - counts["root"]) / (2 * counts["all"] - counts["root"]))
+    assert found["head"] == numbers["arms"]["model"]["all"][0]["head"]
+    shown = [found["threshold"], *(found["f1"][kind] for kind in numbers["kinds"] if kind != "root"), found["ratio"]]
+    cells = " | ".join("–" if value is None else f"{value:.3f}" for value in shown)
+    assert f"| **model**, head {found['head'][0]}.{found['head'][1]} | {cells} |" in lines
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

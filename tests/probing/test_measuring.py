@@ -16,6 +16,7 @@ from ag_jax.probing.rows import Convention, attention_rows
 from tests.probing import examples
 
 SHAPE = 2, 3  # layers and heads
+QUERIES = examples.probe().queries
 WITH_MEANS = Convention(to="mean")
 
 
@@ -52,7 +53,7 @@ def test_all_modes(measured):
             assert measured["positions"].scores_QNH[index, layer, head] == (word in query.answers)
             confusion = -np.log2(sum(mass[right] for right in query.right) / sum(mass))
             assert measured["mentions"].confusion_QNH[index, layer, head] == pytest.approx(confusion, abs=1e-5)
-    assert measured["words"].confusion_QNH is None
+    assert measured["words"].confusion_QNH is measured["mentions"].mass_QNH is None
     assert measured["mentions"].chance_Q[0] == pytest.approx(2 / 3)
     assert len({of.scores_QNH.tobytes() for of in measured.values()}) == 3  # the modes are not all alike
 
@@ -69,6 +70,16 @@ def test_uniform_attention_is_chance():
     for mode in found.values():
         expected = np.broadcast_to(mode.chance_Q[:, None, None], mode.scores_QNH.shape)
         np.testing.assert_allclose(mode.scores_QNH, expected, rtol=1e-6)
+
+
+def test_attention_to_the_answer_where_none_may_be_correct():
+    queries = [dataclasses.replace(query, right=query.right[:number]) for number, query in enumerate(QUERIES)]
+    found = measure(examples.probed(), examples.probe(queries), ("mentions", "words"))
+    assert found["words"].mass_QNH is None
+    for index, query in enumerate(queries):
+        to_words, _ = rows_of(query)
+        most = np.max([to_words[..., list(words)].sum(-1) for words in query.candidates], 0)
+        np.testing.assert_allclose(found["mentions"].mass_QNH[index], most, rtol=1e-5)
 
 
 def test_weights_that_are_not_numbers():
