@@ -22,8 +22,8 @@ the head is zeroed (Michel et al. 2019, section 3.2). Models with random weights
 
 `ag-jax help probes` explains the settings of a probe, such as --config.probes.coreference.window=256.
 
-Hardware and time: not measured yet. Each probe and unit (words, positions) reads its texts once with the model and once
-with random weights; LitBank has 210,000 words. Ablation reads 256 texts once for each head, and once with all heads.
+Hardware and time: not measured yet. Each probe reads its texts once with the model and once with random weights;
+LitBank has 210,000 words. Ablation reads 256 texts once for each head, and once with all heads.
 
 Expected: depends on the model. BERT-base (Clark et al. 2019), best head: coreference 65 %, dependencies such as 94 %
 for det and 87 % for dobj. These numbers have not been reproduced with this program.

@@ -45,7 +45,7 @@ ARROWS = {
     "main": {"cli", "command_line", "interruption"},
     "configs": {"config_reader", "pretraining", "probing", "recipes"},
     "benchmarks": {"attention", "data", "models", "training", "config_reader", "analysis", "pretraining", "planning"}
-    | {"interop", "finetuning", "distributed"},
+    | {"interop", "finetuning", "distributed", "probing"},
 }
 MOST_ARROWS, MOST_FLOORS = 98, 10
 OUTSIDE = ("configs", "benchmarks")  # folders beside the package

@@ -56,6 +56,11 @@ def make_head(task: Task, style: str, max_length: int) -> Head:
     return Head(task.name, task.kind, tuple(task.labels), style, low, high, max_length, task.answerable)
 
 
+def trained_length(opened: Pretrained, recipe: Recipe) -> int:
+    """Return the longest text, in tokens, that an encoder was trained on, before and in a trial."""
+    return min(max(opened.length, recipe.max_length), opened.config.max_length)
+
+
 def make_spec(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: TaskData) -> ProgramSpec:
     """Return everything that a trial's compiled program depends on.
 
@@ -288,7 +293,8 @@ class _Training:
         params, adversary = split_params(sharding.to_host(state.params, self.program.mesh))
         if hosts.is_first():
             opened = self.opened
-            tuned = FineTuned(self.spec.head, self.spec.config, opened.tokenizer, params, opened.origin, adversary)
+            rest = params, opened.origin, adversary, trained_length(opened, recipe)
+            tuned = FineTuned(self.spec.head, self.spec.config, opened.tokenizer, *rest)
             finetuned.save(tuned, self.directory / finetuned.FOLDER)
         return True
 

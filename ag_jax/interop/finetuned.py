@@ -74,6 +74,8 @@ class FineTuned:
 
     origin: the imported model that its weights started from.
     adversary_params: the parameters of an adversary that it was trained against, which are not the model's.
+    trained_length: the longest text, in tokens, that the encoder was trained on, here or before; None for all of its
+        positions, also where it is not known: in imported models, and in trials of earlier versions.
     """
 
     head: Head
@@ -82,6 +84,7 @@ class FineTuned:
     params: Any
     origin: Origin = Origin()
     adversary_params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    trained_length: int | None = None
 
     @property
     def model(self) -> TaskModel:
@@ -91,13 +94,14 @@ class FineTuned:
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-    """The content of `task.json` without the checksum: settings of the task head and the encoder, and the imported
-    model that the weights started from.
+    """The content of `task.json` without the checksum: settings of the task head and the encoder, the imported model
+    that the weights started from, and the longest text that the encoder was trained on.
     """
 
     head: Head
     model: EncoderConfig
     origin: Origin = Origin()
+    trained_length: int | None = None
 
 
 def locate(directory: epath.PathLike) -> epath.Path | None:
@@ -116,7 +120,7 @@ def save(tuned: FineTuned, directory: epath.Path) -> None:
     weights = safetensors.numpy.save(tensors)
     (directory / WEIGHTS).write_bytes(weights)
     tuned.tokenizer.save(directory / TOKENIZER)
-    settings = dataclasses.asdict(_Settings(tuned.head, tuned.config, tuned.origin))
+    settings = dataclasses.asdict(_Settings(tuned.head, tuned.config, tuned.origin, tuned.trained_length))
     settings[FINGERPRINT] = _fingerprint(settings, weights)
     storage.write_whole(directory / TASK, json.dumps(settings, indent=2) + "\n")
 
@@ -156,7 +160,8 @@ def load(directory: epath.PathLike) -> FineTuned:
     except (TypeError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{place / WEIGHTS} is damaged, or of another version: {error}; copy it anew") from error
     tokenizer = tokenizers.load(place / TOKENIZER)
-    return FineTuned(settings.head, settings.model, tokenizer, params, settings.origin, adversary_params)
+    origin, length = settings.origin, settings.trained_length
+    return FineTuned(settings.head, settings.model, tokenizer, params, origin, adversary_params, length)
 
 
 def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:

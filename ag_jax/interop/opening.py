@@ -38,6 +38,8 @@ class Pretrained:
     origin: the imported model that the weights started from.
     run: the run that trained the encoder, None for other models.
     imported: the Hugging Face model that the encoder is a part of, None for other models.
+    trained_length: the longest text, in tokens, that the encoder was trained on, 0 for fresh weights; None for all of
+        its positions, also where it is not known: in imported models, and in trials of earlier versions.
     """
 
     config: EncoderConfig
@@ -48,6 +50,12 @@ class Pretrained:
     origin: Origin = Origin()
     run: OpenRun | None = None
     imported: OpenModel | None = None
+    trained_length: int | None = None
+
+    @property
+    def length(self) -> int:
+        """The longest text, in tokens, that the encoder was trained on."""
+        return self.config.max_length if self.trained_length is None else self.trained_length
 
     @property
     def translates(self) -> bool:
@@ -142,7 +150,7 @@ def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspe
     if opened.run is None:
         # Only the encoder is looked at, which is the same in every model.
         encoder = PretrainingModel(opened.config, next_sentence=False)
-        options = opened.params, opened.tokenizer, opened.config.max_length
+        options = opened.params, opened.tokenizer, opened.length
         is_ours = not is_huggingface(directory)
         return Inspected(directory, opened.description, encoder, *options, is_ours=is_ours)
     opened_run, config = opened.run, opened.run.config
@@ -188,7 +196,7 @@ def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = Fals
         )
     if fresh:
         description = f"fresh weights, architecture of {opened.description}"
-        return dataclasses.replace(opened, params={}, description=description, run=None)
+        return dataclasses.replace(opened, params={}, description=description, run=None, trained_length=0)
     return opened
 
 
@@ -285,7 +293,7 @@ def _of_run(directory: epath.Path, step: int | None) -> Pretrained:
     description = f"step {opened.step} of {directory}"
     config, tokenizer = opened.model.config, opened.tokenizer
     pretrained = _pretrained(config, tokenizer, opened.params, opened.pooler, style, description, opened.origin)
-    return dataclasses.replace(pretrained, run=opened)
+    return dataclasses.replace(pretrained, run=opened, trained_length=opened.length)
 
 
 def _of_huggingface(path: str) -> Pretrained:
@@ -300,7 +308,8 @@ def _of_huggingface(path: str) -> Pretrained:
 def _of_trial(directory: epath.Path) -> Pretrained:
     tuned = finetuned.load(directory)
     params = {"encoder": tuned.params["encoder"]}
-    return Pretrained(tuned.config, tuned.tokenizer, params, tuned.head.style, str(directory), tuned.origin)
+    pretrained = Pretrained(tuned.config, tuned.tokenizer, params, tuned.head.style, str(directory), tuned.origin)
+    return dataclasses.replace(pretrained, trained_length=tuned.trained_length)
 
 
 def _pretrained(

@@ -70,6 +70,15 @@ class ProbeConfig:
             raise ValueError("kind=custom needs function, the import path of a function, such as my_probes.negation")
         if self.kind not in ("custom", "reflexives") and not self.data:
             raise ValueError(f"kind={self.kind} needs data, the file or folder with the annotated texts")
+        if set(self.modes) == {"positions"}:
+            # To choose among tokens, `from_word` only makes one row of those of the asked word's tokens.
+            for name in ("from_word", "to_word") if self.transposed else ("to_word",):
+                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                    raise ValueError(
+                        f"{name}={getattr(self, name)} has no effect with modes=positions"
+                        f"{' and transposed' if self.transposed else ''}, in which a head chooses among tokens: leave "
+                        "it out, or add a mode"
+                    )
         for name, kinds in READ_BY.items():
             default = type(self).__dataclass_fields__[name].default
             if self.kind not in kinds and getattr(self, name) != default:

@@ -14,12 +14,12 @@ from ag_jax.data.probes.queries import Probe, Query
 from ag_jax.probing import scores
 from ag_jax.probing.encoding import EncodedWindow, encode
 from ag_jax.probing.models import ProbedModel
-from ag_jax.probing.rows import Convention, Rows, Unit, attention_rows
+from ag_jax.probing.rows import Convention, Unit, attention_rows
 from ag_jax.probing.scores import Choices, Mode
 
 TOO_LONG = "queries in a window with more tokens than the model can read"
 # The arrays of `Measured`, each with the queries as its first axis.
-ARRAYS = ("queries_Q", "scores_QNH", "chosen_QNH", "chance_Q", "confusion_QNH")
+ARRAYS = ("queries_Q", "scores_QNH", "chosen_QNH", "chance_Q", "confusion_QNH", "mass_QNH")
 NO_TOKEN = "words without a token, read as unknown words"
 
 
@@ -32,6 +32,8 @@ class Measured:
     chosen_QNH: the unit at which the head looks most: a word, the index of a candidate, or a position.
     chance_Q: expected score of a random choice.
     confusion_QNH: see `scores.confusion`; None in modes without candidates.
+    mass_QNH: attention to the candidate to which a head attends most, of which F1 is made; None in modes without
+        candidates, and if every query has a correct one.
     dropped: reason to the number of queries, or words, that were left out or changed for this model.
     """
 
@@ -40,6 +42,7 @@ class Measured:
     chosen_QNH: np.ndarray
     chance_Q: np.ndarray
     confusion_QNH: np.ndarray | None
+    mass_QNH: np.ndarray | None
     dropped: Mapping[str, int]
 
 
@@ -54,7 +57,7 @@ def measure(
     """Return the scores of all heads of a model on a probe, for each mode.
 
     convention: how attention between tokens becomes attention between words.
-    progress: called with the number of queries done and that of all, several times for each kind of unit.
+    progress: called with the number of queries done and that of all, several times.
 
     Raises ValueError if no query is left, or for the mode `mentions` if the probe's queries have no candidates.
     """
@@ -77,16 +80,22 @@ def measure(
     places = np.cumsum([window is not None for window in encoded.windows]) - 1
     queries = [probe.queries[index] for index in asked]
     window_Q, at_Q = places[[query.window for query in queries]], np.array([query.at for query in queries])
-    found = {mode: _Collector(len(queries), probed, has_candidates=mode == "mentions") for mode in modes}
-    for unit, sharing in _units(modes).items():
-        done = 0
-        for rows in attention_rows(probed.model, params, windows, window_Q, at_Q, unit, convention):
-            batch = [queries[index] for index in rows.queries]
-            texts = [windows[index] for index in window_Q[rows.queries]]
-            for mode in sharing:
-                found[mode].add(rows, *_weights_and_choices(mode, probe, batch, texts, rows))
-            done += len(batch)
-            progress(done, len(queries))
+    may_lack = not all(query.right for query in queries)
+    found = {
+        mode: _Collector(
+            len(queries), probed, has_confusion=mode == "mentions", has_mass=mode == "mentions" and may_lack
+        )
+        for mode in modes
+    }
+    done, units = 0, sorted({_unit(mode) for mode in modes})
+    for rows in attention_rows(probed.model, params, windows, window_Q, at_Q, units, convention):
+        batch = [queries[index] for index in rows.queries]
+        texts = [windows[index] for index in window_Q[rows.queries]]
+        for mode in modes:
+            weights_FNHU = rows.weights[_unit(mode)]
+            found[mode].add(rows.queries, *_weights_and_choices(mode, probe, batch, texts, weights_FNHU))
+        done += len(batch)
+        progress(done, len(queries))
     indices = np.array(asked)
     return {mode: collector.measured(indices, dropped) for mode, collector in found.items()}
 
@@ -98,45 +107,43 @@ def _askable(probe: Probe, windows: Sequence[EncodedWindow | None]) -> tuple[lis
     return asked, {TOO_LONG: left_out} if left_out else {}
 
 
-def _units(modes: Sequence[Mode]) -> dict[Unit, list[Mode]]:
-    """Return the units that the modes need, each with its modes: those of a unit share the forward passes."""
-    units: dict[Unit, list[Mode]] = {
-        "word": [mode for mode in modes if mode != "positions"],
-        "position": [mode for mode in modes if mode == "positions"],
-    }
-    return {unit: sharing for unit, sharing in units.items() if sharing}
+def _unit(mode: Mode) -> Unit:
+    """Return the unit of the rows that a mode reads."""
+    return "position" if mode == "positions" else "word"
 
 
 def _weights_and_choices(
-    mode: Mode, probe: Probe, queries: Sequence[Query], windows: Sequence[EncodedWindow], rows: Rows
+    mode: Mode, probe: Probe, queries: Sequence[Query], windows: Sequence[EncodedWindow], weights_FNHU: np.ndarray
 ) -> tuple[np.ndarray, Choices]:
     """Return the attention of a batch to whatever a mode chooses from, and the choices."""
-    units = rows.weights_FNHU.shape[-1]
+    units = weights_FNHU.shape[-1]
     if mode == "mentions":
         words_FGU, choices = scores.candidate_choices(queries, units)
-        return scores.candidate_mass(rows.weights_FNHU, words_FGU), choices
+        return scores.candidate_mass(weights_FNHU, words_FGU), choices
     if mode == "positions":
-        return rows.weights_FNHU, scores.position_choices(queries, units, windows)
+        return weights_FNHU, scores.position_choices(queries, units, windows)
     counts = [len(window.starts) - 1 for window in windows]
-    return rows.weights_FNHU, scores.word_choices(queries, units, counts, before=probe.before)
+    return weights_FNHU, scores.word_choices(queries, units, counts, before=probe.before)
 
 
 class _Collector:
     """Collects the scores of one mode from batches."""
 
-    def __init__(self, queries: int, probed: ProbedModel, *, has_candidates: bool):
+    def __init__(self, queries: int, probed: ProbedModel, *, has_confusion: bool, has_mass: bool):
         config = probed.model.config
         shape = (queries, config.layers, config.heads)
         self.scores, self.chosen = np.zeros(shape, np.float32), np.zeros(shape, np.int16)
-        self.confusion, self.chance = np.zeros(shape, np.float32), np.zeros(queries, np.float64)
-        self.has_candidates = has_candidates
+        self.chance = np.zeros(queries, np.float64)
+        self.confusion = np.zeros(shape, np.float32) if has_confusion else None
+        self.mass = np.zeros(shape, np.float32) if has_mass else None
 
-    def add(self, rows: Rows, weights: np.ndarray, choices: Choices) -> None:
-        self.scores[rows.queries], self.chosen[rows.queries] = scores.scores(weights, choices)
-        self.chance[rows.queries] = choices.chance_F
-        if self.has_candidates:
-            self.confusion[rows.queries] = scores.confusion(weights, choices)
+    def add(self, queries: np.ndarray, weights: np.ndarray, choices: Choices) -> None:
+        self.scores[queries], self.chosen[queries] = scores.scores(weights, choices)
+        self.chance[queries] = choices.chance_F
+        if self.confusion is not None:
+            self.confusion[queries] = scores.confusion(weights, choices)
+        if self.mass is not None:
+            self.mass[queries] = scores.largest(weights, choices)
 
     def measured(self, indices: np.ndarray, dropped: Mapping[str, int]) -> Measured:
-        confusion = self.confusion if self.has_candidates else None
-        return Measured(indices, self.scores, self.chosen, self.chance, confusion, dropped)
+        return Measured(indices, self.scores, self.chosen, self.chance, self.confusion, self.mass, dropped)

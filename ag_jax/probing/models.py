@@ -25,7 +25,8 @@ class ProbedModel:
     model: the encoder, in a model whose heads are not used.
     params: the parameters of the encoder, as `encoder`.
     tokenizer: its tokenizer.
-    longest: number of tokens of the longest text that it can read.
+    longest: number of tokens of the longest text that it is given: the longest one that it was trained on, for an
+        imported model its number of positions.
     assignment: patterns with the number of heads that each guides in every layer; empty if no head was guided.
     """
 
@@ -65,10 +66,9 @@ def open_model(checkpoint: str, step: int | None = None) -> ProbedModel:
             "a model that was pre-trained on text"
         )
     model = PretrainingModel(opened.config)
-    longest = opened.config.max_length if opened.run is None else opened.run.length
     params = {"encoder": opened.params["encoder"]}
     assignment = () if opened.run is None else opened.run.assignment
-    return ProbedModel(opened.description, model, params, opened.tokenizer, longest, assignment)
+    return ProbedModel(opened.description, model, params, opened.tokenizer, opened.length, assignment)
 
 
 def random_twin(probed: ProbedModel, seed: int) -> ProbedModel:

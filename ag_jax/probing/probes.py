@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.data.probes import coreference, gap, reflexive, trees
+from ag_jax.data.probes import checking, coreference, gap, reflexive, trees
 from ag_jax.data.probes.queries import Probe
 from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.encoding import word_lengths
@@ -23,9 +23,11 @@ def make(name: str, config: ProbeConfig, compared: Sequence[ProbedModel]) -> Pro
 
     name: name of the probe, for error messages.
 
-    Raises FileNotFoundError or ValueError if the files, or the function of a custom probe, cannot be used.
+    Raises FileNotFoundError or ValueError if the files, or the function of a custom probe, cannot be used, or if a
+    query cannot be asked.
     """
     probe = MAKERS[config.kind](name, config, _limits(config, compared))
+    checking.check(probe)
     if np.asarray(probe.development, bool).all():
         raise ValueError(f"the probe {name} has queries for development only: give documents for the test, too")
     return probe

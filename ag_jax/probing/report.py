@@ -5,7 +5,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ag_jax.evaluation.significance import Spread
+from ag_jax.evaluation.significance import Spread, spread
 from ag_jax.pretraining.report import DIFFERENCE_EXPLAINED, DIFFERENCE_HEADER, difference_cells, flag_warnings
 from ag_jax.pretraining.report import settings_table as settings_that_differ
 from ag_jax.probing import ablation_report, summary
@@ -16,7 +16,8 @@ MODES = {
     "words": "a head chooses among the other words, for coreference only those before the mention",
     "positions": "a head chooses among all tokens of the text, also the begin and end tokens",
 }
-MOST_KINDS = 12  # columns of a table; rarer kinds are in report.json and scores.csv
+MOST_KINDS = 12  # of a table; rarer kinds are in report.json and scores.csv
+MOST_COLUMNS = 5  # kinds that are columns; with more, a second table has a row for each kind
 OF_CANDIDATES = ("nearest", "same head", "sieves")  # baselines that choose among candidates in every mode
 ROWS = {
     "test": "head chosen on development",
@@ -51,7 +52,8 @@ def markdown(
     for probe, modes in content["probes"].items():
         for mode, numbers in modes.items():
             lines += [f"## {probe}, mode {mode}", "", f"Mode `{mode}`: {MODES[mode]}.", ""]
-            lines += _table(numbers, mode)
+            lines += _tables(numbers, mode)
+            lines += _f1(numbers)
             lines += _differences(numbers, content["baseline"])
             lines += _notes(numbers, mode)
             if (probe, mode) in figures:
@@ -70,9 +72,77 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _table(numbers: Mapping[str, Any], mode: str) -> list[str]:
-    """Return the table of a probe in one mode: a column for each kind; rows of baselines, then those of the arms."""
-    kinds = numbers["kinds"][: MOST_KINDS + 1]
+def _shown(numbers: Mapping[str, Any]) -> list[str]:
+    """Return the kinds that tables have: `all`, and the most frequent of those that have correct answers."""
+    return [kind for kind in numbers["kinds"] if kind not in numbers["unanswerable"]][: MOST_KINDS + 1]
+
+
+def _tables(numbers: Mapping[str, Any], mode: str) -> list[str]:
+    """Return the tables of a probe in one mode, and which kinds they lack."""
+    shown, unanswerable = _shown(numbers), numbers["unanswerable"]
+    if len(shown) <= MOST_COLUMNS + 1:
+        lines = [*_table_of_scores(numbers, mode, shown), ""]
+    else:
+        text = "By kind, the head chosen on the development queries of that kind, and its score on the test queries:"
+        lines = [*_table_of_scores(numbers, mode, shown[:1]), "", text, "", *_table_of_kinds(numbers, shown[1:]), ""]
+    if unanswerable:
+        lines += [
+            f"Left out of the kinds: {', '.join(unanswerable)}. No answer to these questions is correct, so that every "
+            "head scores 0. They count in *all*.",
+            "",
+        ]
+    left_out = len(numbers["kinds"]) - len(unanswerable) - len(shown)
+    return [*lines, *([f"{left_out} rarer kinds are in report.json and scores.csv.", ""] if left_out else [])]
+
+
+def _table_of_kinds(numbers: Mapping[str, Any], kinds: Sequence[str]) -> list[str]:
+    """Return a table with a row for each kind: queries, baselines, and the chosen head of each arm."""
+    header = ["kind", "test queries", *numbers["baselines"], *(f"**{arm}**" for arm in numbers["means"])]
+    lines = [_row(header), _row(["---"] * len(header))]
+    for kind in kinds:
+        cells = [kind, f"{numbers['queries'][kind]:,}"]
+        cells += [_number(values.get(kind)) for values in numbers["baselines"].values()]
+        for arm, means in numbers["means"].items():
+            cells.append(_cell("test", numbers["arms"][arm][kind], means[kind]["test"]))
+        lines.append(_row(cells))
+    return lines
+
+
+def _f1(numbers: Mapping[str, Any]) -> list[str]:
+    """Return the table of F1 of a probe whose queries may have no correct candidate."""
+    rows = []
+    for arm, seeds in {"nearest": [numbers["f1_nearest"]], **numbers["f1"]}.items():
+        known = [of for of in seeds if of is not None]
+        if known and len(known) == len(seeds):
+            name = arm if "head" not in known[0] else f"**{arm}**"
+            if len(known) == 1 and "head" in known[0]:
+                name += f", head {known[0]['head'][0]}.{known[0]['head'][1]}"
+            values = [[of.get("threshold") for of in known]]
+            values += [[of["f1"][kind] for of in known] for kind in _shown(numbers)]
+            values.append([of["ratio"] for of in known])
+            rows.append([name, *(_over_seeds(of) for of in values)])
+    if not rows:
+        return []
+    header = ["F1", "threshold", *_shown(numbers), "feminine / masculine"]
+    return [
+        "F1 of the head chosen on development. A candidate that gets less attention than a threshold is not taken "
+        "(Webster et al. 2018); the threshold is the best one on development:",
+        "",
+        *(_row(cells) for cells in [header, ["---"] * len(header), *rows]),
+        "",
+    ]
+
+
+def _over_seeds(values: Sequence[float | None]) -> str:
+    """Return a number, or the mean and deviation of several; a dash if one is unknown."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return _number(None)
+    return _number(known[0]) if len(known) == 1 else str(spread(known))
+
+
+def _table_of_scores(numbers: Mapping[str, Any], mode: str, kinds: Sequence[str]) -> list[str]:
+    """Return a table with a column for each kind: rows of baselines, then those of the arms."""
     lines = [_row(["", *kinds]), _row(["---"] * (len(kinds) + 1))]
     lines.append(_row(["test queries", *(f"{numbers['queries'][kind]:,}" for kind in kinds)]))
     for name, values in numbers["baselines"].items():
@@ -83,9 +153,7 @@ def _table(numbers: Mapping[str, Any], mode: str) -> list[str]:
             if any(means[kind][key] is not None for kind in kinds):
                 cells = [_cell(key, numbers["arms"][arm][kind], means[kind][key]) for kind in kinds]
                 lines.append(_row([f"**{arm}**, {label}", *cells]))
-    left_out = len(numbers["kinds"]) - len(kinds)
-    more = [f"{left_out} rarer kinds are in report.json and scores.csv.", ""] if left_out else []
-    return [*lines, "", *more]
+    return lines
 
 
 def _cell(key: str, seeds: Sequence[Mapping[str, Any] | None], mean: Mapping[str, float] | None) -> str:
@@ -107,7 +175,7 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
         [arm, kind, f"{of['mean']:+.3f}", f"{of['low']:+.3f} to {of['high']:+.3f}", f"{of['p_value']:.2g}"]
         for arm, kinds in numbers["differences"].items()
         for kind, of in kinds.items()
-        if of is not None and kind in numbers["kinds"][: MOST_KINDS + 1]
+        if of is not None and kind in _shown(numbers)
     ]
     if not rows:
         return []
@@ -123,7 +191,7 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
         [arm, kind, *difference_cells(of)]
         for arm, kinds in numbers["differences_over_seeds"].items()
         for kind, of in kinds.items()
-        if of is not None
+        if of is not None and kind in _shown(numbers)
     ]
     if by_seed:
         header = ["arm", "kind", *DIFFERENCE_HEADER]

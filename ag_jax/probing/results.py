@@ -20,7 +20,7 @@ from ag_jax.probing.models import ProbedModel
 from ag_jax.probing.rows import Convention
 from ag_jax.probing.scores import Mode
 
-VERSION = 1  # of the computation of scores; a new one makes stored results of the earlier ones invalid
+VERSION = 2  # of the computation of scores; a new one makes stored results of the earlier ones invalid
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,12 +52,26 @@ class Rows:
     """Attention of the queries of a batch.
 
     queries: indices of the queries, `F`.
-    weights_FNHU: for each query, layer and head the attention to each unit. U is the padded length in tokens, also for
-        words; the attention to units that the window lacks is 0.
+    weights: for each kind of unit, `FNHU`: for each query, layer and head the attention to each unit. U is the padded
+        length in tokens, also for words; the attention to units that the window lacks is 0.
     """
 
     queries: np.ndarray
-    weights_FNHU: np.ndarray
+    weights: dict[Unit, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Windows that are computed together, with their queries.
+
+    windows: their indices.
+    queries: indices of their queries, `F`.
+    length: tokens of a row, with padding.
+    """
+
+    windows: list[int]
+    queries: np.ndarray
+    length: int
 
 
 def attention_rows(
@@ -66,56 +80,53 @@ def attention_rows(
     windows: Sequence[EncodedWindow],
     window_Q: np.ndarray,
     at_Q: np.ndarray,
-    unit: Unit = "word",
+    units: Sequence[Unit] = ("word",),
     convention: Convention = Convention(),
 ) -> Iterator[Rows]:
     """Yield the attention rows of all queries, in batches of windows of similar length, so not in the order of queries.
 
     windows: the texts.
     window_Q, at_Q: for each query its window, and its word in that window.
-    unit: what a row has a number for: `word`, or `position` of the window, where the begin and end tokens are units,
-        too.
+    units: what a row has a number for: every `word`, or every `position` of the window, where the begin and end tokens
+        are units, too. Several kinds of unit share the forward passes.
     convention: how tokens become words; with `position`, how the tokens of the query's word become one row.
     """
-    queries_of = [np.zeros(0, np.int64)] * len(windows)
+    for chunk in chunks(windows, window_Q, model):
+        texts = [windows[index] for index in chunk.windows]
+        fields = batch_of(texts, chunk.length)
+        place = {window: row for row, window in enumerate(chunk.windows)}
+        asked = _asked(windows, window_Q[chunk.queries], at_Q[chunk.queries], place, convention)
+        # Apart from the gathering, whose shapes vary more: the encoder is compiled once for each shape of a batch.
+        weights_NBHQK = maps.attention_weights(model, params, fields, Ports())
+        found = {}
+        for unit in units:
+            shares = _unit_of_tokens(texts, fields["tokens"].shape, unit, convention)
+            weights_FNHU = np.asarray(_gathered(weights_NBHQK, shares, asked, convention.transposed))
+            found[unit] = weights_FNHU[: len(chunk.queries)]
+            if not np.isfinite(found[unit]).all():
+                raise ValueError("the model's attention is NaN or infinite: give a model whose weights are finite")
+        yield Rows(chunk.queries, found)
+
+
+def chunks(windows: Sequence[EncodedWindow], window_Q: np.ndarray, model: PretrainingModel) -> Iterator[Chunk]:
+    """Split the windows that have queries, by their lengths, into batches whose attention weights need at most `BYTES`.
+
+    A batch has at least one window. The batches of one length have at most the same number of windows, a power of two.
+    """
     order = np.argsort(window_Q, kind="stable")
     found, begins = np.unique(window_Q[order], return_index=True)
-    for window, queries in zip(found, np.split(order, begins[1:]), strict=True):
-        queries_of[window] = queries
-    lengths = [_up(len(window.ids), LENGTH_STEP) for window in windows]
-    for length in sorted(set(lengths)):
-        members = [index for index in found if lengths[index] == length]
-        for chunk in _chunks(members, [len(queries_of[index]) for index in members], length, model):
-            queries = np.concatenate([queries_of[index] for index in chunk])
-            place = {window: row for row, window in enumerate(chunk)}
-            batch = _batch([windows[index] for index in chunk], length, unit, convention)
-            asked = _asked(windows, window_Q[queries], at_Q[queries], place, convention)
-            fields = {
-                "tokens": batch["tokens_BL"],
-                "segment_ids": batch["segments_BL"],
-                "token_type_ids": np.zeros_like(batch["tokens_BL"]),
-            }
-            # Apart from the gathering, whose shapes vary more: the encoder is compiled once for each shape of a batch.
-            weights_NBHQK = maps.attention_weights(model, params, fields, Ports())
-            weights_FNHU = np.asarray(_gathered(weights_NBHQK, batch, asked, convention.transposed))[: len(queries)]
-            if not np.isfinite(weights_FNHU).all():
-                raise ValueError("the model's attention is NaN or infinite: give a model whose weights are finite")
-            yield Rows(queries, weights_FNHU)
-
-
-def _chunks(
-    windows: Sequence[int], queries: Sequence[int], length: int, model: PretrainingModel
-) -> Iterator[list[int]]:
-    """Split windows of one length into batches whose attention weights need at most `BYTES`, or one window does.
-
-    queries: number of queries of each window. All batches have at most the same number of windows, a power of two.
-    """
-    heads = model.config.layers * model.config.heads
-    of_window, of_query = 4 * heads * length**2, 2 * 4 * heads * length
-    most = max(1, BYTES // (of_window + of_query * (sum(queries) // max(1, len(queries)) + 1)))
-    most = 1 << (most.bit_length() - 1)
-    for begin in range(0, len(windows), most):
-        yield list(windows[begin : begin + most])
+    queries_of = dict(zip(found.tolist(), np.split(order, begins[1:]), strict=True))
+    lengths = {index: _up(len(windows[index].ids), LENGTH_STEP) for index in queries_of}
+    for length in sorted(set(lengths.values())):
+        members = [index for index in queries_of if lengths[index] == length]
+        heads = model.config.layers * model.config.heads
+        of_window, of_query = 4 * heads * length**2, 2 * 4 * heads * length
+        mean = sum(len(queries_of[index]) for index in members) // len(members) + 1  # queries of a window
+        most = max(1, BYTES // (of_window + of_query * mean))
+        most = 1 << (most.bit_length() - 1)
+        for begin in range(0, len(members), most):
+            taken = members[begin : begin + most]
+            yield Chunk(taken, np.concatenate([queries_of[index] for index in taken]), length)
 
 
 def _up(number: int, step: int) -> int:
@@ -123,43 +134,49 @@ def _up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-def _batch(windows: Sequence[EncodedWindow], length: int, unit: Unit, convention: Convention) -> dict[str, np.ndarray]:
-    """Return the tokens of a batch, the unit of each token and its share in that unit's number.
+def batch_of(windows: Sequence[EncodedWindow], length: int) -> dict[str, np.ndarray]:
+    """Return windows as a batch that an encoder reads.
 
     The number of rows is a power of two, so that few programs are compiled; those without a window are padding.
     """
-    rows = 1 << (len(windows) - 1).bit_length()
-    batch = {
-        "tokens_BL": np.zeros((rows, length), np.int32),
-        "segments_BL": np.zeros((rows, length), np.int32),
-        "unit_BL": np.full((rows, length), length, np.int32),  # `length` is no unit
-        "share_BL": np.zeros((rows, length), np.float32),
-    }
+    shape = 1 << (len(windows) - 1).bit_length(), length
+    batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "segment_ids", "token_type_ids")}
     for row, window in enumerate(windows):
-        size, counts = len(window.ids), np.diff(window.starts)
-        batch["tokens_BL"][row, :size] = window.ids
-        batch["segments_BL"][row, :size] = 1
-        if unit == "position":
-            batch["unit_BL"][row, :size] = np.arange(size)
-            batch["share_BL"][row, :size] = 1.0
-            continue
-        inside = slice(1, size - 1)
-        batch["unit_BL"][row, inside] = np.repeat(np.arange(len(counts)), counts)
-        batch["share_BL"][row, inside] = np.concatenate(
-            [_shares(int(count), convention, is_from=convention.transposed) for count in counts]
-        )
+        batch["tokens"][row, : len(window.ids)] = window.ids
+        batch["segment_ids"][row, : len(window.ids)] = 1
     return batch
 
 
-def _shares(count: int, convention: Convention, *, is_from: bool) -> np.ndarray:
-    """Return the share of each of a word's tokens in the word's number.
+def _unit_of_tokens(
+    windows: Sequence[EncodedWindow], shape: tuple[int, ...], unit: Unit, convention: Convention
+) -> dict[str, np.ndarray]:
+    """Return the unit of each token of a batch and its share in that unit's number, of the shape of the tokens."""
+    length = shape[1]
+    found = {"unit_BL": np.full(shape, length, np.int32), "share_BL": np.zeros(shape, np.float32)}  # `length`: no unit
+    for row, window in enumerate(windows):
+        size, counts = len(window.ids), np.diff(window.starts)
+        if unit == "position":
+            found["unit_BL"][row, :size] = np.arange(size)
+            found["share_BL"][row, :size] = 1.0
+            continue
+        inside = slice(1, size - 1)
+        found["unit_BL"][row, inside] = np.repeat(np.arange(len(counts)), counts)
+        found["share_BL"][row, inside] = _shares(counts, convention, is_from=convention.transposed)
+    return found
 
-    is_from: whether attention comes from the word; otherwise it goes to the word.
+
+def _shares(counts: np.ndarray, convention: Convention, *, is_from: bool) -> np.ndarray:
+    """Return the share of each token in the number of its word, for the tokens of words one after the other.
+
+    counts: number of tokens of each word.
+    is_from: whether attention comes from the words; otherwise it goes to them.
     """
     if is_from and convention.from_ == "first":
-        return np.eye(1, count, dtype=np.float32)[0]
+        shares = np.zeros(counts.sum(), np.float32)
+        shares[np.cumsum(counts) - counts] = 1.0
+        return shares
     averaged = is_from or convention.to == "mean"
-    return np.full(count, 1.0 / count if averaged else 1.0, np.float32)
+    return np.repeat((1.0 / counts if averaged else np.ones(len(counts))).astype(np.float32), counts)
 
 
 def _asked(
@@ -170,20 +187,20 @@ def _asked(
     convention: Convention,
 ) -> dict[str, np.ndarray]:
     """Return where the rows of the queries are in a batch: row, positions of the word's tokens and their shares."""
-    spans = [windows[window].starts[at : at + 2] for window, at in zip(window_F, at_F, strict=True)]
-    pieces = max(int(end - begin) for begin, end in spans)
-    pieces = 1 << (pieces - 1).bit_length()
-    size = max(QUERIES, 1 << (len(spans) - 1).bit_length())
+    queries = list(zip(window_F.tolist(), at_F.tolist(), strict=True))
+    begin_F = np.array([windows[window].starts[at] for window, at in queries])
+    count_F = np.array([windows[window].starts[at + 1] for window, at in queries]) - begin_F
+    pieces = 1 << (int(count_F.max()) - 1).bit_length()
+    size = max(QUERIES, 1 << (len(queries) - 1).bit_length())
     asked = {
         "row_F": np.zeros(size, np.int32),
         "position_FP": np.zeros((size, pieces), np.int32),
         "share_FP": np.zeros((size, pieces), np.float32),
     }
-    for index, (begin, end) in enumerate(spans):
-        count = int(end - begin)
-        asked["row_F"][index] = place[int(window_F[index])]
-        asked["position_FP"][index, :count] = np.arange(begin, end)
-        asked["share_FP"][index, :count] = _shares(count, convention, is_from=not convention.transposed)
+    asked["row_F"][: len(queries)] = [place[window] for window, _ in queries]
+    query, piece = np.nonzero(np.arange(pieces) < count_F[:, None])  # the tokens of the words, one after the other
+    asked["position_FP"][query, piece] = begin_F[query] + piece
+    asked["share_FP"][query, piece] = _shares(count_F, convention, is_from=not convention.transposed)
     return asked
 
 

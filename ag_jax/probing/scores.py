@@ -109,6 +109,11 @@ def scores(weights_FNHU: np.ndarray, choices: Choices) -> tuple[np.ndarray, np.n
     return (right_FNH / np.maximum(tied_FNHU.sum(-1), 1)).astype(np.float32), chosen_FNH.astype(np.int16)
 
 
+def largest(weights_FNHU: np.ndarray, choices: Choices) -> np.ndarray:
+    """Return the attention to the unit of largest weight among the allowed ones, `FNH`; 0 without any."""
+    return np.where(choices.allowed_FU[:, None, None, :], weights_FNHU, 0.0).max(-1)
+
+
 def confusion(mass_FNHG: np.ndarray, choices: Choices) -> np.ndarray:
     """Return -log2(attention to the correct candidates / attention to all candidates), `FNH` (Lin et al. 2019).
 

@@ -11,7 +11,7 @@ import numpy as np
 from ag_jax.analysis.maps import head_patterns
 from ag_jax.data.probes.queries import Probe
 from ag_jax.evaluation.significance import over_seeds, spread
-from ag_jax.probing import choosing
+from ag_jax.probing import choosing, f1
 from ag_jax.probing.choosing import Chosen, Interval, Table
 from ag_jax.probing.measuring import ARRAYS, Measured
 from ag_jax.probing.results import ProbeResult
@@ -53,7 +53,8 @@ def numbers(
 ) -> dict[str, Any]:
     """Return the content of report.json on one probe in one mode: best heads, baselines, differences, mistakes.
 
-    Kinds, numbers of queries and baselines are those of the first arm; confusion, mistakes and what was dropped are
+    Kinds, numbers of queries and baselines are those of the first arm; `unanswerable` are kinds without any correct
+    answer; confusion, mistakes and what was dropped are
     those of an arm's first seed.
 
     arms: for each arm the results of its models on the same probe, in the order of the seeds; the baseline first.
@@ -79,8 +80,10 @@ def numbers(
         }
         for arm, results in arms.items()
     }
+    chance_Q, kind_Q = measured[first][0].chance_Q, tables[first][0].kind_Q
     return {
         "kinds": list(kinds),
+        "unanswerable": [kind for kind in kinds[1:] if not chance_Q[kind_Q == kind].any()],
         "queries": {kind: of[0].queries if of[0] else 0 for kind, of in chosen[first].items()},
         "baselines": _baselines(probe, measured[first][0], tables[first][0]),
         "arms": {
@@ -93,6 +96,14 @@ def numbers(
         },
         "differences_over_seeds": _over_seeds({arm: chosen[arm] for arm in compared}),
         "confusion": {arm: _confusion(results[0].probe, results[0].modes[mode]) for arm, results in arms.items()},
+        "f1": {
+            arm: [
+                None if of is None or of.head is None else f1.of_head(probe, one, of.head, kinds)
+                for of, one in zip(chosen[arm][choosing.ALL], seeds, strict=True)
+            ]
+            for arm, seeds in measured.items()
+        },
+        "f1_nearest": f1.of_rule(probe, measured[first][0], "nearest", kinds),
         "compared": list(compared),
         "mistakes": {arm: _mistakes(mode, results[0], chosen[arm]["all"][0]) for arm, results in arms.items()},
         "dropped": {
@@ -164,8 +175,7 @@ def _baselines(probe: Probe, measured: Measured, table: Table) -> dict[str, dict
     """Return the scores of chance and of the probe's rules on the test queries of each kind."""
     rules = {name: np.asarray(scores)[measured.queries_Q] for name, scores in probe.baselines.items()}
     offsets = {name: scores for name, scores in rules.items() if name.startswith(OFFSET)}
-    fixed = {name: of for name, of in rules.items() if name not in offsets}
-    fixed = {**fixed, "chance": measured.chance_Q}  # of this mode; a probe only knows chance among its candidates
+    fixed = {"chance": measured.chance_Q} | {name: of for name, of in rules.items() if name not in offsets}
     found: dict[str, dict[str, float | None]] = {name: {} for name in fixed}
     for kind in table.kinds:
         test_Q = table.of_kind(kind) & ~table.development_Q

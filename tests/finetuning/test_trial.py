@@ -137,11 +137,21 @@ def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, o
     )
 
 
+@pytest.mark.parametrize(
+    ("before", "rows", "expected"), [(7, 16, 16), (20, 16, 20), (None, 16, 24), (7, 99, 24), (0, 16, 16)]
+)
+def test_the_longest_text_of_training(before, rows, expected):
+    """In tokens: of the model, of rows of the trial, and of both; a model has 24 positions."""
+    opened = dataclasses.replace(tasks.pretrained(), trained_length=before)
+    assert job.trained_length(opened, Recipe(max_length=rows)) == expected
+
+
 def test_kept_weights_are_the_best_epochs(undisturbed):
     directory, result = undisturbed
     tuned = finetuned.load(directory)
     assert tuned.head == finetuned.load(directory / "weights").head
     assert (tuned.head.task, tuned.head.labels, tuned.head.max_length) == ("classification", ("bad", "good"), 24)
+    assert tuned.trained_length == 24
     examples = tasks.splits("classification").validation
     opened = tasks.pretrained()
     data = encoded.encode(tasks.splits("classification"), opened.tokenizer, opened.config, RECIPE)

@@ -13,6 +13,7 @@ import pytest
 
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
+from ag_jax.data.probes.queries import Query
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
 from ag_jax.pretraining.workloads import reference_model
@@ -176,6 +177,7 @@ def test_custom_probe(place, monkeypatch):
     module = types.ModuleType("my_probes")
     module.made_up = lambda data: examples.probe(before=True)
     module.wrong = lambda data: [data]
+    module.outside = lambda data: examples.probe([Query(0, 99, 0, (), (), (), "x")] * 2)
     monkeypatch.setitem(sys.modules, "my_probes", module)
     config = f"{PROBE}:checkpoint={place / 'plain'},reflexives=none,custom=my_probes."
     path = comparison.evaluate(f"{config}made_up", {"probes.made_up.data": "x"}, place / "custom")
@@ -183,8 +185,49 @@ def test_custom_probe(place, monkeypatch):
     assert numbers["queries"]["all"] == 3
     with pytest.raises(ValueError, match=r"function=my_probes.wrong returned list, expected an ag_jax"):
         comparison.evaluate(f"{config}wrong", {}, place / "wrong")
+    with pytest.raises(ValueError, match=r"the probe made up, query 0 .*`at` to be the index of a word below 11"):
+        comparison.evaluate(f"{config}outside", {}, place / "wrong")
     with pytest.raises(ValueError, match=r"cannot import probes.no.function=my_probes.no: AttributeError"):
         comparison.evaluate(f"{config}no", {}, place / "wrong")
+
+
+def test_report_of_many_kinds(place, monkeypatch):
+    """Kinds are rows, without the one that has no correct answer; F1 is there where a query may have none."""
+    kinds = ["feminine", "masculine", "a", "b", "c", "d", "root"]
+
+    def queries():
+        for number, kind in enumerate(kinds * 6):
+            right = () if kind == "root" else (number % 2,)
+            yield Query(3, 9, 9, ((2,), (7,)), right, tuple((2, 7)[index] for index in right), kind)
+
+    module = types.ModuleType("my_probes")
+    development = np.arange(6 * len(kinds)) % 4 == 0
+    nearest = ~development & (np.array(kinds * 6) != "root")
+    module.many = lambda data: examples.probe(queries(), development=development, baselines={"nearest": nearest})
+    monkeypatch.setitem(sys.modules, "my_probes", module)
+    config = f"{PROBE}:checkpoint={place / 'plain'},reflexives=none,custom=my_probes.many"
+    path = comparison.evaluate(config, {"probes.many.modes": ("mentions",)}, place / "many")
+    numbers = json.loads((path.parent / "report.json").read_text())["probes"]["many"]["mentions"]
+    lines = path.read_text().splitlines()
+    assert "root" in numbers["kinds"] and numbers["unanswerable"] == ["root"]
+    begin = lines.index("| kind | test queries | chance | nearest | **model** | **random** |")
+    table = {line.split(" | ")[0][2:]: line.split(" | ") for line in lines[begin + 2 : begin + 8]}
+    assert set(table) == set(kinds) - {"root"} and not lines[begin + 8]
+    for kind, row in table.items():
+        of = numbers["arms"]["model"][kind][0]
+        assert int(row[1]) == of["queries"] and row[2:4] == ["0.500", "1.000"]
+        assert row[4] == f"{of['test']['mean']:.3f}, head {of['head'][0]}.{of['head'][1]}"
+    assert "| test queries | 31 |" in lines
+    assert any(line.startswith("Left out of the kinds: root. ") for line in lines)
+
+    found, rule = numbers["f1"]["model"][0], numbers["f1_nearest"]["f1"]
+    counts = {kind: numbers["queries"][kind] for kind in numbers["kinds"]}
+    assert rule["feminine"] == 1 and rule["root"] == 0
+    assert rule["all"] == pytest.approx(2 * (counts["all"] - counts["root"]) / (2 * counts["all"] - counts["root"]))
+    assert found["head"] == numbers["arms"]["model"]["all"][0]["head"]
+    shown = [found["threshold"], *(found["f1"][kind] for kind in numbers["kinds"] if kind != "root"), found["ratio"]]
+    cells = " | ".join("–" if value is None else f"{value:.3f}" for value in shown)
+    assert f"| **model**, head {found['head'][0]}.{found['head'][1]} | {cells} |" in lines
 
 
 @pytest.mark.parametrize(
@@ -202,6 +245,15 @@ def test_custom_probe(place, monkeypatch):
             "modes must be one of mentions, words, positions, got 'word'",
         ),
         ({"probes.coreference.kind": "dependencies"}, "which a dependency has not"),
+        (
+            {"probes.coreference.modes": ("positions",), "probes.coreference.to_word": "mean"},
+            "to_word=mean has no effect with modes=positions, ",
+        ),
+        (
+            {"probes.coreference.modes": ("positions",), "probes.coreference.transposed": True}
+            | {"probes.coreference.from_word": "first"},
+            "from_word=first has no effect with modes=positions and transposed, ",
+        ),
         ({"probes.coreference.data": "none.conll"}, "none.conll does not exist"),
         ({"checkpoint": "nowhere"}, "nowhere is no model"),
     ],

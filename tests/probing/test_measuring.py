@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from ag_jax.analysis import maps
 from ag_jax.data.probes.queries import Query
 from ag_jax.probing import measuring, scores
 from ag_jax.probing.encoding import encode
@@ -15,6 +16,7 @@ from ag_jax.probing.rows import Convention, attention_rows
 from tests.probing import examples
 
 SHAPE = 2, 3  # layers and heads
+QUERIES = examples.probe().queries
 WITH_MEANS = Convention(to="mean")
 
 
@@ -28,9 +30,9 @@ def rows_of(query):
     probed = examples.probed()
     windows = encode(examples.windows(), probed.tokenizer, 97).windows
     window_Q, at_Q = np.array([query.window]), np.array([query.at])
+    (rows,) = attention_rows(probed.model, probed.params, windows, window_Q, at_Q, ("word", "position"))
     for unit in ("word", "position"):
-        (rows,) = attention_rows(probed.model, probed.params, windows, window_Q, at_Q, unit)
-        yield rows.weights_FNHU[0]
+        yield rows.weights[unit][0]
 
 
 def test_all_modes(measured):
@@ -51,7 +53,7 @@ def test_all_modes(measured):
             assert measured["positions"].scores_QNH[index, layer, head] == (word in query.answers)
             confusion = -np.log2(sum(mass[right] for right in query.right) / sum(mass))
             assert measured["mentions"].confusion_QNH[index, layer, head] == pytest.approx(confusion, abs=1e-5)
-    assert measured["words"].confusion_QNH is None
+    assert measured["words"].confusion_QNH is measured["mentions"].mass_QNH is None
     assert measured["mentions"].chance_Q[0] == pytest.approx(2 / 3)
     assert len({of.scores_QNH.tobytes() for of in measured.values()}) == 3  # the modes are not all alike
 
@@ -68,6 +70,16 @@ def test_uniform_attention_is_chance():
     for mode in found.values():
         expected = np.broadcast_to(mode.chance_Q[:, None, None], mode.scores_QNH.shape)
         np.testing.assert_allclose(mode.scores_QNH, expected, rtol=1e-6)
+
+
+def test_attention_to_the_answer_where_none_may_be_correct():
+    queries = [dataclasses.replace(query, right=query.right[:number]) for number, query in enumerate(QUERIES)]
+    found = measure(examples.probed(), examples.probe(queries), ("mentions", "words"))
+    assert found["words"].mass_QNH is None
+    for index, query in enumerate(queries):
+        to_words, _ = rows_of(query)
+        most = np.max([to_words[..., list(words)].sum(-1) for words in query.candidates], 0)
+        np.testing.assert_allclose(found["mentions"].mass_QNH[index], most, rtol=1e-5)
 
 
 def test_weights_that_are_not_numbers():
@@ -97,10 +109,17 @@ def test_what_cannot_be_asked():
         measure(probed, examples.probe([Query(0, 1, 1, (), (), (0,), "x")]), ("mentions",))
 
 
-def test_progress_is_told():
-    told = []
-    measure(examples.probed(), examples.probe(), ("words",), progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (6, 6) and len(told) >= 2
+def test_progress_is_told_and_modes_share_the_forward_passes(monkeypatch):
+    told, passes = [], []
+
+    def counted(*arguments):
+        passes.append(arguments)
+        return original(*arguments)
+
+    original = maps.attention_weights
+    monkeypatch.setattr(maps, "attention_weights", counted)
+    measure(examples.probed(), examples.probe(), scores.MODES, progress=lambda *numbers: told.append(numbers))
+    assert told[-1] == (6, 6) and len(told) == len(passes) == 3  # a batch for each padded length
 
 
 def test_random_weights_differ_by_seed():

@@ -82,7 +82,7 @@ def test_words(windows, tokens_attention, convention, monkeypatch):
     probed, seen, batches = examples.probed(), [], 0
     for found in attention_rows(probed.model, probed.params, windows, window_Q, at_Q, convention=convention):
         batches += 1
-        for query, weights_NHU in zip(found.queries, found.weights_FNHU, strict=True):
+        for query, weights_NHU in zip(found.queries, found.weights["word"], strict=True):
             window = windows[window_Q[query]]
             expected = words_row(tokens_attention[window_Q[query]], window, at_Q[query], convention)
             count = expected.shape[-1]
@@ -96,9 +96,9 @@ def test_positions(windows, tokens_attention):
     """A unit is a token: the rows are those of the model, begin and end included, and sum to 1."""
     probed = examples.probed()
     window_Q, at_Q = np.array([1, 2]), np.array([1, 1])
-    for found in attention_rows(probed.model, probed.params, windows, window_Q, at_Q, "position"):
-        np.testing.assert_allclose(found.weights_FNHU.sum(-1), 1, rtol=1e-5)
-        for query, weights_NHU in zip(found.queries, found.weights_FNHU, strict=True):
+    for found in attention_rows(probed.model, probed.params, windows, window_Q, at_Q, ("position",)):
+        np.testing.assert_allclose(found.weights["position"].sum(-1), 1, rtol=1e-5)
+        for query, weights_NHU in zip(found.queries, found.weights["position"], strict=True):
             window = windows[window_Q[query]]
             begin, end = window.starts[at_Q[query]], window.starts[at_Q[query] + 1]
             expected = tokens_attention[window_Q[query]][:, :, begin:end].mean(2)

@@ -17,7 +17,6 @@ from ag_jax.data.probes.rules import Features, HeadWord, Kind
 from ag_jax.data.probes.windows import Stretch
 
 Direction = Literal["before", "both"]
-Credit = Literal["head", "span"]
 CUT = "mentions across the end of a window"
 ALONE = "anaphors without an antecedent in their window"
 NO_TOKENS = "anaphors whose head word has no tokens"
@@ -29,12 +28,10 @@ class Settings:
 
     head_word: `rule` takes the head word by a rule of words, `last` the last word, `parse` that of the constituent.
     direction: `before` takes antecedents before the mention, `both` also mentions of its entity after it.
-    credit: which words of an antecedent count in the modes `words` and `positions`: its `head`, or any of its `span`.
     """
 
     head_word: HeadWord = "rule"
     direction: Direction = "before"
-    credit: Credit = "head"
 
 
 class Asked(NamedTuple):
@@ -104,29 +101,13 @@ def ask(document: Document, stretches: Sequence[Stretch], settings: Settings, to
         heads = (described.heads[inside] - first).tolist()
         for row in chosen.tolist():
             candidates = [heads[index] for index in np.flatnonzero(is_candidate_MC[row]).tolist()]
-            antecedents = [(mentions[index], heads[index]) for index in np.flatnonzero(is_antecedent_MC[row]).tolist()]
-            places, right, answers = _places(candidates, antecedents, first, settings.credit)
+            antecedents = {heads[index] for index in np.flatnonzero(is_antecedent_MC[row]).tolist()}
+            places = sorted(set(candidates))  # mentions with the same head word are one candidate
+            right = tuple(index for index, place in enumerate(places) if place in antecedents)
+            groups, answers = tuple((place,) for place in places), tuple(sorted(antecedents))
             begin, kind = mentions[row].begin - first, described.kinds[inside[row]]
-            queries.append(Query(window, heads[row], begin, places, right, answers, kind))
+            queries.append(Query(window, heads[row], begin, groups, right, answers, kind))
     return Asked(queries, {name: np.concatenate(parts) for name, parts in scores.items()}, dropped)
-
-
-def _places(
-    candidates: Sequence[int], antecedents: Sequence[tuple[Mention, int]], first: int, credit: Credit
-) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[int, ...]]:
-    """Return `candidates`, `right` and `answers` of a query.
-
-    candidates: index of the head word of each candidate in the window.
-    antecedents: each antecedent, with the index of its head word in the window.
-    first: index of the window's first word in the document.
-    """
-    places = sorted(set(candidates))  # mentions with the same head word are one candidate
-    heads = {head for _, head in antecedents}
-    answers = heads
-    if credit == "span":
-        answers = {word - first for mention, _ in antecedents for word in range(mention.begin, mention.end)}
-    right = tuple(index for index, place in enumerate(places) if place in heads)
-    return tuple((place,) for place in places), right, tuple(sorted(answers))
 
 
 def _members(mentions: Sequence[Mention], stretches: Sequence[Stretch], dropped: dict[str, int]) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """Antecedents chosen by rules that read no attention, for the mentions of one window.
 
-Each rule scores an anaphor 1 if the mention that it chooses is an antecedent, and 0 otherwise; chance scores the share
-of the right ones among the candidates. In the shapes, M is a mention as an anaphor, and C is a mention as a candidate.
+Each rule scores an anaphor 1 if the mention that it chooses is an antecedent, and 0 otherwise. In the shapes, M is a
+mention as an anaphor, and C is a mention as a candidate.
 
     nearest            the nearest mention
     same head          the nearest one with the same head word, otherwise the nearest one
@@ -20,7 +20,7 @@ import numpy as np
 
 from ag_jax.data.probes.rules import Features, agree
 
-NAMES = ("chance", "nearest", "same head", "sieves")
+NAMES = ("nearest", "same head", "sieves")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,22 +51,11 @@ def scores(mentions: Mentions, is_candidate_MC: np.ndarray, is_antecedent_MC: np
     order_MC = _nearness(mentions.heads)
     sieves = {"nearest": [everything], "same head": [words, everything]}
     sieves["sieves"] = [texts, words, agreeing, everything]
-    found = {"chance": _chance(mentions.heads, is_candidate_MC, is_antecedent_MC)}
+    found = {}
     for name, passing in sieves.items():
         chosen_M = _first([is_candidate_MC & sieve_MC for sieve_MC in passing], order_MC)
         found[name] = is_antecedent_MC[np.arange(len(chosen_M)), chosen_M].astype(np.float64)
     return found
-
-
-def _chance(heads_C: np.ndarray, is_candidate_MC: np.ndarray, is_antecedent_MC: np.ndarray) -> np.ndarray:
-    """Return the share of the antecedents' head words in the head words of all candidates: mentions with the same head
-    word in the text count once.
-    """
-    places, group_C = np.unique(heads_C, return_inverse=True)
-    is_in_group_CP = np.eye(len(places), dtype=np.int64)[group_C]  # P: positions of head words
-    right_M = ((is_antecedent_MC.astype(np.int64) @ is_in_group_CP) > 0).sum(1)
-    all_M = ((is_candidate_MC.astype(np.int64) @ is_in_group_CP) > 0).sum(1)
-    return right_M / np.maximum(all_M, 1)
 
 
 def _nearness(heads: np.ndarray) -> np.ndarray:

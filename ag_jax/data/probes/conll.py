@@ -29,7 +29,7 @@ from ag_jax.data.probes.mentions import Document, Mention, Reading, in_reading_o
 ENDINGS = ("_gold_conll", ".conll")  # of files in a folder; CoNLL-2012 also has automatic annotation, `_auto_conll`
 ACROSS = "mentions across the end of a sentence"
 NONE = frozenset(["", "_", "-"])
-WORD, TAG, PARSE, SPEAKER, COREFERENCE = 3, 4, 5, 9, -1  # columns
+WORD, TAG, PARSE, COREFERENCE = 3, 4, 5, -1  # columns
 FEWEST = 12  # columns: of a sentence without predicates
 _BEGIN = re.compile(r"#begin document\s+(?:\((.*)\)|(\S.*?))\s*(?:;\s*part\s+(\d+))?\s*")
 _BRACKET = re.compile(r"(\()?([^()|\s]+)(\))?")
@@ -169,7 +169,6 @@ class _Open:
             self.place,
             _column(self.rows, TAG),
             _column(self.rows, PARSE),
-            _column(self.rows, SPEAKER),
         )
 
 

@@ -11,7 +11,7 @@ import os
 import numpy as np
 
 from ag_jax.data.probes import anaphors, baselines, conll, files, preco, splits, windows
-from ag_jax.data.probes.anaphors import Credit, Direction
+from ag_jax.data.probes.anaphors import Direction
 from ag_jax.data.probes.mentions import Reading
 from ag_jax.data.probes.queries import Probe, Query, Window
 from ag_jax.data.probes.rules import HeadWord
@@ -25,19 +25,18 @@ def coreference(
     window: int = 128,
     head_word: HeadWord = "rule",
     direction: Direction = "before",
-    credit: Credit = "head",
 ) -> Probe:
     """Return the probe of coreference of files in the format of CoNLL-2012, LitBank or PreCo.
 
     path: a file, or a folder with files that end in `_gold_conll`, `.conll` or `.jsonl`.
     lengths: returns the number of tokens of each of some words; None counts words.
     window: the most tokens of a window, without special tokens. Windows end at the ends of sentences.
-    head_word, direction, credit: as in `anaphors.Settings`.
+    head_word, direction: as in `anaphors.Settings`.
 
     Heads are chosen on the official development part, or on a fifth of the documents (`splits.divide`).
     Raises FileNotFoundError and ValueError as the readers do, and ValueError if there is no query.
     """
-    settings = anaphors.Settings(head_word, direction, credit)
+    settings = anaphors.Settings(head_word, direction)
     reading = read(path)
     parts = splits.divide([(document.name, document.place) for document in reading.documents], path)
     dropped = collections.Counter(reading.dropped)
@@ -75,7 +74,8 @@ def coreference(
 
 
 def read(path: str | os.PathLike) -> Reading:
-    """Read documents with coreference: PreCo if the file, or else any file of the folder, ends in `.jsonl`, otherwise
-    CoNLL-2012.
+    """Read documents with coreference: PreCo if a file, or member of an archive, ends in `.jsonl`, or if the path is a
+    file that begins with a JSON object; otherwise CoNLL-2012.
     """
-    return preco.read(path) if files.has_any(path, preco.ENDINGS) else conll.read(path)
+    is_preco = files.has_any(path, preco.ENDINGS) or files.begins_with(path, "{")
+    return preco.read(path) if is_preco else conll.read(path)

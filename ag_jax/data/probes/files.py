@@ -5,6 +5,8 @@ format; also the members of archives (.tar, and compressed ones such as .tar.xz)
 further ending such as .gz. Lines may end in CR LF, and a file may begin with a byte order mark.
 """
 
+import codecs
+import contextlib
 import os
 import pathlib
 import tarfile
@@ -23,12 +25,12 @@ def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str
     Raises FileNotFoundError if there is no such path, or no such file in the folder, and ValueError, with the name of
     the file, for damaged files and for what is not UTF-8.
     """
-    base = pathlib.Path(path).expanduser()
+    base = _base(path)
     if not base.exists():
         raise FileNotFoundError(f"{base} does not exist: expected a file or a folder; check the path")
     found = False
     for file in [base] if base.is_file() else sorted(file for file in base.rglob("*") if file.is_file()):
-        if text_files.kind(file.name)[0] == ".tar":
+        if _is_archive(file):
             members = _members(file, endings)
         elif file == base or _has_ending(file.name, endings):
             with text_files.decompressed(file) as opened:
@@ -43,9 +45,34 @@ def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str
 
 
 def has_any(path: str | os.PathLike, endings: Sequence[str]) -> bool:
-    """Return whether the name of a file, or of any file below a folder, has one of the endings."""
-    base = pathlib.Path(path).expanduser()
-    return any(_has_ending(file.name, endings) for file in [base, *base.rglob("*")] if file.is_file())
+    """Return whether the name of a file, of any file below a folder, or of a member of an archive has an ending.
+
+    Raises ValueError, with the name of the file, for damaged archives.
+    """
+    base = _base(path)
+    found = sorted(file for file in [base, *base.rglob("*")] if file.is_file())
+    names = (name for file in found for name in (_names(file) if _is_archive(file) else [file.name]))
+    return any(_has_ending(name, endings) for name in names)
+
+
+def begins_with(path: str | os.PathLike, text: str) -> bool:
+    """Return whether a path is a file, and no archive, that begins with a text after white space."""
+    base = _base(path)
+    if not base.is_file() or _is_archive(base):
+        return False
+    with text_files.decompressed(base) as opened:
+        return opened.read(2**10).removeprefix(codecs.BOM_UTF8).lstrip().startswith(text.encode())
+
+
+def below(place: str, path: str | os.PathLike) -> str:
+    """Return the path of a place of `texts(path, ...)` below the folder `path`, or the name of the file `path`.
+
+    A member of an archive is below the archive. So the result does not depend on where the files are.
+    """
+    base = str(_base(path))
+    begin = 0 if place.startswith(base) else place.index(f" of {base}") + len(" of ")
+    file = place[begin:].removeprefix(base).strip("/") or pathlib.Path(base).name
+    return f"{file}/{place[: begin - len(' of ')]}" if begin else file
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -74,22 +101,45 @@ def decoded(content: bytes, place: str) -> str:
     return text
 
 
+def _base(path: str | os.PathLike) -> pathlib.Path:
+    """Return the path with which all places of files begin."""
+    given = pathlib.Path(path).expanduser()
+    return pathlib.Path.cwd() if given == pathlib.Path() else given  # files below "." do not begin with it
+
+
 def _has_ending(name: str, endings: Sequence[str]) -> bool:
     compression = text_files.kind(name)[1]
     return not name.startswith(".") and name.removesuffix(compression).endswith(tuple(endings))
 
 
+def _is_archive(file: pathlib.Path) -> bool:
+    return text_files.kind(file.name)[0] == ".tar"
+
+
 def _members(file: pathlib.Path, endings: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (place, text) of the members of an archive with given endings, sorted by their names."""
-    with text_files.decompressed(file) as opened:
-        content: dict[str, bytes] = {}
-        try:
-            with tarfile.open(fileobj=opened, mode="r|") as archive:  # as a stream: nothing is unpacked on disk
-                for member in archive:
-                    extracted = archive.extractfile(member) if _has_ending(member.name, endings) else None
-                    if extracted:
-                        content[member.name] = extracted.read()
-        except tarfile.TarError as error:
-            raise fields.damaged(str(file), error) from error
+    content: dict[str, bytes] = {}
+    with _opened(file) as archive:
+        for member in archive:
+            extracted = archive.extractfile(member) if _has_ending(member.name, endings) else None
+            if extracted:
+                content[member.name] = extracted.read()
     for name in sorted(content):
         yield f"{name} of {file}", decoded(content[name], f"{name} of {file}")
+
+
+def _names(file: pathlib.Path) -> list[str]:
+    """Return the names of the members of an archive that are files."""
+    with _opened(file) as archive:
+        return [member.name for member in archive if member.isfile()]
+
+
+@contextlib.contextmanager
+def _opened(file: pathlib.Path) -> Iterator[tarfile.TarFile]:
+    """Open an archive as a stream, so that nothing is unpacked on disk; damages become a ValueError with its name."""
+    with text_files.decompressed(file) as opened:
+        try:
+            with tarfile.open(fileobj=opened, mode="r|") as archive:
+                yield archive
+        except tarfile.TarError as error:
+            raise fields.damaged(str(file), error) from error

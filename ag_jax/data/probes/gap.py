@@ -63,8 +63,8 @@ def gap(path: str | os.PathLike, *, lengths: Lengths | None = None, window: int 
     window: the most tokens of a text, without special tokens. Longer texts are cut, first at the end.
 
     The candidates are A and B, all words of each. If neither is the antecedent, nothing is right. The names may also be
-    behind the pronoun. The kinds are the genders of the pronouns. The baselines are `chance` and `nearest`,
-    the name that begins nearest to the pronoun.
+    behind the pronoun. The kinds are the genders of the pronouns. The baseline is `nearest`, the name that
+    begins nearest to the pronoun.
 
     Raises FileNotFoundError and ValueError as `read` does, and ValueError if there is no query.
     """
@@ -91,10 +91,7 @@ def gap(path: str | os.PathLike, *, lengths: Lengths | None = None, window: int 
         development.append(part == "development")
     if not queries:
         raise ValueError(f"{path} has no pronoun to ask about: {dict(dropped)}; choose longer windows or other files")
-    baselines = {
-        "chance": np.asarray([len(query.right) / len(query.candidates) for query in queries]),
-        "nearest": np.asarray(nearest),
-    }
+    baselines = {"nearest": np.asarray(nearest)}
     return Probe("gap", tuple(texts), tuple(queries), np.asarray(development, bool), baselines, dict(dropped))
 
 

@@ -30,7 +30,6 @@ class Document:
     mentions: in reading order, a longer one before a shorter one with the same first word.
     tags: part of speech of each word, of the Penn Treebank; None if unknown.
     parses: piece of the bracketed parse at each word, with * for the word, such as `(NP*)`; None if unknown.
-    speakers: speaker of each word; None if unknown.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Document:
     place: str = ""
     tags: tuple[str, ...] | None = None
     parses: tuple[str, ...] | None = None
-    speakers: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

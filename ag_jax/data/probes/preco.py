@@ -3,7 +3,7 @@
     {"id": "train_00001", "sentences": [["I", "see", "him", "."]], "mention_clusters": [[[0, 0, 1]], [[0, 2, 3]]]}
 
 A mention is [index of the sentence, index of its first word, index after its last word], and a cluster has the mentions
-of an entity. Other keys are not read.
+of an entity. A document without an id is named by its file and line. Other keys are not read.
 """
 
 import collections
@@ -33,7 +33,7 @@ def read(path: str | os.PathLike) -> Reading:
                 continue
             where = f"{place}, line {number}"
             try:
-                document = _document(parse_json(line), place, str(number))
+                document = _document(parse_json(line), place, f"{files.below(place, path)}, line {number}")
             except ValueError as error:
                 raise ValueError(f"{where}: {error}; mend the line, or copy the file anew") from error
             if document.name in places:
@@ -50,8 +50,8 @@ def read(path: str | os.PathLike) -> Reading:
     return Reading(tuple(documents), dict(dropped))
 
 
-def _document(record: dict[str, Any], place: str, number: str) -> Document:
-    """Return the document of a record; documents without an id are named by the numbers of their lines."""
+def _document(record: dict[str, Any], place: str, line: str) -> Document:
+    """Return the document of a record; `line` is the name of a document without an id."""
     sentences, clusters = record.get("sentences"), record.get("mention_clusters")
     if not isinstance(sentences, list) or not all(
         isinstance(sentence, list) and all(isinstance(word, str) for word in sentence) for sentence in sentences
@@ -70,8 +70,7 @@ def _document(record: dict[str, Any], place: str, number: str) -> Document:
         for mention in cluster
     ]
     filled = [start for start, sentence in zip(starts, sentences, strict=True) if sentence]
-    name = str(record.get("id", number))
-    return Document(name, tuple(words), tuple(filled), in_reading_order(found), place=place)
+    return Document(str(record.get("id", line)), tuple(words), tuple(filled), in_reading_order(found), place=place)
 
 
 def _mention(mention: Any, entity: str, starts: list[int], lengths: list[int]) -> Mention:

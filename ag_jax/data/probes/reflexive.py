@@ -21,7 +21,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ag_jax.data.probes import files, splits, windows
-from ag_jax.data.probes.anaphors import Credit
 from ag_jax.data.probes.queries import Probe, Query, Window
 from ag_jax.data.probes.windows import Lengths
 from ag_jax.data.randomness import Draws
@@ -83,34 +82,30 @@ def reflexive(
     path: str | os.PathLike | None = None,
     *,
     distractor: Distractor = "before",
-    credit: Credit = "span",
     lengths: Lengths | None = None,
     window: int = 128,
     count: int = 10_000,
-    seed: int = 0,
 ) -> Probe:
     """Return the probe of reflexives.
 
     path: a file of the format above, or a folder with a file of `NAMES`; None makes the sentences (`generate`).
     distractor: where one of the `DISTRACTORS`, in turn, stands: `before` the sentence as in the released code, `after`
         it as in the paper, or `none`.
-    credit: which words of an antecedent count: any of its `span`, as in the code, or its `head`, the noun.
     lengths: returns the number of tokens of each of some words. With it, sentences with a word that is not one token
         are left out, as in the code, because words of many tokens get more attention; None keeps all.
     window: the most tokens of a sentence with its distractor, without special tokens.
-    count, seed: number of sentences to make, and seed of the choices; only without `path`.
+    count: number of sentences to make; only without `path`.
 
-    The kinds are the genders of the reflexives. If a sentence has other nouns, its nouns are the candidates; if all
-    sentences have, the baseline `chance` is there, too.
+    The kinds are the genders of the reflexives. If a sentence has other nouns, its nouns are the candidates. Any word
+    of an antecedent is correct, as in the code.
 
     Raises FileNotFoundError if there is no such file, and ValueError, with the line, for what is not in the format.
     """
-    sentences = list(generate(count, seed) if path is None else read(path))
+    sentences = list(generate(count) if path is None else read(path))
     is_development = splits.by_digest(" ".join(sentence.words) for sentence in sentences)
     dropped: collections.Counter[str] = collections.Counter()
     texts: list[Window] = []
     queries: list[Query] = []
-    chance: list[float] = []
     development: list[bool] = []
     tokens = _tokens(sentences, lengths)
     for number, sentence in enumerate(sentences):
@@ -123,16 +118,13 @@ def reflexive(
             continue
         words = (*sentence.words, *beside) if distractor == "after" else (*beside, *sentence.words)
         name = " ".join(sentence.words)
-        queries.append(_query(sentence, len(texts), len(beside) if distractor == "before" else 0, credit))
+        queries.append(_query(sentence, len(texts), len(beside) if distractor == "before" else 0))
         texts.append(Window(name, words))
         development.append(name in is_development)
-        chance.append(1 / (1 + len(sentence.others)))
     if not queries:
         raise ValueError(f"no sentence with a reflexive is left: {dict(dropped)}; choose another tokenizer or file")
     # The word before a reflexive is a verb or "by" in all of these sentences, hence 0.
     baselines = {"previous word": np.asarray([float(query.at - 1 in query.answers) for query in queries])}
-    if all(query.candidates for query in queries):
-        baselines["chance"] = np.asarray(chance)
     return Probe("reflexives", tuple(texts), tuple(queries), np.asarray(development, bool), baselines, dict(dropped))
 
 
@@ -209,16 +201,15 @@ def _tokens(sentences: list[Sentence], lengths: Lengths | None) -> dict[str, int
     return dict(zip(words, windows.count_tokens(words, lengths).tolist(), strict=True))
 
 
-def _query(sentence: Sentence, number: int, shift: int, credit: Credit) -> Query:
+def _query(sentence: Sentence, number: int, shift: int) -> Query:
     """Return the query of a sentence before which `shift` words stand."""
     groups = sorted([sentence.antecedent, *sentence.others]) if sentence.others else []
-    answers = sentence.antecedent if credit == "span" else sentence.antecedent[-1:]
     return Query(
         window=number,
         at=sentence.at + shift,
         begin=sentence.at + shift,
         candidates=tuple(tuple(word + shift for word in group) for group in groups),
         right=(groups.index(sentence.antecedent),) if groups else (),
-        answers=tuple(word + shift for word in answers),
+        answers=tuple(word + shift for word in sentence.antecedent),
         kind=sentence.gender,
     )

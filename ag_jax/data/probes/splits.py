@@ -7,10 +7,11 @@ the smallest MD5 digests, which depends on no order of files.
 
 import hashlib
 import os
-import pathlib
 import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
+
+from ag_jax.data.probes import files
 
 Part = Literal["development", "test", "train"]
 SHARE = 0.2  # of the documents, for development
@@ -43,19 +44,13 @@ def divide(documents: Sequence[tuple[str, str]], base: str | os.PathLike) -> lis
     """Return the part of each document.
 
     documents: name and file of each document; equal names are the same document.
-    base: the path that was given, in which no part of a data set is looked for.
+    base: the path that was given; folders above a data set say nothing about its parts.
 
     The parts are the official ones if there is a file for development and one for the test, otherwise those of
     `by_digest`.
     """
-    parts = [official(_below(place, base)) for _, place in documents]
+    parts = [official(files.below(place, base)) for _, place in documents]
     if {"development", "test"} <= set(parts) and None not in parts:
         return [part for part in parts if part]
     chosen = by_digest(name for name, _ in documents)
     return ["development" if name in chosen else "test" for name, _ in documents]
-
-
-def _below(place: str, base: str | os.PathLike) -> str:
-    """Return a place without the path that was given, because folders above a data set say nothing about its parts."""
-    member, _, file = place.rpartition(" of ")  # of an archive
-    return f"{file.removeprefix(str(pathlib.Path(base).expanduser()))} {member}"

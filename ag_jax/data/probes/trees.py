@@ -22,12 +22,13 @@ COLUMNS = 10
 FORM, HEAD, RELATION = 1, 6, 7
 OFFSETS = (-3, -2, -1, 1, 2)  # of the baselines
 TOO_LONG = "words of sentences longer than a window"
+TRAIN = "sentences of the training part"
 
 
 class Sentence(NamedTuple):
     """A sentence with its tree.
 
-    document: name of the document, or of the sentence in files without documents.
+    document: name of the document, or of the sentence where no document has begun.
     place: the file.
     words: the words.
     heads: index of the head of each word; -1 for the root.
@@ -65,7 +66,7 @@ def dependencies(
     for sentence, part in zip(sentences, parts, strict=True):
         tokens = windows.count_tokens(sentence.words, lengths)
         if part == "train" or tokens.sum() > window:
-            dropped.update({splits.TRAIN: 1} if part == "train" else {TOO_LONG: len(sentence.words)})
+            dropped.update({TRAIN: 1} if part == "train" else {TOO_LONG: len(sentence.words)})
             continue
         for at, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
             if not tokens[at]:
@@ -85,25 +86,28 @@ def dependencies(
 def read(path: str | os.PathLike) -> Iterator[Sentence]:
     """Yield the sentences of a file, or of all files of a folder whose names end in `ENDINGS`.
 
+    A document begins with a comment `newdoc id = NAME`, or `newdoc`. A document or sentence without a name is named by
+    its file, below the path that was given, and its line.
+
     Raises FileNotFoundError if there is no such file, and ValueError, with the file and the line, for what is not in
     the format or is not a tree.
     """
     for place, text in files.texts(path, ENDINGS):
-        document = ""
+        document, file = "", files.below(place, path)
         rows: list[list[str]] = []
         first = 0
         # The appended blank line ends the last sentence.
         for number, line in itertools.chain(files.numbered_lines(text), [(0, "")]):
             if line.startswith("#") and not rows:
                 key, _, value = line.removeprefix("#").partition("=")
-                document = value.strip() if key.strip() == "newdoc id" else document
+                if key.split() in (["newdoc"], ["newdoc", "id"]):
+                    document = value.strip() or f"{file}, line {number}"
             elif line.strip():
                 first = first if rows else number
                 rows.extend(_row(line, len(rows) + 1, f"{place}, line {number}"))
             elif rows:
                 # Without documents, intervals resample sentences.
-                name = document or f"{place}, line {first}"
-                yield _sentence(rows, name, place, f"{place}, line {first}")
+                yield _sentence(rows, document or f"{file}, line {first}", place, f"{place}, line {first}")
                 rows = []
 
 

@@ -34,7 +34,7 @@ def test_a_document_by_hand(write, extra):
     assert (document.name, document.part) == ("nw/paris", 0)
     assert list(document.words) == [row[0] for row in rows]
     assert list(document.tags) == [row[1] for row in rows] and list(document.parses) == [row[2] for row in rows]
-    assert document.starts == (0, 12) and set(document.speakers) == {"Speaker#1"}
+    assert document.starts == (0, 12)
     assert document.mentions == tuple(Mention(*span) for span in SPANS)
 
 

@@ -37,7 +37,6 @@ def test_a_text_by_hand(write):
     assert {query.kind for query in probe.queries} == {"feminine"}
     np.testing.assert_array_equal(probe.development, [True, True, False])
     np.testing.assert_array_equal(probe.baselines["nearest"], [1, 0, 0])
-    np.testing.assert_array_equal(probe.baselines["chance"], [0.5, 0.5, 0])
     assert probe.dropped == {}
 
 

@@ -51,13 +51,29 @@ def test_documents_parts_and_what_is_left_out(write):
     probe = trees.dependencies(folder)
     assert len(probe.queries) == 6 + 1 + 1 + 12 and probe.development.tolist() == [True] * 8 + [False] * 12
     names = [window.document for window in probe.windows]
-    assert names[:3] == ["a", "a", "b"] and names[3].endswith("x-test.conllu, line 2") and len(set(names)) == 4
-    assert probe.dropped == {"documents of the training part": 1}
+    assert names == ["a", "a", "b", "x-test.conllu, line 2", "x-test.conllu, line 11"]
+    assert probe.dropped == {trees.TRAIN: 1} and "sentences" in trees.TRAIN
     with_lengths = trees.dependencies(folder, lengths=lengths, window=13)
     assert with_lengths.dropped == {
-        "documents of the training part": 1, windows.NO_TOKENS: 1, trees.TOO_LONG: 18
+        trees.TRAIN: 1, windows.NO_TOKENS: 1, trees.TOO_LONG: 18
     }  # fmt: skip
     assert len(with_lengths.queries) == 1
+
+
+def test_names_do_not_depend_on_the_path(write, monkeypatch):
+    """A file by its absolute path, by a relative one, from its folder, and in a folder that has moved."""
+    content = (
+        sentence() + sentence(comments="# newdoc") * 2 + sentence(comments="#newdoc id = a\n# newpar") + sentence()
+    )
+    path = write("house of trees/x.conllu", content)
+    moved = write("elsewhere/x.conllu", content)
+    monkeypatch.chdir(path.parent)
+    lines = content.split("\n")
+    second, third = (number for number, line in enumerate(lines, 1) if line == "# newdoc")
+    expected = ["x.conllu, line 1", f"x.conllu, line {second}", f"x.conllu, line {third}", "a", "a"]
+    for given in (path, "x.conllu", ".", path.parent, "../house of trees", moved, moved.parent):
+        assert [each.document for each in trees.read(given)] == expected, given
+    assert next(trees.read("..")).document == "elsewhere/x.conllu, line 1"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""Check the queries of a probe once, before models are asked, because a custom function may return anything."""
+
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from ag_jax.data.probes.queries import Probe, Query
+
+ALL = "all"  # in reports, the queries of every kind
+COMPUTED = frozenset(["chance", "best fixed offset"])  # baselines that reports compute
+
+
+def check(probe: Probe) -> None:
+    """Raise ValueError, with the names of the probe and the query, for the first thing that no model can be asked, or
+    that would be scored wrongly.
+    """
+    name = f"the probe {probe.name}"
+    if not probe.windows or not probe.queries:
+        missing = "windows" if not probe.windows else "queries"
+        raise ValueError(f"{name} has no {missing}: expected at least one; give more text ({_listed(probe.dropped)})")
+    for number, window in enumerate(probe.windows):
+        if isinstance(window.words, str) or not all(isinstance(word, str) for word in window.words):
+            raise ValueError(f"{name}, window {number}: expected a sequence of words, got {window.words!r:.80}")
+    _check_each(f"{name}: development", probe.development, len(probe.queries))
+    if np.asarray(probe.development).dtype != bool:
+        raise ValueError(f"{name}: expected development to be booleans, got {np.asarray(probe.development).dtype}")
+    for baseline, scores in probe.baselines.items():
+        _check_each(f"{name}: baseline {baseline!r}", scores, len(probe.queries))
+        if baseline in COMPUTED:
+            raise ValueError(f"{name}: the report computes the baseline {baseline!r} itself: choose another name")
+        if not ((values := np.asarray(scores, np.float64)) >= 0).all() or values.max() > 1:
+            raise ValueError(f"{name}: expected scores in [0, 1] of baseline {baseline!r}, got others")
+    words = [len(window.words) for window in probe.windows]
+    for number, query in enumerate(probe.queries):
+        try:
+            fault = _fault(query, words)
+        except TypeError as error:
+            fault = f"expected integers, in tuples as `Query` has them ({error})"
+        if fault:
+            raise ValueError(f"{name}, query {number} ({query!r:.200}): {fault}")
+
+
+def _listed(dropped: Mapping[str, int]) -> str:
+    return "; ".join(f"{reason}: {count:,}" for reason, count in dropped.items()) or "nothing was left out"
+
+
+def _check_each(name: str, values: Any, queries: int) -> None:
+    """Raise ValueError unless there is a value for each query."""
+    if np.shape(values) != (queries,):
+        raise ValueError(f"{name} must have a value for each of {queries:,} queries, got shape {np.shape(values)}")
+
+
+def _fault(query: Query, words: Sequence[int]) -> str | None:
+    """Return what is wrong with a query; None if nothing is.
+
+    words: number of words of each window.
+
+    Raises TypeError if something is no integer, or no sequence of integers.
+    """
+    if not 0 <= index(query.window) < len(words):
+        return f"expected a window below {len(words):,}, got {query.window}"
+    count = words[query.window]
+    if not 0 <= index(query.at) < count:
+        return f"expected `at` to be the index of a word below {count}, got {query.at}"
+    if not 0 <= index(query.begin) <= query.at:
+        return f"expected `begin` from 0 to at={query.at}, got {query.begin}"
+    if not all(len(group) for group in query.candidates):
+        return "expected at least one word in every candidate, got an empty one"
+    if outside := [word for group in query.candidates for word in group if not 0 <= index(word) < count]:
+        return f"expected words below {count} in `candidates`, got {outside[0]}"
+    if outside := [word for word in query.answers if not 0 <= index(word) < count]:
+        return f"expected words below {count} in `answers`, got {outside[0]}"
+    if outside := [one for one in query.right if not 0 <= index(one) < len(query.candidates)]:
+        return f"expected numbers of {len(query.candidates)} candidates, counted from 0, in `right`, got {outside[0]}"
+    if not isinstance(query.kind, str) or query.kind in ("", ALL):
+        return (
+            f"expected `kind` to be a name, and not {ALL!r}, which is that of all queries together, got {query.kind!r}"
+        )
+    return None

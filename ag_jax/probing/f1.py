@@ -1,0 +1,103 @@
+"""F1 of heads that may also answer that no candidate is correct, as in GAP (Webster et al. 2018).
+
+Each candidate of a query, such as each of two names, is or is not the antecedent. A head takes the candidate to which
+it attends most, or none if it attends to that one less than a threshold. F1 is that of these decisions:
+
+    F1 = 2 * (correct candidates taken) / (candidates taken + correct candidates)
+
+The threshold is the one with the best F1 on development queries.
+
+Shape letter: Q queries.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ag_jax.data.probes.queries import Probe
+from ag_jax.probing.choosing import ALL, Head
+from ag_jax.probing.measuring import Measured
+
+FEMININE, MASCULINE = "feminine", "masculine"  # kinds of query in GAP
+
+
+@dataclasses.dataclass(frozen=True)
+class Decisions:
+    """What a head answers to queries, before a threshold is chosen.
+
+    mass_Q: attention to the candidate to which it attends most.
+    is_right_Q: whether this candidate is correct.
+    correct_Q: number of correct candidates.
+    """
+
+    mass_Q: np.ndarray
+    is_right_Q: np.ndarray
+    correct_Q: np.ndarray
+
+    def of(self, chosen_Q: np.ndarray) -> "Decisions":
+        """Return the answers to some of the queries."""
+        return Decisions(self.mass_Q[chosen_Q], self.is_right_Q[chosen_Q], self.correct_Q[chosen_Q])
+
+
+def f1(decisions: Decisions, threshold: float) -> float | None:
+    """Return F1, where a candidate is taken that gets at least `threshold`; None without anything to find or take."""
+    is_taken_Q = decisions.mass_Q >= threshold
+    counted = int(is_taken_Q.sum() + decisions.correct_Q.sum())
+    return 2 * float((decisions.is_right_Q & is_taken_Q).sum()) / counted if counted else None
+
+
+def best_threshold(decisions: Decisions) -> float:
+    """Return the threshold of the best F1 among the masses of the queries; of equally good ones the lowest.
+
+    There must be at least one query.
+    """
+    order = np.argsort(-decisions.mass_Q, kind="stable")
+    mass_Q, right_Q = decisions.mass_Q[order], np.cumsum(decisions.is_right_Q[order])
+    f1_Q = 2 * right_Q / (np.arange(1, len(order) + 1) + decisions.correct_Q.sum())
+    is_last_Q = np.append(mass_Q[1:] < mass_Q[:-1], True)  # of equal masses: they are taken together
+    f1_Q = np.where(is_last_Q, f1_Q, -1.0)
+    return float(mass_Q[np.flatnonzero(f1_Q == f1_Q.max())[-1]])
+
+
+def of_head(probe: Probe, measured: Measured, head: Head, kinds: Sequence[str]) -> dict[str, Any] | None:
+    """Return the threshold that is chosen for a head on development queries, and F1 on the test queries of each kind.
+
+    Returns None without development queries, and for measurements that have no attention to candidates.
+    """
+    development_Q = np.asarray(probe.development, bool)[measured.queries_Q]
+    if measured.mass_QNH is None or not development_Q.any():
+        return None
+    layer, number = head
+    asked = [probe.queries[index] for index in measured.queries_Q]
+    chosen_Q = measured.chosen_QNH[:, layer, number].tolist()
+    is_right_Q = np.array([chosen in query.right for chosen, query in zip(chosen_Q, asked, strict=True)])
+    decisions = Decisions(measured.mass_QNH[:, layer, number], is_right_Q, _correct(probe, measured))
+    threshold = best_threshold(decisions.of(development_Q))
+    scores = _by_kind(probe, measured, decisions, threshold, kinds)
+    return {"head": [layer + 1, number + 1], "threshold": threshold, **scores}
+
+
+def of_rule(probe: Probe, measured: Measured, name: str, kinds: Sequence[str]) -> dict[str, Any] | None:
+    """Return F1 of a baseline that takes a candidate of every query, on the test queries of each kind."""
+    if measured.mass_QNH is None or name not in probe.baselines:
+        return None
+    is_right_Q = np.asarray(probe.baselines[name])[measured.queries_Q] > 0
+    decisions = Decisions(np.ones(len(is_right_Q)), is_right_Q, _correct(probe, measured))
+    return _by_kind(probe, measured, decisions, 0.0, kinds)
+
+
+def _correct(probe: Probe, measured: Measured) -> np.ndarray:
+    return np.array([len(probe.queries[index].right) for index in measured.queries_Q])
+
+
+def _by_kind(
+    probe: Probe, measured: Measured, decisions: Decisions, threshold: float, kinds: Sequence[str]
+) -> dict[str, Any]:
+    """Return F1 of each kind, and that of feminine pronouns divided by that of masculine ones, if there are both."""
+    test_Q = ~np.asarray(probe.development, bool)[measured.queries_Q]
+    kind_Q = np.array([probe.queries[index].kind for index in measured.queries_Q])
+    found = {kind: f1(decisions.of(test_Q & ((kind_Q == kind) | (kind == ALL))), threshold) for kind in kinds}
+    feminine, masculine = found.get(FEMININE), found.get(MASCULINE)
+    return {"f1": found, "ratio": feminine / masculine if feminine is not None and masculine else None}
