@@ -43,7 +43,7 @@ class ProbeConfig:
     transposed: whether a head's answer is the word that attends most to the asked word, instead of the word that the
         asked word attends to most.
     from_word: attention from a word of several tokens: the `mean` over its tokens, or that of its `first` token.
-    to_word: attention to a word of several tokens: the `sum` over its tokens, or their `mean`.
+    to_word: attention to a word of several tokens: the `sum` over its tokens, or their `mean`; not in mode `positions`.
     """
 
     kind: Kind = "coreference"
