@@ -102,8 +102,9 @@ class DataConfig:
         each record of `source` (.tsv, .jsonl) holds both sides.
     text_field: key or column that holds the text, where files have several (JSON, tables, TensorFlow Datasets).
     skip_words: number of words, separated by white space, that are left out at the beginning of each document of
-        `source`, for example because the model is tested on them; documents without more words are left out. One number
-        for the whole source, or one for each of the parts that commas separate.
+        `source`, for example because the model is tested on this text; documents without more words are left out. One
+        number for the whole source, or one for each of the parts that commas separate. `validation_source` is not
+        changed. Not with `format=parallel`.
     source_field, target_field: with `format=parallel`, keys or columns of the two sides, in files whose records have
         both.
     validation_source: text for validation; None holds out a part of `source`.

@@ -23,7 +23,7 @@ MOST = 5  # heads that are listed for each model
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Summary:
-    """The head ablation of one model with its resamples.
+    """The head ablation of one model, with intervals from resampled texts.
 
     ablated: the losses of the model.
     resamples: number of times that texts are resampled.
@@ -56,7 +56,10 @@ class Summary:
         return head_patterns(self.ablated.assignment, self.change_NH.shape[1])
 
     def head(self, layer: int, head: int) -> dict[str, Any]:
-        """Return the change without a head, counted from 0, with its interval and its rank, 1 for the largest rise."""
+        """Return the change of the loss without a head, its interval and its rank, 1 for the largest rise.
+
+        layer, head: counted from 0; in the result they are counted from 1.
+        """
         change, ends = float(self.change_NH[layer, head]), self.intervals_INH
         return {
             "head": [layer + 1, head + 1],
@@ -162,7 +165,9 @@ def _with_interval(mean: Any, values_R: np.ndarray | None) -> dict[str, float | 
 
 
 def _heads_of_probes(summaries: Mapping[str, Sequence[Summary]], probes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the change without the head that each probe chose on development texts, for queries of all kinds."""
+    """Yield, for each probe, mode and model, the change of the loss without the head that was chosen on development
+    documents for queries of all kinds.
+    """
     for probe, modes in probes.items():
         for mode, of_mode in modes.items():
             for arm, of_arm in summaries.items():

@@ -1,4 +1,4 @@
-"""Head ablation of the models of a comparison: the texts of all models, and results that are measured once and stored.
+"""Head ablation of the models of a comparison: each is opened, measured on its texts, and stored.
 
 Stored results are used again if model, texts and masks are those they were measured with.
 """
@@ -32,7 +32,7 @@ SHOWN = 20  # lines of progress of a model
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ablated:
-    """The head ablation of one model of a comparison.
+    """The result of head ablation for one model of a comparison.
 
     description: where the model comes from, for people.
     assignment: patterns with the number of heads that each guides in every layer; empty if no head was guided.
@@ -111,7 +111,7 @@ def prepare(
 
 
 def obtain(prepared: Prepared, assignment: tuple[tuple[str, int], ...], workdir: epath.Path, name: str) -> Ablated:
-    """Return the head ablation of a model, stored in `workdir`, or else measured and stored there.
+    """Return the head ablation of a model: read from `workdir` if it is stored there, otherwise measured and stored.
 
     Stored losses are used if model, texts and masks are the same and the files are undamaged.
 

@@ -27,7 +27,8 @@ Results = dict[str, dict[str, list[ProbeResult]]]  # for each arm and probe, tho
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, ProbingConfig]:
     """Return the checked config of every arm of the config file `source`, with `overrides` on top.
 
-    Raises ValueError if there are no arms, if two are the same, or if they have other probes.
+    Raises ValueError if there are no arms, if two are the same, if one has the name of the random models, or if their
+    probes, ablation, resamples or seeds do not go together.
     """
     config = config_reader.parse(ProbingConfig, config_reader.load(source, overrides))
     configs = {
@@ -171,7 +172,7 @@ def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str
 
 
 def _training(arm: str, config: ProbingConfig, workdir: epath.Path) -> dict[epath.Path, ExperimentConfig]:
-    """Return the runs that are trained before an arm is probed, by directory."""
+    """Return the config of each run that is trained before an arm is probed, by the run's directory."""
     if config.train is None:
         return {}
     found = {}

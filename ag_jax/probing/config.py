@@ -95,8 +95,8 @@ class AblationConfig:
     data: texts on which the loss is measured: `held_out` for the model's own, which are the held-out text of a run and
         the development examples of a fine-tuned trial; or a file with a text on each line, for models that predict
         masked words. None measures nothing.
-    most: number of rows of held-out text, of development examples or of lines to take; None takes all. The loss is
-        computed on them once with all heads, and once without each head.
+    most: number of rows of held-out text (rounded up to whole batches of 16), of development examples or of lines to
+        take; None takes all. The loss is computed on them once with all heads, and once without each head.
     """
 
     data: str | None = None
@@ -125,8 +125,9 @@ class ProbingConfig:
     ablation: whether, and on which texts, the loss is measured without each head.
     seeds: seeds of the runs that `train` trains, or what stands for `{seed}` in `checkpoint`; a checkpoint without
         `{seed}` is one model, and has one seed.
-    random_seeds: seeds of the models with random weights, one set for each architecture and tokenizer among the arms;
-        they show what heads find without training. An empty list probes none.
+    random_seeds: seeds of models with random weights, which show what heads find without training: for each different
+        combination of architecture, tokenizer and longest text among the arms, a model for each of these seeds. An
+        empty list probes none.
     arms: values of the config file's argument `arm` with commas, for `ag-jax compare`, the baseline first.
     resamples: number of times that documents are resampled for confidence intervals, and texts for those of ablation.
     """

@@ -42,14 +42,14 @@ class Decisions:
 
 
 def f1(decisions: Decisions, threshold: float) -> float | None:
-    """Return F1, where a candidate is taken that gets at least `threshold`; None without anything to find or take."""
+    """Return F1 if candidates with at least `threshold` in `mass_Q` are taken; None without taken or correct ones."""
     is_taken_Q = decisions.mass_Q >= threshold
     counted = int(is_taken_Q.sum() + decisions.correct_Q.sum())
     return 2 * float((decisions.is_right_Q & is_taken_Q).sum()) / counted if counted else None
 
 
 def best_threshold(decisions: Decisions) -> float:
-    """Return the threshold of the best F1 among the masses of the queries; of equally good ones the lowest.
+    """Return the value of `mass_Q` that gives the best F1 as threshold; of equally good ones the lowest.
 
     There must be at least one query.
     """
@@ -95,7 +95,7 @@ def _correct(probe: Probe, measured: Measured) -> np.ndarray:
 def _by_kind(
     probe: Probe, measured: Measured, decisions: Decisions, threshold: float, kinds: Sequence[str]
 ) -> dict[str, Any]:
-    """Return F1 of each kind, and that of feminine pronouns divided by that of masculine ones, if there are both."""
+    """Return F1 of each kind, and F1 of feminine pronouns divided by F1 of masculine ones, if there are both."""
     test_Q = ~np.asarray(probe.development, bool)[measured.queries_Q]
     kind_Q = np.array([probe.queries[index].kind for index in measured.queries_Q])
     found = {kind: f1(decisions.of(test_Q & ((kind_Q == kind) | (kind == ALL))), threshold) for kind in kinds}

@@ -1,4 +1,4 @@
-"""Attention of a model from, or to, chosen words, as one number for each word of the text.
+"""Attention of every head from, or to, chosen words: one number for each word, or each token, of the text.
 
 A model attends between tokens; a probe asks about words. As in Clark et al. 2019 (section 4.1), the attention *to* a
 word is the sum over its tokens, and the attention *from* a word is the mean over its tokens. A row over words then sums

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def begin(folder: epath.Path) -> None:
-    """Create the folder of a measurement, and remove `result.json`: while files change, nothing is stored."""
+    """Create the folder of a measurement and delete `result.json`: until `finish`, the measurement is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).unlink(missing_ok=True)
 
@@ -45,12 +45,13 @@ def read_arrays(path: epath.Path, digest: str) -> dict[str, np.ndarray]:
 
 
 def finish(folder: epath.Path, record: Mapping[str, Any]) -> None:
-    """Write `result.json`, after the files of arrays: with it, the measurement is stored."""
+    """Write `result.json`, which marks the measurement as complete, so call this last."""
     storage.write_whole(folder / FILE, json.dumps(record, indent=2) + "\n")
 
 
 def read(folder: epath.Path, fingerprint: str, load: Callable[[dict[str, Any]], T]) -> T | None:
-    """Return the stored measurement of a folder, or None if there is none with this fingerprint, or it is damaged.
+    """Return the stored measurement of a folder; None if there is none, and None with a message if it has another
+    fingerprint or is damaged.
 
     load: returns the measurement, given the content of `result.json`.
     """

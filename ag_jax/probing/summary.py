@@ -36,7 +36,7 @@ def table_of(probe: Probe, measured: Measured) -> Table:
 
 
 def restricted(measured: Measured, queries: np.ndarray) -> Measured:
-    """Return the scores on some queries of the probe only."""
+    """Return a measurement with only the queries whose indices are in `queries`."""
     kept_Q = np.isin(measured.queries_Q, queries)
     arrays: dict[str, Any] = {name: None if (of := getattr(measured, name)) is None else of[kept_Q] for name in ARRAYS}
     return Measured(**arrays, dropped=measured.dropped)
@@ -53,9 +53,9 @@ def numbers(
 ) -> dict[str, Any]:
     """Return the content of report.json on one probe in one mode: best heads, baselines, differences, mistakes.
 
-    Kinds, numbers of queries and baselines are those of the first arm; `unanswerable` are kinds without any correct
-    answer; confusion, mistakes and what was dropped are
-    those of an arm's first seed.
+    Kinds, numbers of queries and baselines are those of the first arm. `unanswerable` are kinds without any correct
+    answer. Confusion, mistakes and what was dropped are those of an arm's first seed, for all queries that this model
+    was asked.
 
     arms: for each arm the results of its models on the same probe, in the order of the seeds; the baseline first.
     compared: the arms without those of random models, whose seeds are shared.
@@ -225,7 +225,7 @@ def _mistakes(mode: Mode, result: ProbeResult, chosen: Chosen | None) -> list[di
 
 
 def parts(probe: Probe, measured: Measured) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield kind, part (`development` or `test`) and the scores `QNH` of its queries, without those that have none."""
+    """Yield kind, part (`development` or `test`) and scores `QNH`; parts without queries of a kind are left out."""
     table = table_of(probe, measured)
     for kind in table.kinds:
         for part, chosen_Q in (("development", table.development_Q), ("test", ~table.development_Q)):

@@ -33,8 +33,9 @@ class TrainedModel:
     config: of the encoder.
     tokenizer: the tokenizer.
     length: number of tokens of the longest row.
-    head: settings of a task's head; empty for masked words.
-    own_texts: returns at most so many of the model's own held-out rows or development examples; None if it has none.
+    head: settings of a task's head, on which the loss depends; empty for masked words.
+    own_texts: function of a number, or None for all, that returns so many of the model's own texts: rows of the
+        held-out text of a run, rounded up to whole batches, or development examples of a trial; None if it has none.
     """
 
     description: str
@@ -49,7 +50,7 @@ class TrainedModel:
 
     @property
     def predicts_words(self) -> bool:
-        """Whether the loss is that of masked words, which any text has."""
+        """Whether the loss is that of masked words, which can be measured on any text."""
         return self.metric is MLM
 
     def digest(self) -> str:
@@ -122,7 +123,7 @@ def open_trained(directory: str, step: int | None = None) -> TrainedModel:
 
 
 def of_words(opened: WordModel, description: str = "the model") -> TrainedModel:
-    """Return a model that predicts masked words, with the loss of masked words."""
+    """Return the `TrainedModel` of an opened model that predicts masked words."""
     run = opened.run
     return TrainedModel(
         description=description if run is None else f"step {run.step} of {run.workdir}",

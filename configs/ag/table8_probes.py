@@ -1,4 +1,4 @@
-"""Probe heads for coreference: no, half and all heads guided (table 8).
+"""Probe the heads of models with no, half and all heads guided: coreference, reflexives (table 8).
 
 Deshpande & Narasimhan 2020, section 5.6: how often the best head of a model attends from a mention to an antecedent,
 and from a reflexive pronoun of a synthetic sentence to its antecedent. The models have no guided heads (`mlm`), half of
@@ -66,7 +66,8 @@ PROBES = {
 def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
-    data: folder that has the folders litbank_coref, gap, ud_english_ewt and, for scale=small, litbank_novels.
+    data: folder that has the folders litbank_coref, gap, ud_english_ewt and, for scale=small, litbank_novels; always
+        needed.
     mlm: run or Hugging Face directory of the model without guided heads.
     ag: run or Hugging Face directory of the model with half of the heads guided.
     ag_all: run or Hugging Face directory of the model with all heads guided; without all three, models are trained.

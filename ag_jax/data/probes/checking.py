@@ -13,8 +13,9 @@ COMPUTED = frozenset(["chance", "best fixed offset"])  # baselines that reports 
 
 
 def check(probe: Probe) -> None:
-    """Raise ValueError, with the names of the probe and the query, for the first thing that no model can be asked, or
-    that would be scored wrongly.
+    """Raise ValueError for the first error in a probe that could not be asked, or would be scored wrongly.
+
+    The message names the probe, and the window, baseline or query.
     """
     name = f"the probe {probe.name}"
     if not probe.windows or not probe.queries:

@@ -1,8 +1,8 @@
 """Which documents are for development, on which heads are chosen, and which for the test.
 
 The parts of a data set are recognised by the names of files and folders, such as `development/`, `gap-test.tsv` and
-`en_ewt-ud-dev.conllu`. If there are no such parts, 20 % of the documents are for development: those whose names have
-the smallest MD5 digests, which depends on no order of files.
+`en_ewt-ud-dev.conllu`. If there are no such parts, or not for all files, 20 % of all documents are for development:
+those whose names have the smallest MD5 digests, which depends on no order of files.
 """
 
 import hashlib
@@ -46,8 +46,8 @@ def divide(documents: Sequence[tuple[str, str]], base: str | os.PathLike) -> lis
     documents: name and file of each document; equal names are the same document.
     base: the path that was given; folders above a data set say nothing about its parts.
 
-    The parts are the official ones if there is a file for development and one for the test, otherwise those of
-    `by_digest`.
+    The parts are the official ones if every file has one, and there is a file for development and one for the test;
+    otherwise those of `by_digest`, with the training documents among them.
     """
     parts = [official(files.below(place, base)) for _, place in documents]
     if {"development", "test"} <= set(parts) and None not in parts:
