@@ -47,7 +47,7 @@ def get_config(argument: str = ""):
     dependencies: file or folder with trees in the format CoNLL-U.
     reflexives: `generated` for generated sentences, a file of sentences such as refl.0, or `none` to leave this out.
     custom: import path of a function that makes a custom probe, such as my_probes.negation.
-    seeds: number of seeds, from 0, of the models whose directory has `{seed}`; others have one.
+    seeds: number of seeds, from 0, of the models whose directory has `{seed}`, which need it; others have one.
     ablation: texts on which the loss is measured without each head: `held_out` for the held-out text of a run or the
         development examples of a trial, a file with a text on each line, or `none`.
     """
@@ -60,13 +60,13 @@ def get_config(argument: str = ""):
         dependencies="",
         reflexives="generated",
         custom="",
-        seeds=1,
+        seeds=0,
         ablation=config_reader.NONE,
     )
     directories = chosen.checkpoint.split(",")
-    models = {_name(directory.rstrip("/").rpartition("/")[2]): directory for directory in directories}
-    if len(models) < len(directories):  # the names alone would not say which is which
-        models = {_name(directory.strip("/").replace("/", "-")): directory for directory in directories}
+    models = {_name(directory)[-1]: directory for directory in directories}
+    if len(models) < len(directories):  # the last names alone would not say which is which
+        models = {"-".join(_name(directory)): directory for directory in directories}
     if len(models) < len(directories) or not all(models):
         raise ValueError(f"checkpoint={chosen.checkpoint} must name different directories, each by its name")
     if chosen.arm and chosen.arm not in models:
@@ -74,12 +74,13 @@ def get_config(argument: str = ""):
     config = config_reader.default(ProbingConfig)
     config.checkpoint = models[chosen.arm or next(iter(models))]
     config.arms = ",".join(models)
+    if any(SEED in directory for directory in directories) != (chosen.seeds > 0):
+        raise ValueError(
+            f"expected seeds, and {SEED} in checkpoint where the directories of the seeds differ, or neither; got "
+            f"checkpoint={chosen.checkpoint} and seeds={chosen.seeds}"
+        )
     if SEED in config.checkpoint:
         config.seeds = tuple(range(chosen.seeds))
-    elif chosen.seeds != 1 and not any(SEED in directory for directory in directories):
-        raise ValueError(
-            f"seeds={chosen.seeds} has no effect: write {SEED} in checkpoint, where the directories of the seeds differ"
-        )
 
     def add(name: str, **settings) -> None:
         config.probes[name] = config_reader.default(ProbeConfig)
@@ -106,6 +107,7 @@ def get_config(argument: str = ""):
     return config
 
 
-def _name(directory: str) -> str:
-    """Return the name of a model, that of its directory without the seed."""
-    return directory.replace(f"-seed{SEED}", "").replace(SEED, "")
+def _name(directory: str) -> list[str]:
+    """Return the names of the folders on the path of a model, without seeds; an empty name if there are none."""
+    names = [name.replace(f"-seed{SEED}", "").replace(SEED, "") for name in directory.split("/")]
+    return [name for name in names if name] or [""]

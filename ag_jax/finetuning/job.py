@@ -11,6 +11,7 @@ from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
+from ag_jax.attention.guidance import GuidanceConfig, assign_heads
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Task
 from ag_jax.distributed import hosts, shared_files, storage
@@ -59,6 +60,11 @@ def make_head(task: Task, style: str, max_length: int) -> Head:
 def trained_length(opened: Pretrained, recipe: Recipe) -> int:
     """Return the longest text, in tokens, that an encoder was trained on, before and in a trial."""
     return min(max(opened.length, recipe.max_length), opened.config.max_length)
+
+
+def trained_assignment(opened: Pretrained, guidance: GuidanceConfig) -> tuple[tuple[str, int], ...]:
+    """Return the patterns of a trial's guidance with their number of heads, or else those of its encoder's training."""
+    return assign_heads(guidance, opened.config.heads) or opened.assignment
 
 
 def make_spec(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: TaskData) -> ProgramSpec:
@@ -293,7 +299,8 @@ class _Training:
         params, adversary = split_params(sharding.to_host(state.params, self.program.mesh))
         if hosts.is_first():
             opened = self.opened
-            rest = params, opened.origin, adversary, trained_length(opened, recipe)
+            guided = trained_assignment(opened, self.spec.guidance)
+            rest = params, opened.origin, adversary, trained_length(opened, recipe), guided
             tuned = FineTuned(self.spec.head, self.spec.config, opened.tokenizer, *rest)
             finetuned.save(tuned, self.directory / finetuned.FOLDER)
         return True

@@ -26,6 +26,7 @@ from flax import traverse_util
 
 from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
+from ag_jax.attention.guidance import GuidanceConfig, assign_heads
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
 from ag_jax.data import tokenizers
@@ -76,6 +77,8 @@ class FineTuned:
     adversary_params: the parameters of an adversary that it was trained against, which are not the model's.
     trained_length: the longest text, in tokens, that the encoder was trained on, here or before; None for all of its
         positions, also where it is not known: in imported models, and in trials of earlier versions.
+    assignment: patterns with the number of heads that guidance pulled towards each in every layer, in this training or
+        else in that of the run that it started from; empty without guidance, and for trials of earlier versions.
     """
 
     head: Head
@@ -85,6 +88,7 @@ class FineTuned:
     origin: Origin = Origin()
     adversary_params: dict[str, Any] = dataclasses.field(default_factory=dict)
     trained_length: int | None = None
+    assignment: tuple[tuple[str, int], ...] = ()
 
     @property
     def model(self) -> TaskModel:
@@ -95,13 +99,15 @@ class FineTuned:
 @dataclasses.dataclass(frozen=True)
 class _Settings:
     """The content of `task.json` without the checksum: settings of the task head and the encoder, the imported model
-    that the weights started from, and the longest text that the encoder was trained on.
+    that the weights started from, the longest text that the encoder was trained on, and the guided heads, written as in
+    the setting `guidance.heads`.
     """
 
     head: Head
     model: EncoderConfig
     origin: Origin = Origin()
     trained_length: int | None = None
+    guided_heads: str = ""
 
 
 def locate(directory: epath.PathLike) -> epath.Path | None:
@@ -120,7 +126,8 @@ def save(tuned: FineTuned, directory: epath.Path) -> None:
     weights = safetensors.numpy.save(tensors)
     (directory / WEIGHTS).write_bytes(weights)
     tuned.tokenizer.save(directory / TOKENIZER)
-    settings = dataclasses.asdict(_Settings(tuned.head, tuned.config, tuned.origin, tuned.trained_length))
+    guided = ",".join(f"{pattern}:{count}" for pattern, count in tuned.assignment)
+    settings = dataclasses.asdict(_Settings(tuned.head, tuned.config, tuned.origin, tuned.trained_length, guided))
     settings[FINGERPRINT] = _fingerprint(settings, weights)
     storage.write_whole(directory / TASK, json.dumps(settings, indent=2) + "\n")
 
@@ -140,6 +147,8 @@ def load(directory: epath.PathLike) -> FineTuned:
     written = values.pop(FINGERPRINT, None)  # it covers the other values, so it is no part of the settings
     try:
         settings = config_reader.parse(_Settings, config_reader.upgraded(_Settings, values))
+        guided = GuidanceConfig(mode="loss" if settings.guided_heads else "none", heads=settings.guided_heads)
+        assignment = assign_heads(guided, settings.model.heads)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place / TASK} is damaged, or of another version: {error}; copy it anew") from error
     weights = (place / WEIGHTS).read_bytes()
@@ -160,8 +169,8 @@ def load(directory: epath.PathLike) -> FineTuned:
     except (TypeError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{place / WEIGHTS} is damaged, or of another version: {error}; copy it anew") from error
     tokenizer = tokenizers.load(place / TOKENIZER)
-    origin, length = settings.origin, settings.trained_length
-    return FineTuned(settings.head, settings.model, tokenizer, params, origin, adversary_params, length)
+    rest = params, settings.origin, adversary_params, settings.trained_length, assignment
+    return FineTuned(settings.head, settings.model, tokenizer, *rest)
 
 
 def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:

@@ -40,6 +40,8 @@ class Pretrained:
     imported: the Hugging Face model that the encoder is a part of, None for other models.
     trained_length: the longest text, in tokens, that the encoder was trained on, 0 for fresh weights; None for all of
         its positions, also where it is not known: in imported models, and in trials of earlier versions.
+    assignment: patterns with the number of heads that guidance pulled towards each in every layer; empty without
+        guidance, and where it is not known: in imported models, and in trials of earlier versions.
     """
 
     config: EncoderConfig
@@ -51,6 +53,7 @@ class Pretrained:
     run: OpenRun | None = None
     imported: OpenModel | None = None
     trained_length: int | None = None
+    assignment: tuple[tuple[str, int], ...] = ()
 
     @property
     def length(self) -> int:
@@ -196,7 +199,9 @@ def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = Fals
         )
     if fresh:
         description = f"fresh weights, architecture of {opened.description}"
-        return dataclasses.replace(opened, params={}, description=description, run=None, trained_length=0)
+        return dataclasses.replace(
+            opened, params={}, description=description, run=None, trained_length=0, assignment=()
+        )
     return opened
 
 
@@ -293,7 +298,7 @@ def _of_run(directory: epath.Path, step: int | None) -> Pretrained:
     description = f"step {opened.step} of {directory}"
     config, tokenizer = opened.model.config, opened.tokenizer
     pretrained = _pretrained(config, tokenizer, opened.params, opened.pooler, style, description, opened.origin)
-    return dataclasses.replace(pretrained, run=opened, trained_length=opened.length)
+    return dataclasses.replace(pretrained, run=opened, trained_length=opened.length, assignment=opened.assignment)
 
 
 def _of_huggingface(path: str) -> Pretrained:
@@ -309,7 +314,7 @@ def _of_trial(directory: epath.Path) -> Pretrained:
     tuned = finetuned.load(directory)
     params = {"encoder": tuned.params["encoder"]}
     pretrained = Pretrained(tuned.config, tuned.tokenizer, params, tuned.head.style, str(directory), tuned.origin)
-    return dataclasses.replace(pretrained, trained_length=tuned.trained_length)
+    return dataclasses.replace(pretrained, trained_length=tuned.trained_length, assignment=tuned.assignment)
 
 
 def _pretrained(

@@ -209,7 +209,17 @@ def measure(
             f"no word or label of {data.source} has a weight in the loss, so there is nothing to measure: give more, "
             "or longer texts"
         )
+    return of_sums(metric, data, weights_T, sums_PT[0], sums_PT[1:].reshape(*shape, -1))
+
+
+def of_sums(
+    metric: PrimaryMetric, data: TextBatches, weights_T: np.ndarray, base_T: np.ndarray, sums_NHT: np.ndarray
+) -> HeadAblation:
+    """Return the head ablation on texts whose losses are known.
+
+    metric, weights_T, base_T, sums_NHT: see `HeadAblation`.
+    """
     notes = data.notes
-    if unweighted:
+    if unweighted := int((weights_T == 0).sum()):
         notes += (f"texts without a masked word or a label, which do not count: {unweighted:,}",)
-    return HeadAblation(metric, data.source, notes, weights_T, sums_PT[0], sums_PT[1:].reshape(*shape, -1))
+    return HeadAblation(metric, data.source, notes, weights_T, base_T, sums_NHT)

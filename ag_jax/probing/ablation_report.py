@@ -22,8 +22,8 @@ def markdown(numbers: Mapping[str, Any], baseline: str) -> list[str]:
     lines += [
         "The output of one head at a time is zeroed (Michel et al. 2019, section 3.2). A change is the loss without "
         "the head minus the loss with all heads, on the same texts with the same masked words or labels; above zero, "
-        "the model needs the head. 95 % intervals are over texts, and not corrected for the number of heads. Models "
-        "with random weights have no trained loss and are left out.",
+        "the model needs the head. 95 % intervals are over texts, as if these were independent, and not corrected for "
+        "the number of heads. Models with random weights have no trained loss and are left out.",
         "",
     ]
     lines += _models(numbers)

@@ -13,6 +13,7 @@ from typing import Any
 
 from etils import epath
 
+from ag_jax.data.probes import files
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
 from ag_jax.pretraining import workloads
@@ -59,7 +60,7 @@ def check(config: AblationConfig, checkpoints: Iterable[tuple[str, int | None]])
     for checkpoint, step in checkpoints:
         opened = trained.open_trained(checkpoint, step)
         if given is not None or opened.own_texts is None or not opened.predicts_words:
-            opened.texts(None if given is None else given[:1], 1)  # raises if they do not go together
+            opened.texts(given, 1 if given is None else None)  # raises if they do not go together
 
 
 def check_training(experiments: Mapping[str, Sequence[ExperimentConfig]]) -> None:
@@ -122,20 +123,19 @@ def obtain(prepared: Prepared, assignment: tuple[tuple[str, int], ...], workdir:
     opened, data = prepared.opened, prepared.data
     texts = data.digest()
     fingerprint = hashlib.sha256(json.dumps([VERSION, opened.digest(), texts]).encode()).hexdigest()
-    found = storing.read(folder, fingerprint, lambda record: _read(folder, record))
+    found = storing.read(folder, fingerprint, lambda record: _read(folder, record, data))
     if found is None:
         found = ablation.ablate_trained(opened, data, progress=_progress(f"{name}, head ablation"))
         storing.begin(folder)
         digest = storing.write_arrays(folder / "losses.npz", {name: getattr(found, name) for name in ARRAYS})
         record = {"model": opened.description, storing.FINGERPRINT: fingerprint, "sha256": digest}
-        told = {"metric": found.metric.metric, "source": found.source, "notes": found.notes}
-        storing.finish(folder, record | told)
+        storing.finish(folder, record | {"metric": found.metric.metric})
     return Ablated(opened.description, assignment, opened.tokenizer.fingerprint(), texts, found)
 
 
-def _read(folder: epath.Path, record: Mapping[str, Any]) -> HeadAblation:
+def _read(folder: epath.Path, record: Mapping[str, Any], data: TextBatches) -> HeadAblation:
     arrays = storing.read_arrays(folder / "losses.npz", record["sha256"])
-    return HeadAblation(METRICS[record["metric"]], record["source"], tuple(record["notes"]), **arrays)
+    return ablation.of_sums(METRICS[record["metric"]], data, **arrays)
 
 
 def _lines(config: AblationConfig) -> list[str] | None:
@@ -148,10 +148,8 @@ def _lines(config: AblationConfig) -> list[str] | None:
             f"ablation.data={config.data} is no file: expected a file with a text on each line, or {HELD_OUT} for the "
             "models' own texts"
         )
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"ablation.data={config.data} is not text in UTF-8: {error}; convert the file") from error
+    text = files.decoded(path.read_bytes(), f"ablation.data={config.data}")
+    lines = [line.strip() for _, line in files.numbered_lines(text)]
     if not (found := [line for line in lines if line]):
         raise ValueError(f"ablation.data={config.data} has no text: expected a text on each line")
     return found

@@ -8,6 +8,7 @@ from typing import Any
 from etils import epath
 
 from ag_jax import config_reader
+from ag_jax.analysis.changes import without_dropout
 from ag_jax.analysis.figures import canvas, heads
 from ag_jax.distributed import hosts, lock, storage
 from ag_jax.pretraining import arms, run
@@ -21,6 +22,7 @@ from ag_jax.probing.results import ProbeResult
 
 ALONE = "model"  # the name of a model without arms
 RANDOM = "random"  # the name of the models with random weights
+SCORES, FIGURES, HEADS = "scores.csv", "figures", "heads_"  # files beside the report: `figures/heads_PROBE_MODE.png`
 Results = dict[str, dict[str, list[ProbeResult]]]  # for each arm and probe, those of its models
 
 
@@ -97,6 +99,9 @@ def _run(
         probes.check(name, settings)  # first, because models may be trained for hours before texts are read
     with lock.hold(workdir):
         trained = {arm: _training(arm, config, workdir) for arm, config in configs.items()}
+        for arm, folders in trained.items():
+            if any(experiment.translates for experiment in folders.values()):
+                raise ValueError(f"the arm {arm} trains a model that translates: give a config that pre-trains on text")
         if first.ablation.data:
             given = [
                 (place, of.step) for of in configs.values() for seed in of.seeds if (place := of.checkpoint_of(seed))
@@ -157,17 +162,19 @@ def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str
     architecture and tokenizer, after the others.
     """
     found: dict[str, dict[int, ProbedModel]] = {}
-    twins: dict[tuple[Any, ...], dict[int, ProbedModel]] = {}
+    looks: dict[tuple[Any, ...], ProbedModel] = {}  # of all models with the same look, the one for the longest texts
     for arm, config in configs.items():
         found[arm] = {}
         for seed in config.seeds:
             probed = found[arm][seed] = models.open_model(_checkpoint(arm, seed, config, workdir), config.step)
-            look = probed.model.config, probed.longest, probed.tokenizer.fingerprint()
-            if look not in twins and config.probes:  # only probes are asked of them
-                twins[look] = {of: models.random_twin(probed, of) for of in config.random_seeds}
-    for number, of_look in enumerate(twins.values(), 1):
-        if of_look:
-            found[RANDOM if number == 1 else f"{RANDOM}{number}"] = of_look
+            look = without_dropout(probed.model.config), probed.tokenizer.fingerprint()
+            if look not in looks or probed.longest > looks[look].longest:
+                looks[look] = probed
+    first = next(iter(configs.values()))
+    if first.probes and first.random_seeds:  # only probes are asked of random models
+        for number, probed in enumerate(looks.values(), 1):
+            twins = {seed: models.random_twin(probed, seed) for seed in first.random_seeds}
+            found[RANDOM if number == 1 else f"{RANDOM}{number}"] = twins
     return found
 
 
@@ -215,7 +222,7 @@ def _write_report(
     figures: dict[tuple[str, str], str] = {}
     for name, settings in first.probes.items():
         for mode in settings.modes:
-            path = f"figures/heads_{name}_{mode}.png"
+            path = f"{FIGURES}/{HEADS}{name}_{mode}.png"
             tables = {arm: summary.table_of(of[name][0].probe, of[name][0].modes[mode]) for arm, of in found.items()}
             assignments = {arm: of[name][0].probed.assignment for arm, of in found.items()}
             kinds = content["probes"][name][mode]["kinds"][:4]
@@ -228,10 +235,24 @@ def _write_report(
         content["ablation"] = _write_ablation(ablated, content["probes"], workdir)
     flat = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in configs.items()}
     if first.probes:
-        storage.write_whole(workdir / "scores.csv", report.csv_text(found))
+        storage.write_whole(workdir / SCORES, report.csv_text(found))
+    written = {*figures.values(), *([SCORES] if first.probes else [])}
+    written |= {ablation_report.FIGURE, ablation_report.CSV} if ablated else set()
+    _remove_others(workdir, written)
     storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
     storage.write_whole(workdir / "report.md", report.markdown(content, flat, figures) + "\n")
     return workdir / "report.md"
+
+
+def _remove_others(workdir: epath.Path, written: set[str]) -> None:
+    """Remove what an earlier command with other probes has written beside its report, and the present one has not."""
+    for name in (SCORES, ablation_report.CSV, ablation_report.FIGURE):
+        if name not in written:
+            (workdir / name).unlink(missing_ok=True)
+    if (workdir / FIGURES).exists():
+        for path in (workdir / FIGURES).iterdir():
+            if path.name.startswith(HEADS) and f"{FIGURES}/{path.name}" not in written:
+                path.unlink()
 
 
 def _write_ablation(

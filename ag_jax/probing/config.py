@@ -43,7 +43,8 @@ class ProbeConfig:
     transposed: whether a head's answer is the word that attends most to the asked word, instead of the word that the
         asked word attends to most.
     from_word: attention from a word of several tokens: the `mean` over its tokens, or that of its `first` token.
-    to_word: attention to a word of several tokens: the `sum` over its tokens, or their `mean`; not in mode `positions`.
+    to_word: attention to a word of several tokens: the `sum` over its tokens, or their `mean`; not in mode `positions`,
+        and not with `transposed`, where all attention goes to the asked word.
     """
 
     kind: Kind = "coreference"
@@ -70,15 +71,18 @@ class ProbeConfig:
             raise ValueError("kind=custom needs function, the import path of a function, such as my_probes.negation")
         if self.kind not in ("custom", "reflexives") and not self.data:
             raise ValueError(f"kind={self.kind} needs data, the file or folder with the annotated texts")
-        if set(self.modes) == {"positions"}:
-            # To choose among tokens, `from_word` only makes one row of those of the asked word's tokens.
-            for name in ("from_word", "to_word") if self.transposed else ("to_word",):
-                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                    raise ValueError(
-                        f"{name}={getattr(self, name)} has no effect with modes=positions"
-                        f"{' and transposed' if self.transposed else ''}, in which a head chooses among tokens: leave "
-                        "it out, or add a mode"
-                    )
+        # With `transposed`, `to_word` would only scale the attention to the asked word, which changes no answer. Where
+        # a head chooses among tokens, words are asked but never chosen.
+        without_effect = {
+            "to_word": self.transposed or set(self.modes) == {"positions"},
+            "from_word": self.transposed and set(self.modes) == {"positions"},
+        }
+        for name, has_none in without_effect.items():
+            if has_none and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} has no effect with modes={','.join(self.modes)} and "
+                    f"transposed={self.transposed}: leave it out"
+                )
         for name, kinds in READ_BY.items():
             default = type(self).__dataclass_fields__[name].default
             if self.kind not in kinds and getattr(self, name) != default:
@@ -126,8 +130,8 @@ class ProbingConfig:
     seeds: seeds of the runs that `train` trains, or what stands for `{seed}` in `checkpoint`; a checkpoint without
         `{seed}` is one model, and has one seed.
     random_seeds: seeds of models with random weights, which show what heads find without training: for each different
-        combination of architecture, tokenizer and longest text among the arms, a model for each of these seeds. An
-        empty list probes none.
+        combination of architecture and tokenizer among the arms, a model for each of these seeds. An empty list probes
+        none.
     arms: values of the config file's argument `arm` with commas, for `ag-jax compare`, the baseline first.
     resamples: number of times that documents are resampled for confidence intervals, and texts for those of ablation.
     """

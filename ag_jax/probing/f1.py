@@ -1,7 +1,8 @@
 """F1 of heads that may also answer that no candidate is correct, as in GAP (Webster et al. 2018).
 
 Each candidate of a query, such as each of two names, is or is not the antecedent. A head takes the candidate to which
-it attends most, or none if it attends to that one less than a threshold. F1 is that of these decisions:
+it attends most (the first of several with equal attention), or none if it attends to that one less than a threshold.
+F1 is that of these decisions:
 
     F1 = 2 * (correct candidates taken) / (candidates taken + correct candidates)
 

@@ -67,8 +67,7 @@ def open_model(checkpoint: str, step: int | None = None) -> ProbedModel:
         )
     model = PretrainingModel(opened.config)
     params = {"encoder": opened.params["encoder"]}
-    assignment = () if opened.run is None else opened.run.assignment
-    return ProbedModel(opened.description, model, params, opened.tokenizer, opened.length, assignment)
+    return ProbedModel(opened.description, model, params, opened.tokenizer, opened.length, opened.assignment)
 
 
 def random_twin(probed: ProbedModel, seed: int) -> ProbedModel:

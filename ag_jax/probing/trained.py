@@ -1,6 +1,7 @@
 """Models with a trained head, whose loss can be measured: that of masked words, or that of a task's labels."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
+from ag_jax.pretraining import corpus
 from ag_jax.probing import batches, losses, models
 from ag_jax.probing.batches import GIVEN, TextBatches
 from ag_jax.probing.losses import RowLosses
@@ -79,7 +81,7 @@ class TrainedModel:
         if given is None:
             if self.own_texts is None:
                 raise ValueError(
-                    f"{self.description} is a model from Hugging Face, which has no held-out text: give texts, such as "
+                    f"{self.description} was imported from Hugging Face, and has no held-out text: give texts, such as "
                     "the lines of a file"
                 )
             return self.own_texts(most)
@@ -125,6 +127,11 @@ def open_trained(directory: str, step: int | None = None) -> TrainedModel:
 def of_words(opened: WordModel, description: str = "the model") -> TrainedModel:
     """Return the `TrainedModel` of an opened model that predicts masked words."""
     run = opened.run
+    # A run that was imported and not trained since has no text of its own, though its config names a source.
+    if run is None or (run.origin.model_type and not (run.workdir / corpus.SUMMARY).exists()):
+        own_texts = None
+    else:
+        own_texts = functools.partial(batches.of_run, run)
     return TrainedModel(
         description=description if run is None else f"step {run.step} of {run.workdir}",
         metric=MLM,
@@ -134,7 +141,7 @@ def of_words(opened: WordModel, description: str = "the model") -> TrainedModel:
         tokenizer=opened.tokenizer,
         length=opened.length,
         head={},
-        own_texts=None if run is None else lambda most: batches.of_run(run, most),
+        own_texts=own_texts,
     )
 
 

@@ -74,7 +74,7 @@ def get_config(argument: str = ""):
     arm: which of the models; `ag-jax compare` probes them all.
     scale: size of models to train: `paper` as published, or `small` for 2 CPU cores.
     steps: number of updates of models to train; 0 takes that of the scale.
-    seeds: number of seeds of models to train, or of models whose directory has `{seed}`; 0 takes 3.
+    seeds: number of seeds of models to train, of which 0 takes 3, or of models whose directory has `{seed}`.
     probes: what is asked, separated by commas.
     """
     chosen = config_reader.arguments(
@@ -96,11 +96,14 @@ def get_config(argument: str = ""):
     if all(given.values()):
         if chosen.scale == "small" or chosen.steps:
             raise ValueError("scale and steps are for models to be trained, but mlm, ag and ag_all name models")
-        if chosen.seeds and not any(SEED in directory for directory in given.values()):
-            raise ValueError(f"seeds={chosen.seeds} has no effect: write {SEED} in mlm, ag and ag_all, or train models")
+        if any(SEED in directory for directory in given.values()) != (chosen.seeds > 0):
+            raise ValueError(
+                f"expected seeds, and {SEED} in mlm, ag and ag_all, or neither; got seeds={chosen.seeds} and "
+                f"{', '.join(f'{arm}={directory}' for arm, directory in given.items())}"
+            )
         config.checkpoint = given[chosen.arm]
         if SEED in config.checkpoint:
-            config.seeds = tuple(range(chosen.seeds or SEEDS))
+            config.seeds = tuple(range(chosen.seeds))
     elif any(given.values()):
         missing = ", ".join(arm for arm, directory in given.items() if not directory)
         raise ValueError(f"give all three models, mlm, ag and ag_all, or none, to train them first; missing: {missing}")

@@ -14,13 +14,14 @@ from ag_jax.data.tasks.task import Examples
 from ag_jax.data.text import pipeline
 from ag_jax.finetuning import development, kinds
 from ag_jax.finetuning.job import make_head
-from ag_jax.interop import finetuned
+from ag_jax.interop import finetuned, opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.encoder import Ports
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
 from ag_jax.pretraining import run
-from ag_jax.probing import ablation, batches, losses
+from ag_jax.pretraining.origin import Origin
+from ag_jax.probing import ablation, batches, losses, trained
 from ag_jax.probing.ablation import HeadAblation
 from ag_jax.probing.batches import TextBatches
 from tests import tiny
@@ -137,6 +138,15 @@ def test_texts_that_cannot_be_measured(words):
         batches.of_texts("good", TOKENIZER, LENGTH, 1)
     with pytest.raises(ValueError, match="has no held-out text: give texts"):
         ablation.ablate_words(words[0])
+
+
+def test_an_imported_run_has_no_text_of_its_own(places):
+    """Its config names a source, but the model was not trained on it."""
+    opened = opening.open_masked_lm(str(places / "run"), None)
+    assert trained.of_words(opened).own_texts is not None
+    imported = dataclasses.replace(opened.run, origin=Origin(model_type="roberta"))
+    assert not (imported.workdir / "corpus.json").exists()
+    assert trained.of_words(dataclasses.replace(opened, run=imported)).own_texts is None
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression", "choice", "tagging", "span"])

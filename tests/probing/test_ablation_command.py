@@ -126,6 +126,13 @@ def test_a_comparison_and_what_is_measured_again(folder, module, measured):
     measured.clear()
     comparison.compare(source, FLAGS, workdir)
     assert not measured and read(workdir) == (content, rows, text)
+    # Under another name and with a byte order mark, the texts are the same, but the report has the new name.
+    moved = folder / "moved.txt"
+    moved.write_text("\ufeff" + texts.read_text())
+    comparison.compare(source.replace(str(texts), str(moved)), FLAGS, workdir)
+    assert not measured
+    assert read(workdir)[0]["ablation"]["models"]["guided"][0]["source"] == f"21 lines of {moved}"
+    comparison.compare(source, FLAGS, workdir)
     damaged = workdir / "ablation" / "guided-seed0" / "losses.npz"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     comparison.compare(source, FLAGS, workdir)
@@ -158,7 +165,7 @@ def test_a_trial_on_its_development_examples(places, tmp_path):
         (TRIAL, "texts.txt", {}, "is fine-tuned, so its loss is that of its task .* leave texts out"),
         ("run", "no.txt", {}, "ablation.data=.*no.txt is no file: expected a file with a text on each line"),
         ("run", "empty.txt", {}, "ablation.data=.*empty.txt has no text"),
-        ("run", "latin.txt", {}, "ablation.data=.*latin.txt is not text in UTF-8"),
+        ("run", "latin.txt", {}, "ablation.data=.*latin.txt, line 1: expected text in UTF-8"),
         ("run", "none", {"ablation.most": 3}, "ablation.most=3 has no effect without ablation.data"),
         ("run", "none", {}, "probes must name at least one probe, .* unless ablation.data has texts"),
         ("run", "held_out", {"ablation.most": 0}, "ablation.most must be at least 1, or none, got 0"),

@@ -142,8 +142,12 @@ def test_what_was_measured_is_not_measured_again(place, report, monkeypatch):
     original = measuring.measure
     monkeypatch.setattr(measuring, "measure", spy)
     again = source(place, ("plain", "guided"))
+    figures = set((report / "figures").iterdir())
+    for name in ("ablation.csv", "figures/ablation.png", "figures/heads_gap_words.png"):
+        (report / name).write_text("of an earlier command with other probes")
     comparison.compare(again, {"resamples": 100}, report)
     assert not measured and (report / "report.json").read_text() == before
+    assert set((report / "figures").iterdir()) == figures and not (report / "ablation.csv").exists()
 
     damaged = report / "probes" / "guided-seed0" / "coreference" / "words.npz"
     content = bytearray(damaged.read_bytes())
@@ -247,12 +251,16 @@ def test_report_of_many_kinds(place, monkeypatch):
         ({"probes.coreference.kind": "dependencies"}, "which a dependency has not"),
         (
             {"probes.coreference.modes": ("positions",), "probes.coreference.to_word": "mean"},
-            "to_word=mean has no effect with modes=positions, ",
+            "to_word=mean has no effect with modes=positions and transposed=False",
         ),
         (
             {"probes.coreference.modes": ("positions",), "probes.coreference.transposed": True}
             | {"probes.coreference.from_word": "first"},
-            "from_word=first has no effect with modes=positions and transposed, ",
+            "from_word=first has no effect with modes=positions and transposed=True",
+        ),
+        (
+            {"probes.coreference.transposed": True, "probes.coreference.to_word": "mean"},
+            "to_word=mean has no effect with modes=mentions,words and transposed=True",
         ),
         ({"probes.coreference.data": "none.conll"}, "none.conll does not exist"),
         ({"checkpoint": "nowhere"}, "nowhere is no model"),
@@ -280,8 +288,9 @@ def test_seeds_of_a_comparison(place):
 
 
 def test_wrong_seeds(place):
-    with pytest.raises(ValueError, match=r"seeds=2 has no effect: write \{seed\} in checkpoint"):
-        comparison.evaluate(source(place, more=",seeds=2"), {}, place / "wrong")
+    for models, more in ((("plain",), ",seeds=2"), (("plain-seed{seed}",), "")):
+        with pytest.raises(ValueError, match=r"expected seeds, and \{seed\} in checkpoint .* or neither"):
+            comparison.evaluate(source(place, models, more), {}, place / "wrong")
     with pytest.raises(FileNotFoundError, match="plain-seed0 is no model"):
         comparison.evaluate(source(place, ("plain-seed{seed}",), ",seeds=2"), {}, place / "wrong")
 

@@ -70,7 +70,7 @@ def test_models_that_exist():
     ("arguments", "message"),
     [
         ("mlm=a,ag=b,data=texts", "give all three models, .* or none, to train them first; missing: ag_all"),
-        (f"{MODELS},seeds=2", "seeds=2 has no effect: write {seed} in mlm"),
+        (f"{MODELS},seeds=2", "expected seeds, and {seed} in mlm, ag and ag_all, or neither; got seeds=2"),
         (f"{MODELS},scale=small", "scale and steps are for models to be trained"),
         (f"{MODELS},probes=gap,coref", "expected coreference, reflexives, gap, dependencies, got 'coref'"),
         ("scale=small", "needs the argument data"),

@@ -123,6 +123,14 @@ def test_another_training_in_the_same_directory(place, report):
         comparison.compare(f"{place / 'probed.py'}:width=15", {}, report)
 
 
+def test_a_run_that_translates(place, tmp_path):
+    for name in ("a.en", "a.de"):
+        (tmp_path / name).write_text("a\n")
+    train = f"translate:source={tmp_path}/a.en,target={tmp_path}/a.de,arm=base"
+    with pytest.raises(ValueError, match="trains a model that translates: give a config that pre-trains on text"):
+        comparison.evaluate(f"{place / 'probed.py'}:arm=plain", {"train": train}, place / "wrong")
+
+
 def test_step_is_for_checkpoints(place):
     with pytest.raises(ValueError, match="step=1 chooses a checkpoint of a run, but train="):
         comparison.compare(f"{place / 'probed.py'}", {"step": 1}, place / "wrong")

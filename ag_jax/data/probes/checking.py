@@ -67,6 +67,12 @@ def _fault(query: Query, words: Sequence[int]) -> str | None:
         return f"expected `at` to be the index of a word below {count}, got {query.at}"
     if not 0 <= index(query.begin) <= query.at:
         return f"expected `begin` from 0 to at={query.at}, got {query.begin}"
+    # An array with the single element 0 counts as false, so arrays would be misread.
+    for name in ("candidates", "right", "answers"):
+        if not isinstance(getattr(query, name), (tuple, list)):
+            return f"expected `{name}` to be a tuple, got {type(getattr(query, name)).__name__}"
+    if wrong := [group for group in query.candidates if not isinstance(group, (tuple, list))]:
+        return f"expected a tuple of words for each of `candidates`, got {type(wrong[0]).__name__}"
     if not all(len(group) for group in query.candidates):
         return "expected at least one word in every candidate, got an empty one"
     if outside := [word for group in query.candidates for word in group if not 0 <= index(word) < count]:

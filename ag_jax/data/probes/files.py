@@ -70,9 +70,9 @@ def below(place: str, path: str | os.PathLike) -> str:
     A member of an archive is below the archive. So the result does not depend on where the files are.
     """
     base = str(_base(path))
-    begin = 0 if place.startswith(base) else place.index(f" of {base}") + len(" of ")
-    file = place[begin:].removeprefix(base).strip("/") or pathlib.Path(base).name
-    return f"{file}/{place[: begin - len(' of ')]}" if begin else file
+    member, of, file = place.rpartition(f" of {base}")
+    file = (file if of else place.removeprefix(base)).strip("/") or pathlib.Path(base).name
+    return f"{file}/{member}" if of else file
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
