@@ -148,7 +148,8 @@ def test_a_guided_copy_has_its_attention_where_it_was_guided(train):
     ],
 )
 def test_other_toys_and_designs_are_learnt(train, kind, settings):
-    check_learnt(train(kind, **settings)[0], kind)
+    # More steps than the quick tests have: some designs learn the last few lines late, depending on the processor.
+    check_learnt(train(kind, **settings, **{"training.steps": 800})[0], kind)
 
 
 def test_a_translation_does_not_depend_on_its_neighbours(translator, lines):
