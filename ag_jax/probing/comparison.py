@@ -117,14 +117,16 @@ def _run(
         compared = _open(configs, workdir)
         prepared = _prepare_ablation(configs, workdir)
         found: Results = {arm: {} for arm in compared}
-        for name, settings in first.probes.items():
+        asked = {}
+        for name, settings in first.probes.items():  # all before the first is measured, so that errors show early
             print(f"{name}: reading texts", file=sys.stderr, flush=True)
-            probe = probes.make(name, settings, [probed for of_arm in compared.values() for probed in of_arm.values()])
+            asked[name] = probes.make(name, settings, [one for of_arm in compared.values() for one in of_arm.values()])
+        for name, settings in first.probes.items():
             for arm, models_of_arm in compared.items():
                 found[arm][name] = []
                 for seed, probed in models_of_arm.items():
                     label, folder = f"{arm}-seed{seed}, {name}", workdir / "probes" / f"{arm}-seed{seed}" / name
-                    found[arm][name].append(results.obtain(probed, settings, probe, folder, label))
+                    found[arm][name].append(results.obtain(probed, settings, asked[name], folder, label))
         ablated = {
             arm: [
                 Summary(

@@ -29,6 +29,8 @@ Distractor = Literal["before", "after", "none"]
 NAMES = ("reflexive.txt", "refl.0", "refl.0.gz")  # the file of a folder, the first that is there
 TOO_LONG = "sentences longer than a window"
 SEVERAL_TOKENS = "sentences with a word that is not one token"
+FEWEST = 0.01  # of the sentences have words of one token; with fewer, those with words of several tokens are kept
+KEPT = f"sentences with words of several tokens, which were kept because fewer than {FEWEST:.0%} have none"
 
 DETERMINERS = "her my our some the your".split()
 NOUNS = {
@@ -92,7 +94,9 @@ def reflexive(
     distractor: where one of the `DISTRACTORS`, in turn, stands: `before` the sentence as in the released code, `after`
         it as in the paper, or `none`.
     lengths: returns the number of tokens of each of some words. With it, sentences with a word that is not one token
-        are left out, as in the code, because words of many tokens get more attention; None keeps all.
+        are left out, as in the code, because words of many tokens get more attention; but if less than the share
+        `FEWEST` is left, such as with a small vocabulary, those with words of several tokens are kept, which `dropped`
+        says. None keeps all.
     window: the most tokens of a sentence with its distractor, without special tokens.
     count: number of sentences to make; only without `path`.
 
@@ -108,10 +112,14 @@ def reflexive(
     queries: list[Query] = []
     development: list[bool] = []
     tokens = _tokens(sentences, lengths)
-    for number, sentence in enumerate(sentences):
-        if any(tokens[word] != 1 for word in sentence.words):
-            dropped[SEVERAL_TOKENS] += 1
-            continue
+    are_single = [all(tokens[word] == 1 for word in sentence.words) for sentence in sentences]
+    keep_several = sum(are_single) < FEWEST * len(sentences)
+    for number, (sentence, is_single) in enumerate(zip(sentences, are_single, strict=True)):
+        if not is_single:
+            keep = keep_several and all(tokens[word] for word in sentence.words)
+            dropped[KEPT if keep else SEVERAL_TOKENS] += 1
+            if not keep:
+                continue
         beside = () if distractor == "none" else DISTRACTORS[number % len(DISTRACTORS)]
         if sum(tokens[word] for word in (*beside, *sentence.words)) > window:
             dropped[TOO_LONG] += 1

@@ -65,6 +65,12 @@ def test_sentences_with_words_of_several_tokens_are_left_out(write):
     probe = reflexive.reflexive(path, lengths=lengths)
     assert probe.dropped == {reflexive.SEVERAL_TOKENS: 3} and len(probe.queries) == 3 and len(calls) == 1
     assert probe.windows[0].words[:5] == reflexive.DISTRACTORS[1]
+    kept = reflexive.reflexive(
+        path, lengths=lambda words: [1 + (word in ("prince", "himself", "herself")) for word in words]
+    )
+    assert kept.dropped == {reflexive.KEPT: 6} and len(kept.queries) == 6
+    empty = reflexive.reflexive(path, lengths=lambda words: [2 * (word != "prince") for word in words])
+    assert empty.dropped == {reflexive.KEPT: 3, reflexive.SEVERAL_TOKENS: 3} and len(empty.queries) == 3
     assert reflexive.reflexive(path, window=9).dropped == {reflexive.TOO_LONG: 5}
     with pytest.raises(ValueError, match="no sentence with a reflexive is left"):
         reflexive.reflexive(path, window=4)
