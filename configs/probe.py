@@ -25,8 +25,8 @@ the head is zeroed (Michel et al. 2019, section 3.2). Models with random weights
 Hardware and time: not measured yet. Each probe reads its texts once with the model and once with random weights;
 LitBank has 210,000 words. Ablation reads 256 texts once for each head, and once with all heads.
 
-Expected: depends on the model. BERT-base (Clark et al. 2019), best head: coreference 65 %, dependencies such as 94 %
-for det and 87 % for dobj. These numbers have not been reproduced with this program.
+Expected: depends on the model. docs/probes.md has scores of a small model. BERT-base (Clark et al. 2019), best head:
+coreference 65 %, dependencies such as 94 % for det and 87 % for dobj. These have not been reproduced with this program.
 
 Deviations: heads are chosen on development documents; papers report the best head on the test documents, which is in
 the report, too. docs/probes.md explains data, modes and rules.

@@ -218,7 +218,7 @@ def _notes(numbers: Mapping[str, Any], mode: str) -> list[str]:
     for arm, dropped in numbers["dropped"].items():
         if dropped:
             same.setdefault("; ".join(f"{reason}: {count:,}" for reason, count in dropped.items()), []).append(arm)
-    lines += [f"Left out for {', '.join(of)}: {reasons}." for reasons, of in same.items()]
+    lines += [f"Left out, or read otherwise, for {', '.join(of)}: {reasons}." for reasons, of in same.items()]
     return [line for text in lines for line in (text, "")]
 
 
