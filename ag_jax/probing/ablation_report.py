@@ -7,6 +7,7 @@ from typing import Any
 
 from ag_jax.analysis.maps import title
 from ag_jax.probing.ablation_summary import MOST, Summary
+from ag_jax.probing.tables import table
 
 CSV = "ablation.csv"
 FIGURE = "figures/ablation.png"
@@ -60,7 +61,7 @@ def _models(numbers: Mapping[str, Any]) -> list[str]:
             sources += [f"* **{name}**: {of['label']}, {of['source']}{notes}"]
     header = ["model", "loss with all heads", "mean change", "guided heads", "free heads", "heads without a clear rise"]
     return [
-        *_table(header, rows),
+        *table(header, rows),
         "The interval of a head without a clear rise is not entirely above zero: these texts do not show that the "
         "model needs the head. More texts can show smaller rises, and the removal of several such heads at a time can "
         "raise the loss. Losses were measured on:",
@@ -82,7 +83,7 @@ def _largest(numbers: Mapping[str, Any]) -> list[str]:
     return [
         f"Heads whose removal raises the loss most, at most {MOST} of each model:",
         "",
-        *_table(header, rows),
+        *table(header, rows),
     ]
 
 
@@ -109,7 +110,7 @@ def _heads_of_probes(numbers: Mapping[str, Any]) -> list[str]:
         "head chosen on development, its score on test queries, and what its removal does to the loss (rank 1 is the "
         "largest rise):",
         "",
-        *_table(header, rows),
+        *table(header, rows),
     ]
 
 
@@ -137,14 +138,10 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
     if rows:
         header = ["arm", "loss with all heads", "95 % interval", "mean change without a head", "95 % interval"]
         lines += [f"Differences from {baseline}, on the same texts with the same masked words or labels:", ""]
-        lines += _table(header, rows)
+        lines += table(header, rows)
     for arm, reason in numbers["not_compared"].items():
         lines += [f"**The losses of {arm} and {baseline} are not compared: {reason}.**", ""]
     return lines
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)] + [""]
 
 
 def _head(of: Mapping[str, Any]) -> str:

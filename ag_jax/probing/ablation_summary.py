@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.analysis.maps import head_patterns
+from ag_jax.data.probes.queries import ALL
 from ag_jax.probing import ablation, choosing
 from ag_jax.probing.ablation import Resampled
 from ag_jax.probing.ablations import Ablated
@@ -171,9 +172,7 @@ def _heads_of_probes(summaries: Mapping[str, Sequence[Summary]], probes: Mapping
     for probe, modes in probes.items():
         for mode, of_mode in modes.items():
             for arm, of_arm in summaries.items():
-                for number, (summary, chosen) in enumerate(
-                    zip(of_arm, of_mode["arms"][arm][choosing.ALL], strict=True)
-                ):
+                for number, (summary, chosen) in enumerate(zip(of_arm, of_mode["arms"][arm][ALL], strict=True)):
                     if chosen is not None and chosen["head"] is not None:
                         layer, head = chosen["head"]
                         place = {"probe": probe, "mode": mode, "arm": arm, "model": number}

@@ -60,7 +60,7 @@ def check(config: AblationConfig, checkpoints: Iterable[tuple[str, int | None]])
     for checkpoint, step in checkpoints:
         opened = trained.open_trained(checkpoint, step)
         if given is not None or opened.own_texts is None or not opened.predicts_words:
-            opened.texts(given, 1 if given is None else None)  # raises if they do not go together
+            opened.texts(given, 1 if given is None else config.most)  # raises if they do not go together
 
 
 def check_training(experiments: Mapping[str, Sequence[ExperimentConfig]]) -> None:

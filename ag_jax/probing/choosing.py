@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-ALL = "all"  # the kind that stands for queries of every kind
+from ag_jax.data.probes.queries import ALL
+
 FEWEST_DOCUMENTS = 10  # with queries of a kind, for intervals and p-values
 SEED = 0  # of the resamples, so that a report repeats its numbers
 Head = tuple[int, int]  # layer and head, counted from 0

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.data.probes.queries import Probe
-from ag_jax.probing.choosing import ALL, Head
+from ag_jax.data.probes.queries import ALL, Probe
+from ag_jax.probing.choosing import Head
 from ag_jax.probing.measuring import Measured
 
 FEMININE, MASCULINE = "feminine", "masculine"  # kinds of query in GAP

@@ -10,6 +10,7 @@ from ag_jax.pretraining.report import DIFFERENCE_EXPLAINED, DIFFERENCE_HEADER, d
 from ag_jax.pretraining.report import settings_table as settings_that_differ
 from ag_jax.probing import ablation_report, summary
 from ag_jax.probing.results import ProbeResult
+from ag_jax.probing.tables import table
 
 MODES = {
     "mentions": "a head chooses among the candidates",
@@ -64,10 +65,6 @@ def markdown(
     return "\n".join(lines)
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
@@ -81,10 +78,10 @@ def _tables(numbers: Mapping[str, Any], mode: str) -> list[str]:
     """Return the tables of a probe in one mode, and which kinds they lack."""
     shown, unanswerable = _shown(numbers), numbers["unanswerable"]
     if len(shown) <= MOST_COLUMNS + 1:
-        lines = [*_table_of_scores(numbers, mode, shown), ""]
+        lines = _table_of_scores(numbers, mode, shown)
     else:
         text = "By kind, the head chosen on the development queries of that kind, and its score on the test queries:"
-        lines = [*_table_of_scores(numbers, mode, shown[:1]), "", text, "", *_table_of_kinds(numbers, shown[1:]), ""]
+        lines = [*_table_of_scores(numbers, mode, shown[:1]), text, "", *_table_of_kinds(numbers, shown[1:])]
     if unanswerable:
         lines += [
             f"Left out of the kinds: {', '.join(unanswerable)}. No answer to these questions is correct, so that every "
@@ -98,14 +95,14 @@ def _tables(numbers: Mapping[str, Any], mode: str) -> list[str]:
 def _table_of_kinds(numbers: Mapping[str, Any], kinds: Sequence[str]) -> list[str]:
     """Return a table with a row for each kind: queries, baselines, and the chosen head of each arm."""
     header = ["kind", "test queries", *numbers["baselines"], *(f"**{arm}**" for arm in numbers["means"])]
-    lines = [_row(header), _row(["---"] * len(header))]
+    rows = []
     for kind in kinds:
         cells = [kind, f"{numbers['queries'][kind]:,}"]
         cells += [_number(values.get(kind)) for values in numbers["baselines"].values()]
         for arm, means in numbers["means"].items():
             cells.append(_cell("test", numbers["arms"][arm][kind], means[kind]["test"]))
-        lines.append(_row(cells))
-    return lines
+        rows.append(cells)
+    return table(header, rows)
 
 
 def _f1(numbers: Mapping[str, Any]) -> list[str]:
@@ -128,8 +125,7 @@ def _f1(numbers: Mapping[str, Any]) -> list[str]:
         "F1 of the head chosen on development. A candidate that gets less attention than a threshold is not taken "
         "(Webster et al. 2018); the threshold is the best one on development:",
         "",
-        *(_row(cells) for cells in [header, ["---"] * len(header), *rows]),
-        "",
+        *table(header, rows),
     ]
 
 
@@ -143,17 +139,16 @@ def _over_seeds(values: Sequence[float | None]) -> str:
 
 def _table_of_scores(numbers: Mapping[str, Any], mode: str, kinds: Sequence[str]) -> list[str]:
     """Return a table with a column for each kind: rows of baselines, then those of the arms."""
-    lines = [_row(["", *kinds]), _row(["---"] * (len(kinds) + 1))]
-    lines.append(_row(["test queries", *(f"{numbers['queries'][kind]:,}" for kind in kinds)]))
+    rows = [["test queries", *(f"{numbers['queries'][kind]:,}" for kind in kinds)]]
     for name, values in numbers["baselines"].items():
         told = " (is told the candidates)" if name in OF_CANDIDATES and mode != "mentions" else ""
-        lines.append(_row([name + told, *(_number(values.get(kind)) for kind in kinds)]))
+        rows.append([name + told, *(_number(values.get(kind)) for kind in kinds)])
     for arm, means in numbers["means"].items():
         for key, label in ROWS.items():
             if any(means[kind][key] is not None for kind in kinds):
                 cells = [_cell(key, numbers["arms"][arm][kind], means[kind][key]) for kind in kinds]
-                lines.append(_row([f"**{arm}**, {label}", *cells]))
-    return lines
+                rows.append([f"**{arm}**, {label}", *cells])
+    return table(["", *kinds], rows)
 
 
 def _cell(key: str, seeds: Sequence[Mapping[str, Any] | None], mean: Mapping[str, float] | None) -> str:
@@ -184,8 +179,7 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
         f"Differences from {baseline} in the score of the head chosen on development, by a paired bootstrap over "
         "documents, for these models. The smallest p that it can give is 2 / (resamples + 1):",
         "",
-        *(_row(cells) for cells in [header, ["---"] * len(header), *rows]),
-        "",
+        *table(header, rows),
     ]
     by_seed = [
         [arm, kind, *difference_cells(of)]
@@ -196,7 +190,7 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
     if by_seed:
         header = ["arm", "kind", *DIFFERENCE_HEADER]
         lines += [f"The same differences, paired by seed. {DIFFERENCE_EXPLAINED}", ""]
-        lines += [*(_row(cells) for cells in [header, ["---"] * len(header), *by_seed]), ""]
+        lines += table(header, by_seed)
     return lines
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.analysis.maps import head_patterns
-from ag_jax.data.probes.queries import Probe
+from ag_jax.data.probes.queries import ALL, Probe
 from ag_jax.evaluation.significance import over_seeds, spread
 from ag_jax.probing import choosing, f1
 from ag_jax.probing.choosing import Chosen, Interval, Table
@@ -99,7 +99,7 @@ def numbers(
         "f1": {
             arm: [
                 None if of is None or of.head is None else f1.of_head(probe, one, of.head, kinds)
-                for of, one in zip(chosen[arm][choosing.ALL], seeds, strict=True)
+                for of, one in zip(chosen[arm][ALL], seeds, strict=True)
             ]
             for arm, seeds in measured.items()
         },

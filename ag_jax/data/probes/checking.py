@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.data.probes.queries import Probe, Query
+from ag_jax.data.probes.queries import ALL, Probe, Query
 
-ALL = "all"  # in reports, the queries of every kind
 COMPUTED = frozenset(["chance", "best fixed offset"])  # baselines that reports compute
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+ALL = "all"  # in reports, the kind that stands for the queries of every kind
+
 
 @dataclasses.dataclass(frozen=True)
 class Window:
