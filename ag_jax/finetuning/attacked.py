@@ -186,7 +186,7 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
         examples = next(iter(of_first.predicted.values())).examples  # the same for all arms
         config = next(iter(opened.values())).config
         for layer, (text, head) in pictures(task, examples, config.layers, config.heads).items():
-            columns = {}
+            columns: dict[str, list[tuple[str, maps.AttentionMaps]]] = {}
             for name, tuned in opened.items():
                 columns |= _columns(name, tuned, arms[name].attack(task), task, text)
             path = workdir / "figures" / f"attention_{task}_layer{layer + 1}.png"
