@@ -14,6 +14,7 @@ import sklearn.metrics
 
 from ag_jax.data.tasks.task import Choices, Example, Question, TaggedSentence, Task, Texts
 from ag_jax.evaluation import answers, entities
+from ag_jax.evaluation.answers import Candidates
 
 
 def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
@@ -104,6 +105,37 @@ def of_answers(task: Task, examples: Sequence[Question], predictions: Sequence[s
     """Return F1 and exact match of answers, as SQuAD's official scripts compute them."""
     del task
     return _answer_scores([_answers(*pair) for pair in zip(examples, predictions, strict=True)])
+
+
+# Metrics with the threshold of "no answer" that is best for the same examples: from their names to the scores of an
+# answer. SQuAD 2.0's official script calls them best_f1 and best_exact.
+TUNED: dict[str, Callable[[str, Sequence[str]], float]] = {
+    "best_f1": answers.f1,
+    "best_exact_match": answers.exact_match,
+}
+
+
+def reads_scores(task: Task) -> bool:
+    """Return whether some of the task's metrics are computed from the scores of answers, not from predictions alone."""
+    return any(name in TUNED for name in task.metrics)
+
+
+def tuned_thresholds(
+    task: Task, examples: Sequence[Question], scores: Sequence[Candidates]
+) -> dict[str, tuple[float, float]]:
+    """Return, for each tuned metric of the task, its value and the threshold of "no answer" that gives the value.
+
+    scores: the best answers of each question. A question gets no answer if the score of "no answer" exceeds that of the
+        best answer by more than the threshold.
+    """
+    margins = [found.none - found.answers[0][1] if found.answers else np.inf for found in scores]
+    wanted = [[text for text, _ in example.answers] for example in examples]
+    tuned = {}
+    for name in task.metrics:
+        if score := TUNED.get(name):
+            answered = [score(found.text, texts) for found, texts in zip(scores, wanted, strict=True)]
+            tuned[name] = answers.tuned(answered, [score("", texts) for texts in wanted], margins)
+    return tuned
 
 
 def rate_class(task: Task, example: Texts, prediction: int) -> float:

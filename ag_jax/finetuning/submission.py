@@ -84,7 +84,7 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
     notes = []
     for split, predicted in chosen.predicted.items():
         task, rows = catalogue.find(chosen.task.name), predicted.together()
-        if chosen.task.kind != task.kind and rows:
+        if task.labels and not chosen.task.labels and rows:  # classes were ranked
             rows = unranked(task, predicted, rows)
         notes.append(write(directory, task, split, rows) if rows else None)
     return [note for note in notes if note]

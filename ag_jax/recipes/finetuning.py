@@ -120,10 +120,11 @@ def start_from_mnli(config: Config) -> None:
 def roberta_squad(config: Config, tasks: Sequence[str]) -> None:
     """Add SQuAD tasks with RoBERTa's settings.
 
-    Rows have 384 tokens, as in Devlin et al. 2019, whose procedure RoBERTa follows.
+    Rows have 384 tokens, as in Devlin et al. 2019, whose procedure RoBERTa follows. In SQuAD 2.0 a classifier decides
+    whether a question has an answer.
     """
     for task in tasks:
-        settings = _ROBERTA | {"max_length": 384}
+        settings = _ROBERTA | {"max_length": 384, "answerability": task == "squad2"}
         add(config, task, **settings, batch_sizes=(48,), learning_rates=(1.5e-5,), epochs=2, weight_decay=0.01)
 
 

@@ -174,7 +174,10 @@ _OTHERS = (
         "2.0",
         ("squad2", "squad", "SQuAD", "squad2.0"),
         answerable=False,
-        metrics=("f1", "exact_match", "has_answer_f1", "has_answer_exact_match", "no_answer_accuracy"),
+        metrics=(
+            *("f1", "exact_match", "has_answer_f1", "has_answer_exact_match", "no_answer_accuracy"),
+            *("best_f1", "best_exact_match"),
+        ),
     ),
     _xquad("en"),
     _xquad("de"),

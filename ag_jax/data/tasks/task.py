@@ -3,7 +3,8 @@
 classification, regression   `Texts`           a text or a pair with a class or a number
 choice, ranking              `Choices`         candidate pairs of texts, some of them right; ranking: always two
 tagging                      `TaggedSentence`  words with BIO tags
-span                         `Question`        a question, and a context that may contain its answer
+span, span_or_none           `Question`        a question, and a context that may contain its answer; span_or_none: a
+                                               classifier decides whether it does
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-KINDS = ("classification", "regression", "choice", "ranking", "tagging", "span")
+KINDS = ("classification", "regression", "choice", "ranking", "tagging", "span", "span_or_none")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ class Task:
     aliases: from other spellings of a label, used by some distributions, to the label.
     span: the lowest and the highest number of a regression task.
     answerable: whether every question has an answer (SQuAD 1.1).
+    threshold: how far the score of "no answer" must be above that of the best answer for a question to get none.
     pair_limit: the most tokens of the second text of a pair, while the first text is truncated to the rest of the row
         (RACE); 0: the longer text is truncated first.
     folds: number of cross-validation folds for a task without a validation split; 0: the task has such a split.
@@ -130,6 +132,7 @@ class Task:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     span: tuple[float, float] = (0.0, 1.0)
     answerable: bool = True
+    threshold: float = 0.0
     pair_limit: int = 0
     folds: int = 0
     legacy: str = ""
