@@ -190,7 +190,7 @@ def choose(
         sets = {"validation": splits.validation, **splits.others}
         predicted = {
             name: SplitPredictions(
-                splits.task,
+                splits.task.of_split(name),
                 examples,
                 tuple(read_predictions(places[_key(of_seed[0])], name, examples) for of_seed in best.results.values()),
             )

@@ -97,6 +97,8 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
             notes.append(
                 f"{split}: {count:,} of {len(examples):,} examples, drawn with subset_seed={recipe.subset_seed}"
             )
+            if any(getattr(example, "group", "") for example in examples):
+                notes.append(f"{split}: questions or pairs are scored by the examples that were drawn of them")
         return subset(examples, count, recipe.subset_seed)
 
     train, chooses = load("train"), "validation"

@@ -47,6 +47,7 @@ _FREELB_LIKE = {"paws_qqp": "qqp", "hellaswag": "mnli"}  # tasks without a scrip
 _ROBERTA = {"warmup_fraction": 0.06, "beta2": 0.98, "epsilon": 1e-6, "clip_norm": None, "max_length": 512}
 _SWEEP = {"batch_sizes": (16, 32), "learning_rates": (1e-5, 2e-5, 3e-5)}
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+SUPERGLUE = ("boolq", "cb", "copa", "multirc", "record", "superglue_rte", "wic", "wsc")
 FROM_MNLI = ("rte", "stsb", "mrpc")
 SQUAD = ("squad1", "squad2", "xquad_en", "xquad_de")
 RACE = ("race", "race_middle", "race_high")

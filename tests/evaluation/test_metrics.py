@@ -55,6 +55,23 @@ def texts(labels):
     return [Texts(str(number), "a", None, label) for number, label in enumerate(labels)]
 
 
+def test_metrics_of_groups():
+    groups = ["a", "a", "b", "c", "c", "c"]
+    labels, found = [1, 0, 1, 0, 0, 1], [1, 0, 0, 0, 1, 1]
+    examples = [Texts(str(number), "x", "y", *pair) for number, pair in enumerate(zip(labels, groups, strict=True))]
+    measured = kinds.evaluate(TASKS["multirc"], examples, found)
+    assert measured == pytest.approx({"f1": 2 * 2 / (3 + 3), "group_exact_match": 1 / 3})
+    gender = TASKS["superglue_rte"].of_split("diagnostic_gender")
+    # a: different, b: alone, c: different; d: equal, though one is wrong
+    examples += [Texts("d", "x", "y", 0, "d"), Texts("e", "x", "y", 1, "d")]
+    assert kinds.evaluate(gender, examples, [*found, 1, 1]) == pytest.approx(
+        {"accuracy": 5 / 8, "gender_parity": 1 / 3}
+    )
+    assert kinds.evaluate(gender, examples[2:3], [1]) == {"accuracy": 1, "gender_parity": 0}
+    assert TASKS["superglue_rte"].of_split("test") is TASKS["superglue_rte"]
+    assert TASKS["superglue_rte"].of_split("diagnostic_broad").metric == "matthews"
+
+
 def test_every_task_reports_the_metrics_that_it_names():
     right = {
         "classification": (texts([0, 1, 1]), [0, 1, 1]),

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+QUESTION_AND_ANSWER = 128  # the most tokens of a question with its answer (RoBERTa, section 5.3)
 KINDS = ("classification", "regression", "choice", "ranking", "tagging", "span", "span_or_none")
 
 
@@ -21,12 +22,15 @@ class Texts:
 
     second: None for a single text.
     label: the index of the class, or the number; None: not known.
+    group: examples with the same group are measured together: answers to a question (MultiRC), pairs (AX-g); otherwise
+        empty.
     """
 
     id: str
     first: str
     second: str | None
     label: int | float | None
+    group: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class Task:
     form: the parser of its records, a key of `readers.PARSERS`.
     metric: the primary metric, one of `metrics`; larger is better.
     metrics: names of all reported metrics, as `evaluation.metrics` returns them.
+    split_metrics: the metrics of splits that have others, by split; the first one is primary there.
     layouts: file layouts; the first one found is read.
     prepared: TFDS layouts; the first one with the split is read; empty if TFDS does not have the task.
     labels: names of the classes or the BIO tags, in the order of their indices; otherwise empty.
@@ -130,6 +135,7 @@ class Task:
     prepared: tuple[FileLayout, ...] = dataclasses.field(default=(), hash=False)
     labels: tuple[str, ...] = ()
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    split_metrics: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, hash=False)
     span: tuple[float, float] = (0.0, 1.0)
     answerable: bool = True
     threshold: float = 0.0
@@ -150,6 +156,13 @@ class Task:
     def splits(self) -> tuple[str, ...]:
         """Names of the splits that some layout of the task has; the files of a split need not exist."""
         return tuple(dict.fromkeys(split for form in (*self.layouts, *self.prepared) for split in form.files))
+
+    def of_split(self, split: str) -> "Task":
+        """Return the task with the metrics of a split."""
+        if split not in self.split_metrics:
+            return self
+        names = self.split_metrics[split]
+        return dataclasses.replace(self, metric=names[0], metrics=names)
 
     def label_index(self, value: Any) -> int:
         """Return the index of a label given by name, alias or index. Raises ValueError for an unknown label."""
