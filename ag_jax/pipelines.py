@@ -176,23 +176,32 @@ def tag(directory: str) -> Callable[..., Any]:
     return tag_texts
 
 
-def answer(directory: str, refuses: bool | None = None) -> Callable[..., Any]:
+def answer(directory: str, refuses: bool | None = None, threshold: float = 0.0) -> Callable[..., Any]:
     """Return a function that takes a question and a context, and returns the part of the context that is the answer.
 
     It also takes a list of questions, with one context for all or a list of as many contexts, and returns a list.
 
     refuses: whether the answer is "" where the model predicts that there is none; None: only if the model was trained
         by this program to do so (SQuAD 2.0).
+    threshold: how far the score of "no answer" must be above that of the best answer for the answer to be "". The
+        report of a suite with squad2 has the thresholds that are best on the development set.
+
+    Raises ValueError for a threshold where there always is an answer.
 
         answer = pipelines.answer("runs/squad/squad2/lr2e-05-bs32-seed0")
         answer("Where does the king live?", context)
         answer(["Where does the king live?", "Since when?"], context)
     """
-    tuned = opening.open_finetuned(directory, ("span",))
+    tuned = opening.open_finetuned(directory, ("span", "span_or_none"))
     if refuses is not None:
         # The head's `answerable` decides whether <s>, which stands for "no answer", may be chosen; no logits change.
         tuned = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, answerable=not refuses))
-    predict = _Predict(tuned)
+    if threshold and tuned.head.answerable:
+        raise ValueError(
+            f"threshold decides when there is no answer, but this model always gives one, got threshold={threshold:g}: "
+            "leave it out, or set refuses=True"
+        )
+    predict = _Predict(tuned, threshold)
 
     def answer_questions(questions: str | Sequence[str], contexts: str | Sequence[str]) -> Any:
         single = isinstance(questions, str)
@@ -294,14 +303,18 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None) -> Cal
 
 
 class _Predict:
-    """Function from examples of a fine-tuned model's task to the predictions and logits of the examples."""
+    """Function from examples of a fine-tuned model's task to the predictions and logits of the examples.
 
-    def __init__(self, tuned: FineTuned):
+    threshold: `Task.threshold`, for questions that may have no answer.
+    """
+
+    def __init__(self, tuned: FineTuned, threshold: float = 0.0):
         head = tuned.head
         self.tuned, self.length = tuned, min(head.max_length, tuned.config.max_length)
         span = (head.low, head.high)
         known = catalogue.TASKS.get(head.task)
         settings: dict[str, Any] = {"labels": head.labels, "span": span, "answerable": head.answerable}
+        settings["threshold"] = threshold
         settings["pair_limit"] = known.pair_limit if known else 0  # so that texts are cut as in training
         self.task = Task(head.task, head.kind, "", "none", ("none",), (), **settings)
         self._apply = jax.jit(lambda batch: tuned.model.apply({"params": tuned.params}, batch, deterministic=True))

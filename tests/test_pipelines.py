@@ -125,6 +125,13 @@ def test_numbers_tags_choices_and_answers(places):
     found = pipelines.answer(str(places / "span"))("where", context)
     assert found and found in context
     assert pipelines.answer(str(places / "span"), refuses=True)("where", context) in ("", found)
+    classified = str(places / "span_or_none")
+    always = pipelines.answer(classified, refuses=False)("where", context)
+    assert always in context and always
+    assert pipelines.answer(classified, threshold=1e6)("where", context) == always
+    assert pipelines.answer(classified, threshold=-1e6)("where", context) == ""
+    with pytest.raises(ValueError, match="this model always gives one, got threshold=2: leave it out"):
+        pipelines.answer(str(places / "span"), threshold=2.0)
 
 
 def test_a_list_of_texts_is_a_list_of_texts(places):

@@ -93,6 +93,28 @@ def choose(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]], longe
     return Candidates(tuple((context[begin:end], score) for score, begin, end in found), float(none))
 
 
+def tuned(answered: Sequence[float], refused: Sequence[float], scores: Sequence[float]) -> tuple[float, float]:
+    """Return the best mean score that any threshold of "no answer" gives, and the lowest such threshold.
+
+    answered: for each question, the score (such as F1) of its best answer.
+    refused: the score if no answer is given: 1 for a question without an answer, else 0.
+    scores: how far "no answer" scores above the best answer; no answer is given where this is above the threshold.
+
+    The search is that of SQuAD 2.0's official script, except that questions with equal scores are never separated,
+    because no threshold does so, and that the threshold below all scores is a number just below the lowest one, not 0.
+    """
+    order = np.argsort(scores, kind="stable")
+    sorted_N = np.asarray(scores, np.float64)[order]
+    gains_N = (np.asarray(answered, np.float64) - np.asarray(refused, np.float64))[order]
+    # The best of: refuse all questions, or answer those up to question n. Only the last of equal scores may be n.
+    totals_N = np.cumsum(gains_N)[np.append(sorted_N[1:] > sorted_N[:-1], True)]
+    thresholds_N = np.unique(sorted_N)
+    best = int(np.argmax(totals_N))
+    if totals_N[best] <= 0:
+        return float(np.mean(refused)), float(np.nextafter(sorted_N[0], -np.inf))
+    return float(np.mean(refused) + totals_N[best] / len(order)), float(thresholds_N[best])
+
+
 def normalized(answer: str) -> str:
     """Return an answer in lower case, without punctuation and articles (a, an, the), with single spaces."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())

@@ -14,6 +14,7 @@ import sklearn.metrics
 
 from ag_jax.data.tasks.task import Choices, Example, Question, TaggedSentence, Task, Texts
 from ag_jax.evaluation import answers, entities
+from ag_jax.evaluation.answers import Candidates
 
 
 def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
@@ -48,6 +49,29 @@ def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
     return _correlation(scipy.stats.spearmanr, labels, predictions)
 
 
+def group_exact_match(groups: Sequence[str], labels: Sequence[int], predictions: Sequence[int]) -> float:
+    """Return the fraction of groups of which all predictions are right; for MultiRC, of questions (Wang et al. 2019).
+
+    groups: the group of each prediction.
+    """
+    wrong = {group for group, label, found in zip(groups, labels, predictions, strict=True) if label != found}
+    return 1 - len(wrong) / len(set(groups))
+
+
+def gender_parity(groups: Sequence[str], labels: Sequence[int], predictions: Sequence[int]) -> float:
+    """Return the fraction of groups with equal predictions; for AX-g, of pairs whose pronouns differ in gender alone.
+
+    Groups of one example, as a subset of the examples may have, are left out; without any other, the result is 0.
+    """
+    del labels
+    found: dict[str, list[int]] = {}
+    for group, prediction in zip(groups, predictions, strict=True):
+        found.setdefault(group, []).append(prediction)
+    several = [len(set(of_group)) == 1 for of_group in found.values() if len(of_group) > 1]
+    return float(np.mean(several)) if several else 0.0
+
+
+_GROUPED = {function.__name__: function for function in (group_exact_match, gender_parity)}
 _SIMPLE: dict[str, Callable[[Sequence, Sequence], float]] = {
     function.__name__: function for function in (accuracy, f1, macro_f1, matthews, pearson, spearman)
 }
@@ -76,10 +100,13 @@ def is_unknown(example: Example) -> bool:
     return getattr(example, _LABELS[type(example)]) is None
 
 
-def of_labels(task: Task, examples: Sequence[Texts], predictions: Sequence[Any]) -> dict[str, float]:
+def of_labels(task: Task, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Return the task's metrics for predicted classes or numbers."""
     labels = [example.label for example in examples]
-    return {name: _SIMPLE[name](labels, predictions) for name in task.metrics}
+    found = {name: _SIMPLE[name](labels, predictions) for name in task.metrics if name in _SIMPLE}
+    for name in set(task.metrics) & set(_GROUPED):
+        found[name] = _GROUPED[name]([example.group for example in examples], labels, predictions)
+    return found
 
 
 def of_choices(task: Task, examples: Sequence[Choices], predictions: Sequence[int]) -> dict[str, float]:
@@ -104,6 +131,38 @@ def of_answers(task: Task, examples: Sequence[Question], predictions: Sequence[s
     """Return F1 and exact match of answers, as SQuAD's official scripts compute them."""
     del task
     return _answer_scores([_answers(*pair) for pair in zip(examples, predictions, strict=True)])
+
+
+# Metrics with the threshold of "no answer" that is best for the same examples: from their names to the scores of an
+# answer. SQuAD 2.0's official script calls them best_f1 and best_exact.
+TUNED: dict[str, Callable[[str, Sequence[str]], float]] = {
+    "best_f1": answers.f1,
+    "best_exact_match": answers.exact_match,
+}
+
+
+def reads_scores(task: Task) -> bool:
+    """Return whether some of the task's metrics are computed from the scores of answers, not from predictions alone."""
+    return any(name in TUNED for name in task.metrics)
+
+
+def tuned_thresholds(
+    task: Task, examples: Sequence[Any], scores: Sequence[Candidates]
+) -> dict[str, tuple[float, float]]:
+    """Return, for each tuned metric of the task, its value and the threshold of "no answer" that gives the value.
+
+    examples: the questions.
+    scores: the best answers of each question. A question gets no answer if the score of "no answer" exceeds that of the
+        best answer by more than the threshold.
+    """
+    margins = [found.none - found.answers[0][1] if found.answers else np.inf for found in scores]
+    wanted = [[text for text, _ in example.answers] for example in examples]
+    tuned = {}
+    for name in task.metrics:
+        if score := TUNED.get(name):
+            answered = [score(found.text, texts) for found, texts in zip(scores, wanted, strict=True)]
+            tuned[name] = answers.tuned(answered, [score("", texts) for texts in wanted], margins)
+    return tuned
 
 
 def rate_class(task: Task, example: Texts, prediction: int) -> float:

@@ -60,10 +60,33 @@ def answer_scores(task: Task, examples: Examples, features: Features, logits: Lo
     logits: an array (tokens, 2) for each window: the logits of each token to start and to end the answer.
     """
     del task
+    return [*_spans(examples, features, logits)]
+
+
+def _spans(examples: Examples, features: Features, logits: Logits) -> list[Candidates]:
     windows: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in examples]
     for owner, of_row, characters in zip(features.owner, logits, features.characters, strict=True):
         windows[owner].append((of_row, characters))
     return [answers.choose(example.context, own) for example, own in zip(examples, windows, strict=True)]
+
+
+def classified_answer_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
+    """Return for each question the best answers with their scores, where a classifier decides whether it has any.
+
+    The score of "no answer" is that of the best answer plus the logit of "no answer". That logit is the least one of
+    the question's windows, because it requires that no window has an answer. So "no answer" scores higher than the best
+    answer exactly where its logit is above 0.
+
+    logits: an array (tokens, 3) for each window, as `models.heads.AnswerHead` returns them.
+    """
+    del task
+    spans = _spans(examples, features, [of_row[:, :2] for of_row in logits])
+    none: np.ndarray = np.full(len(examples), np.inf)
+    np.minimum.at(none, features.owner, [float(of_row[0, 2]) - float(of_row[1, 2]) for of_row in logits])
+    return [
+        Candidates(found.answers, (found.answers[0][1] if found.answers else 0.0) + float(of_example))
+        for found, of_example in zip(spans, none, strict=True)
+    ]
 
 
 def best_index(task: Task, example: Texts | Choices, found: np.ndarray) -> int:
@@ -87,7 +110,7 @@ def tags(task: Task, example: TaggedSentence, found: np.ndarray) -> tuple[str, .
 def answer(task: Task, example: Question, found: Candidates) -> str:
     """Return the text of the best answer, or "" for "no answer" where the task allows it."""
     del example
-    return found.text if task.answerable else found.best_or_empty()
+    return found.text if task.answerable else found.best_or_empty(task.threshold)
 
 
 def log_mean_probabilities(of_models: Sequence[np.ndarray]) -> np.ndarray:

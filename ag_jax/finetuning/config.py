@@ -42,6 +42,8 @@ class Recipe:
     subset_seed: seed of the subsets of examples.
     metric: metric by which epochs and points are chosen, one of the task's; None takes the task's primary metric.
     ranking: treat QNLI as pairs to be ranked (RoBERTa).
+    answerability: train a classifier of whether a question has an answer beside the span, and let the classifier decide
+        (RoBERTa); for tasks with questions that have none, such as squad2.
     first_question: read only the first question of a dialogue (DREAM), as the code of adversarial self-attention does.
     skip_malformed: leave malformed rows out and count them, instead of rejecting the file.
     initial_task: another task of the suite, from whose best weights with the same seed this one starts, such as mnli;
@@ -75,6 +77,7 @@ class Recipe:
     subset_seed: Annotated[int, ">= 0"] = 0
     metric: str | None = None
     ranking: bool = False
+    answerability: bool = False
     first_question: bool = False
     skip_malformed: bool = False
     initial_task: str | None = None

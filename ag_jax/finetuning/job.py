@@ -260,17 +260,17 @@ class _Training:
     def evaluate(self, params: Any, step: int, beat: Beat) -> dict[str, float]:
         """Return the metrics of the validation split, and store its predictions, which the method `keep` may save."""
         del step
-        self.predicted = self._predict(params, self.data.validation, beat)
+        self.predicted = self._predict(params, "validation", self.data.validation, beat)
         return self.predicted.metrics
 
-    def _predict(self, params: Any, encoded: Encoded, beat: Beat) -> Predicted:
+    def _predict(self, params: Any, split: str, encoded: Encoded, beat: Beat) -> Predicted:
         def predict(batch: HostBatch) -> jax.Array:
             beat()
             return self.predict_batch(params, sharding.place_batch(self._fed(batch), self.program.mesh))
 
         recipe = self.trial.recipe
         logits = predicting.logits_of(predict, encoded.features, self.trial.batch_size, recipe.max_length)
-        return predicting.predicted(self.data.task, encoded, logits)
+        return predicting.predicted(self.data.task.of_split(split), encoded, logits)
 
     def describe(self, evaluation: Evaluation) -> str:
         """Return the progress line of an epoch."""
@@ -322,7 +322,7 @@ class _Training:
             params = with_params(state, finetuned.load(folder).params, self.program.shardings).params
         for name, encoded in data.others.items():
             if len(encoded.examples):
-                found = self._predict(params, encoded, beat)
+                found = self._predict(params, name, encoded, beat)
                 if hosts.is_first():
                     storage.write_whole(self.directory / f"predictions_{name}.jsonl", found.lines)
                 others |= {name: found.metrics} if found.metrics else {}

@@ -44,6 +44,16 @@ class TaskKind:
     from_plain: Callable[[Any], Scores] = predictions.array_from_plain
 
 
+_SPAN = TaskKind(
+    encode=windows.encode_questions,
+    loss=supervised.SPAN_LOSS,
+    scores=predictions.answer_scores,
+    decide=predictions.answer,
+    average=answers.average,
+    from_plain=predictions.answers_from_plain,
+    measure=metrics.of_answers,
+    rate=metrics.rate_answer,
+)
 _CHOICE = TaskKind(
     encode=encoding.encode_choices,
     loss=supervised.CHOICE_LOSS,
@@ -78,15 +88,9 @@ KINDS = {
         measure=metrics.of_tags,
         rate=metrics.rate_tags,
     ),
-    "span": TaskKind(
-        encode=windows.encode_questions,
-        loss=supervised.SPAN_LOSS,
-        scores=predictions.answer_scores,
-        decide=predictions.answer,
-        average=answers.average,
-        from_plain=predictions.answers_from_plain,
-        measure=metrics.of_answers,
-        rate=metrics.rate_answer,
+    "span": _SPAN,
+    "span_or_none": dataclasses.replace(
+        _SPAN, loss=supervised.SPAN_OR_NONE_LOSS, scores=predictions.classified_answer_scores
     ),
 }
 
@@ -118,7 +122,7 @@ def scores(task: Task, examples: Examples, features: Features, logits: Logits) -
     """Return the scores of each example's classes, choices, tags or answers; in regression, each predicted number.
 
     logits: the logits of each row of the features, in their order: `C` (classification, choice, ranking), a scalar
-        (regression), `LC` (tagging), `L2` (span).
+        (regression), `LC` (tagging), `L2` (span), `L3` (span_or_none).
 
     Raises ValueError unless there are logits for each row.
     """
@@ -150,14 +154,24 @@ def from_plain(task: Task, value: Any) -> Scores:
     return KINDS[task.kind].from_plain(value)
 
 
-def evaluate(task: Task, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
+def evaluate(
+    task: Task, examples: Sequence[Example], found: Sequence[Any], scores: Sequence[Any] | None = None
+) -> dict[str, float]:
     """Return the value of each metric for the predictions `found`: {name: value}, in the order of `task.metrics`.
+
+    scores: the scores of each example, from which `found` was decided; only tasks for which `metrics.reads_scores` need
+        them.
 
     Raises ValueError if there are not as many predictions as examples, none at all, or examples whose label is not
     known.
     """
     metrics.check(task, examples, found)
     measured = KINDS[task.kind].measure(task, examples, found)
+    if metrics.reads_scores(task):
+        if scores is None:
+            raise ValueError(f"the metrics {', '.join(task.metrics)} of task {task.name} need the scores of answers")
+        tuned = metrics.tuned_thresholds(task, examples, scores)
+        measured |= {name: score for name, (score, _) in tuned.items()}
     return {name: measured[name] for name in task.metrics}
 
 

@@ -67,7 +67,7 @@ def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Pre
     examples = encoded.examples
     scores = kinds.scores(task, examples, encoded.features, logits)
     found = [kinds.decide(task, example, of_example) for example, of_example in zip(examples, scores, strict=True)]
-    measured = kinds.evaluate(task, examples, found) if metrics.are_known(examples) else None
+    measured = kinds.evaluate(task, examples, found, scores) if metrics.are_known(examples) else None
     rows = [
         {
             "id": example.id,

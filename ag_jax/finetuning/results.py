@@ -12,8 +12,8 @@ import numpy as np
 from etils import epath
 
 from ag_jax.data.json_files import parse_json
-from ag_jax.data.tasks.task import Examples, Task
-from ag_jax.evaluation import metrics
+from ag_jax.data.tasks.task import Example, Examples, Task
+from ag_jax.evaluation import metrics, predictions
 from ag_jax.evaluation.significance import paired_t_test, paired_t_test_over_examples
 from ag_jax.finetuning import choosing, kinds
 from ag_jax.finetuning.choosing import Point, Result, Summary
@@ -83,7 +83,7 @@ class SplitPredictions:
 
     def values(self) -> dict[str, list[float]]:
         """Return the values of every metric, one for each seed."""
-        of_seeds = [kinds.evaluate(self.task, self.examples, _predictions(rows)) for rows in self.rows]
+        of_seeds = [_evaluate(self.task, self.examples, rows) for rows in self.rows]
         return {name: [of_seed[name] for of_seed in of_seeds] for name in of_seeds[0]}
 
     def per_example(self) -> list[np.ndarray]:
@@ -97,9 +97,20 @@ class SplitPredictions:
         found: list[PredictionRow] = []
         for example, *same in zip(self.examples, *self.rows, strict=True):
             of_models = [kinds.from_plain(self.task, row["scores"]) for row in same]
-            decided = kinds.decide(self.task, example, kinds.average(self.task, of_models))
-            found.append({"id": same[0]["id"], "prediction": decided})
+            scores = kinds.average(self.task, of_models)
+            decided = kinds.decide(self.task, example, scores)
+            found.append({"id": same[0]["id"], "prediction": decided, "scores": predictions.to_plain(scores)})
         return found
+
+    def thresholds(self) -> dict[str, list[float]]:
+        """Return the thresholds of "no answer" that give the tuned metrics, one for each seed: {metric: thresholds}.
+
+        Empty for tasks without such metrics.
+        """
+        if not metrics.reads_scores(self.task):
+            return {}
+        of_seeds = [metrics.tuned_thresholds(self.task, self.examples, _scores(self.task, rows)) for rows in self.rows]
+        return {name: [of_seed[name][1] for of_seed in of_seeds] for name in of_seeds[0]}
 
     def is_labelled(self) -> bool:
         """Return whether the labels of all examples are known."""
@@ -108,6 +119,15 @@ class SplitPredictions:
 
 def _predictions(rows: Sequence[PredictionRow]) -> list[Any]:
     return [row["prediction"] for row in rows]
+
+
+def _scores(task: Task, rows: Sequence[PredictionRow]) -> list[Any]:
+    return [kinds.from_plain(task, row["scores"]) for row in rows]
+
+
+def _evaluate(task: Task, examples: Sequence[Example], rows: Sequence[PredictionRow]) -> dict[str, float]:
+    scores = _scores(task, rows) if metrics.reads_scores(task) else None
+    return kinds.evaluate(task, examples, _predictions(rows), scores)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,14 +190,25 @@ def choose(
         sets = {"validation": splits.validation, **splits.others}
         predicted = {
             name: SplitPredictions(
-                splits.task,
+                splits.task.of_split(name),
                 examples,
                 tuple(read_predictions(places[_key(of_seed[0])], name, examples) for of_seed in best.results.values()),
             )
             for name, examples in sets.items()
         }
     notes = [f"not chosen, because seed {result['seed']} failed: {result['failed']}" for result in failed]
+    notes += [note for name, split in predicted.items() for note in _threshold_notes(name, split)]
     return Chosen(splits.task, tuple(points), best, predicted, (*splits.notes, *notes))
+
+
+def _threshold_notes(split: str, predicted: SplitPredictions) -> list[str]:
+    """Return the sentence about the tuned thresholds of "no answer" on a split; none for tasks without such metrics."""
+    if not predicted.is_labelled():
+        return []
+    found = predicted.thresholds()
+    shown = "; ".join(f"{name}: {', '.join(f'{value:.3g}' for value in values)}" for name, values in found.items())
+    about = f"{split}: the threshold of no answer is 0, and for the tuned metrics, by seed, that which is best for the"
+    return [f"{about} same examples ({shown})"] if found else []
 
 
 def _key(result: Result) -> tuple:
@@ -195,9 +226,10 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
     for name, predicted in labelled.items():
         sets[name] = {key: choosing.summary(of_seeds) for key, of_seeds in predicted.values().items()}
         if len(predicted.rows) > 1:
-            together[name] = kinds.evaluate(chosen.task, predicted.examples, _predictions(predicted.together()))
+            together[name] = _evaluate(chosen.task, predicted.examples, predicted.together())
     if POOLED in sets:
         sets[OF_FOLDS] = {key: choosing.summary(_mean_of_folds(chosen, key)) for key in sets[POOLED]}
+    thresholds = {name: found for name, predicted in labelled.items() if (found := predicted.thresholds())}
     trials = [result for point in chosen.points for of_seed in point.results.values() for result in of_seed]
     first = trials[0]
     return {
@@ -207,6 +239,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
             name: {key: numbers_of(summary) for key, summary in of_set.items()} for name, of_set in sets.items()
         },
         "ensemble": together,
+        **({"thresholds": thresholds} if thresholds else {}),
         "p_value": None if baseline is None else p_values(baseline, chosen),
         "sweep": [_swept(chosen, point) for point in chosen.points],
         "counts": {
@@ -229,7 +262,7 @@ def _mean_of_folds(chosen: Chosen, metric: str) -> list[float]:
                 of_seed
             )
             part = predicted.examples.take(slice(at, at + size))
-            of_folds.append(kinds.evaluate(chosen.task, part, _predictions(rows[at : at + size]))[metric])
+            of_folds.append(_evaluate(chosen.task, part, rows[at : at + size])[metric])
             at += size
         means.append(float(np.mean(of_folds)))
     return means

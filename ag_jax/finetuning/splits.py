@@ -33,7 +33,8 @@ class Splits:
 
 def find_task(name: str, recipe: Recipe) -> Task:
     """Return the catalogue's task `name` with the recipe's metric; with `recipe.ranking`, a task that classifies pairs
-    of texts becomes the choice of the right second text among candidates.
+    of texts becomes the choice of the right second text among candidates, and with `recipe.answerability` a task of
+    questions without answers gets a classifier that finds them.
 
     Raises ValueError if the task is unknown, or if a setting of the recipe does not go with it.
     """
@@ -51,6 +52,12 @@ def find_task(name: str, recipe: Recipe) -> Task:
         raise ValueError(
             f"tasks.{name}.first_question is for dream, whose dialogues have several questions: leave it out"
         )
+    if recipe.answerability and (task.kind != "span" or task.answerable):
+        with_none = [other for other, known in catalogue.TASKS.items() if known.kind == "span" and not known.answerable]
+        raise ValueError(
+            f"tasks.{name}.answerability is for questions of which some have no answer ({', '.join(with_none)}): leave "
+            "it out"
+        )
     # Folds serve as validation data, so a validation split of the task would go unused.
     if recipe.folds and "validation" in task.splits:
         raise ValueError(f"tasks.{name}.folds is for tasks without a validation split: leave it out")
@@ -59,6 +66,8 @@ def find_task(name: str, recipe: Recipe) -> Task:
     # The recipe's metric is set last, because `ranked` sets another one.
     if recipe.ranking:
         task = ranking.ranked(task)
+    if recipe.answerability:
+        task = dataclasses.replace(task, kind="span_or_none")
     return dataclasses.replace(task, metric=recipe.metric) if recipe.metric else task
 
 
@@ -88,6 +97,8 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
             notes.append(
                 f"{split}: {count:,} of {len(examples):,} examples, drawn with subset_seed={recipe.subset_seed}"
             )
+            if any(getattr(example, "group", "") for example in examples):
+                notes.append(f"{split}: questions or pairs are scored by the examples that were drawn of them")
         return subset(examples, count, recipe.subset_seed)
 
     train, chooses = load("train"), "validation"

@@ -1,8 +1,9 @@
-"""Files of predictions for the GLUE server, one for each test set.
+"""Files of predictions for the servers of GLUE and SuperGLUE, one for each test set.
 
-Names, header and labels are those of the server's sample_submission.zip (gluebenchmark.com).
+Names, headers and labels are those of the servers' sample submissions (gluebenchmark.com, super.gluebenchmark.com).
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,20 @@ FILES = {
     ("wnli", "test"): "WNLI",
     ("mnli", "diagnostic"): "AX",
 }
+# The same for SuperGLUE. AX-b and AX-g are the diagnostics, which are predicted by RTE's model.
+SUPERGLUE = {
+    ("boolq", "test"): "BoolQ",
+    ("cb", "test"): "CB",
+    ("copa", "test"): "COPA",
+    ("multirc", "test"): "MultiRC",
+    ("record", "test"): "ReCoRD",
+    ("superglue_rte", "test"): "RTE",
+    ("wic", "test"): "WiC",
+    ("wsc", "test"): "WSC",
+    ("superglue_rte", "diagnostic_broad"): "AX-b",
+    ("superglue_rte", "diagnostic_gender"): "AX-g",
+}
+CAPITALISED = ("wsc",)  # tasks whose labels the server writes as True and False, not as true and false
 IN_WORDS = ("mnli", "qnli", "rte")  # tasks whose file has names of classes; the others have their numbers
 HEADER = "index\tprediction"
 
@@ -51,6 +66,53 @@ def table(task: Task, predictions: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([HEADER, *lines]) + "\n"
 
 
+def lines(task: Task, predictions: Sequence[Mapping[str, Any]]) -> str:
+    """Return the content of a test set's file for SuperGLUE's server, JSON lines sorted by id.
+
+    A line is {"idx": id, "label": prediction}; the answers of MultiRC, with ids such as 3-12-50, are nested by passage
+    and question. Labels are names of classes; the number of the chosen sentence (COPA); or a text (ReCoRD), which
+    `prediction` has to be.
+
+    Raises ValueError unless the ids are whole numbers (of MultiRC three each), each once.
+    """
+    parts = 3 if task.form == "multirc" else 1
+    keys = [str(row["id"]).split("-") for row in predictions]
+    if not all(len(key) == parts and all(part.isdecimal() for part in key) for key in keys) or len(
+        {*map(tuple, keys)}
+    ) < len(keys):
+        raise ValueError(
+            f"task {task.name}: the server wants predictions for the test file's own idx, each once, but the ids are "
+            f"others (the first: {', '.join(str(row['id']) for row in predictions[:3])}): use the benchmark's own, "
+            "complete test file"
+        )
+    rows = sorted((tuple(map(int, key)), row["prediction"]) for key, row in zip(keys, predictions, strict=True))
+    if parts == 1:
+        found = [{"idx": id, "label": _label(task, prediction)} for (id,), prediction in rows]
+    else:
+        found = _nested(rows)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+
+
+def _nested(rows: Sequence[tuple[tuple[int, ...], int]]) -> list[dict[str, Any]]:
+    passages: dict[int, dict[int, list[dict[str, int]]]] = {}
+    for (passage, question, answer), prediction in rows:
+        passages.setdefault(passage, {}).setdefault(question, []).append({"idx": answer, "label": prediction})
+    return [
+        {
+            "idx": passage,
+            "passage": {"questions": [{"idx": question, "answers": answers} for question, answers in asked.items()]},
+        }
+        for passage, asked in passages.items()
+    ]
+
+
+def _label(task: Task, prediction: Any) -> Any:
+    if not task.labels:
+        return prediction
+    name = task.labels[prediction]
+    return name.capitalize() if task.name in CAPITALISED else name
+
+
 def _shown(task: Task, prediction: Any) -> str:
     if task.kind == "regression":
         low, high = task.span
@@ -59,33 +121,39 @@ def _shown(task: Task, prediction: Any) -> str:
 
 
 def write(directory: epath.Path, task: Task, split: str, predictions: Sequence[Mapping[str, Any]]) -> str | None:
-    """Write a split's file for the GLUE server and return a sentence for the report; None if GLUE lacks the split.
+    """Write a split's file for the server of GLUE or SuperGLUE and return a sentence for the report, which names it.
 
-    The sentence names the file. If GLUE lacks the split, or if the server would reject the ids, no file is written; in
-    the latter case the sentence says why.
+    If neither has the split, no file is written, and the result is None. If the server would reject the ids, no file is
+    written, and the sentence says why.
     """
-    name = FILES.get((task.name, split))
-    if name is None:
+    key = task.name, split
+    if key not in FILES and key not in SUPERGLUE:
         return None
+    name = f"{FILES[key]}.tsv" if key in FILES else f"{SUPERGLUE[key]}.jsonl"
     try:
-        text = table(task, predictions)
+        text = table(task, predictions) if key in FILES else lines(task, predictions)
     except ValueError as error:
-        return f"no {name}.tsv: {error}"
+        return f"no {name}: {error}"
     directory.mkdir(parents=True, exist_ok=True)
-    storage.write_whole(directory / f"{name}.tsv", text)
-    return f"{directory.name}/{name}.tsv has the {len(predictions)} predictions of {split}"
+    storage.write_whole(directory / name, text)
+    return f"{directory.name}/{name} has the {len(predictions)} predictions of {split}"
 
 
 def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
-    """Write a task's files for the GLUE server; return a sentence about each file for the report.
+    """Write a task's files for the servers of GLUE and SuperGLUE; return a sentence about each file for the report.
 
     The predictions are those of the ensemble of all seeds' models at the chosen point.
     """
     notes = []
     for split, predicted in chosen.predicted.items():
         task, rows = catalogue.find(chosen.task.name), predicted.together()
-        if chosen.task.kind != task.kind and rows:
+        if task.labels and not chosen.task.labels and rows:  # classes were ranked
             rows = unranked(task, predicted, rows)
+        elif task.form == "record":  # the server wants the text of the entity
+            rows = [
+                {"id": row["id"], "prediction": example.names[row["prediction"]]}
+                for example, row in zip(predicted.examples, rows, strict=True)
+            ]
         notes.append(write(directory, task, split, rows) if rows else None)
     return [note for note in notes if note]
 

@@ -131,8 +131,13 @@ def _text(
     return "\n".join([*lines, "## Config", "", "```json", settings, "```", ""])
 
 
-def finetuned_text(tuned: FineTuned, architecture: str, dtype: str, license: str) -> str:
-    """Return the model card of an exported fine-tuned model, as Markdown with the front matter that the hub reads."""
+def finetuned_text(
+    tuned: FineTuned, architecture: str, dtype: str, license: str, not_carried: Sequence[str] = ()
+) -> str:
+    """Return the model card of an exported fine-tuned model, as Markdown with the front matter that the hub reads.
+
+    not_carried: sentences about what transformers has no place for.
+    """
     head, model = tuned.head, tuned.config
     lines = [*_front(tuned.origin, license), f"# {head.task or 'A task'}: {head.kind}", ""]
     lines.append(
@@ -144,6 +149,8 @@ def finetuned_text(tuned: FineTuned, architecture: str, dtype: str, license: str
         lines += ["", f"Its output is on a scale where 0 stands for {head.low:g} and 1 for {head.high:g}."]
     if head.labels:
         lines += ["", "Labels: " + ", ".join(head.labels) + "."]
+    if not_carried:
+        lines += ["", "## What does not carry over", "", *(f"- {item}" for item in not_carried)]
     stated = license or "None is stated; choose one before you publish, as those of data and model may bind you"
     return "\n".join([*lines, "", "## Licence", "", f"{stated}.", "", *_citation(tuned.origin)])
 

@@ -114,10 +114,14 @@ def _convert_finetuned(
         family.classes + task_heads.HEADS[head.kind].ending,
         (*family.names, *task_heads.names(family, head.kind)),
     )
-    text = card.finetuned_text(tuned, architecture, dtype, license or origin.license)
+    exported = task_heads.HEADS[head.kind]
+    not_carried = (exported.not_carried,) if exported.left_out else ()
+    text = card.finetuned_text(tuned, architecture, dtype, license or origin.license, not_carried)
+    kept = {name: layer for name, layer in tuned.params["task_head"].items() if name != exported.left_out}
+    params = tuned.params | {"task_head": kept}
     extra = task_heads.settings(head)
-    written = ExportedContent(family, table, architecture, tuned.config, tuned.params, tuned.tokenizer, text, extra)
-    return Exported(architecture, _write(written, path, dtype), ())
+    written = ExportedContent(family, table, architecture, tuned.config, params, tuned.tokenizer, text, extra)
+    return Exported(architecture, _write(written, path, dtype), not_carried)
 
 
 def _convert_translation(

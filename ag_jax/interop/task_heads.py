@@ -21,6 +21,8 @@ class ExportedHead:
     column: of `_OF_TEXTS`, for a head with these two.
     has_labels: whether config.json names classes.
     problem_type: the value in config.json, None if the key is not written.
+    left_out: the layer of the head, by its name here, that has no place in the class; None if there is none.
+    not_carried: what the class does without this layer.
     """
 
     ending: str
@@ -28,6 +30,8 @@ class ExportedHead:
     column: int = 0
     has_labels: bool = False
     problem_type: str | None = None
+    left_out: str | None = None
+    not_carried: str = ""
 
 
 _SEQUENCE, _CHOICE = "ForSequenceClassification", "ForMultipleChoice"
@@ -38,6 +42,13 @@ HEADS = {
     "ranking": ExportedHead(_CHOICE, column=1),  # a pairwise ranking is a choice between two
     "tagging": ExportedHead("ForTokenClassification", layer="classifier", has_labels=True),
     "span": ExportedHead("ForQuestionAnswering", layer="qa_outputs"),
+    "span_or_none": ExportedHead(
+        "ForQuestionAnswering",
+        layer="qa_outputs",
+        left_out="refusal",
+        not_carried="The classifier that decides whether a question has an answer: transformers has no class with one, "
+        "and decides by the logits of the first token as start and end, which were trained beside the classifier.",
+    ),
 }
 _OURS, _DENSE = "task_head/classifier", "task_head/dense"
 # Names of the dense layer and classifier of a head for texts, by family: for one text or a pair, and for a choice.

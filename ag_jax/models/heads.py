@@ -91,6 +91,29 @@ class TokenHead(nn.Module):
         )
 
 
+class AnswerHead(nn.Module):
+    """Head for answers to questions that may have none (Liu et al. 2019, section 5.2).
+
+    W h + b for each token, as a `TokenHead`, and the classifier's w h_0 + c for the first token.
+    """
+
+    config: EncoderConfig
+
+    @nn.compact
+    def __call__(self, hidden_BLD: Array, *, deterministic: bool) -> Array:
+        """Return logits `BL3`, float32: of each token to begin the answer and to end it, and of two classes.
+
+        The third column holds the logit of "no answer" at the first token, 0 for "an answer" at the second one, and
+        `NEVER` at the others, so that it is a distribution over the same axis as the first two.
+        """
+        del deterministic  # as a head for spans, this one has no dropout
+        ends_BL2 = layers.dense(self.config, 2, ("embed", "classes"), "classifier")(hidden_BLD)
+        none_B1 = layers.dense(self.config, 1, ("embed", "classes"), "refusal")(hidden_BLD[:, 0])
+        classes_B2 = jnp.concatenate([none_B1, jnp.zeros_like(none_B1)], axis=1).astype(jnp.float32)
+        column_BL = jnp.pad(classes_B2, ((0, 0), (0, hidden_BLD.shape[1] - 2)), constant_values=NEVER)
+        return jnp.concatenate([ends_BL2.astype(jnp.float32), column_BL[:, :, None]], axis=2)
+
+
 def _classes(logits_BC: Array, batch: Batch) -> Array:
     del batch
     return logits_BC
@@ -108,6 +131,10 @@ def _candidates(logits_B1: Array, batch: Batch) -> Array:
 
 def _ends(logits_BL2: Array, batch: Batch) -> Array:
     return jnp.where(batch["span_weights"][:, :, None] > 0, logits_BL2, NEVER)
+
+
+def _ends_or_none(logits_BL3: Array, batch: Batch) -> Array:
+    return jnp.concatenate([_ends(logits_BL3[:, :, :2], batch), logits_BL3[:, :, 2:]], axis=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +172,11 @@ def _span_head(config: EncoderConfig, classes: int, style: str) -> TokenHead:
     return TokenHead(config, 2, drops=False)
 
 
+def _answer_head(config: EncoderConfig, classes: int, style: str) -> AnswerHead:
+    del classes, style
+    return AnswerHead(config)
+
+
 HEADS = {
     "classification": HeadKind(_text_head, _classes),
     "regression": HeadKind(_score_head, _numbers),
@@ -152,6 +184,7 @@ HEADS = {
     "ranking": HeadKind(_score_head, _candidates, has_candidates=True),
     "tagging": HeadKind(_tag_head, _classes, reads_first=False),
     "span": HeadKind(_span_head, _ends, reads_first=False),
+    "span_or_none": HeadKind(_answer_head, _ends_or_none, reads_first=False),
 }
 KINDS = tuple(HEADS)
 
@@ -188,7 +221,8 @@ class TaskModel(nn.Module):
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
         """Return the logits, float32, in a shape that depends on the kind of task.
 
-        `BC` for classes and candidates, `B` for numbers, `BLC` for tags, `BL2` for starts and ends of spans.
+        `BC` for classes and candidates, `B` for numbers, `BLC` for tags, `BL2` for starts and ends of spans, `BL3` with
+        the classes of `AnswerHead`.
 
         The encoder and its ports see each candidate of `BCL` as a row. The logit is `NEVER` where `choice_weights` or
         `span_weights` of the batch are 0, because these must not be chosen.

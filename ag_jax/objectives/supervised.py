@@ -45,6 +45,24 @@ def span_loss(logits_B2L: Array, starts_B: Array, ends_B: Array, weights_B: Arra
     return total / 2, (right_B * weights_B).sum()
 
 
+def span_or_none_loss(logits_B3L: Array, starts_B: Array, ends_B: Array, weights_B: Array) -> tuple[Array, Array]:
+    """Return the sum of `span_loss` and of -w log P(class), and the sum of w over examples with all three right.
+
+    The classes are 0, no answer, where `starts_B` is 0, and 1, an answer, elsewhere; their logits are those of
+    `models.heads.AnswerHead`. Liu et al. 2019, section 5.2. The paper does not say what the span of a question without
+    an answer is: here it is the first token, as in Devlin et al. 2019.
+    """
+    labels_B3 = jnp.stack([starts_B, ends_B, (starts_B > 0).astype(starts_B.dtype)], axis=-1)
+    total, _ = cross_entropy(logits_B3L, labels_B3, _with_class(weights_B))
+    right_B = (jnp.argmax(logits_B3L, axis=-1) == labels_B3).all(-1).astype(jnp.float32)
+    return total, (right_B * weights_B).sum()
+
+
+def _with_class(weights_B: Array) -> Array:
+    """Return the weights `B3` of start, end and class: each end of a span counts half."""
+    return jnp.stack([weights_B / 2, weights_B / 2, weights_B], axis=-1)
+
+
 @dataclasses.dataclass(frozen=True)
 class TaskLoss:
     """Functions that compute the loss for a kind of task, and the weights of examples or tokens in it.
@@ -98,6 +116,11 @@ def _span_prediction_weights(batch: Batch, weights_B: Array) -> PredictionWeight
     return PredictionWeights(jnp.stack([weights_B / 2, weights_B / 2], axis=-1))  # each end counts half, as in the loss
 
 
+def _span_or_none_prediction_weights(batch: Batch, weights_B: Array) -> PredictionWeights:
+    del batch
+    return PredictionWeights(_with_class(weights_B) / 2)  # shares of 1 for an example, in proportion to the loss
+
+
 def _label_total(prediction: Categorical, batch: Batch, weights: Array) -> tuple[Array, Array]:
     return cross_entropy(prediction.logits, batch["labels"], weights)
 
@@ -114,8 +137,12 @@ def _span_total(prediction: Categorical, batch: Batch, weights_B: Array) -> tupl
     return span_loss(prediction.logits, batch["starts"], batch["ends"], weights_B)
 
 
-def _over_positions(logits_BL2: Array) -> Categorical:
-    return Categorical(logits_BL2.swapaxes(1, 2))
+def _span_or_none_total(prediction: Categorical, batch: Batch, weights_B: Array) -> tuple[Array, Array]:
+    return span_or_none_loss(prediction.logits, batch["starts"], batch["ends"], weights_B)
+
+
+def _over_positions(logits_BLC: Array) -> Categorical:
+    return Categorical(logits_BLC.swapaxes(1, 2))
 
 
 CLASS_LOSS = TaskLoss(Categorical, _label_total, _example_weights, _label_prediction_weights)
@@ -123,13 +150,15 @@ NUMBER_LOSS = TaskLoss(Values, _number_total, _example_weights, _label_predictio
 CHOICE_LOSS = TaskLoss(Categorical, _choice_total, _example_weights, _label_prediction_weights)
 TAG_LOSS = TaskLoss(Categorical, _label_total, _tag_weights, _tag_prediction_weights)
 SPAN_LOSS = TaskLoss(_over_positions, _span_total, _span_weights, _span_prediction_weights)
+SPAN_OR_NONE_LOSS = TaskLoss(_over_positions, _span_or_none_total, _span_weights, _span_or_none_prediction_weights)
 
 
 @dataclasses.dataclass(frozen=True)
 class Supervised(Objective):
     """The loss of a task's labels, averaged over the examples of the batch; for tagging, over the tags of the batch.
 
-    One term, `task`: cross entropy of classes, tags, candidates or both ends of a span; squared error of numbers.
+    One term, `task`: cross entropy of classes, tags, candidates or both ends of a span, with that of the classifier of
+    answerability added if there is one; squared error of numbers.
     Examples with `weights` 0 fill a batch up and count for nothing; nor does a window of which the answer may not be
     chosen.
 

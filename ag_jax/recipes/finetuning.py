@@ -47,6 +47,7 @@ _FREELB_LIKE = {"paws_qqp": "qqp", "hellaswag": "mnli"}  # tasks without a scrip
 _ROBERTA = {"warmup_fraction": 0.06, "beta2": 0.98, "epsilon": 1e-6, "clip_norm": None, "max_length": 512}
 _SWEEP = {"batch_sizes": (16, 32), "learning_rates": (1e-5, 2e-5, 3e-5)}
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+SUPERGLUE = ("boolq", "cb", "copa", "multirc", "record", "superglue_rte", "wic", "wsc")
 FROM_MNLI = ("rte", "stsb", "mrpc")
 SQUAD = ("squad1", "squad2", "xquad_en", "xquad_de")
 RACE = ("race", "race_middle", "race_high")
@@ -151,10 +152,11 @@ def start_from_mnli(config: Config) -> None:
 def roberta_squad(config: Config, tasks: Sequence[str]) -> None:
     """Add SQuAD tasks with RoBERTa's settings.
 
-    Rows have 384 tokens, as in Devlin et al. 2019, whose procedure RoBERTa follows.
+    Rows have 384 tokens, as in Devlin et al. 2019, whose procedure RoBERTa follows. In SQuAD 2.0 a classifier decides
+    whether a question has an answer.
     """
     for task in tasks:
-        settings = _ROBERTA | {"max_length": 384}
+        settings = _ROBERTA | {"max_length": 384, "answerability": task == "squad2"}
         add(config, task, **settings, batch_sizes=(48,), learning_rates=(1.5e-5,), epochs=2, weight_decay=0.01)
 
 

@@ -15,11 +15,16 @@ takes minutes on 2 CPU cores.
 Expected: RoBERTa-large 88.9 EM and 94.6 F1 on SQuAD 1.1, 86.5 and 89.4 on 2.0 (dev; its table 6). scale=paper has not
 been run with this program yet.
 
-Deviations: the span at the first token means that a question has no answer, as in Devlin et al. 2019; RoBERTa adds a
-separate classifier. A long context is split into overlapping sequences that begin every 128 tokens (every half of a
-sequence if that is shorter). An answer has 30 tokens at most, as in the official script. With an English tokenizer, 3
-of the 86 questions of xquad_de's development part have longer ones, so that 3.5 points of its exact match are out of
-reach with RoBERTa's (2 of 86 with BERT's).
+SQuAD 2.0: as in RoBERTa, a classifier trained beside the span decides whether a question has an answer
+(`answerability`), where its probability is above 1/2. --config.tasks.squad2.answerability=False decides by the span at
+the first token, as Devlin et al. 2019. `best_f1` and `best_exact_match` are the scores with the threshold that is best
+on the development set, as the official script prints them.
+
+Deviations: RoBERTa does not say which span it trains where there is no answer; here it is the first token. A long
+context is split into overlapping sequences that begin every 128 tokens (every half of a sequence if that is shorter).
+An answer has 30 tokens at most, as in the official script. With an English tokenizer, 3 of the 86 questions of
+xquad_de's development part have longer ones, so that 3.5 points of its exact match are out of reach with RoBERTa's (2
+of 86 with BERT's).
 """
 
 from ag_jax import config_reader

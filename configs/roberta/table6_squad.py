@@ -12,8 +12,10 @@ XQuAD.
 Expected (roberta-large, dev, EM/F1): 88.9/94.6 on SQuAD 1.1, 86.5/89.4 on 2.0. scale=paper has not been run with this
 program yet.
 
-Deviations: the span at the first token means that a question has no answer, whereas RoBERTa adds a separate classifier
-with its loss.
+Deviations: a classifier decides whether a question has an answer, and its loss is added to that of the span, as in the
+paper, which does not say which span it trains where there is no answer; here it is the first token. Nor does the paper
+say whether it tunes a threshold: `f1` and `exact_match` have none, `best_f1` and `best_exact_match` have the threshold
+that is best on the development set.
 """
 
 from ag_jax import config_reader

@@ -123,3 +123,33 @@ def test_the_best_answers_come_in_order_and_only_so_many():
     )
     assert [text for text, _ in found.answers] == [text for _, text in every[: answers.BEST]]
     assert [score for _, score in found.answers] == pytest.approx([score for score, _ in every[: answers.BEST]])
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_best_threshold_is_that_of_trying_all(ties):
+    rng = np.random.default_rng(7)
+    for count in (1, 2, 9, 30):
+        refused = rng.integers(0, 2, count).astype(float)
+        answered = np.where(refused > 0, rng.integers(0, 2, count) * (rng.random(count) < 0.1), rng.random(count))
+        scores = rng.integers(-2, 3, count) / 2 if ties else rng.normal(size=count)
+        found, threshold = answers.tuned(answered, refused, scores)
+
+        def with_threshold(value, answered=answered, refused=refused, scores=scores):
+            return np.mean(np.where(scores > value, refused, answered))
+
+        tried = {value: with_threshold(value) for value in (scores.min() - 1, *scores)}
+        assert found == pytest.approx(max(tried.values())) == pytest.approx(with_threshold(threshold))
+        assert all(of < found - 1e-12 for value, of in tried.items() if value < threshold and value >= scores.min())
+
+
+def test_the_best_threshold_refuses_all_where_no_answer_is_right():
+    score, threshold = answers.tuned([0.0, 0.0], [1.0, 0.0], [0.5, -3.0])
+    assert score == 0.5 and threshold < -3.0
+
+
+def test_the_best_threshold_by_hand():
+    """As the official script: answering the two questions with the lowest scores is best."""
+    assert answers.tuned([1.0, 0.5, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0], [-2.0, 0.25, 1.0, 7.0]) == (
+        pytest.approx((1 + 0.5 + 1 + 0) / 4),
+        0.25,
+    )

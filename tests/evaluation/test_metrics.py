@@ -10,6 +10,7 @@ import sklearn.metrics
 from ag_jax.data.tasks.catalogue import TASKS
 from ag_jax.data.tasks.task import Choices, Question, TaggedSentence, Texts
 from ag_jax.evaluation import metrics
+from ag_jax.evaluation.answers import Candidates
 from ag_jax.finetuning import kinds
 
 RNG = np.random.default_rng(0)
@@ -54,6 +55,23 @@ def texts(labels):
     return [Texts(str(number), "a", None, label) for number, label in enumerate(labels)]
 
 
+def test_metrics_of_groups():
+    groups = ["a", "a", "b", "c", "c", "c"]
+    labels, found = [1, 0, 1, 0, 0, 1], [1, 0, 0, 0, 1, 1]
+    examples = [Texts(str(number), "x", "y", *pair) for number, pair in enumerate(zip(labels, groups, strict=True))]
+    measured = kinds.evaluate(TASKS["multirc"], examples, found)
+    assert measured == pytest.approx({"f1": 2 * 2 / (3 + 3), "group_exact_match": 1 / 3})
+    gender = TASKS["superglue_rte"].of_split("diagnostic_gender")
+    # a: different, b: alone, c: different; d: equal, though one is wrong
+    examples += [Texts("d", "x", "y", 0, "d"), Texts("e", "x", "y", 1, "d")]
+    assert kinds.evaluate(gender, examples, [*found, 1, 1]) == pytest.approx(
+        {"accuracy": 5 / 8, "gender_parity": 1 / 3}
+    )
+    assert kinds.evaluate(gender, examples[2:3], [1]) == {"accuracy": 1, "gender_parity": 0}
+    assert TASKS["superglue_rte"].of_split("test") is TASKS["superglue_rte"]
+    assert TASKS["superglue_rte"].of_split("diagnostic_broad").metric == "matthews"
+
+
 def test_every_task_reports_the_metrics_that_it_names():
     right = {
         "classification": (texts([0, 1, 1]), [0, 1, 1]),
@@ -65,8 +83,9 @@ def test_every_task_reports_the_metrics_that_it_names():
             ["Anna", ""],
         ),
     }
+    spans = [Candidates((("Anna", 2.0),), 1.0), Candidates((("Bo", 2.0),), 3.0)]
     for task in TASKS.values():
-        found = kinds.evaluate(task, *right[task.kind])
+        found = kinds.evaluate(task, *right[task.kind], spans if task.kind == "span" else None)
         assert tuple(found) == task.metrics
         assert min(found.values()) > 0.9, (task.name, found)
 
@@ -80,7 +99,10 @@ def test_two_metrics_tell_apart_what_they_should():
         Question("c", "q", "c", ()),
         Question("d", "q", "c", ()),
     ]
-    found = kinds.evaluate(TASKS["squad2"], questions, ["the Broncos", "Bowl", "", "x"])
+    # "no answer" less the best answer; a threshold of 1.5 refuses the last two questions.
+    margins = {"the Broncos": -1.0, "Bowl": 1.5, "y": 2.0, "x": 4.0}
+    given = [Candidates(((text, 5.0),), 5.0 + margin) for text, margin in margins.items()]
+    found = kinds.evaluate(TASKS["squad2"], questions, ["the Broncos", "Bowl", "", "x"], given)
     assert found == pytest.approx(
         {
             "f1": (1 + 2 / 3 + 1 + 0) / 4,
@@ -88,8 +110,14 @@ def test_two_metrics_tell_apart_what_they_should():
             "has_answer_f1": (1 + 2 / 3) / 2,
             "has_answer_exact_match": 1 / 2,
             "no_answer_accuracy": 1 / 2,
+            "best_f1": (1 + 2 / 3 + 1 + 1) / 4,
+            "best_exact_match": (1 + 0 + 1 + 1) / 4,
         }
     )
+    thresholds = metrics.tuned_thresholds(TASKS["squad2"], questions, given)
+    assert (thresholds["best_f1"][1], thresholds["best_exact_match"][1]) == (1.5, -1.0)
+    with pytest.raises(ValueError, match="the metrics f1, .* of task squad2 need the scores of answers"):
+        kinds.evaluate(TASKS["squad2"], questions, ["the Broncos", "Bowl", "", "x"])
     entities = [
         Choices("a", (("x", "y"),) * 3, (1, 2), ("Anna", "Anna Lee", "Lee Ann")),
         Choices("b", (("x", "y"),) * 2, (0,), ("Bo", "Al")),

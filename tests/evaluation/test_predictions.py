@@ -1,5 +1,6 @@
 """Logits to predictions, through real features: right logits give the labels back."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -74,9 +75,11 @@ def run(task, features, **settings):
 def test_right_logits_give_the_labels_back(tokenizer, name):
     task, examples = TASKS[name], Examples(tuple(EXAMPLES[name]), "a test")
     features = encode(task, examples, tokenizer, 64, 1, stride=16)
-    predictions = predict(task, examples, features, run(task, features))
+    logits = run(task, features)
+    predictions = predict(task, examples, features, logits)
     assert predictions == RIGHT[name]
-    assert kinds.evaluate(task, examples, predictions)[task.metric] == pytest.approx(1)
+    of_examples = scores(task, examples, features, logits)
+    assert kinds.evaluate(task, examples, predictions, of_examples)[task.metric] == pytest.approx(1)
     with pytest.raises(ValueError, match=f"expected the logits of {len(features)} rows, got 0"):
         predict(task, examples, features, [])
 
@@ -95,6 +98,30 @@ def test_an_answer_where_there_may_be_none(tokenizer):
     features = encode(TASKS["squad2"], examples, tokenizer, 64, 1, stride=16)
     found = scores(TASKS["squad2"], examples, features, run(TASKS["squad2"], features))
     assert found[0].best_or_empty() == found[0].text == "the dog" and found[1].best_or_empty() == "" != found[1].text
+
+
+def test_a_classifier_decides_whether_there_is_an_answer(tokenizer):
+    """Its logit is the lowest of all windows; the spans' own scores of the first token do not matter."""
+    task = dataclasses.replace(TASKS["squad2"], kind="span_or_none")
+    examples = Examples(tuple(EXAMPLES["squad2"]), "a test")
+    features = encode(task, examples, tokenizer, 64, 1, stride=16)
+    owned = [np.flatnonzero(features.owner == number) for number in range(2)]
+    assert all(len(of) > 1 for of in owned)
+    rng = np.random.default_rng(0)
+    logits = [rng.normal(size=(66, 3)) for _ in features.rows]
+    lowest = [-0.25, 0.5]
+    for of, none in zip(owned, lowest, strict=True):
+        for place, row in enumerate(of):
+            logits[row][:2, 2] = [none + 3.0 + (place != 1) * 2.0, 3.0]  # their difference counts
+            logits[row][0, :2] = 9.0
+    found = scores(task, examples, features, logits)
+    assert [one.none - one.answers[0][1] for one in found] == pytest.approx(lowest)
+    plain = scores(TASKS["squad2"], examples, features, [of[:, :2] for of in logits])
+    assert [one.answers for one in found] == [one.answers for one in plain]
+    assert predict(task, examples, features, logits) == [plain[0].text, ""]
+    assert predict(TASKS["squad2"], examples, features, [of[:, :2] for of in logits]) == ["", ""]
+    assert predict(dataclasses.replace(task, threshold=0.6), examples, features, logits)[1] == plain[1].text
+    assert predict(dataclasses.replace(task, threshold=-0.3), examples, features, logits)[0] == ""
 
 
 def softmax(scores):

@@ -24,6 +24,12 @@ KINDS = {
         "labels": ("O", "B-X", "I-X"),
     },
     "span": {"kind": "span", "metric": "f1", "metrics": ("exact_match", "f1")},
+    "span_or_none": {
+        "kind": "span_or_none",
+        "metric": "f1",
+        "metrics": ("f1", "no_answer_accuracy", "best_f1", "best_exact_match"),
+        "answerable": False,
+    },
 }
 
 
@@ -52,6 +58,8 @@ def example(kind, number, rng, labelled=True):
     if kind == "tagging":
         tags = ("B-X" if good else "O", *["O"] * (len(words) - 1))
         return TaggedSentence(name, tuple(words), tags if labelled else None)
+    if kind == "span_or_none" and not good:
+        return Question(name, "where", joined, () if labelled else None)
     context = " ".join([*words[1:], "good", words[1]])
     return Question(name, "where", context, (("good", context.index("good")),) if labelled else None)
 

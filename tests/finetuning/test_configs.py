@@ -31,6 +31,11 @@ ARGUMENTS = {
         "arm": ("small", "large"),
         "scale": SCALE,
     },
+    "finetune/superglue.py": {
+        "protocol": ("deberta_large", "roberta", "asa"),
+        "arm": ("plain", "sift"),
+        "scale": SCALE,
+    },
     "finetune/squad.py": {"tasks": ("squad1,squad2", "xquad_en,xquad_de"), "scale": SCALE},
     "finetune/tagging.py": {"tasks": ("all", "conll2003"), "scale": SCALE},
     "finetune/choice.py": {"tasks": ("all", "hellaswag+dream"), "scale": SCALE},
@@ -440,7 +445,7 @@ def test_the_arms_on_real_weights():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tiny_tasks.write(tmp_path_factory.mktemp("data"))
+    return tiny_tasks.write_superglue(tiny_tasks.write(tmp_path_factory.mktemp("data")))
 
 
 @pytest.fixture(scope="module")
@@ -452,6 +457,7 @@ def checkpoint(tmp_path_factory):
 TRIED = {
     "finetune/glue.py": ("tasks=rte,protocol=asa", "rte"),
     "finetune/squad.py": ("tasks=squad2", "squad2"),
+    "finetune/superglue.py": ("tasks=copa,arm=sift", "copa"),
     "finetune/tagging.py": ("tasks=wnut17", "wnut17"),
     "finetune/choice.py": ("tasks=dream", "dream"),
     "finetune/anli.py": ("tasks=anli_r1", "anli_r1"),

@@ -28,6 +28,14 @@ def test_why_qqp_is_not_chosen_as_released_code_did():
         splits.find_task("sst2", Recipe(legacy_eval=True))
 
 
+def test_answerability_is_for_questions_that_may_have_no_answer():
+    with_classifier = splits.find_task("squad2", Recipe(answerability=True))
+    assert with_classifier.kind == "span_or_none" and splits.find_task("squad2", Recipe()).kind == "span"
+    for name in ("squad1", "rte"):
+        with pytest.raises(ValueError, match=rf"tasks.{name}.answerability is for .* have no answer \(squad2\): leave"):
+            splits.find_task(name, Recipe(answerability=True))
+
+
 def ids(examples):
     return [int(example.id) for example in examples]
 

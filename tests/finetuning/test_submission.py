@@ -1,5 +1,7 @@
 """Files for GLUE's server, compared with what its sample submission looks like."""
 
+import json
+
 import pytest
 from etils import epath
 
@@ -49,7 +51,47 @@ def test_sets_that_the_server_does_not_have_are_left_out(tmp_path):
     assert submission.write(epath.Path(tmp_path), catalogue.find("dream"), "test", rows(1)) is None
 
 
+def test_lines_for_superglue(tmp_path):
+    """As jiant, the benchmark's own program, writes them."""
+    wanted = {
+        ("boolq", "test", "BoolQ"): ((1, 0), [{"idx": 0, "label": "true"}, {"idx": 1, "label": "false"}]),
+        ("cb", "test", "CB"): ((2, 1), [{"idx": 0, "label": "contradiction"}, {"idx": 1, "label": "neutral"}]),
+        ("copa", "test", "COPA"): ((1,), [{"idx": 0, "label": 1}]),
+        ("record", "test", "ReCoRD"): (("Anna Lée",), [{"idx": 0, "label": "Anna Lée"}]),
+        ("superglue_rte", "test", "RTE"): ((1,), [{"idx": 0, "label": "not_entailment"}]),
+        ("superglue_rte", "diagnostic_broad", "AX-b"): ((0,), [{"idx": 0, "label": "entailment"}]),
+        ("superglue_rte", "diagnostic_gender", "AX-g"): ((0,), [{"idx": 0, "label": "entailment"}]),
+        ("wic", "test", "WiC"): ((0,), [{"idx": 0, "label": "false"}]),
+        ("wsc", "test", "WSC"): ((0, 1), [{"idx": 0, "label": "False"}, {"idx": 1, "label": "True"}]),
+    }
+    for (task, split, name), (predictions, expected) in wanted.items():
+        note = submission.write(epath.Path(tmp_path / "s"), catalogue.find(task), split, rows(*predictions)[::-1])
+        found = [json.loads(line) for line in (tmp_path / "s" / f"{name}.jsonl").read_text().splitlines()]
+        assert found == expected
+        assert note == f"s/{name}.jsonl has the {len(predictions)} predictions of {split}"
+    answers = [
+        {"id": id, "prediction": value} for id, value in (("2-9-31", 1), ("2-9-30", 0), ("10-3-1", 1), ("2-1-5", 0))
+    ]
+    submission.write(epath.Path(tmp_path / "s"), catalogue.find("multirc"), "test", answers)
+    assert [json.loads(line) for line in (tmp_path / "s" / "MultiRC.jsonl").read_text().splitlines()] == [
+        {
+            "idx": 2,
+            "passage": {
+                "questions": [
+                    {"idx": 1, "answers": [{"idx": 5, "label": 0}]},
+                    {"idx": 9, "answers": [{"idx": 30, "label": 0}, {"idx": 31, "label": 1}]},
+                ]
+            },
+        },
+        {"idx": 10, "passage": {"questions": [{"idx": 3, "answers": [{"idx": 1, "label": 1}]}]}},
+    ]
+    for task, wrong in (("multirc", rows(1)), ("boolq", [{"id": "a", "prediction": 0}]), ("wic", rows(1) * 2)):
+        note = submission.write(epath.Path(tmp_path / "t"), catalogue.find(task), "test", wrong)
+        assert "the server wants predictions for the test file's own idx, each once" in note
+    assert not (tmp_path / "t").exists()
+
+
 def test_every_set_that_the_server_asks_for_is_a_split_of_the_catalogue():
-    assert len(submission.FILES) == 11
-    for name, split in submission.FILES:
+    assert len(submission.FILES) == 11 and len(submission.SUPERGLUE) == 10
+    for name, split in (*submission.FILES, *submission.SUPERGLUE):
         assert split in catalogue.find(name).splits

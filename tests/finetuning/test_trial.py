@@ -71,6 +71,8 @@ def test_every_kind_is_learnt(kind, tmp_path, one_device):
             assert [len(row["scores"]) for row in found] == [len(example.words) for example in examples]
         if kind == "choice":
             assert [len(row["scores"]) for row in found] == [len(example.pairs) for example in examples]
+        if kind == "span_or_none":
+            assert {row["prediction"] for row in found} == {"good", ""}
         if kind == "span":
             assert {row["prediction"] for row in found} == {row["scores"]["answers"][0][0] for row in found} == {"good"}
     assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "weights").exists()

@@ -202,3 +202,67 @@ def open_encoder(checkpoint, step=None, *, fresh=False):
 
 def accuracies(splits, *key) -> float:
     return float(np.mean([guess(example, *key)[0] == example.label for example in splits.validation]))
+
+
+def _lines(path: pathlib.Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_superglue(folder: pathlib.Path) -> pathlib.Path:
+    """SuperGLUE's official files, with a few examples each; test sets have no labels, the diagnostics have."""
+    for split, count, first in (("train", 9, 0), ("val", 6, 100), ("test", 4, 200)):
+        texts = [(first + number, *sentence(number)) for number in range(count)]
+        of = {name: [] for name in ("BoolQ", "CB", "COPA", "MultiRC", "ReCoRD", "RTE", "WiC", "WSC")}
+        for id, text, label in texts:
+            of["BoolQ"].append({"question": "is it good", "passage": text, "idx": id, "label": bool(label)})
+            of["CB"].append({"premise": text, "hypothesis": "so", "idx": id, "label": ("neutral", "entailment")[label]})
+            of["COPA"].append(
+                {"premise": text, "choice1": "It was bad.", "choice2": "It was good.", "question": "cause"}
+                | {"idx": id, "label": label}
+            )
+            answers = [{"text": word, "idx": 2 * id + at, "label": int(at == label)} for at, word in enumerate("ab")]
+            asked = [{"question": "How?", "idx": id, "answers": answers}]
+            of["MultiRC"].append({"idx": id // 2, "version": 1.1, "passage": {"text": text, "questions": asked}})
+            places = [{"start": 0, "end": 3}, {"start": 5, "end": 7}]
+            query = {
+                "query": "@placeholder was",
+                "idx": id,
+                "answers": [{**places[label], "text": ("Anna", "Bob")[label]}],
+            }
+            passage = {"text": f"Anna Bob {text}", "entities": places}
+            of["ReCoRD"].append({"source": "x", "idx": id, "passage": passage, "qas": [query]})
+            entailed = ("not_entailment", "entailment")[label]
+            of["RTE"].append({"premise": text, "hypothesis": "good", "idx": id, "label": entailed})
+            of["WiC"].append(
+                {"word": "number", "sentence1": text, "sentence2": "a number", "idx": id, "label": bool(label)}
+                | {"start1": text.index("number"), "end1": text.index("number") + 6, "start2": 2, "end2": 8}
+            )
+            target = {"span1_index": 0, "span1_text": "Anna", "span2_index": 4, "span2_text": "she"}
+            of["WSC"].append(
+                {"text": f"Anna told Joan that she saw {text}", "target": target, "idx": id, "label": bool(label)}
+            )
+        for name, rows in of.items():
+            if split == "test":
+                rows = [{key: value for key, value in row.items() if key != "label"} for row in rows]
+                for row in rows:
+                    for question in row["passage"]["questions"] if name == "MultiRC" else ():
+                        for answer in question["answers"]:
+                            del answer["label"]
+                    for question in row["qas"] if name == "ReCoRD" else ():
+                        question["answers"] = []
+            _lines(folder / name / f"{split}.jsonl", rows)
+    pairs = [(number, *sentence(number)) for number in range(6)]
+    labels = ("not_entailment", "entailment")
+    _lines(
+        folder / "AX-b" / "AX-b.jsonl",
+        [{"sentence1": a, "sentence2": "it is", "idx": id, "label": labels[b], "logic": ""} for id, a, b in pairs],
+    )
+    _lines(
+        folder / "AX-g" / "AX-g.jsonl",
+        [
+            {"premise": a, "hypothesis": "it", "idx": id, "pair_id": id // 2 + 7, "label": labels[b]}
+            for id, a, b in pairs
+        ],
+    )
+    return folder

@@ -41,7 +41,11 @@ def numpy_logits(kind, style, params, batch):
     hidden, _ = reference.encode(params["encoder"], flat_rows(batch), tiny.CONFIG)
     head = params["task_head"]
     if not HEADS[kind].reads_first:
-        return reference.linear(hidden, head["classifier"])
+        logits = reference.linear(hidden, head["classifier"])
+        if kind != "span_or_none":
+            return logits
+        none = reference.linear(hidden[:, :1], head["refusal"])  # of the first token alone
+        return np.concatenate([logits, np.broadcast_to(none, (*logits.shape[:2], 1))], axis=2)
     activation = np.tanh if style in ("bert", "roberta") else reference.gelu
     return reference.linear(activation(reference.linear(hidden[:, 0], head["dense"])), head["classifier"])
 
@@ -77,7 +81,12 @@ def numpy_loss(kind, logits, batch):
                 continue
             both = [(logits[row, places, side], int(np.flatnonzero(places == end)[0])) for side, end in enumerate(ends)]
             total += sum(functions.logsumexp(scores) - scores[at] for scores, at in both) / 2
-            weight, right = weight + 1, right + all(np.argmax(scores) == at for scores, at in both)
+            is_right = all(np.argmax(scores) == at for scores, at in both)
+            if kind == "span_or_none":
+                has_answer, none = batch["starts"][row] > 0, logits[row, 0, 2]
+                total += np.log1p(np.exp(none if has_answer else -none))  # of a binary classifier
+                is_right = is_right and (none < 0) == has_answer
+            weight, right = weight + 1, right + is_right
             continue
         for scores, label in found:
             total, weight = total + functions.logsumexp(scores) - scores[label], weight + 1
@@ -94,7 +103,7 @@ def test_equals_numpy(kind, style):
     outcome = jax.jit(lambda params: tiny.evaluate(objective, params, batch, None, STEP))(params)
     logits = numpy_logits(kind, style, params, batch)
     total, weight, right = numpy_loss(kind, logits, batch)
-    assert weight == (batch["label_weights"][:-1].sum() if kind == "tagging" else 6 if kind == "span" else 7)
+    assert weight == (batch["label_weights"][:-1].sum() if kind == "tagging" else 6 if kind.startswith("span") else 7)
     np.testing.assert_allclose(outcome.totals["task"], total, rtol=2e-5)
     np.testing.assert_allclose(objective.normalizers(batch)["task"], weight)
     np.testing.assert_allclose(outcome.metrics["task_loss"], (total, weight), rtol=2e-5)
@@ -106,11 +115,14 @@ def test_equals_numpy(kind, style):
 
 
 def test_what_may_not_be_chosen_never_is(kind):
-    if kind not in ("choice", "span"):
+    if kind not in ("choice", "span", "span_or_none"):
         pytest.skip("everything may be chosen")
     model, batch, params = case(kind)
     logits = np.asarray(model.apply({"params": params}, batch, deterministic=True))
     allowed = batch["choice_weights"] > 0 if kind == "choice" else batch["span_weights"] > 0
+    if kind == "span_or_none":
+        classes, logits = logits[:, :, 2], logits[:, :, :2]
+        assert (classes[:, 0] > NEVER / 2).all() and not classes[:, 1].any() and (classes[:, 2:] == NEVER).all()
     assert not allowed.all()
     assert (logits[~allowed] == NEVER).all() and (logits[allowed] > NEVER / 2).all()
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ag_jax.data.tasks import superglue
 from ag_jax.data.tasks.glue import ACCURACY, GLUE, NLI, SPLITS, TABLES
-from ag_jax.data.tasks.task import FileLayout, Task
+from ag_jax.data.tasks.task import QUESTION_AND_ANSWER, FileLayout, Task
 
 _CHOICE: dict[str, Any] = {"kind": "choice", **ACCURACY}
 _TAGGING: dict[str, Any] = {
@@ -14,7 +15,6 @@ _TAGGING: dict[str, Any] = {
 }
 _SPAN: dict[str, Any] = {"kind": "span", "form": "squad", "metric": "f1", "metrics": ("f1", "exact_match")}
 _TESTED = "the released code of Adversarial Self-Attention chose epochs by the test set"
-_OPTION = 128  # the most tokens of a question with its answer (RoBERTa, section 5.3)
 
 
 def bio(*types: str) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def _race(name: str, *levels: str) -> Task:
     return Task(
         name=name,
         form="race",
-        pair_limit=_OPTION,
+        pair_limit=QUESTION_AND_ANSWER,
         layouts=(FileLayout("tree", files, ("RACE", "race")),),
         prepared=(FileLayout("tfds", splits, tuple(f"race/{level}" for level in levels), {"id": "example_id"}),),
         **_CHOICE,
@@ -156,7 +156,7 @@ _OTHERS = (
     Task(
         name="dream",
         form="dream",
-        pair_limit=_OPTION,
+        pair_limit=QUESTION_AND_ANSWER,
         layouts=(
             FileLayout(
                 "dialogues",
@@ -174,7 +174,10 @@ _OTHERS = (
         "2.0",
         ("squad2", "squad", "SQuAD", "squad2.0"),
         answerable=False,
-        metrics=("f1", "exact_match", "has_answer_f1", "has_answer_exact_match", "no_answer_accuracy"),
+        metrics=(
+            *("f1", "exact_match", "has_answer_f1", "has_answer_exact_match", "no_answer_accuracy"),
+            *("best_f1", "best_exact_match"),
+        ),
     ),
     _xquad("en"),
     _xquad("de"),
@@ -182,13 +185,14 @@ _OTHERS = (
         name="record",
         kind="choice",
         form="record",
-        pair_limit=_OPTION,
+        pair_limit=QUESTION_AND_ANSWER,
         layouts=(
             FileLayout("passages", {"train": "train.json", "validation": "dev.json"}, ("record", "ReCoRD")),
             FileLayout(
                 "passages",
-                {"train": "train.jsonl", "validation": "val.jsonl|validation.jsonl", "test": "test.jsonl"},
-                ("record", "ReCoRD", "super_glue/record"),
+                superglue.FILES,
+                ("record", "ReCoRD", *superglue.folders("ReCoRD")),
+                {"id": "idx"},
             ),
         ),
         prepared=(FileLayout("tfds", SPLITS, ("super_glue/record",)),),
@@ -263,7 +267,7 @@ _OTHERS = (
     _filipino("filipino_sentiment", ("negative", "positive"), "sentiment"),
 )
 
-TASKS: dict[str, Task] = {task.name: task for task in (*GLUE, *_OTHERS)}
+TASKS: dict[str, Task] = {task.name: task for task in (*GLUE, *_OTHERS, *superglue.SUPERGLUE)}
 
 
 def find(name: str) -> Task:

@@ -15,6 +15,7 @@ from ag_jax.data.tasks.texts import is_unknown, text_of
 
 PLACEHOLDER = "@placeholder"
 _GAP = re.compile("_+")
+_COPA = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
 
 
 def hellaswag(record: Record, task: Task, labelled: bool) -> list[Choices]:
@@ -28,6 +29,19 @@ def swag(record: Record, task: Task, labelled: bool) -> list[Choices]:
     start = text_of(record, "sent2")
     endings = [f"{start} {text_of(record, f'ending{number}')}" for number in range(4)]
     return [_choices(record["id"], text_of(record, "sent1"), endings, record.get("label"), labelled)]
+
+
+def copa(record: Record, task: Task, labelled: bool) -> list[Choices]:
+    """Return a list with the one example of a COPA record: which of two sentences is the cause, or the effect, of the
+    premise.
+
+    The question (Roemmele et al. 2011) stands before each of the two.
+    """
+    asked, names = record.get("question"), " or ".join(_COPA)
+    if asked not in _COPA:
+        raise ValueError(f"the field 'question' must be {names}, got {asked!r}")
+    seconds = [f"{_COPA[asked]} {text_of(record, f'choice{number}')}" for number in (1, 2)]
+    return [_choices(record["id"], text_of(record, "premise"), seconds, record.get("label"), labelled)]
 
 
 def race(record: Record, task: Task, labelled: bool) -> list[Choices]:
@@ -100,7 +114,8 @@ def record(record: Record, task: Task, labelled: bool) -> list[Choices]:
         raise ValueError(f"expected an answer that is an entity of the passage, got {missing[:1] or 'none'}")
     pairs = tuple((text, query.replace(PLACEHOLDER, name)) for name in names)
     right = tuple(sorted({names.index(answer) for answer in answers})) or None
-    return [Choices(record["id"], pairs, right, names)]
+    ids = record.get("idx")  # TFDS: of passage and query
+    return [Choices(str(ids["query"]) if isinstance(ids, dict) else record["id"], pairs, right, names)]
 
 
 def _filled(question: str, answers: Sequence[str]) -> list[str]:

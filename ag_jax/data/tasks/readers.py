@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data import prepared
-from ag_jax.data.tasks import choice, spans, tagging, texts
+from ag_jax.data.tasks import choice, marked, spans, tagging, texts
 from ag_jax.data.tasks.containers import CONTAINERS, LocatedRecord, Record
 from ag_jax.data.tasks.task import Example, Examples, FileLayout, Task, is_held_out, is_labelled
 
@@ -19,7 +19,11 @@ PARSERS: dict[str, Parser] = {
     "texts": texts.texts,
     "numbers": texts.numbers,
     "paws": texts.paws,
+    "multirc": texts.multirc,
+    "wic": marked.wic,
+    "wsc": marked.wsc,
     "hellaswag": choice.hellaswag,
+    "copa": choice.copa,
     "swag": choice.swag,
     "race": choice.race,
     "dream": choice.dream,

@@ -3,7 +3,8 @@
 classification, regression   `Texts`           a text or a pair with a class or a number
 choice, ranking              `Choices`         candidate pairs of texts, some of them right; ranking: always two
 tagging                      `TaggedSentence`  words with BIO tags
-span                         `Question`        a question, and a context that may contain its answer
+span, span_or_none           `Question`        a question, and a context that may contain its answer; span_or_none: a
+                                               classifier decides whether it does
 """
 
 import dataclasses
@@ -11,7 +12,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-KINDS = ("classification", "regression", "choice", "ranking", "tagging", "span")
+QUESTION_AND_ANSWER = 128  # the most tokens of a question with its answer (RoBERTa, section 5.3)
+KINDS = ("classification", "regression", "choice", "ranking", "tagging", "span", "span_or_none")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,12 +22,15 @@ class Texts:
 
     second: None for a single text.
     label: the index of the class, or the number; None: not known.
+    group: examples with the same group are measured together: answers to a question (MultiRC), pairs (AX-g); otherwise
+        empty.
     """
 
     id: str
     first: str
     second: str | None
     label: int | float | None
+    group: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,12 +109,14 @@ class Task:
     form: the parser of its records, a key of `readers.PARSERS`.
     metric: the primary metric, one of `metrics`; larger is better.
     metrics: names of all reported metrics, as `evaluation.metrics` returns them.
+    split_metrics: the metrics of splits that have others, by split; the first one is primary there.
     layouts: file layouts; the first one found is read.
     prepared: TFDS layouts; the first one with the split is read; empty if TFDS does not have the task.
     labels: names of the classes or the BIO tags, in the order of their indices; otherwise empty.
     aliases: from other spellings of a label, used by some distributions, to the label.
     span: the lowest and the highest number of a regression task.
     answerable: whether every question has an answer (SQuAD 1.1).
+    threshold: how far the score of "no answer" must be above that of the best answer for a question to get none.
     pair_limit: the most tokens of the second text of a pair, while the first text is truncated to the rest of the row
         (RACE); 0: the longer text is truncated first.
     folds: number of cross-validation folds for a task without a validation split; 0: the task has such a split.
@@ -128,8 +135,10 @@ class Task:
     prepared: tuple[FileLayout, ...] = dataclasses.field(default=(), hash=False)
     labels: tuple[str, ...] = ()
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    split_metrics: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, hash=False)
     span: tuple[float, float] = (0.0, 1.0)
     answerable: bool = True
+    threshold: float = 0.0
     pair_limit: int = 0
     folds: int = 0
     legacy: str = ""
@@ -147,6 +156,13 @@ class Task:
     def splits(self) -> tuple[str, ...]:
         """Names of the splits that some layout of the task has; the files of a split need not exist."""
         return tuple(dict.fromkeys(split for form in (*self.layouts, *self.prepared) for split in form.files))
+
+    def of_split(self, split: str) -> "Task":
+        """Return the task with the metrics of a split."""
+        if split not in self.split_metrics:
+            return self
+        names = self.split_metrics[split]
+        return dataclasses.replace(self, metric=names[0], metrics=names)
 
     def label_index(self, value: Any) -> int:
         """Return the index of a label given by name, alias or index. Raises ValueError for an unknown label."""

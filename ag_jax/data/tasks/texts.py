@@ -57,9 +57,48 @@ def numbers(record: Record, task: Task, labelled: bool) -> list[Texts]:
 
 def _example(record: Record, read: Callable[[Any], int | float], labelled: bool) -> Texts:
     first, second = pair_of(record) if "second" in record else (text_of(record, "first"), None)
+    label = label_of(record, read, labelled)
+    return Texts(record["id"], first, second, label, str(record.get("group", "")))
+
+
+def label_of(record: Record, read: Callable[[Any], int | float], labelled: bool) -> int | float | None:
+    """Return the label of a record, as `read` converts it; None if it is withheld, which needs `labelled` False."""
     label = record.get("label")
-    label = read(label) if labelled or not is_unknown(label) else None
-    return Texts(record["id"], first, second, label)
+    return read(label) if labelled or not is_unknown(label) else None
+
+
+def multirc(record: Record, task: Task, labelled: bool) -> list[Texts]:
+    """Return an example for each answer to each question about the passage of a MultiRC record.
+
+    The pair is the passage, and the question followed by the answer; the answers to a question are a group. Ids are
+    those of passage, question and answer, as in 3-12-50.
+    """
+    passage = record.get("passage")
+    if not isinstance(passage, dict):  # TFDS: a record for each answer
+        ids = record["idx"]
+        question = {"question": record.get("question"), "idx": ids["question"]}
+        answer = {"text": record.get("answer"), "idx": ids["answer"], "label": record.get("label")}
+        return [_answer(ids["paragraph"], text_of(record, "paragraph"), question, answer, task, labelled)]
+    text = text_of(passage, "text")
+    return [
+        _answer(record["idx"], text, question, answer, task, labelled)
+        for question in objects(passage, "questions")
+        for answer in objects(question, "answers")
+    ]
+
+
+def _answer(passage: Any, text: str, question: Record, answer: Record, task: Task, labelled: bool) -> Texts:
+    asked = f"{text_of(question, 'question')} {text_of(answer, 'text')}"
+    group = f"{passage}-{question['idx']}"
+    return Texts(f"{group}-{answer['idx']}", text, asked, label_of(answer, task.label_index, labelled), group)
+
+
+def objects(record: Record, name: str) -> list[Record]:
+    """Return a field of a record. Raises ValueError unless it is a list of at least one object."""
+    found = record.get(name)
+    if not isinstance(found, list) or not found or not all(isinstance(item, dict) for item in found):
+        raise ValueError(f"the field {name!r} must be a list of at least one object, got {found!r}")
+    return found
 
 
 def paws(record: Record, task: Task, labelled: bool) -> list[Texts]:

@@ -30,6 +30,24 @@ RECORD = {
     "passage": {"text": "Anna", "entities": [{"start": 0, "end": 3}]},
     "qas": [{"query": "@placeholder", "answers": [{"text": "Anna"}]}],
 }
+MULTIRC = {
+    "idx": 3,
+    "passage": {
+        "text": "P",
+        "questions": [{"question": "Q", "idx": 1, "answers": [{"text": "A", "idx": 2, "label": 1}]}],
+    },
+}
+WIC = {"word": "a", "sentence1": "a bank", "sentence2": "banks", "start1": 2, "end1": 6, "start2": 0, "end2": 5}
+WIC |= {"label": True, "idx": 0}
+WSC_TARGET = {"span1_index": 0, "span1_text": "Ann", "span2_index": 2, "span2_text": "she"}
+WSC = {"text": "Ann said she ran", "target": WSC_TARGET, "label": False, "idx": 0}
+COPA = {"premise": "P", "choice1": "a", "choice2": "b", "question": "cause", "label": 0, "idx": 0}
+
+
+def json_lines(*records):
+    return "\n".join(map(json.dumps, records))
+
+
 SWAG = ",sent1,sent2,ending0,ending1,ending2,ending3,label\n0,a,b,c,d,e,f,1\n"
 # task, split, file, content (with one good row at least), what the error says, malformed rows
 BAD = {
@@ -104,6 +122,30 @@ BAD = {
     "form": ("record", "train", "record/train.jsonl",
         json.dumps(RECORD) + "\n" + json.dumps(RECORD | {"passage": {"text": "x", "entities": [{}]}}),
         r"not of the form expected \(KeyError\('start'\)\)", 1),
+    "no booleans": ("boolq", "train", "BoolQ/train.jsonl",
+        json_lines(*({"question": "q", "passage": "p", "idx": 0, "label": label} for label in (True, "yes", 2))),
+        r"BoolQ/train.jsonl, line 2: unknown label 'yes': expected false, true or 0 to 1", 2),
+    "cause": ("copa", "train", "COPA/train.jsonl",
+        json_lines(COPA, COPA | {"question": "why"}, COPA | {"label": 2}, COPA | {"choice2": ""}),
+        r"line 2: the field 'question' must be cause or effect, got 'why'\n.*line 3: unknown label 2.*\n.*line 4: the"
+        r" field 'choice2' must be a text", 3),
+    "no answers": ("multirc", "train", "MultiRC/train.jsonl",
+        json_lines(MULTIRC, MULTIRC | {"passage": {"text": "P", "questions": []}}, MULTIRC | {"passage": {"text": "P",
+            "questions": [{"question": "Q", "idx": 0, "answers": [{"text": "A", "idx": 0}]}]}}),
+        r"line 2: the field 'questions' must be a list of at least one object, got \[\]\n.*line 3: unknown label None",
+        2),
+    "no characters of a word": ("wic", "train", "WiC/train.jsonl",
+        json_lines(WIC, WIC | {"end1": 7}, WIC | {"start2": 5}, WIC | {"start1": 1, "end1": 2}, WIC | {"end2": None},
+            WIC | {"end2": True}),
+        r"line 2: expected start1 and end1 to be the first and last \+ 1 character of the word 'a' in 'a bank', got 2 "
+        r"and 7", 5),
+    "no words there": ("wsc", "train", "WSC/train.jsonl",
+        json_lines(WSC, WSC | {"target": WSC_TARGET | {"span1_index": 2}}, WSC | {"target": WSC_TARGET |
+            {"span2_index": 4}}, WSC | {"target": WSC_TARGET | {"span2_text": "."}}, WSC | {"target": WSC_TARGET |
+            {"span1_index": 2, "span1_text": "she"}}, WSC | {"target": "she"}),
+        r"line 2: expected 'Ann' at word 2 of the text, found 'she ran'\n.*line 3: expected 'she' at one of the words 0"
+        r" to 3 of the text, got 4\n.*\n.*line 5: the phrase and the pronoun overlap: 'she', 'she'\n.*line 6: the field"
+        r" 'target' must be an object", 5),
     "several lines": ("swag", "train", "swag/train.csv", SWAG + '1,a,"b\n\nc",d,e,f,1\n',
         r"swag/train.csv, lines 3 to 5: expected 8 columns, got 7", 1),
     "few endings": ("swag", "train", "swag/train.csv", SWAG + "1,a,b,c,d,e,f\n2,a,b,c,d,e,f,4\n",
@@ -219,7 +261,7 @@ def test_the_catalogue_itself():
         dataclasses.replace(TASKS["sst2"], kind="poem")
     with pytest.raises(ValueError, match="metric 'bleu' is not among its metrics accuracy"):
         dataclasses.replace(TASKS["sst2"], metric="bleu")
-    assert {task.kind for task in TASKS.values()} == set(KINDS) - {"ranking"}
+    assert {task.kind for task in TASKS.values()} == set(KINDS) - {"ranking", "span_or_none"}
     for task in TASKS.values():
         assert hash(task) and "train" in task.splits
         assert bool(task.labels) == (task.kind in ("classification", "tagging"))

@@ -20,7 +20,20 @@ class Small(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [
         tfds.core.BuilderConfig(name=name)
-        for name in ("mnli", "ax", "stsb", "v1.1", "v2.0", "high", "middle", "r3", "record", "plain")
+        for name in (
+            "mnli",
+            "ax",
+            "stsb",
+            "v1.1",
+            "v2.0",
+            "high",
+            "middle",
+            "r3",
+            "record",
+            "multirc",
+            "wsc.fixed",
+            "plain",
+        )
     ]
     features: dict
     splits: dict
@@ -116,18 +129,46 @@ class Anli(Small):
 
 
 class SuperGlue(Small):
-    """ReCoRD."""
+    """ReCoRD, MultiRC and WSC; the labels of a test set are -1."""
 
     features = {
+        "multirc": {
+            "paragraph": F.Text(),
+            "question": F.Text(),
+            "answer": F.Text(),
+            "idx": {"paragraph": np.int32, "question": np.int32, "answer": np.int32},
+            "label": F.ClassLabel(names=["False", "True"]),
+        },
+        "wsc.fixed": {
+            "text": F.Text(),
+            "span1_index": np.int32,
+            "span2_index": np.int32,
+            "span1_text": F.Text(),
+            "span2_text": F.Text(),
+            "idx": np.int32,
+            "label": F.ClassLabel(names=["False", "True"]),
+        },
         "record": {
             "passage": F.Text(),
             "query": F.Text(),
             "entities": F.Sequence(F.Text()),
             "answers": F.Sequence(F.Text()),
             "idx": {"passage": np.int32, "query": np.int32},
-        }
+        },
     }
     splits = {
+        "multirc": {
+            "train": [
+                {"paragraph": "P", "question": "Q", "answer": "A", "label": "True"}
+                | {"idx": {"paragraph": 3, "question": 4, "answer": 5}}
+            ]
+        },
+        "wsc.fixed": {
+            "test": [
+                {"text": "Ann ran, she said.", "span1_index": 0, "span2_index": 2, "span1_text": "Ann"}
+                | {"span2_text": "she", "idx": 8, "label": -1}
+            ]
+        },
         "record": {
             "train": [
                 {
@@ -138,7 +179,7 @@ class SuperGlue(Small):
                     "idx": {"passage": 0, "query": 1},
                 }
             ]
-        }
+        },
     }
 
 
@@ -175,7 +216,9 @@ SETS = [
         (Choices("high-0", (("A", "Q? x"), ("A", "Q? y")), (0,)),
         Choices("high-1", (("A", "R? z"), ("A", "R? w"), ("A", "R? v")), (1,)))),
     ("anli_r3", "test", (Texts("u", "C", "H", 1),)),
-    ("record", "train", (Choices("0", PAIR, (1,), ("A", "B")),)),
+    ("multirc", "train", (Texts("3-4-5", "P", "Q A", 1, "3-4"),)),
+    ("wsc", "test", (Texts("8", "* Ann * ran, # she # said.", None, None),)),
+    ("record", "train", (Choices("1", PAIR, (1,), ("A", "B")),)),
     ("hellaswag", "validation", (Choices("0", tuple(("C", ending) for ending in "abcd"), (3,)),)),
     ("conll2003", "validation", (TaggedSentence("0", ("Anna", "Lee", "ran"), ("B-PER", "I-PER", "O")),)),
 ]  # fmt: skip

@@ -1,0 +1,98 @@
+"""Parsers of records about words of a text (WiC, WSC): the words are marked in the text, as `* bank *`.
+
+The model reads the marked text as any other. SuperGLUE's own baseline instead classifies from the hidden states of the
+words. The marks are those of Raffel et al. 2020 (T5, appendix D), with spaces, so that the words are tokenised as
+elsewhere.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+from ag_jax.data.tasks.containers import Record
+from ag_jax.data.tasks.task import Task, Texts
+from ag_jax.data.tasks.texts import label_of, text_of
+
+FIRST, SECOND = "*", "#"  # marks around the first and the second words
+
+
+class Span(NamedTuple):
+    """The characters `begin` to `end` - 1 of a text."""
+
+    begin: int
+    end: int
+
+
+def wic(record: Record, task: Task, labelled: bool) -> list[Texts]:
+    """Return a list with the one example of a WiC record: whether a word means the same in two sentences."""
+    sentences = []
+    for number in (1, 2):
+        text, places = text_of(record, f"sentence{number}"), (record.get(f"start{number}"), record.get(f"end{number}"))
+        begin, end = (_whole(place) for place in places)
+        if begin is None or end is None or not 0 <= begin < end <= len(text) or not text[begin:end].strip():
+            raise ValueError(
+                f"expected start{number} and end{number} to be the first and last + 1 character of the word "
+                f"{record.get('word')!r} in {text!r}, got {places[0]!r} and {places[1]!r}"
+            )
+        sentences.append(marked(text, (Span(begin, end), FIRST)))
+    return [Texts(record["id"], *sentences, label_of(record, task.label_index, labelled))]
+
+
+def wsc(record: Record, task: Task, labelled: bool) -> list[Texts]:
+    """Return a list with the one example of a WSC record: whether a pronoun refers to a phrase of the same text."""
+    text, phrase, pronoun = wsc_spans(record)
+    both = marked(text, (phrase, FIRST), (pronoun, SECOND))
+    return [Texts(record["id"], both, None, label_of(record, task.label_index, labelled))]
+
+
+def wsc_spans(record: Record) -> tuple[str, Span, Span]:
+    """Return the text of a WSC record, and where in the text the phrase and the pronoun are.
+
+    Raises ValueError if one of them is not where the record says, or if they overlap.
+    """
+    text = text_of(record, "text")
+    target = record.get("target", record)  # TFDS has the fields of `target` beside `text`
+    if not isinstance(target, dict):
+        raise ValueError(f"the field 'target' must be an object, got {target!r}")
+    phrase, pronoun = (
+        _find(text, text_of(target, f"span{number}_text"), target.get(f"span{number}_index")) for number in (1, 2)
+    )
+    if phrase.begin < pronoun.end and pronoun.begin < phrase.end:
+        raise ValueError(f"the phrase and the pronoun overlap: {text[slice(*phrase)]!r}, {text[slice(*pronoun)]!r}")
+    return text, phrase, pronoun
+
+
+def marked(text: str, *spans: tuple[Span, str]) -> str:
+    """Return a text with marks, separated by spaces, before and behind each span.
+
+    spans: each with its mark; they must not overlap.
+    """
+    for (begin, end), mark in sorted(spans, reverse=True):
+        text = f"{text[:begin]}{mark} {text[begin:end]} {mark}{text[end:]}"
+    return text
+
+
+def _find(text: str, wanted: str, index: Any) -> Span:
+    """Return where the words `wanted` begin, in the word of `text` number `index` or in one of its neighbours.
+
+    WSC counts words that are separated by white space. Some of its indices are off by one, and some phrases end in a
+    full stop or comma that is not theirs; the script for WSC of fairseq allows for both.
+    """
+    place = _whole(index)
+    words = [match.start() for match in re.finditer(r"\S+", text)]
+    if place is None or not 0 <= place < len(words):
+        raise ValueError(f"expected {wanted!r} at one of the words 0 to {len(words) - 1} of the text, got {index!r}")
+    pattern = re.compile(r"\s+".join(map(re.escape, wanted.strip().rstrip(".,").split())), re.IGNORECASE)
+    for near in (place, place + 1, place - 1):
+        if 0 <= near < len(words) and wanted.strip(" .,"):
+            end = words[near + 1] if near + 1 < len(words) else len(text)
+            for begin in range(words[near], end):
+                if found := pattern.match(text, begin):
+                    return Span(*found.span())
+    raise ValueError(f"expected {wanted!r} at word {place} of the text, found {text[words[place] :][:40]!r}")
+
+
+def _whole(value: Any) -> int | None:
+    """Return a whole number, also from text, as WiC's files of some releases have it; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else None

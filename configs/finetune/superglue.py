@@ -1,0 +1,67 @@
+"""SuperGLUE from any checkpoint: fine-tune plainly or with SiFT.
+
+Wang et al. 2019 (SuperGLUE); He et al. 2021 (DeBERTa), section 5 (SiFT) and table 5.
+
+    ag-jax finetune --config=finetune/superglue:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax compare --config=finetune/superglue:checkpoint=DIR,data=FOLDER,seeds=3 --workdir=DIR
+    ag-jax finetune --config=finetune/superglue:checkpoint=DIR,tasks=copa,scale=small,data=FOLDER --workdir=DIR
+
+`checkpoint` is a run or a Hugging Face directory; `data` is a folder with SuperGLUE's files; without it they are read
+from TensorFlow Datasets. `superglue_rte` also predicts the diagnostics AX-b and AX-g, if their files are there (AX-g
+only from files). `compare` trains without and with SiFT. Files for SuperGLUE's server are written to `submission/`.
+
+Hardware and time: MultiRC has 27k answers and ReCoRD 101k questions of about ten candidates, in sequences of 512
+tokens, for a sweep of ten epochs. These need accelerators. scale=small takes minutes for each task on 2 CPU cores.
+
+Expected: DeBERTa of 1.5B parameters with SiFT, on the test sets: 90.4 BoolQ, 94.9/97.2 CB (F1/accuracy), 96.8 COPA,
+88.2/63.7 MultiRC (F1a/EM), 94.5/94.1 ReCoRD (F1/EM), 93.2 RTE, 76.4 WiC, 95.9 WSC (its table 5). scale=paper has not
+been run with this program yet.
+
+Deviations: the papers do not give settings for SuperGLUE. protocol=deberta_large has the sweep of DeBERTa's appendix,
+protocol=roberta that of RoBERTa for GLUE. CB, COPA, RTE and WSC warm up over a share of the steps, because DeBERTa's
+500 warm-up steps are more than some of their trials have. The settings of SiFT are those of the released code. In WiC
+and WSC the words are marked in the text, and the first token is classified, where SuperGLUE's baseline classifies by
+the words' own hidden states. ReCoRD is a choice among the entities of the passage, and every name of the right entity
+is right. MultiRC classifies each answer by itself. Of MultiRC and ReCoRD the passage is cut.
+"""
+
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
+
+_CHOICES = ("copa", "record")
+_FEW = ("cb", "copa", "superglue_rte", "wsc")  # tasks whose trials can have fewer than DeBERTa's 500 warm-up steps
+
+
+def get_config(argument: str = ""):
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: comma-separated names of tasks, or `all`.
+    protocol: paper whose settings are used, as in finetune/glue.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
+    arm: variant to train, without an attack (plain) or with SiFT; `ag-jax compare` trains both.
+    scale: `paper` as published, or `small` for 2 CPU cores.
+    """
+    chosen = config_reader.arguments(
+        argument,
+        checkpoint=str,
+        tasks="all",
+        protocol=("deberta_large", *(name for name in finetuning.PROTOCOLS if name != "deberta_large")),
+        seeds=5,
+        data="",
+        arm=("plain", "sift"),
+        scale=finetuning.SCALES,
+    )
+    config = finetuning.suite("SuperGLUE", chosen)
+    finetuning.PROTOCOLS[chosen.protocol](config, finetuning.names(chosen.tasks, finetuning.SUPERGLUE))
+    for task in set(_FEW) & set(config.tasks):
+        config.tasks[task].warmup_steps = None
+    if chosen.arm == "sift":
+        finetuning.attack(config, "sift")
+    if chosen.scale == "small":
+        finetuning.small(config)
+        for task in set(_CHOICES) & set(config.tasks):
+            config.tasks[task].update(train_examples=800, validation_examples=400)
+    config.arms = "plain,sift"
+    return config

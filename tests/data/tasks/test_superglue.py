@@ -1,0 +1,124 @@
+"""SuperGLUE's official files, on one line each with its quirks."""
+
+import json
+
+import pytest
+
+from ag_jax.data.tasks.catalogue import TASKS
+from ag_jax.data.tasks.readers import load
+from ag_jax.data.tasks.task import Choices, Texts
+from ag_jax.recipes import finetuning
+from tests.data.tasks.test_layouts import write
+from tests.finetuning import tiny_tasks
+
+WSC = "Mark told Pete many lies about himself, which Pete included in his book. He should have been more truthful."
+ANSWERS = [{"text": "Yes", "idx": 10, "label": 1}, {"text": "No", "idx": 11, "label": 0}]
+LINES = {
+    "BoolQ/train": {"question": "is it so", "passage": "So - It is.", "idx": 4, "label": False},
+    "CB/val": {"premise": "P", "hypothesis": "H", "label": "neutral", "idx": 5},
+    "COPA/train": {"premise": "It fell.", "choice1": "It broke.", "choice2": "It flew.", "question": "effect"}
+    | {"idx": 1, "label": 0},
+    "COPA/test": {
+        "premise": "It fell.",
+        "choice1": "Ann slept.",
+        "choice2": "Bo hit it.",
+        "question": "cause",
+        "idx": 2,
+    },
+    "MultiRC/train": {
+        "idx": 3,
+        "version": 1.1,
+        "passage": {"text": "P", "questions": [{"question": "Q?", "idx": 7, "answers": ANSWERS}]},
+    },
+    "RTE/train": {"premise": "P", "hypothesis": "H", "label": "not_entailment", "idx": 0},
+    "AX-b/AX-b": {"sentence1": "S", "sentence2": "T", "idx": 6, "label": "entailment", "logic": "Negation"},
+    "AX-g/AX-g": {"premise": "P", "hypothesis": "H", "idx": 9, "label": "entailment", "pair_id": 551},
+    "WiC/train": {"word": "place", "sentence1": "Do you want to come over to my place later?", "sentence2": "Places!"}
+    | {"idx": 0, "label": True, "start1": 31, "start2": 0, "end1": 36, "end2": 6, "version": 1.1},
+    "WSC/train": {
+        "text": WSC,
+        "target": {"span1_index": 0, "span1_text": "mark", "span2_index": 13, "span2_text": "He"},
+        "idx": 2,
+        "label": False,
+    },
+}
+EXAMPLES = [
+    ("boolq", "train", [Texts("4", "is it so", "So - It is.", 0)]),
+    ("cb", "validation", [Texts("5", "P", "H", 1)]),
+    (
+        "copa",
+        "train",
+        [
+            Choices(
+                "1",
+                (
+                    ("It fell.", "What happened as a result? It broke."),
+                    ("It fell.", "What happened as a result? It flew."),
+                ),
+                (0,),
+            )
+        ],
+    ),
+    (
+        "copa",
+        "test",
+        [
+            Choices(
+                "2",
+                (
+                    ("It fell.", "What was the cause of this? Ann slept."),
+                    ("It fell.", "What was the cause of this? Bo hit it."),
+                ),
+                None,
+            )
+        ],
+    ),
+    ("multirc", "train", [Texts("3-7-10", "P", "Q? Yes", 1, "3-7"), Texts("3-7-11", "P", "Q? No", 0, "3-7")]),
+    ("superglue_rte", "train", [Texts("0", "P", "H", 1)]),
+    ("superglue_rte", "diagnostic_broad", [Texts("6", "S", "T", 0)]),
+    ("superglue_rte", "diagnostic_gender", [Texts("9", "P", "H", 0, "551")]),
+    ("wic", "train", [Texts("0", "Do you want to come over to my * place * later?", "* Places *!", 1)]),
+    ("wsc", "train", [Texts("2", WSC.replace("Mark", "* Mark *").replace("He", "# He #"), None, 0)]),
+]
+
+
+@pytest.mark.parametrize("parent", ["", "super_glue", "SuperGLUE"])
+def test_official_files(tmp_path, parent):
+    root = str(tmp_path)
+    write(tmp_path / parent, {f"{name}.jsonl": json.dumps(line) + "\n" for name, line in LINES.items()})
+    for task, split, expected in EXAMPLES:
+        assert list(load(TASKS[task], root, split)) == expected
+
+
+@pytest.mark.parametrize(
+    ("phrase", "index", "found"),
+    [
+        ("Pete", 2, "* Pete * many"),  # 13 words apart from the other Pete
+        ("Pete", 7, "which * Pete * included"),  # one too low
+        ("Pete", 9, "which * Pete * included"),  # one too high
+        ("himself.", 6, "about * himself *,"),  # a full stop that is not the phrase's
+        ("his  book", 11, "in * his book *."),
+    ],
+)
+def test_phrases_of_wsc_are_found_beside_their_index(tmp_path, phrase, index, found):
+    target = LINES["WSC/train"]["target"] | {"span1_text": phrase, "span1_index": index}
+    root = write(tmp_path, {"WSC/train.jsonl": json.dumps(LINES["WSC/train"] | {"target": target})})
+    assert found in load(TASKS["wsc"], root, "train")[0].first
+
+
+def test_pairs_of_ax_g_must_be_known(tmp_path):
+    line = {key: value for key, value in LINES["AX-g/AX-g"].items() if key != "pair_id"}
+    root = write(tmp_path, {"AX-g/AX-g.jsonl": json.dumps(line)})
+    with pytest.raises(ValueError, match="line 1: expected the field 'pair_id', got premise, hypothesis"):
+        load(TASKS["superglue_rte"], root, "diagnostic_gender")
+
+
+def test_every_task_of_the_suite_has_files_of_its_own(tmp_path):
+    tiny_tasks.write_superglue(tmp_path)
+    counts = {
+        task: [len(load(TASKS[task], str(tmp_path), split)) for split in ("train", "validation", "test")]
+        for task in finetuning.SUPERGLUE
+    }
+    assert counts == {task: [9, 6, 4] for task in finetuning.SUPERGLUE} | {"multirc": [18, 12, 8]}
+    tests = [example for task in finetuning.SUPERGLUE for example in load(TASKS[task], str(tmp_path), "test")]
+    assert all(getattr(example, "label", None) is None and getattr(example, "right", None) is None for example in tests)
