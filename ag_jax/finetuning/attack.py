@@ -3,6 +3,7 @@
 Shape letters: N layers, L length.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -43,7 +44,8 @@ def attacked_model(tuned: FineTuned, config: AdversarialConfig, guidance: Guidan
     guidance: the guidance of attention in training, of which the loss is a part.
     """
     encoder = changes.without_dropout(tuned.config)
-    model, special = tuned.head.model(encoder), build.special_tokens(tuned.tokenizer)
+    head = dataclasses.replace(tuned.head, dropout=None)
+    model, special = head.model(encoder), build.special_tokens(tuned.tokenizer)
     inner = Supervised(model, KINDS[tuned.head.kind].loss)
     objective = build.guided_and_attacked(inner, guidance, changes.begun(config), encoder, special, steps=1)
     return AttackedModel(objective, model, tuned.params | tuned.adversary_params, step=1)

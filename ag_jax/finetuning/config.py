@@ -35,6 +35,7 @@ class Recipe:
     max_length: most tokens of a sequence; longer ones are cut as the task's protocol says, and counted.
     dropout: dropout rate of embeddings and layer outputs; None takes the checkpoint's.
     attention_dropout: dropout rate of attention probabilities; None takes the checkpoint's.
+    head_dropout: dropout rate of the task's head; None takes that of the encoder's layers.
     microbatches: parts that a batch is computed in, one after the other, to save memory.
     train_examples: train on so many examples, drawn by a hash of `subset_seed` and their position in the split, so
         that all seeds, points and arms have the same; with `folds` these are divided into folds. None takes all.
@@ -71,6 +72,7 @@ class Recipe:
     max_length: Annotated[int, f">= {SHORTEST}"] = 128
     dropout: Annotated[float, ">= 0", "< 1"] | None = None
     attention_dropout: Annotated[float, ">= 0", "< 1"] | None = None
+    head_dropout: Annotated[float, ">= 0", "< 1"] | None = None
     microbatches: Annotated[int, ">= 1"] = 1
     train_examples: Annotated[int, ">= 1"] | None = None
     validation_examples: Annotated[int, ">= 1"] | None = None

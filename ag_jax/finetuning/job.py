@@ -46,14 +46,15 @@ def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe)
     return dataclasses.replace(opened.config, **given)
 
 
-def make_head(task: Task, style: str, max_length: int) -> Head:
+def make_head(task: Task, style: str, max_length: int, dropout: float | None = None) -> Head:
     """Return the settings of a task's head: kind of task, labels, activation and dropout (`style`), longest sequence.
 
     style: a key of `models.heads.STYLES`, which the checkpoint's family decides.
     max_length: the most tokens of a sequence.
+    dropout: dropout rate of the head; None takes that of the encoder.
     """
     low, high = task.span
-    return Head(task.name, task.kind, tuple(task.labels), style, low, high, max_length, task.answerable)
+    return Head(task.name, task.kind, tuple(task.labels), style, low, high, max_length, task.answerable, dropout)
 
 
 def trained_length(opened: Pretrained, recipe: Recipe) -> int:
@@ -76,7 +77,7 @@ def make_spec(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: 
     steps = recipe.total_epochs * buckets.steps(len(data.train.features), trial.batch_size)
     return ProgramSpec(
         config=encoder_config(opened, config, recipe),
-        head=make_head(data.task, opened.style, recipe.max_length),
+        head=make_head(data.task, opened.style, recipe.max_length, recipe.head_dropout),
         optimizer=OptimizerConfig(
             learning_rate=1.0,  # the peak is in the optimizer's state: trials of any learning rate share the program
             warmup_steps=recipe.warmup_of(steps),

@@ -53,6 +53,7 @@ class Head:
     low, high: the values that outputs 0 and 1 stand for in a regression.
     max_length: tokens of a sequence in training; for an imported model, its number of positions.
     answerable: every question has an answer, so a span is always chosen.
+    dropout: dropout rate of the head in training; None takes that of the encoder.
     """
 
     task: str
@@ -63,10 +64,11 @@ class Head:
     high: float = 1.0
     max_length: int = 128
     answerable: bool = True
+    dropout: float | None = None
 
     def model(self, config: EncoderConfig, attend: Attend = reference.attend) -> TaskModel:
         """Return the Flax module: an encoder of `config` with this head."""
-        return TaskModel(config, self.kind, len(self.labels) or 1, self.style, attend)
+        return TaskModel(config, self.kind, len(self.labels) or 1, self.style, attend, self.dropout)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -204,6 +204,7 @@ class TaskModel(nn.Module):
     kind: one of `KINDS`.
     classes: number of classes of `classification` and `tagging`; other kinds ignore it.
     style: key of `STYLES`, for text heads.
+    head_dropout: dropout rate of the head; None takes that of the encoder.
     """
 
     config: EncoderConfig
@@ -211,12 +212,15 @@ class TaskModel(nn.Module):
     classes: int = 1
     style: str = "roberta"
     attend: Attend = reference.attend
+    head_dropout: float | None = None
 
     def setup(self):
         if self.style not in STYLES:
             raise ValueError(f"the style of a head must be one of {', '.join(STYLES)}, got {self.style!r}")
         self.encoder = encoder.Encoder(self.config, self.attend)
-        self.task_head = head_of(self.kind).build(self.config, self.classes, self.style)
+        rate = self.config.dropout if self.head_dropout is None else self.head_dropout
+        of_head = dataclasses.replace(self.config, dropout=rate)
+        self.task_head = head_of(self.kind).build(of_head, self.classes, self.style)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
         """Return the logits, float32, in a shape that depends on the kind of task.

@@ -16,9 +16,9 @@ Expected (deberta-large, dev): CoLA 70.5, QQP 92.3, MNLI 91.1/91.1, SST-2 96.8, 
 91.9, mean 90.00. scale=paper has not been run with this program yet.
 
 Deviations: the paper tunes each task and reports the best or the median of five runs. Learning rate, batch size,
-epochs, warm-up and sequence length here are those of the scripts released for the large model. The dropout of the
-task's head is that of the checkpoint (0.1), where these scripts have 0.15 to 0.2. Weights of MNLI are those of the same
-seed, where the scripts start from the published deberta-large-mnli. QQP's broken lines are left out and counted.
+epochs, warm-up, sequence length and dropout of the task's head are those of the scripts released for the large model.
+Weights of MNLI are those of the same seed, where the scripts start from the published deberta-large-mnli. QQP's broken
+lines are left out and counted.
 """
 
 from ag_jax import config_reader

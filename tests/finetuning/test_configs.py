@@ -187,17 +187,17 @@ def test_robertas_table_10(name, rates, sizes, weight_decay, epochs, max_length)
         assert (recipe.beta1, recipe.beta2, recipe.epsilon, recipe.clip_norm) == (0.9, 0.98, 1e-6, None)
 
 
-# Typed from the released scripts once more: task, then learning rate, batch size, epochs, warm-up steps of the base and
-# of the large model, and the longest sequence (microsoft/DeBERTa, experiments/glue/TASK.sh).
+# Typed from the released scripts once more: task, then learning rate, batch size, epochs, warm-up steps and dropout of
+# the head, of the base and of the large model, and the longest sequence (microsoft/DeBERTa, experiments/glue/TASK.sh).
 DEBERTAS_SCRIPTS = """
-cola 2e-5 32 6 100   7e-6 32 6 100   64
-mnli 3e-5 64 3 1000  1e-5 64 3 1000  256
-mrpc 2e-5 32 6 50    1e-5 32 6 50    128
-qnli 2e-5 32 4 500   1e-5 32 4 500   512
-qqp  2e-5 64 8 500   1e-5 64 8 500   320
-rte  2e-5 32 6 100   1e-5 32 6 50    320
-sst2 2e-5 32 6 500   1e-5 32 6 500   128
-stsb 2e-5 32 6 100   7e-6 32 4 100   128
+cola 2e-5 32 6 100  0.15   7e-6 32 6 100  0.15   64
+mnli 3e-5 64 3 1000  0.1   1e-5 64 3 1000  0.2   256
+mrpc 2e-5 32 6 50   0.15   1e-5 32 6 50   0.15   128
+qnli 2e-5 32 4 500  0.15   1e-5 32 4 500  0.15   512
+qqp  2e-5 64 8 500  0.15   1e-5 64 8 500  0.15   320
+rte  2e-5 32 6 100   0.2   1e-5 32 6 50    0.2   320
+sst2 2e-5 32 6 500  0.15   1e-5 32 6 500  0.15   128
+stsb 2e-5 32 6 100  0.15   7e-6 32 4 100  0.15   128
 """
 
 
@@ -205,10 +205,11 @@ stsb 2e-5 32 6 100   7e-6 32 4 100   128
 def test_debertas_scripts(row):
     task, *numbers = row.split()
     *of_sizes, length = map(float, numbers)
-    for protocol, expected in (("deberta", of_sizes[:4]), ("deberta_large", of_sizes[4:])):
+    for protocol, expected in (("deberta", of_sizes[:5]), ("deberta_large", of_sizes[5:])):
         recipe = parsed("finetune/glue.py", f"checkpoint=C,tasks={task},protocol={protocol}").tasks[task]
         ((learning_rate, batch_size),) = recipe.points
-        assert [learning_rate, batch_size, recipe.epochs, recipe.warmup_steps] == expected
+        found = [learning_rate, batch_size, recipe.epochs, recipe.warmup_steps, recipe.head_dropout]
+        assert found == expected
         assert (recipe.max_length, recipe.weight_decay, recipe.epsilon, recipe.clip_norm) == (length, 0.01, 1e-6, 1.0)
 
 

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from etils import epath
 
+from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.distributed import storage
-from ag_jax.finetuning import encoded, job, program
+from ag_jax.finetuning import attack, encoded, job, program
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import run_trial
 from ag_jax.finetuning.trial import RESULT, Trial
 from ag_jax.interop import finetuned
+from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.training.checkpoint import steps_in
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.stopping import Interrupted, StopSignal
@@ -53,6 +55,14 @@ def without_clock(value):
 
 def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_dropout_of_the_head_is_stored_and_left_out_of_attacks(tmp_path, one_device):
+    setting(keep=True, epochs=1, head_dropout=0.3)(tmp_path)
+    tuned = finetuned.load(tmp_path)
+    assert (tuned.head.dropout, tuned.model.head_dropout) == (0.3, 0.3)
+    attacked = attack.attacked_model(tuned, AdversarialConfig("freelb"), GuidanceConfig())
+    assert (attacked.model.config.dropout, attacked.model.head_dropout) == (0.0, None)
 
 
 @pytest.mark.parametrize("kind", tasks.KINDS)

@@ -235,6 +235,22 @@ def test_dropout_is_where_the_families_have_it():
     assert drops("tagging", "roberta") == 1 and drops("span", "roberta") == 0
 
 
+@pytest.mark.parametrize(("rate", "expected"), [(None, 0.5), (0.25, 0.25), (0.0, 0.0)])
+def test_the_head_may_have_a_dropout_rate_of_its_own(rate, expected):
+    model = TaskModel(tiny.config(dropout=0.5), "classification", classes=3, head_dropout=rate)
+    _, batch, params = case("classification")
+    rates = {"encoder": set(), "task_head": set()}
+
+    def note(next_call, args, kwargs, context):
+        if type(context.module).__name__ == "Dropout" and not context.module.path[-1].startswith("attention"):
+            rates[context.module.path[0]].add(context.module.rate)
+        return next_call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": jax.random.key(0)})
+    assert rates == {"encoder": {0.5}, "task_head": {expected}}
+
+
 def test_wrong_names_are_refused():
     batch = tiny.task_batch("classification")
     for settings, message in (
