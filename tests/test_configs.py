@@ -1,6 +1,5 @@
 """Every config file: its docstring is complete, every variant parses, and each variant takes a training step."""
 
-import functools
 import gzip
 import importlib.util
 import itertools
@@ -17,7 +16,6 @@ from ag_jax.data.parallel import pairs, toys
 from ag_jax.pretraining import build, comparison, run
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining, translation
-from ag_jax.training import step as step_room
 from tests.data.parallel import test_layouts as layouts
 from tests.finetuning import test_configs as finetuning
 from tests.finetuning import tiny_tasks
@@ -206,9 +204,8 @@ def test_every_arm_can_be_traced(name, arm, source, tmp_path, one_device):
     config = parsed(name, small_scale(name, arm), **TINY, **source(name))
     job = run.make_job(config, epath.Path(tmp_path), pipeline.prepare(config.data))
     batch = next(iter(job.batches(0, 1)))
-    step = functools.partial(step_room.train_step, objective=job.program.objective, optimizer=job.program.optimizer)
-    state, metrics = jax.eval_shape(step, job.program.abstract, batch, job.key)
-    assert state.step.shape == () and job.program.objective.primary_metric.metric in metrics
+    state, metrics = jax.eval_shape(job.program.train_step, job.program.abstract, batch, job.key, job.hyperparameters)
+    assert state.step.shape == () and job.objective.primary_metric.metric in metrics
 
 
 # Typed from the paper a second time, to detect a slip in `recipes.pretraining.TABLE_11`: language, model, learning

@@ -15,6 +15,7 @@ from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
 from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.pretraining.search.config import SearchConfig
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.optimizer import OptimizerConfig
 from ag_jax.training.sharding import MeshConfig
@@ -73,6 +74,7 @@ class ExperimentConfig:
     mesh: MeshConfig = MeshConfig()
     training: TrainingConfig = TrainingConfig()
     comparison: ComparisonConfig = ComparisonConfig()
+    search: SearchConfig = SearchConfig()
     inspection: InspectionConfig = InspectionConfig()
 
     def __post_init__(self):
