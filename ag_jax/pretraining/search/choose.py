@@ -175,18 +175,22 @@ def read_best(directory: epath.PathLike, arm: str) -> dict[str, Any]:
     """Return the settings that a finished search chose for an arm, {"section.key": value}.
 
     directory: the --workdir of the search.
+    arm: name of the arm, or what the names of several arms have before the first `_`, of which the best is taken.
 
-    Raises ValueError if there is no `best.json`, or the arm is not in it.
+    Raises ValueError if there is no `best.json`, or no such arm in it.
     """
     path = storage.directory(directory) / BEST
     if not path.exists():
         raise ValueError(f"{path} does not exist: expected the --workdir of a finished `ag-jax search`")
-    found = read_json(path, dict, {"arms": dict})["arms"]
-    if arm not in found:
+    content = read_json(path, dict, {"arms": dict, "metric": str})
+    found, metric = content["arms"], content["metric"]
+    check_fields(path, found, dict.fromkeys(found, dict))
+    for winner in found.values():
+        check_fields(path, winner, {"settings": dict, metric: float})
+    alike = [found[name] for name in found if name == arm or name.partition("_")[0] == arm]
+    if not alike:
         raise ValueError(f"{path} has no best point of arm {arm}: it has {', '.join(found) or 'none'}")
-    check_fields(path, found, {arm: dict})
-    check_fields(path, found[arm], {"settings": dict})
-    return dict(found[arm]["settings"])
+    return dict(min(alike, key=lambda winner: winner[metric])["settings"])
 
 
 def values_of(found: Sequence[Result]) -> Iterator[tuple[str, list[Any]]]:
