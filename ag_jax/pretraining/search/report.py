@@ -3,7 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ag_jax import config_reader
 from ag_jax.analysis.figures.search import HeatMap
@@ -14,13 +14,25 @@ from ag_jax.pretraining.search.choose import Result
 from ag_jax.pretraining.search.points import Study
 from ag_jax.pretraining.search.states import States
 
-Thresholds = Mapping[tuple[int, int], float]  # by number of the point and seed of its finished runs
+
+class Threshold(NamedTuple):
+    """The end of the plateau for a finished run.
+
+    loss: the loss below which a run has left the plateau.
+    step: first logged step of the run with a train loss below it; None if there is none.
+    """
+
+    loss: float
+    step: int | None
+
+
+Thresholds = Mapping[tuple[int, int], Threshold]  # by number of the point and seed
 
 
 def numbers(study: Study, results: Sequence[Result], states: States, thresholds: Thresholds) -> dict[str, Any]:
     """Return the content of `search.json`.
 
-    thresholds: the loss below which a run has left the plateau.
+    thresholds: the end of the plateau, of every finished run.
     """
     metric, left = study.search.metric, _left_plateau(study, results, thresholds)
     of_arms: dict[str, Any] = {}
@@ -28,7 +40,9 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
         winner = choose.best(of_arm, metric)
         of_arms[arm] = {
             "best": None if winner is None else winner.point.name,
-            "points": {one.point.name: _point(study, one, states, left) for one in choose.ranked(of_arm, metric)},
+            "points": {
+                one.point.name: _point(study, one, states, left, thresholds) for one in choose.ranked(of_arm, metric)
+            },
             "settings": _settings(of_arm, metric),
             "robustness": _robustness(of_arm, metric, left),
         }
@@ -51,22 +65,28 @@ def _left_plateau(study: Study, results: Sequence[Result], thresholds: Threshold
     found = {}
     for number, one in enumerate(results):
         if one.status == "done":
-            of_seeds = [thresholds[number, seed] for seed in one.point.configs]
+            of_seeds = [thresholds[number, seed].loss for seed in one.point.configs]
             found[one.point.arm, one.point.name] = one.losses["validation_loss"] < statistics.fmean(of_seeds)
         elif one.status == "failed":
             found[one.point.arm, one.point.name] = False
     return found
 
 
-def _point(study: Study, one: Result, states: States, left: Mapping[tuple[str, str], bool]) -> dict[str, Any]:
+def _point(
+    study: Study, one: Result, states: States, left: Mapping[tuple[str, str], bool], thresholds: Thresholds
+) -> dict[str, Any]:
     number = next(at for at, point in enumerate(study.points) if point is one.point)
-    of_seeds = {str(seed): states[number, seed].losses for seed in one.point.configs}
+    of_seeds = {
+        str(seed): losses | {"left_plateau_at_step": thresholds[number, seed].step}
+        for seed in one.point.configs
+        if (losses := states[number, seed].losses) is not None
+    }
     return {
         "settings": dict(one.point.settings),
         "status": one.status,
         **({"stopped_at_step": one.stopped_at} if one.stopped_at is not None else {}),
         **one.losses,
-        "seeds": {seed: losses for seed, losses in of_seeds.items() if losses is not None},
+        "seeds": of_seeds,
         **({"failures": {str(seed): reason for seed, reason in one.failures.items()}} if one.failures else {}),
         "left_plateau": left.get((one.point.arm, one.point.name)),
     }
@@ -191,7 +211,11 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
             f"{one.losses[name]:.3f}" if one.losses else one.status
             for name in ("validation_loss", "train_loss", "average_train_loss")
         ]
-        plateau = told[numbers_of_arm["points"][one.point.name]["left_plateau"]]
+        of_point = numbers_of_arm["points"][one.point.name]
+        plateau = told[of_point["left_plateau"]]
+        at = [seed["left_plateau_at_step"] for seed in of_point["seeds"].values()]
+        if of_point["left_plateau"] and None not in at:
+            plateau += f" at step {', '.join(map(str, at))}"
         if one.stopped_at is not None:
             plateau = f"stopped at step {one.stopped_at}"
         lines.append(_row([str(place), *values, *losses, plateau]))

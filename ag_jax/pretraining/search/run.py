@@ -19,11 +19,14 @@ from ag_jax.distributed import hosts, storage
 from ag_jax.pretraining import arms, run, workloads
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.report import first_step_below
 from ag_jax.pretraining.search import choose, points, report, states
 from ag_jax.pretraining.search.choose import BEST, Result, Task
 from ag_jax.pretraining.search.points import Study
+from ag_jax.pretraining.search.report import Threshold
 from ag_jax.pretraining.search.states import FAILURE, States
 from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.metrics import read_metrics
 from ag_jax.training.wandb_run import Labels
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how messages of JAX begin when memory is short
@@ -74,7 +77,12 @@ def _check(study: Study, workdir: epath.Path) -> None:
     for point in study.points:
         for seed, config in point.configs.items():
             directory = point.directory(workdir, seed)
-            run.check_workdir(config, directory)
+            steps = run.check_workdir(config, directory)
+            if steps not in (None, config.training.steps):  # `train` would extend it
+                raise ValueError(
+                    f"{directory} holds a run of {steps} steps, expected {config.training.steps}: points are compared "
+                    "after runs of one length, so use that number of steps, or choose another --workdir"
+                )
             if run.is_begun(directory):
                 pretraining_corpus.check_files(config, directory)
             elif config.translates and (config.data, config.translation) not in checked:
@@ -152,13 +160,13 @@ def _write(study: Study, workdir: epath.Path) -> list[Result]:
     while (now := states.read_all(study, workdir)) != found:
         found = now
         results = choose.results(study, found)
-        left = {
-            (number, seed): _plateau(config, point.directory(workdir, seed), plateaus)
+        thresholds = {
+            (number, seed): _threshold(config, point.directory(workdir, seed), plateaus)
             for number, point in enumerate(study.points)
             for seed, config in point.configs.items()
             if found[number, seed].losses is not None
         }
-        numbers = report.numbers(study, results, found, left)
+        numbers = report.numbers(study, results, found, thresholds)
         storage.write_whole(workdir / "search.json", json.dumps(numbers, indent=2) + "\n")
         if numbers["complete"]:
             storage.write_whole(workdir / BEST, json.dumps(choose.best_json(study, results), indent=2) + "\n")
@@ -169,12 +177,17 @@ def _write(study: Study, workdir: epath.Path) -> list[Result]:
     return results
 
 
-def _plateau(config: ExperimentConfig, directory: epath.Path, known: dict[Any, float]) -> float:
-    """Return the loss below which a run has left the plateau; computed once for all runs on the same text."""
-    workload, text = workloads.workload_of(config), (config.data, config.replaced_tokens)
+def _threshold(config: ExperimentConfig, directory: epath.Path, known: dict[Any, float]) -> Threshold:
+    """Return the loss below which a run has left the plateau, and the step at which its train loss was first below.
+
+    known: the plateau loss of each text, which is computed once for all runs on it.
+    """
+    primary, text = workloads.workload_of(config).primary_metric, (config.data, config.replaced_tokens)
     if text not in known:
         known[text] = plateau_loss(config, directory)
-    return known[text] - workload.primary_metric.margin
+    loss = known[text] - primary.margin
+    rows = read_metrics(directory) if (directory / "metrics.jsonl").exists() else []
+    return Threshold(loss, first_step_below(rows, loss, primary.metric))
 
 
 def plateau_loss(config: ExperimentConfig, directory: epath.Path) -> float:

@@ -13,6 +13,7 @@ from ag_jax.training.loop import NonFiniteError
 TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
 PLATEAU, STEPS = 5.4, 8  # a run leaves the plateau at a margin of 0.3 below it
 DIVERGES = 0.75  # learning rate at which the stub diverges
+UNLUCKY = 13  # seed with which it also diverges at learning rates below 0.05
 TINY = {
     "data.sequence_length": 16,
     "data.tokenizer.vocabulary_size": 300,
@@ -73,7 +74,8 @@ def stub(config, directory, labels, pause_at=None):
     """Note the call in `calls.txt` of the search, and write `summary.json` at the end of a run."""
     with open(directory.parent.parent / "calls.txt", "a") as calls:
         calls.write(f"{directory.parent.name}/{directory.name} {pause_at}\n")
-    if config.optimizer.learning_rate == DIVERGES:
+    rate = config.optimizer.learning_rate
+    if rate == DIVERGES or (config.seed == UNLUCKY and rate < 0.05):
         raise NonFiniteError("mlm_loss is not finite at step 3.")
     directory.mkdir(parents=True, exist_ok=True)
     step = pause_at or config.training.steps

@@ -9,6 +9,7 @@ from ag_jax.pretraining import build, run
 from ag_jax.pretraining.search import points
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.training import sharding
+from ag_jax.training.checkpoint import steps_in
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests.pretraining.search.studies import config_file, text_files
 
@@ -39,6 +40,8 @@ def test_points_are_ordinary_runs(source, tmp_path, one_device):
     assert found["complete"] and found["arms"]["mlm"]["points"]["lr1e+30"]["status"] == "failed"
     statuses = [one["status"] for one in found["arms"]["ag"]["points"].values()]
     assert statuses == ["done"] * 2 + ["stopped"] * 2
+    stopped = next(name for name, one in found["arms"]["ag"]["points"].items() if one["status"] == "stopped")
+    assert steps_in(made / "ag" / f"{stopped}-seed0" / "checkpoints") == [3]
     best = next(point for point in study.points if point.name == found["arms"]["ag"]["best"] and point.arm == "ag")
     alone = epath.Path(tmp_path / "alone")
     summary = run.train(best.configs[0], alone)
@@ -46,6 +49,10 @@ def test_points_are_ordinary_runs(source, tmp_path, one_device):
     assert json.loads((best.directory(made, 0) / "summary.json").read_text()) == summary
     rung = json.loads((best.directory(made, 0) / "rungs.json").read_text())
     assert [*rung] == ["3"] and rung["3"]["validation_loss"] != summary["validation_loss"]
+    left = [
+        seed["left_plateau_at_step"] for one in found["arms"]["ag"]["points"].values() for seed in one["seeds"].values()
+    ]
+    assert len(left) == 2 and all(step is None or step in (2, 4, 6, 8) for step in left)
     program = build.shared_program(
         best.configs[0], run.open_run(alone).tokenizer, sharding.make_mesh(best.configs[0].mesh)
     )

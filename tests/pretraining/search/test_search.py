@@ -7,6 +7,7 @@ import statistics
 import pytest
 from etils import epath
 
+from ag_jax import config_reader
 from ag_jax.pretraining import run
 from ag_jax.pretraining.search import choose, points
 from ag_jax.pretraining.search import run as search_run
@@ -115,6 +116,15 @@ def test_failed_points_are_listed_and_cannot_win(stubbed, tmp_path):
     assert "* lr0.75, seed 0, failed: mlm_loss is not finite" in (tmp_path / "made" / "report.md").read_text()
     assert stubbed(source)[1] == [], "a failure is not trained again"
     assert stubbed(source, retry=True)[1] == ["ag/lr0.75-seed0 None", "mlm/lr0.75-seed0 None"]
+
+
+def test_a_point_with_a_failed_seed_cannot_win(stubbed, tmp_path):
+    source = config_file(tmp_path / "seeds.py", {"mlm": rates(0.1, 0.02)}, **{"search.seeds": (0, studies.UNLUCKY)})
+    found, calls = stubbed(source)
+    of_points = found["arms"]["mlm"]["points"]
+    assert len(calls) == 4 and found["arms"]["mlm"]["best"] == "lr0.1"
+    assert of_points["lr0.02"]["status"] == "failed" and [*of_points["lr0.02"]["failures"]] == ["13"]
+    assert of_points["lr0.02"]["seeds"]["0"]["validation_loss"] < of_points["lr0.1"]["seeds"]["0"]["validation_loss"]
 
 
 def test_arms_with_the_same_points_are_paired(stubbed, tmp_path):
@@ -271,7 +281,7 @@ def test_the_directory_of_another_run_is_refused_before_anything_runs(stubbed, t
     last = tmp_path / "made" / "mlm" / "lr0.02-seed0"
     last.mkdir(parents=True)
     study = points.study(source, {"model.width": 24})
-    values = json.dumps(search_run.arms.config_reader.to_dict(study.points[1].configs[0]))
+    values = json.dumps(config_reader.to_dict(study.points[1].configs[0]))
     (last / "config.json").write_text(values)
     (last / "summary.json").write_text(
         json.dumps({"train_loss": 1.0, "validation_loss": 1.0, "average_train_loss": 1.0})
@@ -279,6 +289,19 @@ def test_the_directory_of_another_run_is_refused_before_anything_runs(stubbed, t
     with pytest.raises(ValueError, match="model.width: there 24, now 12"):
         stubbed(source)
     assert not (tmp_path / "made" / "calls.txt").exists()
+
+
+def test_finished_runs_are_not_extended(stubbed, tmp_path):
+    """A longer run has other schedules from the start."""
+    source = config_file(tmp_path / "one.py", {"mlm": rates(0.1)})
+    directory = tmp_path / "made" / "mlm" / "lr0.1-seed0"
+    directory.mkdir(parents=True)
+    config = points.study(source, {}).points[0].configs[0]
+    (directory / "config.json").write_text(json.dumps(config_reader.to_dict(config)))
+    stubbed(source)
+    assert stubbed(source)[1] == []
+    with pytest.raises(ValueError, match="holds a run of 8 steps, expected 9"):
+        stubbed(source, {"search.steps": 9})
 
 
 def test_names_of_points(tmp_path):
