@@ -15,12 +15,14 @@ class HeatMap:
     """The best loss of an arm's points by the values of two settings.
 
     arm: name of the arm.
+    metric: name of the loss.
     rows, columns: names of the settings.
     row_values, column_values: their values, as text.
     losses: a row for each value of the first setting; None where no point is done.
     """
 
     arm: str
+    metric: str
     rows: str
     columns: str
     row_values: Sequence[str]
@@ -53,5 +55,5 @@ def draw_heat_map(one: HeatMap) -> Figure:
     axes.set_yticks(range(losses.shape[0]), [label(value) for value in one.row_values], fontsize=SMALL)
     axes.set_xlabel(one.columns, fontsize=MEDIUM)
     axes.set_ylabel(one.rows, fontsize=MEDIUM)
-    axes.set_title(label(one.arm, 40), fontsize=LARGE, loc="left", parse_math=False)
+    axes.set_title(label(f"{one.arm}: lowest {one.metric}", 60), fontsize=LARGE, loc="left", parse_math=False)
     return figure

@@ -161,7 +161,7 @@ def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
             for row in row_values
         ]
         shown = [[config_reader.shown(value) for value in values] for values in (row_values, column_values)]
-        maps.append(HeatMap(arm, rows, columns, shown[0], shown[1], losses))
+        maps.append(HeatMap(arm, metric, rows, columns, shown[0], shown[1], losses))
     return maps
 
 
@@ -246,7 +246,8 @@ def _robustness_table(found: Mapping[str, Any], metric: str) -> list[str]:
         "## Robustness",
         "",
         "A point has left the plateau if its validation loss is clearly below that of guessing by frequency, without "
-        "context. A point that failed has not; points that were stopped early are left out.",
+        "context. A point that failed has not. Points that were stopped at a rung are left out, so that a search with "
+        "rungs says little about robustness.",
         "",
         *_table_head(["Arm", "Left the plateau", "Share", f"Median `{metric}`", "Range"]),
     ]
