@@ -139,6 +139,7 @@ VERBS = {
             "ag-jax search --config=quickstart_search --workdir=runs/search",
             "ag-jax search --config=ag/section4_5_search:language=oromo,layers=12 --workdir=runs/oromo --part=2/4",
             "ag-jax train --config=ag/table3_language_modeling:language=oromo,arm=ag,best=runs/oromo --workdir=runs/ag",
+            "ag-jax help search.     # the settings of the section `search`",
         ),
         ("workdir", "part", "retry", "print_config", *HOSTS),
         True,

@@ -59,8 +59,11 @@ class Loop:
                 with StopSignal() as stop:
                     state = self._steps(state, start, stop)
                 self.writer.flush()
-                end = self.job.pause if self._is_paused(int(state.step)) else self.job.finish
-                result = end(state, self.progress, self.watchdog.beat)
+                if self._is_paused(int(state.step)):
+                    with self.watchdog.compiling("the evaluation step"):
+                        result = self.job.pause(state, self.progress, self.watchdog.beat)
+                else:
+                    result = self.job.finish(state, self.progress, self.watchdog.beat)
                 together, failed = True, False
             except (Interrupted, NonFiniteError) as stopped:
                 together, failed = True, isinstance(stopped, NonFiniteError)

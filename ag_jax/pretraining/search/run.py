@@ -155,6 +155,7 @@ def _write(study: Study, workdir: epath.Path) -> list[Result]:
     Another part may end at the same time. So the runs are read again after writing, and written again if they changed:
     whichever part writes last, everything is in the files.
     """
+    workdir.mkdir(parents=True, exist_ok=True)
     plateaus: dict[Any, float] = {}
     found: States | None = None
     while (now := states.read_all(study, workdir)) != found:

@@ -23,7 +23,6 @@ def stubbed(monkeypatch, tmp_path):
     """Returns a function that runs a search with the stub, and returns `search.json` and the calls of the stub."""
     monkeypatch.setattr(run, "train", studies.stub)
     monkeypatch.setattr(search_run, "plateau_loss", lambda config, directory: studies.PLATEAU)
-    (tmp_path / "made").mkdir()
 
     def search(source, overrides=None, **options):
         search_run.search(source, overrides or {}, epath.Path(tmp_path / "made"), **options)
@@ -187,7 +186,6 @@ def test_a_killed_search_goes_on(stubbed, tmp_path):
     source = config_file(tmp_path / "six.py", {"mlm": GRID})
     expected, _ = stubbed(source)
     killed = tmp_path / "killed"
-    killed.mkdir()
     arguments = ["search", f"--config={source}", f"--workdir={killed}"]
     running = commands.Running(arguments, before=studies.install_hanging)
     running.wait_for("in the middle of the third")
@@ -204,7 +202,6 @@ def test_parts_in_two_processes_are_one_search(stubbed, tmp_path):
     source = config_file(tmp_path / "parts.py", {"mlm": GRID, "ag": rates(0.1, 0.02, 0.3)})
     expected, _ = stubbed(source)
     shared = tmp_path / "shared"
-    shared.mkdir()
     arguments = ["search", f"--config={source}", f"--workdir={shared}"]
     both = [commands.Running([*arguments, f"--part={part}/2"], before=studies.install) for part in (1, 2)]
     assert [one.wait().returncode for one in both] == [0, 0], [one.stderr for one in both]
@@ -223,7 +220,6 @@ def test_a_part_waits_for_the_others_at_a_rung(stubbed, tmp_path, capsys):
 
 def test_exit_status_if_all_fail(tmp_path):
     source = config_file(tmp_path / "worse.py", {"mlm": rates(studies.DIVERGES)})
-    (tmp_path / "made").mkdir()
     done = commands.run(["search", f"--config={source}", f"--workdir={tmp_path / 'made'}"], before=studies.install)
     assert done.returncode == 1 and "mlm/lr0.75: mlm_loss is not finite" in done.stderr
     assert json.loads((tmp_path / "made" / "best.json").read_text())["arms"] == {}
