@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax.data.json_files import read_json
+from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.distributed import storage
 from ag_jax.pretraining import run
 from ag_jax.pretraining.config import ExperimentConfig
@@ -45,19 +45,24 @@ States = dict[tuple[int, int], RunState]  # by number of the point and seed
 
 def read(directory: epath.Path, config: ExperimentConfig) -> RunState:
     """Read the state of a run. Raises ValueError, with the file's name, if a file is damaged."""
-    found, rungs = None, _read(directory / RUNGS) or {}
+    rungs = _rungs(directory / RUNGS)
     summary = run.read_summary(directory)
     if summary is not None and summary.get("steps", config.training.steps) == config.training.steps:
         found = {name: summary[name] for name in LOSSES}
         if bad := [name for name, value in found.items() if not math.isfinite(value)]:
             return RunState(failure=f"{bad[0]} is not finite", rungs=rungs)
         return RunState(losses=found, rungs=rungs)
-    failure = _read(directory / FAILURE)
-    return RunState(failure=None if failure is None else str(failure.get("reason")), rungs=rungs)
+    failure = directory / FAILURE
+    reason = read_json(failure, dict, {"reason": str})["reason"] if failure.exists() else None
+    return RunState(failure=reason, rungs=rungs)
 
 
-def _read(path: epath.Path) -> dict[str, Any] | None:
-    return read_json(path, dict) if path.exists() else None
+def _rungs(path: epath.Path) -> dict[str, dict[str, float]]:
+    found = read_json(path) if path.exists() else {}
+    check_fields(path, found, dict.fromkeys(found, dict))
+    for losses in found.values():
+        check_fields(path, losses, dict.fromkeys(LOSSES, float))
+    return found
 
 
 def read_all(study: Study, workdir: epath.Path) -> States:
@@ -77,5 +82,5 @@ def write_failure(directory: epath.Path, reason: str) -> None:
 
 def write_rung(directory: epath.Path, step: int, losses: dict[str, Any]) -> None:
     """Note the losses of a run after the step at which it is compared with others."""
-    rungs = (_read(directory / RUNGS) or {}) | {str(step): {name: losses[name] for name in LOSSES}}
+    rungs = _rungs(directory / RUNGS) | {str(step): {name: losses[name] for name in LOSSES}}
     storage.write_whole(directory / RUNGS, json.dumps(rungs, indent=2) + "\n")

@@ -300,6 +300,24 @@ def test_finished_runs_are_not_extended(stubbed, tmp_path):
         stubbed(source, {"search.steps": 9})
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rungs.json", "{", "expected JSON"),
+        ("rungs.json", '{"4": {"train_loss": 1}}', "a JSON number under the key 'validation_loss', got nothing"),
+        ("failure.json", '{"reason": 3}', "a JSON string under the key 'reason', got 3"),
+        ("summary.json", '{"train_loss": 1}', "a JSON number under the key 'validation_loss', got nothing"),
+    ],
+)
+def test_damaged_files_are_named(name, content, message, stubbed, tmp_path):
+    source = config_file(tmp_path / "one.py", {"mlm": rates(0.1)})
+    directory = tmp_path / "made" / "mlm" / "lr0.1-seed0"
+    directory.mkdir(parents=True)
+    (directory / name).write_text(content)
+    with pytest.raises(ValueError, match=f"{name}: .*{message}"):
+        stubbed(source)
+
+
 def test_names_of_points(tmp_path):
     """Of the settings in the order of the grid, with the whole path where two settings have one last part."""
     grid = {"model": {"dropout": (0.0, 0.1), "remat": ("none",)}, "optimizer": {"learning_rate": (1e-5, 1 / 3)}}
