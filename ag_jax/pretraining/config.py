@@ -106,6 +106,11 @@ class ExperimentConfig:
                 f"the {rows} rows of a microbatch (training.batch_size / training.microbatches) must be a multiple of "
                 f"mesh.data * mesh.fsdp = {parts}"
             )
+        if self.guidance.alpha_rule == "auto" and self.guidance.mode == "bias":
+            raise ValueError(
+                "guidance.alpha_rule=auto compares the guidance loss with the model's own, and mode=bias has no "
+                "guidance loss: set mode=loss, or alpha_rule=value and alpha"
+            )
         # Only for their errors.
         guidance.assign_heads(self.guidance, self.model.heads)
         guidance.assign_decoder_heads(self.guidance, self.model.heads)

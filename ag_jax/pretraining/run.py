@@ -29,7 +29,7 @@ from ag_jax.distributed import hosts, lock, shared_files, storage
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
-from ag_jax.pretraining import build, extension, mask_trace, workloads
+from ag_jax.pretraining import alpha, build, extension, mask_trace, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import origin as origins
@@ -91,8 +91,6 @@ def make_job(
     start = workloads.start_token(config, corpus.tokenizer)
     batches = pipeline.batches(corpus, config.data, config.training.batch_size, config.seed, start)
     init_key, dropout_key = build.random_keys(config.seed)
-    hyperparameters = Hyperparameters.of(config.optimizer, config.guidance)
-    primary = program.make_objective(hyperparameters).primary_metric
 
     # Called only if there is no checkpoint, so a resumed run does not need the run that its weights came from.
     def create() -> TrainState:
@@ -102,6 +100,14 @@ def make_job(
     def held_out() -> Iterator[HostBatch]:
         return pipeline.validation_batches(corpus, config.data, config.training.batch_size, rows, start)
 
+    def losses_at_the_start() -> dict[str, Any]:
+        if is_begun(workdir):
+            raise alpha.missing(workdir)
+        first_batch = functools.partial(batches.iterate, 0, 1, rows=rows)
+        return metrics_evaluator(program, Hyperparameters(), first_batch)(create().params, 0, lambda: None)
+
+    primary = program.make_objective(Hyperparameters()).primary_metric
+    hyperparameters = alpha.begin(config, workdir, primary.metric, losses_at_the_start)
     evaluator = metrics_evaluator(program, hyperparameters, held_out)
 
     def describe(evaluation: Evaluation) -> str:
@@ -257,7 +263,7 @@ def _remove_attempt(workdir: epath.Path) -> None:
     """Delete the files of a run that stopped before anything was worth keeping, so that the next run in `workdir`
     does not go on with them.
     """
-    for name in (pretraining_corpus.SUMMARY, "metrics.jsonl"):
+    for name in (pretraining_corpus.SUMMARY, alpha.ALPHA, "metrics.jsonl"):
         (workdir / name).unlink(missing_ok=True)
     if (workdir / "checkpoints").exists():
         (workdir / "checkpoints").rmtree()

@@ -10,10 +10,9 @@ from ag_jax.analysis.changes import AttackedModel, TextAttack
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.text import corruption
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.pretraining import build, workloads
+from ag_jax.pretraining import alpha, build, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.run import OpenRun
-from ag_jax.training.hyperparameters import Hyperparameters
 
 MASKED = "The model reads a copy of the text with masked tokens, as in training."
 TRIES = 1000  # most masks that are drawn for a text until one masks a token
@@ -40,7 +39,7 @@ def of_run(opened: OpenRun) -> TextAttack:
         config, model=changes.without_dropout(config.model), adversarial=changes.begun(config.adversarial)
     )
     model = workloads.reference_model(still, opened.tokenizer)
-    hyperparameters = Hyperparameters.of(still.optimizer, still.guidance)
+    hyperparameters = alpha.hyperparameters(still, opened.workdir)
     objective = build.make_objective(still, opened.tokenizer, model, 1, hyperparameters)
     params = opened.params | opened.adversary_params
     attacked = AttackedModel(objective, model, params, opened.step)

@@ -19,7 +19,7 @@ class Hyperparameters:
 
     learning_rate: `optimizer.learning_rate`, float32.
     warmup_steps: `optimizer.warmup_steps`, int32.
-    alpha: `guidance.alpha`, float32.
+    alpha: `guidance.alpha`, or what `guidance.alpha_rule` chose in its place, float32.
     """
 
     learning_rate: Any = np.float32(1)
@@ -28,7 +28,7 @@ class Hyperparameters:
 
     @classmethod
     def of(cls, optimizer: OptimizerConfig, guidance: GuidanceConfig) -> "Hyperparameters":
-        """Return the hyperparameters of a run with these settings."""
+        """Return the hyperparameters of a run with these settings, without regard to `guidance.alpha_rule`."""
         return cls(np.float32(optimizer.learning_rate), np.int32(optimizer.warmup_steps), np.float32(guidance.alpha))
 
     def in_optimizer(self, config: OptimizerConfig) -> OptimizerConfig:
@@ -36,5 +36,5 @@ class Hyperparameters:
         return dataclasses.replace(config, learning_rate=self.learning_rate, warmup_steps=self.warmup_steps)
 
     def in_guidance(self, config: GuidanceConfig) -> GuidanceConfig:
-        """Return settings of guidance with this `alpha`, which may be a traced array."""
-        return dataclasses.replace(config, alpha=self.alpha)
+        """Return settings of guidance with this `alpha`, which may be a traced array; it has the place of any rule."""
+        return dataclasses.replace(config, alpha=self.alpha, alpha_rule="value")

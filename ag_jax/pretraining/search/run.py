@@ -8,6 +8,7 @@ import functools
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from ag_jax.pretraining.search.choose import BEST, Result, Task
 from ag_jax.pretraining.search.points import Study
 from ag_jax.pretraining.search.report import Threshold
 from ag_jax.pretraining.search.states import FAILURE, States
+from ag_jax.training.checkpoint import steps_in
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.wandb_run import Labels
@@ -83,11 +85,27 @@ def _check(study: Study, workdir: epath.Path) -> None:
                     f"{directory} holds a run of {steps} steps, expected {config.training.steps}: points are compared "
                     "after runs of one length, so use that number of steps, or choose another --workdir"
                 )
+            _check_rungs(study.rung_steps(point), config, directory)
             if run.is_begun(directory):
                 pretraining_corpus.check_files(config, directory)
             elif config.translates and (config.data, config.translation) not in checked:
                 checked.add((config.data, config.translation))
                 pretraining_corpus.check_tests(config)
+
+
+def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epath.Path) -> None:
+    """Raise ValueError if an unfinished run is past a rung at which its losses were not noted.
+
+    A comparison with its present losses would not be fair to the others.
+    """
+    if not rungs or (state := states.read(directory, config)).losses is not None:
+        return
+    newest = max(steps_in(directory / "checkpoints"), default=0)
+    if passed := [step for step in rungs if step < newest and str(step) not in state.rungs]:
+        raise ValueError(
+            f"{directory} is at step {newest}, and its losses at the rung at step {passed[0]} are not known, because "
+            "it was trained with other search.rungs: use those, or choose another --workdir"
+        )
 
 
 def _forget_failures(study: Study, workdir: epath.Path, own: set[int]) -> None:

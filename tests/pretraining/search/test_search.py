@@ -300,6 +300,17 @@ def test_finished_runs_are_not_extended(stubbed, tmp_path):
         stubbed(source, {"search.steps": 9})
 
 
+def test_a_run_past_a_rung_is_refused_before_anything_runs(stubbed, tmp_path):
+    """Its losses are those of a longer training than the others have at the rung."""
+    source = config_file(tmp_path / "two.py", {"mlm": rates(0.1, 0.02)})
+    for step in (2, 6):
+        (tmp_path / "made" / "mlm" / "lr0.02-seed0" / "checkpoints" / str(step)).mkdir(parents=True)
+    with pytest.raises(ValueError, match="lr0.02-seed0 is at step 6, and its losses at the rung at step 4 are not"):
+        stubbed(source, {"search.rungs": (0.5,)})
+    assert not (tmp_path / "made" / "calls.txt").exists()
+    assert len(stubbed(source, {"search.rungs": (0.75,)})[1]) == 3, "at step 6 itself"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
