@@ -20,11 +20,12 @@ from ag_jax.interop import exporting, importing
 from ag_jax.planning import plan, text, topology
 from ag_jax.pretraining import run, scores, translate, workloads
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.search import points
 from ag_jax.probing.config import ProbingConfig
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
 
-ON_MANY_HOSTS = ("train", "finetune", "compare", "evaluate")
+ON_MANY_HOSTS = ("train", "finetune", "compare", "search", "evaluate")
 _LONGEST_LINE = 2000  # characters of an error message that are printed
 AnyConfig = ExperimentConfig | FinetuningConfig | ProbingConfig
 KINDS = (ExperimentConfig, FinetuningConfig, ProbingConfig)  # what --config may be
@@ -42,7 +43,9 @@ class Request:
     source: the Hugging Face model to import; "hf" with the earlier verb `convert`.
     target: the directory to export to; "hf" with `convert`.
     path: the Hugging Face model of `convert`.
-    expect, dtype, license, part: see `ag-jax help import` and `ag-jax help export`.
+    expect, dtype, license: see `ag-jax help import` and `ag-jax help export`.
+    part: `K/N` of `ag-jax search`, or the encoder that `ag-jax export` writes.
+    retry: whether `ag-jax search` trains runs again that failed.
     translation: the translation of `text`, of which `ag-jax inspect --target` draws the attention.
     without: heads whose outputs `ag-jax inspect --without` zeroes.
     input, output, decoding: see `ag-jax help translate`.
@@ -67,7 +70,8 @@ class Request:
     expect: Sequence[str] = ()
     dtype: str = "float32"
     license: str = ""
-    part: str = "model"
+    part: str | None = None
+    retry: bool = False
     translation: str | None = None
     without: Sequence[str] = ()
     input: str | None = None
@@ -176,8 +180,11 @@ def run_verb(verb: str, request: Request) -> None:
 
 def _checked(verb: str, request: Request) -> AnyConfig:
     """Return the config for `--print_config`, after the same checks that the verb makes when it runs."""
-    if verb in ("train", "tokenizer", "plan"):
-        return request.experiment()
+    if verb in ("train", "tokenizer", "plan", "search"):
+        experiment = request.experiment()
+        if verb == "search":
+            points.study(request.config, request.overrides)
+        return experiment
     if verb == "evaluate":
         return request.probes()
     config = request.suite() if verb == "finetune" else request.checked()
@@ -220,6 +227,16 @@ def _train(request: Request) -> None:
 
 def _compare(request: Request) -> None:
     report = _comparison(request.checked()).compare(request.config, request.overrides, request.directory())
+    _tell(f"the report is {report}")
+
+
+def _search(request: Request) -> None:
+    from ag_jax.pretraining.search import run as of_points  # with matplotlib and scipy
+
+    request.experiment()  # only for its errors
+    report = of_points.search(
+        request.config, request.overrides, request.directory(), part=request.part, retry=request.retry
+    )
     _tell(f"the report is {report}")
 
 
@@ -308,7 +325,7 @@ def _import(request: Request) -> None:
 def _export(request: Request) -> None:
     if not request.target:
         raise ValueError("this verb needs --to=DIR, the directory for the Hugging Face model, which will be created")
-    options = (request.dtype, request.license, request.part)
+    options = (request.dtype, request.license, request.part or "model")
     written = exporting.convert(request.directory(), request.step, request.target, *options)
     print(f"{written.parameters:,} parameters as {written.architecture}, in {request.target}")
     for item in written.not_carried:
@@ -319,6 +336,7 @@ VERBS = {
     "train": _train,
     "finetune": _finetune,
     "compare": _compare,
+    "search": _search,
     "evaluate": _evaluate,
     "translate": _translate,
     "inspect": _inspect,

@@ -122,7 +122,7 @@ def upgraded(kind: type, values: Any) -> Any:
         hint = hints.get(name)
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             value = upgraded(hint, value)
-        elif get_origin(hint) is dict and isinstance(value, dict):
+        elif get_origin(hint) is dict and dataclasses.is_dataclass(get_args(hint)[1]) and isinstance(value, dict):
             value = {key: upgraded(get_args(hint)[1], item) for key, item in value.items()}
         elif name in nones and value == nones[name] and type(value) in (type(nones[name]), int):
             value = None
@@ -162,6 +162,8 @@ def _to_type(hint: Any, value: Any, path: str, message_end: str = "") -> Any:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         section = _shallow(value) if isinstance(value, hint) else _section(value, path)
         return hint(**_fields(hint, section, path + "."))
+    if hint is Any:  # its dataclass checks it
+        return value
     if get_origin(hint) is dict:
         return {name: _entry(get_args(hint)[1], item, f"{path}.{name}") for name, item in _section(value, path).items()}
     if get_origin(hint) is tuple:

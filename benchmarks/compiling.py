@@ -8,6 +8,7 @@ from ag_jax.data.text import batching
 from ag_jax.pretraining import build, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training import sharding
+from ag_jax.training.hyperparameters import Hyperparameters
 
 
 def training_step(
@@ -25,4 +26,5 @@ def training_step(
         name: jax.ShapeDtypeStruct(field.shape, field.dtype)
         for name, field in batching.empty_batch(config.data, rows).items()
     }
-    return program.train_step, (program.abstract, batch, jax.eval_shape(lambda: jax.random.key(0)))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return program.train_step, (program.abstract, batch, key, Hyperparameters())

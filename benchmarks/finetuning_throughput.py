@@ -38,6 +38,7 @@ from ag_jax.finetuning.trial import Trial
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.training import sharding
+from ag_jax.training.hyperparameters import Hyperparameters
 
 LEARNING_RATE = 2e-5
 
@@ -87,7 +88,8 @@ class Ours:
         of = Trial(data.task.name, recipe, LEARNING_RATE, options.batch_size, seed=0)
         self.program = program.compiled(job.make_spec(of, config, opened, data)).program
         self.key = jax.random.key(0)
-        self.state = program.with_learning_rate(self.program.create(self.key), LEARNING_RATE)
+        self.hyperparameters = Hyperparameters.of(job.optimizer_config(of, data), config.guidance)
+        self.state = self.program.create(self.key)
         self.batches = endless(data.train.features, options)
         self.times: list[float] = []
         self.examples = self.tokens = 0
@@ -96,7 +98,8 @@ class Ours:
         for batch in one_of_each_length(data.train.features, options):
             length, placed = batch["tokens"].shape[-1], self._place(batch)
             began = time.perf_counter()
-            self.compiled[length] = self.program.train_step.lower(self.state, placed, self.key).compile()
+            lowered = self.program.train_step.lower(self.state, placed, self.key, self.hyperparameters)
+            self.compiled[length] = lowered.compile()
             self.compile_seconds[length] = time.perf_counter() - began
         planned = buckets.plan(data.train.features, options.batch_size, options.max_length, shuffle=True)
         self.shares = {
@@ -120,7 +123,7 @@ class Ours:
                 tokens + int((batch["segment_ids"] > 0).sum()),
             )
             step = self.compiled[batch["tokens"].shape[-1]]
-            self.state, metrics = step(self.state, self._place(batch), self.key)
+            self.state, metrics = step(self.state, self._place(batch), self.key, self.hyperparameters)
             before = turns.finish(in_flight, times, before)
             in_flight = metrics["loss"]
         turns.finish(in_flight, times, before)

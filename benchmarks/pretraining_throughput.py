@@ -126,7 +126,7 @@ class Runner:
         began = time.perf_counter()
         with variant.change():
             step = build.make_program(config, corpus.tokenizer, self.mesh).train_step
-            self.program = step.lower(self.state, example, self.job.key).compile()
+            self.program = step.lower(self.state, example, self.job.key, self.job.hyperparameters).compile()
         self.compile_seconds = time.perf_counter() - began
         predicted = config.data.masking.rate * config.data.sequence_length
         self.flops = workloads.workload_of(config).flops(config, corpus.tokenizer, predicted).total
@@ -154,7 +154,8 @@ class Runner:
             batch = self.changed(next(batches))
             waits.append(time.perf_counter() - asked)
             tokens.append(self.tokens_of(batch))
-            self.state, metrics = self.program(self.state, sharding.place_batch(batch, self.mesh), self.job.key)
+            placed = sharding.place_batch(batch, self.mesh)
+            self.state, metrics = self.program(self.state, placed, self.job.key, self.job.hyperparameters)
             before = turns.finish(in_flight, times, before)
             in_flight = metrics["loss"]
         turns.finish(in_flight, times, before)

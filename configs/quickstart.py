@@ -10,7 +10,7 @@ Hardware and time: both arms take 5 to 8 minutes on 2 CPU cores, installation in
 
 Expected: validation loss 6.21 (mlm) and 4.97 (ag), seed 0 (benchmarks/results/quickstart.json). The arms differ in
 guidance alone: both have the learning rate and warm-up that are best without it
-(benchmarks/results/quickstart_search.json).
+(benchmarks/results/quickstart_search.json; `ag-jax search --config=quickstart_search` repeats the search).
 
 Deviations: everything is about a tenth of the paper's size. alpha_0 = 1 at 64 tokens has the effect of 8 at 512
 tokens, because the guidance loss is a mean over n x n that shrinks as 1/n.

@@ -194,8 +194,8 @@ BUGS = (
     Bug(
         "a stopped run does not save",
         "ag_jax/training/loop.py",
-        "or is_last or stopped or kept:",
-        "or is_last or kept:",
+        "or is_last or stopped or kept or paused:",
+        "or is_last or kept or paused:",
         "tests/training/test_loop.py tests/test_command.py",
     ),
     Bug(
@@ -470,6 +470,61 @@ BUGS = (
         "1 - np.eye(heads_count)]",
         "1 - np.eye(heads_count)[::-1]]",
         "tests/probing/test_ablation.py",
+    ),
+    Bug(
+        "the compiled step has the alpha of the first run",
+        "ag_jax/training/hyperparameters.py",
+        "return dataclasses.replace(config, alpha=self.alpha)",
+        "return dataclasses.replace(config, alpha=0.0)",
+        "tests/training/test_hyperparameters.py",
+    ),
+    Bug(
+        "a traced warm-up falls from step 0 on",
+        "ag_jax/training/optimizer.py",
+        "done = (step - warmup) / jnp.maximum(total_steps - warmup, 1)",
+        "done = step / jnp.maximum(total_steps, 1)",
+        "tests/training/test_hyperparameters.py tests/training/test_optimizer.py",
+    ),
+    Bug(
+        "programs are not shared over learning rates",
+        "ag_jax/pretraining/build.py",
+        "optimizer=any_values.in_optimizer(found.optimizer),",
+        "optimizer=found.optimizer,",
+        "tests/pretraining/test_adversarial_runs.py tests/pretraining/search/test_real_runs.py",
+    ),
+    Bug(
+        "a paused run does not save",
+        "ag_jax/training/loop.py",
+        "or is_last or stopped or kept or paused:",
+        "or is_last or stopped or kept:",
+        "tests/pretraining/search/test_real_runs.py",
+    ),
+    Bug(
+        "halving lets the worse half go on",
+        "ag_jax/pretraining/search/choose.py",
+        "compared[math.ceil(len(compared) / 2) :]",
+        "compared[: math.ceil(len(compared) / 2)]",
+        "tests/pretraining/search/test_search.py",
+    ),
+    Bug(
+        "a point wins although one of its seeds failed",
+        "ag_jax/pretraining/search/choose.py",
+        """        if failures:
+            status = "failed"
+        elif""",
+        """        if failures and not done:
+            status = "failed"
+        elif done and failures:
+            status, losses = "done", _means(done)
+        elif""",
+        "tests/pretraining/search/test_search.py",
+    ),
+    Bug(
+        "a part trains the points of the others",
+        "ag_jax/pretraining/search/run.py",
+        "mine = [task for task in tasks if task.number in own]",
+        "mine = tasks",
+        "tests/pretraining/search/test_search.py",
     ),
 )
 

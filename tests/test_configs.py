@@ -1,6 +1,5 @@
 """Every config file: its docstring is complete, every variant parses, and each variant takes a training step."""
 
-import functools
 import gzip
 import importlib.util
 import itertools
@@ -16,8 +15,8 @@ from ag_jax.data import pipeline
 from ag_jax.data.parallel import pairs, toys
 from ag_jax.pretraining import build, comparison, run
 from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining.search import points
 from ag_jax.recipes import pretraining, translation
-from ag_jax.training import step as step_room
 from tests.data.parallel import test_layouts as layouts
 from tests.finetuning import test_configs as finetuning
 from tests.finetuning import tiny_tasks
@@ -31,6 +30,13 @@ FILES = sorted(set(ALL) - CONTINUED - PROBES - set(finetuning.ARGUMENTS))
 TRANSLATION, CUSTOM = "ag/table7_translation.py", "translate.py"
 ARGUMENTS = {
     "quickstart.py": {"arm": ("mlm", "ag")},
+    "quickstart_search.py": {"arm": ("mlm", "ag", "mlm_deep", "ag_deep")},
+    "ag/section4_5_search.py": {
+        "language": ("english", "filipino", "oromo"),
+        "layers": (8, 12, 16),
+        "arm": ("mlm", "ag", "ag_strength"),
+        "scale": ("paper", "small"),
+    },
     "ag/table3_language_modeling.py": {
         "language": ("english", "filipino", "oromo"),
         "layers": (8, 12, 16),
@@ -212,9 +218,8 @@ def test_every_arm_can_be_traced(name, arm, source, tmp_path, one_device):
     config = parsed(name, small_scale(name, arm), **TINY, **source(name))
     job = run.make_job(config, epath.Path(tmp_path), pipeline.prepare(config.data))
     batch = next(iter(job.batches(0, 1)))
-    step = functools.partial(step_room.train_step, objective=job.program.objective, optimizer=job.program.optimizer)
-    state, metrics = jax.eval_shape(step, job.program.abstract, batch, job.key)
-    assert state.step.shape == () and job.program.objective.primary_metric.metric in metrics
+    state, metrics = jax.eval_shape(job.program.train_step, job.program.abstract, batch, job.key, job.hyperparameters)
+    assert state.step.shape == () and job.objective.primary_metric.metric in metrics
 
 
 # Typed from the paper a second time, to detect a slip in `recipes.pretraining.TABLE_11`: language, model, learning
@@ -256,6 +261,65 @@ def test_table_11(row):
         alpha, fraction = map(float, alpha_and_fraction.split("/"))
         assert (config.guidance.alpha, config.guidance.fraction) == (alpha, fraction)
         assert build.assignment(config) == (("next", 1), ("prev", 1), ("first", heads // 2 - 2))
+
+
+def searched(name: str, argument: str = "") -> dict[str, list[str]]:
+    """Return the names of the points of each arm of a search, as its config file has them."""
+    found = points.study(f"{CONFIGS / name}:{argument}", {})
+    return {arm: [found.points[number].name for number in numbers] for arm, numbers in found.arms.items()}
+
+
+def test_the_grids_of_section_4_5():
+    """Deshpande & Narasimhan 2020, section 4.5: 18 points without guidance and 12 with it."""
+    found = searched("ag/section4_5_search.py", "language=filipino,layers=12")
+    rates, warmups = ("1e-05", "5e-05", "0.0001"), ("0", "1000", "10000")
+    assert sorted(found["mlm"]) == sorted(
+        f"attention_dropout{dropout}-lr{rate}-warmup{warmup}"
+        for rate, dropout, warmup in itertools.product(rates, ("0", "0.1"), warmups)
+    )
+    assert sorted(found["ag_strength"]) == sorted(
+        f"alpha{alpha}-fraction{fraction}-lr0.0001-warmup0"
+        for alpha, fraction in itertools.product(("1", "10", "100"), ("0.25", "0.5", "0.75", "1"))
+    )
+    assert list(found) == ["ag_strength", "mlm"]
+    assert len(searched("ag/section4_5_search.py", "language=oromo,layers=8")["mlm"]) == 12
+
+
+def test_the_small_search_has_the_same_points_in_two_arms():
+    """And the share of 6 heads that each lambda guides is 2, 3, 5 or all."""
+    found = points.study(f"{CONFIGS / 'ag/section4_5_search.py'}:scale=small", {})
+    names = {arm: [found.points[number].name for number in numbers] for arm, numbers in found.arms.items()}
+    assert {arm: len(of_arm) for arm, of_arm in names.items()} == {"mlm": 18, "ag": 18, "ag_strength": 12}
+    assert names["mlm"] == names["ag"] and "attention_dropout0.1-lr0.002-warmup220" in names["mlm"]
+    configs = [point.configs[0] for point in found.points if point.arm == "ag_strength"]
+    guided = {sum(count for _, count in build.assignment(config)) for config in configs}
+    assert guided == {2, 3, 5, 6} and {config.guidance.alpha for config in configs} == {0.1, 1.0, 10.0}
+    assert {config.training.steps for config in configs} == {1_100} and {config.model.layers for config in configs} == {
+        8
+    }
+
+
+def test_the_search_of_the_quickstart():
+    found = searched("quickstart_search.py")
+    assert found["mlm"] == found["ag"] and len(found["ag"]) == 6 and "lr0.002-warmup220" in found["ag"]
+    assert found["mlm_deep"] == found["ag_deep"] == ["layers12", "layers16"]
+
+
+def test_table_3_takes_the_best_points_of_a_search(tmp_path):
+    name = "ag/table3_language_modeling.py"
+    strength = {"guidance.alpha": 1.0, "guidance.fraction": 0.75, "optimizer.learning_rate": 1e-4}
+    arms = {
+        "mlm": {"settings": {"optimizer.learning_rate": 7e-5, "optimizer.warmup_steps": 123}, "validation_loss": 3.0},
+        "ag": {"settings": {"optimizer.learning_rate": 1e-2}, "validation_loss": 2.5},
+        "ag_strength": {"settings": strength, "validation_loss": 2.0},
+    }
+    (tmp_path / "best.json").write_text(json.dumps({"metric": "validation_loss", "arms": arms}))
+    without = parsed(name, f"arm=mlm,best={tmp_path}")
+    assert (without.optimizer.learning_rate, without.optimizer.warmup_steps) == (7e-5, 123)
+    best = parsed(name, f"arm=ag,best={tmp_path}")
+    assert (best.guidance.fraction, best.guidance.alpha, best.optimizer.learning_rate) == (0.75, 1.0, 1e-4)
+    with pytest.raises(ValueError, match="best.json does not exist: expected the --workdir of a finished"):
+        parsed(name, f"arm=ag,best={tmp_path / 'other'}")
 
 
 @pytest.mark.parametrize(

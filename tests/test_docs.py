@@ -108,7 +108,10 @@ def test_examples_run_where_a_reader_runs_them(page, number, readers_place, monk
         names |= {"model": model, "batch": batch, "params": tiny.params(model, batch)}
     exec(compile(code, f"{page}, example {number}", "exec"), names)
     if "get_config" in names:
-        assert config_reader.parse(FinetuningConfig, names["get_config"]()).ordered_tasks
+        config = names["get_config"]()
+        kind = config_reader.kind_of(config, (FinetuningConfig, ExperimentConfig))
+        parsed = config_reader.parse(kind, config)
+        assert parsed.search.grids if kind is ExperimentConfig else parsed.ordered_tasks
     if "open_run" in code:
         assert names["attention"].weights_NHQK.shape[:2] == (2, 2)
 
@@ -118,5 +121,6 @@ def test_the_examples_are_found():
         "README.md",
         "guide.md",
         "pipelines.md",
+        "search.md",
         "translation.md",
     }

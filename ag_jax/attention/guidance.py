@@ -48,6 +48,8 @@ class GuidanceConfig:
         where `diagonal` is the token at the same place of the source, in proportion to the lengths of both texts; none
         for no guidance of these heads.
     alpha: coefficient of the guidance at the first step; `schedule` says how it falls.
+    alpha_rule: `value` takes `alpha`. `auto` takes the power of ten that brings alpha * L_AG nearest to the model's own
+        loss, both of the first batch before the first step (in pre-training, with mode `loss`).
     schedule: `hold_then_linear` keeps alpha for `hold_steps` and then lowers it to 0 at the last step, `linear` lowers
         it from the start, `constant` keeps it.
     hold_steps: steps for which `hold_then_linear` keeps alpha.
@@ -68,6 +70,7 @@ class GuidanceConfig:
     decoder_heads: str | None = None
     cross_heads: str | None = None
     alpha: Annotated[float, ">= 0"] = 10.0
+    alpha_rule: Literal["value", "auto"] = "value"
     schedule: Literal["hold_then_linear", "linear", "constant"] = "hold_then_linear"
     hold_steps: Annotated[int, ">= 0"] = 20_000
     reduction: Reduction = "type_mean"
@@ -79,8 +82,12 @@ class GuidanceConfig:
 
     @property
     def in_effect(self) -> "GuidanceConfig":
-        """These settings, or all defaults if `mode` is `none`, where no other setting has an effect."""
-        return GuidanceConfig() if self.mode == "none" else self
+        """These settings, with those at their defaults that have no effect: all if `mode` is `none`, and `alpha` if it
+        is chosen by the rule `auto`.
+        """
+        if self.mode == "none":
+            return GuidanceConfig()
+        return dataclasses.replace(self, alpha=GuidanceConfig.alpha) if self.alpha_rule == "auto" else self
 
 
 def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:

@@ -107,7 +107,7 @@ def _flag(named: tuple[str, Flag]) -> str:
     name, flag = named
     if flag.kind == "switch":
         return _entry(f"--{name}", flag.meaning)
-    kind = "|".join(flag.kind) if isinstance(flag.kind, tuple) else flag.kind.upper()
+    kind = flag.kind.upper()
     default = "" if flag.default in (None, "", ()) else f" (default {flag.default})"
     return _entry(f"--{name}={kind}", flag.meaning + default)
 

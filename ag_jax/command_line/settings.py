@@ -83,6 +83,8 @@ _TYPES = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 def _allowed(hint: Any) -> str:
     """Return in words which values an annotation allows, such as "a whole number at least 1, or none"."""
+    if get_origin(hint) is dict:
+        return "a section of any names, to be set in the config file"
     if get_origin(hint) in (types.UnionType, Union):
         return f"{_allowed(_not_none(hint))}, or {config_reader.NONE}"
     if get_origin(hint) is Annotated:

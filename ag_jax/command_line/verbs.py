@@ -15,13 +15,13 @@ from ag_jax import config_reader
 class Flag:
     """A flag of `ag-jax`.
 
-    kind: its type, or the values that it may have.
+    kind: its type.
     meaning: its help text.
     default: its value if it is not given.
     field: name in `cli.Request`; None for the flag's own name.
     """
 
-    kind: str | tuple[str, ...]
+    kind: str
     meaning: str
     default: Any = None
     field: str | None = None
@@ -52,7 +52,12 @@ FLAGS = {
     "expect": Flag("names", "beginnings of the names of tensors that may be left out, such as classifier", ()),
     "dtype": Flag("text", "type of the tensors: float32, bfloat16 or float16", "float32"),
     "license": Flag("text", "licence that the model card states; that of the imported model by default", ""),
-    "part": Flag(("model", "generator"), "which encoder of a run that detects replaced tokens", "model"),
+    "part": Flag(
+        "text",
+        "of a search: K/N trains every N-th point from the K-th on, for N machines with one --workdir; of an export: "
+        "model or generator, the encoder of a run that detects replaced tokens",
+    ),
+    "retry": Flag("switch", "train the runs again that failed before", False),
     "input": Flag("file", "text to translate, a sentence in each line; - reads standard input"),
     "output": Flag("file", "file for the translations, a line each; - writes to standard output"),
     "decoding": Flag(
@@ -125,6 +130,18 @@ VERBS = {
             "ag-jax compare --config=quickstart --config.comparison.seeds=0,1,2 --workdir=runs/three_seeds",
         ),
         ("workdir", "print_config", *HOSTS),
+        True,
+    ),
+    "search": Verb(
+        "train every point of a config's grids, and choose the best; the same command goes on with what is not done",
+        _CONFIG_AND_WORKDIR + " [--part=K/N] [--retry]",
+        (
+            "ag-jax search --config=quickstart_search --workdir=runs/search",
+            "ag-jax search --config=ag/section4_5_search:language=oromo,layers=12 --workdir=runs/oromo --part=2/4",
+            "ag-jax train --config=ag/table3_language_modeling:language=oromo,arm=ag,best=runs/oromo --workdir=runs/ag",
+            "ag-jax help search.     # the settings of the section `search`",
+        ),
+        ("workdir", "part", "retry", "print_config", *HOSTS),
         True,
     ),
     "evaluate": Verb(
@@ -246,9 +263,6 @@ def parse(arguments: Sequence[str], config_types: Sequence[type]) -> tuple[str, 
 
 
 def _define(name: str, flag: Flag, values: flags.FlagValues) -> None:
-    if isinstance(flag.kind, tuple):
-        flags.DEFINE_enum(name, flag.default, flag.kind, flag.meaning, flag_values=values)
-        return
     define: Any = flags.DEFINE_string if name == "hosts" else _DEFINED_BY.get(flag.kind, flags.DEFINE_string)
     define(name, list(flag.default) if flag.kind == "names" else flag.default, flag.meaning, flag_values=values)
 

@@ -68,6 +68,19 @@ def paired_t_test_over_examples(
     return paired_t_test(*means)
 
 
+def mcnemar(one_alone: int, other_alone: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test: 1 without a pair whose outcomes differ.
+
+    The null hypothesis is that two outcomes, yes or no, measured on the same things are equally often yes.
+
+    one_alone: number of pairs of which only the first outcome is yes.
+    other_alone: number of pairs of which only the second is.
+    """
+    if one_alone + other_alone == 0:
+        return 1.0
+    return float(scipy.stats.binomtest(one_alone, one_alone + other_alone, 0.5).pvalue)
+
+
 @dataclasses.dataclass(frozen=True)
 class PairedDifference:
     """The difference of an arm (a variant that is compared) from the baseline over seeds.

@@ -219,6 +219,10 @@ class FinetuningConfig:
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be one or more integers without repetition, got {self.seeds}")
+        if self.guidance.alpha_rule != "value":
+            raise ValueError(
+                f"guidance.alpha_rule={self.guidance.alpha_rule} is for pre-training only: set guidance.alpha instead"
+            )
         self._check_tasks()
 
     def _check_tasks(self) -> None:

@@ -28,6 +28,7 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import build
 from ag_jax.training import sharding
 from ag_jax.training.config import TrainingConfig
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress
 from ag_jax.training.loop import Loop
 from ag_jax.training.metrics import read_metrics
@@ -67,16 +68,38 @@ def trained_assignment(opened: Pretrained, guidance: GuidanceConfig) -> tuple[tu
     return assign_heads(guidance, opened.config.heads) or opened.assignment
 
 
+def planned_steps(trial: Trial, data: TaskData) -> int:
+    """Return the number of steps of all planned epochs of a trial.
+
+    The schedule of the learning rate is over these, because it cannot know whether `patience` ends a trial sooner.
+    """
+    return trial.recipe.total_epochs * buckets.steps(len(data.train.features), trial.batch_size)
+
+
+def optimizer_config(trial: Trial, data: TaskData) -> OptimizerConfig:
+    """Return the settings of a trial's optimizer."""
+    recipe = trial.recipe
+    return OptimizerConfig(
+        learning_rate=trial.learning_rate,
+        warmup_steps=math.ceil(recipe.warmup_fraction * planned_steps(trial, data)),
+        decay=recipe.decay,
+        beta1=recipe.beta1,
+        beta2=recipe.beta2,
+        epsilon=recipe.epsilon,
+        weight_decay=recipe.weight_decay,
+        clip_norm=recipe.clip_norm,
+    )
+
+
 def make_spec(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: TaskData) -> ProgramSpec:
     """Return everything that a trial's compiled program depends on.
 
-    It is equal for trials that differ only in seed or learning rate, so that they share one program.
+    It is equal for trials that differ only in seed and hyperparameters, so that they share one program.
     """
-    recipe = trial.recipe
-    # All planned epochs, because the schedule of the learning rate cannot know whether `patience` ends a trial sooner.
-    steps = recipe.total_epochs * buckets.steps(len(data.train.features), trial.batch_size)
+    recipe, any_values = trial.recipe, Hyperparameters()
     return ProgramSpec(
         config=encoder_config(opened, config, recipe),
+<<<<<<< HEAD
         head=make_head(data.task, opened.style, recipe.max_length, recipe.head_dropout),
         optimizer=OptimizerConfig(
             learning_rate=1.0,  # the peak is in the optimizer's state: trials of any learning rate share the program
@@ -89,9 +112,14 @@ def make_spec(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: 
             clip_norm=recipe.clip_norm,
         ),
         steps=steps,
+=======
+        head=make_head(data.task, opened.style, recipe.max_length),
+        optimizer=any_values.in_optimizer(optimizer_config(trial, data)),
+        steps=planned_steps(trial, data),
+>>>>>>> 61f590b9109ab2b7dc316d2e070b9bf9c6ef323c
         batch_size=trial.batch_size,
         microbatches=recipe.microbatches,
-        guidance=config.guidance,
+        guidance=any_values.in_guidance(config.guidance),
         adversarial=recipe.adversarial,
         special=build.special_tokens(opened.tokenizer),
         mesh=config.mesh,
@@ -195,7 +223,7 @@ class _Training:
         """Return the job that trains the trial, with an evaluation after each epoch, or after the last one alone."""
         trial, config = self.trial, self.config
         init_key, dropout_key = jax.random.split(jax.random.key(trial.seed))
-        schedule = learning_rate_schedule(self.spec.optimizer, self.spec.steps)
+        optimizer = optimizer_config(trial, self.data)
         training = TrainingConfig(
             steps=self.spec.steps,
             batch_size=trial.batch_size,
@@ -214,9 +242,10 @@ class _Training:
             config=training,
             workdir=self.directory,
             program=self.program,
+            hyperparameters=Hyperparameters.of(optimizer, config.guidance),
             key=dropout_key,
             create=lambda: self.initial_state(init_key),
-            learning_rate=lambda step: trial.learning_rate * float(schedule(step)),
+            learning_rate=learning_rate_schedule(optimizer, self.spec.steps),
             batches=self.batches,
             evaluators=(self.evaluate,),
             describe=self.describe,
@@ -234,8 +263,7 @@ class _Training:
 
     def initial_state(self, key: jax.Array) -> TrainState:
         """Return the state at step 0, with the checkpoint's encoder and a new head."""
-        state = program.with_learning_rate(self.program.create(key), self.trial.learning_rate)
-        return with_params(state, self.opened.params, self.program.shardings)
+        return with_params(self.program.create(key), self.opened.params, self.program.shardings)
 
     def batches(self, start: int, stop: int) -> Iterator[HostBatch]:
         """Yield the batches of steps `start` to `stop` - 1. A batch depends only on the seed of the trial and the

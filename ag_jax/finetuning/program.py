@@ -1,6 +1,6 @@
 """Model, optimizer and compiled steps of fine-tuning, shared by all trials of one task and batch size.
 
-Seed and learning rate are arguments of the compiled steps, so a sweep compiles each shape of a batch once.
+Seed and `Hyperparameters` are arguments of the compiled steps, so a sweep compiles each shape of a batch once.
 """
 
 import dataclasses
@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ag_jax.attention.adversary import ADVERSARY
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.attention.kernels import dispatch
 from ag_jax.attention.patterns import PatternTokens
@@ -29,10 +27,10 @@ from ag_jax.objectives.base import Objective
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.pretraining import build
 from ag_jax.training import sharding
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.program import Program, make_program
 from ag_jax.training.sharding import MeshConfig
-from ag_jax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +39,11 @@ class ProgramSpec:
 
     config: the encoder.
     head: the task's head.
-    optimizer: the optimizer, with learning rate 1: `scale_by_peak` multiplies by the trial's.
+    optimizer: the optimizer, without its hyperparameters.
     steps: the number of steps of a trial, for schedules.
     batch_size: examples of a batch.
     microbatches: parts that a batch is computed in, one after the other.
-    guidance: guidance of attention.
+    guidance: guidance of attention, without its hyperparameter.
     adversarial: the attack that the model is trained against.
     special: the token ids that patterns look for.
     mesh: the shape of the mesh of devices.
@@ -64,36 +62,24 @@ class ProgramSpec:
 
 
 class Peak(NamedTuple):
-    """The state of `scale_by_peak`: the peak learning rate of a trial."""
+    """A number in the optimizer's state of a trial that no step reads.
+
+    Earlier versions kept the peak learning rate there, and their checkpoints must open.
+    """
 
     learning_rate: jax.Array
 
 
-def scale_by_peak(apart: tuple[str, ...] = ()) -> optax.GradientTransformation:
-    """Return a transformation that multiplies the updates of all parameters by a peak learning rate, except those of
-    the parameters named in `apart`.
-
-    The transformation's state has the peak. The transformations before it must have a schedule with the peak 1.
-
-    apart: parts of the parameters that have a peak of their own, whose updates are not multiplied.
-    """
-
-    def update(updates, state: Peak, params=None):
-        del params
-        scaled = {name: tree for name, tree in updates.items() if name not in apart}
-        return updates | jax.tree.map(lambda leaf: leaf * state.learning_rate, scaled), state
-
-    return optax.GradientTransformation(lambda _: Peak(jnp.float32(1)), update)
+_WITH_PEAK = optax.GradientTransformation(
+    lambda params: Peak(jnp.float32(1)), lambda updates, state, params=None: (updates, state)
+)
 
 
-def make_trial_optimizer(spec: ProgramSpec) -> optax.GradientTransformation:
-    """Return the optimizer of a trial, whose state holds the peak learning rate.
-
-    An adversary with `asa.learning_rate` keeps that learning rate.
-    """
-    adversary = build.adversary_optimizer(spec.adversarial, spec.optimizer)
-    apart = (ADVERSARY,) if adversary is not None and spec.adversarial.asa.learning_rate else ()
-    return optax.chain(make_optimizer(spec.optimizer, spec.steps, adversary), scale_by_peak(apart))
+def make_trial_optimizer(spec: ProgramSpec, hyperparameters: Hyperparameters) -> optax.GradientTransformation:
+    """Return the optimizer of a trial. An adversary with `asa.learning_rate` has that learning rate."""
+    settings = hyperparameters.in_optimizer(spec.optimizer)
+    adversary = build.adversary_optimizer(spec.adversarial, settings)
+    return optax.chain(make_optimizer(settings, spec.steps, adversary), _WITH_PEAK)
 
 
 class TaskProgram(NamedTuple):
@@ -110,17 +96,10 @@ class TaskProgram(NamedTuple):
     predict: Callable[[Any, dict[str, jax.Array]], jax.Array]
 
 
-def with_learning_rate(state: TrainState, learning_rate: float) -> TrainState:
-    """Return a training state whose optimizer has the peak learning rate `learning_rate`."""
-    before, peak = state.opt_state
-    value = jax.device_put(np.float32(learning_rate), peak.learning_rate.sharding)
-    return dataclasses.replace(state, opt_state=(before, Peak(value)))
-
-
-def make_objective(spec: ProgramSpec, model: TaskModel) -> Objective:
+def make_objective(spec: ProgramSpec, model: TaskModel, hyperparameters: Hyperparameters) -> Objective:
     """Return the training objective: the task's loss, with guidance of attention and an attack if `spec` has them."""
-    objective = Supervised(model, KINDS[spec.head.kind].loss)
-    return build.guided_and_attacked(objective, spec.guidance, spec.adversarial, spec.config, spec.special, spec.steps)
+    objective, guided = Supervised(model, KINDS[spec.head.kind].loss), hyperparameters.in_guidance(spec.guidance)
+    return build.guided_and_attacked(objective, guided, spec.adversarial, spec.config, spec.special, spec.steps)
 
 
 @functools.lru_cache(maxsize=4)
@@ -158,7 +137,8 @@ def compiled(spec: ProgramSpec) -> TaskProgram:
         logits: Any = model.apply({"params": params}, batch, deterministic=True)
         return logits
 
-    program = make_program(make_objective(spec, model), make_trial_optimizer(spec), init, mesh, spec.microbatches)
+    objective = functools.partial(make_objective, spec, model)
+    program = make_program(objective, functools.partial(make_trial_optimizer, spec), init, mesh, spec.microbatches)
     everywhere = NamedSharding(mesh, PartitionSpec())  # because every host reads all logits
     in_shardings = (program.shardings.params, sharding.batch_sharding(mesh))
     return TaskProgram(program, model, jax.jit(predict, in_shardings=in_shardings, out_shardings=everywhere))

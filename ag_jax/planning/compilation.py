@@ -14,6 +14,7 @@ from ag_jax.planning.topology import Topology
 from ag_jax.pretraining import build, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training import sharding
+from ag_jax.training.hyperparameters import Hyperparameters
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # "the total memory required for HLO temporaries (22.19G) exceeds available HBM (15.75G)", arguments counted in;
@@ -92,7 +93,8 @@ def compile_step(config: ExperimentConfig, topology: Topology, devices: list[jax
         for name, field in pipeline.empty_batch(config.data, config.training.batch_size).items()
     }
     began = time.perf_counter()
-    lowered = program.train_step.lower(program.abstract, batch, jax.eval_shape(lambda: jax.random.key(0)))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    lowered = program.train_step.lower(program.abstract, batch, key, Hyperparameters())
     try:
         executable = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

@@ -26,6 +26,8 @@ from ag_jax.pretraining import mask_trace
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.workloads import Model, Vocabulary, VocabularyInfo, reference_model, workload_of
 from ag_jax.training import program, sharding
+from ag_jax.training.config import TrainingConfig
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.optimizer import AdversaryOptimizer, OptimizerConfig, make_optimizer
 from ag_jax.training.program import Program
 
@@ -58,13 +60,16 @@ def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
     return guidance.assign_heads(config.guidance, config.model.heads)
 
 
-def make_objective(config: ExperimentConfig, vocabulary: Vocabulary, model: Model, devices: int) -> Objective:
-    """Return the objective of a run: its workload's objective, with guidance and an attack if the config has them."""
+def make_objective(
+    config: ExperimentConfig, vocabulary: Vocabulary, model: Model, devices: int, hyperparameters: Hyperparameters
+) -> Objective:
+    """Return the objective of a run: its workload's objective, with guidance and an attack if the config has them.
+
+    hyperparameters: replace those of the config.
+    """
     objective = workload_of(config).make_objective(config, vocabulary, model, devices)
-    special = special_tokens(vocabulary)
-    return guided_and_attacked(
-        objective, config.guidance, config.adversarial, model.config, special, config.training.steps
-    )
+    special, guided = special_tokens(vocabulary), hyperparameters.in_guidance(config.guidance)
+    return guided_and_attacked(objective, guided, config.adversarial, model.config, special, config.training.steps)
 
 
 def guided_and_attacked(
@@ -115,14 +120,19 @@ def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> Ad
     return AdversaryOptimizer(own, asa.delay_steps)
 
 
-def optimizer_of(config: ExperimentConfig) -> optax.GradientTransformation:
-    """Return the optimizer of a run's model, and of its adversary if there is one, as one optax transformation."""
-    adversary = adversary_optimizer(config.adversarial, config.optimizer)
-    return make_optimizer(config.optimizer, config.training.steps, adversary)
+def optimizer_of(config: ExperimentConfig, hyperparameters: Hyperparameters) -> optax.GradientTransformation:
+    """Return the optimizer of a run's model, and of its adversary if there is one, as one optax transformation.
+
+    hyperparameters: replace those of the config.
+    """
+    settings = hyperparameters.in_optimizer(config.optimizer)
+    return make_optimizer(settings, config.training.steps, adversary_optimizer(config.adversarial, settings))
 
 
 def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -> Program:
     """Return the jitted training and evaluation steps of a run, and its initialisation, for the devices of `mesh`.
+
+    The `Hyperparameters` of the config are arguments of the steps, and have no effect here.
 
     Raises ValueError if the devices do not divide the rows of a microbatch.
     """
@@ -142,8 +152,9 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
         adversary = adversarial.init(config.adversarial, model.config, jax.random.fold_in(key, 1))
         return example_model.init(key, example, deterministic=True)["params"] | adversary
 
-    objective = make_objective(config, vocabulary, model, mesh.size)
-    return program.make_program(objective, optimizer_of(config), init, mesh, config.training.microbatches)
+    objective = functools.partial(make_objective, config, vocabulary, model, mesh.size)
+    optimizer = functools.partial(optimizer_of, config)
+    return program.make_program(objective, optimizer, init, mesh, config.training.microbatches)
 
 
 def random_keys(seed: int) -> tuple[jax.Array, jax.Array]:
@@ -153,16 +164,39 @@ def random_keys(seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def shared_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -> Program:
-    """Return the jitted steps of a run (`make_program`), cached for configs that differ only in seed and title.
+    """Return the jitted steps of a run (`make_program`), cached for configs with the same `static_settings`.
 
-    So they are compiled once for all seeds of a comparison.
+    So they are compiled once for all seeds of a comparison, and for all points of a search that differ only in
+    `Hyperparameters`.
     """
-    alike = dataclasses.replace(config, seed=0, title="")
     ids = (tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))
-    return _cached_program(alike, VocabularyInfo(vocabulary.vocabulary_size, *ids), mesh)
+    return _cached_program(static_settings(config), VocabularyInfo(vocabulary.vocabulary_size, *ids), mesh)
 
 
-_cached_program = functools.lru_cache(maxsize=4)(make_program)
+def static_settings(config: ExperimentConfig) -> ExperimentConfig:
+    """Return a config with all settings at their defaults on which the compiled steps of a run do not depend.
+
+    Those are hyperparameters, seed and title, settings without effect, what only the training loop reads, and the
+    sections of comparisons, searches and reports.
+    """
+    any_values, training, found = Hyperparameters(), config.training, config.in_effect
+    return dataclasses.replace(
+        found,
+        title=ExperimentConfig.title,
+        seed=ExperimentConfig.seed,
+        guidance=any_values.in_guidance(found.guidance),
+        optimizer=any_values.in_optimizer(found.optimizer),
+        training=TrainingConfig(
+            steps=training.steps, batch_size=training.batch_size, microbatches=training.microbatches
+        ),
+        comparison=ExperimentConfig.comparison,
+        search=ExperimentConfig.search,
+        inspection=ExperimentConfig.inspection,
+    )
+
+
+# A search goes back and forth between the programs of an arm, such as with and without dropout.
+_cached_program = functools.lru_cache(maxsize=8)(make_program)
 
 
 def unboxed(params: Any) -> Any:

@@ -15,6 +15,7 @@ from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
 from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.pretraining.search.config import SearchConfig
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.optimizer import OptimizerConfig
 from ag_jax.training.sharding import MeshConfig
@@ -73,6 +74,7 @@ class ExperimentConfig:
     mesh: MeshConfig = MeshConfig()
     training: TrainingConfig = TrainingConfig()
     comparison: ComparisonConfig = ComparisonConfig()
+    search: SearchConfig = SearchConfig()
     inspection: InspectionConfig = InspectionConfig()
 
     def __post_init__(self):
@@ -103,6 +105,11 @@ class ExperimentConfig:
             raise ValueError(
                 f"the {rows} rows of a microbatch (training.batch_size / training.microbatches) must be a multiple of "
                 f"mesh.data * mesh.fsdp = {parts}"
+            )
+        if self.guidance.alpha_rule == "auto" and self.guidance.mode == "bias":
+            raise ValueError(
+                "guidance.alpha_rule=auto compares the guidance loss with the model's own, and mode=bias has no "
+                "guidance loss: set mode=loss, or alpha_rule=value and alpha"
             )
         # Only for their errors.
         guidance.assign_heads(self.guidance, self.model.heads)

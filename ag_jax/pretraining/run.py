@@ -29,7 +29,7 @@ from ag_jax.distributed import hosts, lock, shared_files, storage
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
-from ag_jax.pretraining import build, extension, mask_trace, workloads
+from ag_jax.pretraining import alpha, build, extension, mask_trace, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import origin as origins
@@ -38,6 +38,7 @@ from ag_jax.pretraining.extension import SUMMARY
 from ag_jax.pretraining.origin import Origin, Pooler
 from ag_jax.training import loop, sharding, summary
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress, metrics_evaluator
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.optimizer import learning_rate_schedule
@@ -65,16 +66,24 @@ MAY_DIFFER = (
     "translation.tests",
     "translation.tokenize",
     "comparison.",
+    "search.",
     "inspection.",
 )
 # Settings of the encoder that do not change the meaning of its parameters.
 MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "attention")
 
 
-def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus, labels: Labels = Labels()) -> Job:
+def make_job(
+    config: ExperimentConfig,
+    workdir: epath.Path,
+    corpus: Corpus,
+    labels: Labels = Labels(),
+    pause_at: int | None = None,
+) -> Job:
     """Return the job that trains `config` in the run directory `workdir`; `labels` group the run at Weights & Biases.
 
     corpus: the tokenizer and the rows.
+    pause_at: step after which the training pauses (`Job.pause_at`).
     """
     program = build.shared_program(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
     # Every host makes only the rows of a batch that its own devices hold.
@@ -82,7 +91,6 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus, labe
     start = workloads.start_token(config, corpus.tokenizer)
     batches = pipeline.batches(corpus, config.data, config.training.batch_size, config.seed, start)
     init_key, dropout_key = build.random_keys(config.seed)
-    primary = program.objective.primary_metric
 
     # Called only if there is no checkpoint, so a resumed run does not need the run that its weights came from.
     def create() -> TrainState:
@@ -92,6 +100,16 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus, labe
     def held_out() -> Iterator[HostBatch]:
         return pipeline.validation_batches(corpus, config.data, config.training.batch_size, rows, start)
 
+    def losses_at_the_start() -> dict[str, Any]:
+        if is_begun(workdir):
+            raise alpha.missing(workdir)
+        first_batch = functools.partial(batches.iterate, 0, 1, rows=rows)
+        return metrics_evaluator(program, Hyperparameters(), first_batch)(create().params, 0, lambda: None)
+
+    primary = program.make_objective(Hyperparameters()).primary_metric
+    hyperparameters = alpha.begin(config, workdir, primary.metric, losses_at_the_start)
+    evaluator = metrics_evaluator(program, hyperparameters, held_out)
+
     def describe(evaluation: Evaluation) -> str:
         return f"step {evaluation.step}: validation {primary.label} {evaluation.values[primary.metric]:.3f}"
 
@@ -99,22 +117,33 @@ def make_job(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus, labe
         del state, beat
         return summary.summarise(workdir, primary.metric, progress)
 
+    def pause(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
+        # Not a row of metrics.jsonl, nor in the progress: the run goes on as one that never paused.
+        step = int(state.step)
+        if not progress.is_evaluated(step):
+            found = Evaluation(step, None, 0.0, evaluator(state.params, step, beat))
+            progress = dataclasses.replace(progress, history=[*progress.history, found])
+        return summary.summarise(workdir, primary.metric, progress)
+
     return Job(
         name=workdir.name,
         config=config.training,
         workdir=workdir,
         program=program,
+        hyperparameters=hyperparameters,
         key=dropout_key,
         create=create,
         learning_rate=learning_rate_schedule(config.optimizer, config.training.steps),
         batches=functools.partial(batches.iterate, rows=rows),
-        evaluators=(metrics_evaluator(program, held_out),),
+        evaluators=(evaluator,),
         describe=describe,
         finish=finish,
         remedy=_remedy,
         wandb=lambda: _wandb_run(config, workdir, labels),
         # From host 0, so that all hosts keep the same checkpoints.
         kept_steps=tuple(hosts.from_first("the milestones", lambda: extension.kept_steps(config, workdir))),
+        pause_at=pause_at,
+        pause=pause,
     )
 
 
@@ -164,20 +193,32 @@ def _mark(mark: epath.Path) -> None:
     storage.write_whole(mark, json.dumps({"hosts": hosts.count(), "started": time.time()}) + "\n")
 
 
+def check_workdir(config: ExperimentConfig, workdir: epath.Path) -> int | None:
+    """Return `training.steps` of the run in a directory; None if the directory holds nothing worth keeping.
+
+    Raises ValueError, with the settings that differ, if that is a run of another config.
+    """
+    path = workdir / "config.json"
+    if not path.exists():
+        return None
+    theirs = pretraining_config.read_settings(path)
+    if is_begun(workdir) or not theirs.keys() <= config_reader.to_dict(config).keys():  # a file of another program
+        return _check_resumable(theirs, config, workdir)
+    return None
+
+
 def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
-    path, ours = workdir / "config.json", config_reader.to_dict(config)
+    path = workdir / "config.json"
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            theirs = pretraining_config.read_settings(path)
-            if is_begun(workdir) or not theirs.keys() <= ours.keys():  # the latter: the file of another program
-                steps = _check_resumable(theirs, config, workdir)
-                if steps == config.training.steps:
-                    return
-                extension.begin(steps, config, workdir)
-            else:
-                _remove_attempt(workdir)
-        storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
+        steps = check_workdir(config, workdir)
+        if steps == config.training.steps:
+            return
+        if steps is not None:
+            extension.begin(steps, config, workdir)
+        elif path.exists():
+            _remove_attempt(workdir)
+        storage.write_whole(path, json.dumps(config_reader.to_dict(config), indent=2) + "\n")
     except OSError as error:
         raise ValueError(
             f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written"
@@ -222,15 +263,20 @@ def _remove_attempt(workdir: epath.Path) -> None:
     """Delete the files of a run that stopped before anything was worth keeping, so that the next run in `workdir`
     does not go on with them.
     """
-    for name in (pretraining_corpus.SUMMARY, "metrics.jsonl"):
+    for name in (pretraining_corpus.SUMMARY, alpha.ALPHA, "metrics.jsonl"):
         (workdir / name).unlink(missing_ok=True)
     if (workdir / "checkpoints").exists():
         (workdir / "checkpoints").rmtree()
 
 
-def train(config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = Labels()) -> dict[str, Any]:
+def train(
+    config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = Labels(), pause_at: int | None = None
+) -> dict[str, Any]:
     """Train `config` in the run directory `workdir`, or resume the run there; write and return the summary of the run.
     `labels` group the run at Weights & Biases.
+
+    pause_at: step after which the training pauses; the summary, up to this step, is then returned and not written. The
+        next call goes on, and the run ends as one that never paused. A run that is past this step is not trained.
 
     Raises ValueError if a setting is not allowed, or if another process trains there.
     """
@@ -243,22 +289,22 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = La
     mask_trace.read(config.adversarial, config.model.layers)
     check_tests(config, workdir)
     with lock.hold(workdir):
-        return _train(config, workdir, labels)
+        return _train(config, workdir, labels, pause_at)
 
 
-def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels) -> dict[str, Any]:
+def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_at: int | None) -> dict[str, Any]:
     claim_workdir(config, workdir)
     done = hosts.from_first("the summary", lambda: read_summary(workdir))
     if done and done.get("steps", config.training.steps) == config.training.steps:
         return done
     corpus = pretraining_corpus.prepare(config, workdir)
-    job = make_job(config, workdir, corpus, labels)
+    job = make_job(config, workdir, corpus, labels, pause_at)
     pretraining_corpus.record(config, workdir, corpus)
     if hosts.is_first():
         chosen = build.choose_attention(config, job.program.mesh)
         print(f"attention: {chosen.name} ({chosen.reason})", file=sys.stderr, flush=True)
     found = loop.Loop(job).run()
-    if hosts.is_first():
+    if hosts.is_first() and found["steps"] == config.training.steps:
         storage.write_whole(workdir / SUMMARY, json.dumps(found, indent=2) + "\n")
     return found
 
@@ -351,7 +397,7 @@ def write(config: ExperimentConfig, workdir: epath.PathLike, tokenizer: Tokenize
     workdir = storage.directory(workdir)
     claim_workdir(config, workdir)
     tokenizer.save(workdir / "tokenizer")
-    optimizer = build.optimizer_of(config)
+    optimizer = build.optimizer_of(config, Hyperparameters())
     params = jax.tree.map(jnp.asarray, params)
     checkpoints = Checkpoints(workdir / "checkpoints")
     checkpoints.save(create_state(params, optimizer), Progress().to_json())

@@ -10,7 +10,7 @@ from ag_jax.analysis.changes import AttackedModel, TextAttack
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.text import corruption
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.pretraining import build, workloads
+from ag_jax.pretraining import alpha, build, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.run import OpenRun
 
@@ -39,7 +39,8 @@ def of_run(opened: OpenRun) -> TextAttack:
         config, model=changes.without_dropout(config.model), adversarial=changes.begun(config.adversarial)
     )
     model = workloads.reference_model(still, opened.tokenizer)
-    objective = build.make_objective(still, opened.tokenizer, model, devices=1)
+    hyperparameters = alpha.hyperparameters(still, opened.workdir)
+    objective = build.make_objective(still, opened.tokenizer, model, 1, hyperparameters)
     params = opened.params | opened.adversary_params
     attacked = AttackedModel(objective, model, params, opened.step)
 

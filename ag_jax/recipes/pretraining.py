@@ -5,6 +5,7 @@ from typing import Any
 
 from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining.search import choose
 
 Config = Any  # an `ml_collections.ConfigDict` from `pretraining.config.default_config`
 
@@ -91,6 +92,15 @@ def table_11(config: Config, language: str, layers: int, arm: str) -> None:
     config.training.batch_size = batch_size
     if arm == "ag":
         config.guidance.update(mode="loss", fraction=0.5, alpha=alpha, hold_steps=20_000)
+
+
+def searched(config: Config, directory: str, arm: str) -> None:
+    """Set the settings of the best point of a finished search (`ag-jax search --config=ag/section4_5_search`).
+
+    directory: the --workdir of the search.
+    arm: "mlm" for the best point without guidance, "ag" for the best of all arms with guidance, whose names begin so.
+    """
+    config.update_from_flattened_dict(choose.read_best(directory, arm))
 
 
 def epochs(config: Config, tokens: float, count: float) -> None:

@@ -8,9 +8,11 @@ import jax
 import numpy as np
 from etils import epath
 
+from ag_jax.objectives.base import Objective
 from ag_jax.training import metrics as metric_sums
 from ag_jax.training import sharding
 from ag_jax.training.config import TrainingConfig
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.metrics import Sums
 from ag_jax.training.program import Program
 from ag_jax.training.state import TrainState
@@ -100,12 +102,13 @@ def keep_nothing(state: TrainState, history: list[Evaluation]) -> bool:
 class Job:
     """Description of a training run or trial: everything that `Loop` needs.
 
-    Jobs that differ only in seed or learning rate share their `program`.
+    Jobs that differ only in seed and hyperparameters share their `program`.
 
     name: name in progress lines.
     config: number of steps, and how often to log, evaluate and save.
     workdir: directory of metrics and checkpoints.
     program: the compiled steps.
+    hyperparameters: the settings of this job that are arguments of these steps.
     key: random key of dropout; each step folds its number into it.
     create: () -> state at step 0; called if there is no checkpoint.
     learning_rate: step -> learning rate, for `metrics.jsonl`.
@@ -120,12 +123,16 @@ class Job:
     remedy: path of the last good checkpoint, or "none" -> advice for the error that the loss is not finite.
     wandb: () -> run at Weights & Biases that gets the metrics, or None.
     kept_steps: steps whose checkpoints are never deleted, besides those that `config` names.
+    pause_at: step after which the loop saves the state and ends, without the evaluation and the result of the last
+        step; the next loop goes on from there. None never pauses.
+    pause: like `finish`, called instead of it after a pause.
     """
 
     name: str
     config: TrainingConfig
     workdir: epath.Path
     program: Program
+    hyperparameters: Hyperparameters
     key: jax.Array
     create: Callable[[], TrainState]
     learning_rate: Callable[[int], float]
@@ -139,9 +146,18 @@ class Job:
     remedy: Callable[[str], str] = lambda path: f"The last good checkpoint: {path}"
     wandb: Callable[[], WandbRun | None] = lambda: None
     kept_steps: tuple[int, ...] = ()
+    pause_at: int | None = None
+    pause: Callable[[TrainState, Progress, Beat], dict[str, Any]] = lambda state, progress, beat: {}
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of the job."""
+        return self.program.make_objective(self.hyperparameters)
 
 
-def metrics_evaluator(program: Program, batches: Callable[[], Iterable[HostBatch]]) -> Evaluator:
+def metrics_evaluator(
+    program: Program, hyperparameters: Hyperparameters, batches: Callable[[], Iterable[HostBatch]]
+) -> Evaluator:
     """Return an evaluator that computes the program's objective on `batches()` and returns the objective's metrics.
 
     Loss terms are weighted with their coefficients at the training step after which the model is evaluated.
@@ -153,7 +169,7 @@ def metrics_evaluator(program: Program, batches: Callable[[], Iterable[HostBatch
         sums: Sums = {}
         for batch in batches():
             placed = sharding.place_batch(batch, program.mesh)
-            metrics = program.evaluation_step(params, placed, np.int32(step))
+            metrics = program.evaluation_step(params, placed, np.int32(step), hyperparameters)
             sums = metric_sums.add(sums, jax.device_get(metrics))
             beat()
         return metric_sums.divide(sums)

@@ -31,8 +31,8 @@ class Loop:
     """Training loop that runs `job` from its newest checkpoint, or from the start if there is none."""
 
     def __init__(self, job: Job):
-        self.job, config = job, job.config
-        self.train_step, self.metric = job.program.train_step, job.program.objective.primary_metric.metric
+        self.job, config, self.objective = job, job.config, job.objective
+        self.train_step, self.metric = job.program.train_step, self.objective.primary_metric.metric
         self.checkpoints = Checkpoints(
             job.workdir / "checkpoints",
             keep_last=config.keep_last,
@@ -46,6 +46,9 @@ class Loop:
     def run(self) -> dict[str, Any]:
         """Train to the last step, or until the job's stop rule ends the run; return the result of `job.finish`.
 
+        A job that pauses is trained to `job.pause_at`, and the result is that of `job.pause`; a job that is past that
+        step already is not trained.
+
         Raises NonFiniteError if loss or gradient is not finite, with the checkpoints before that complete, and
         Interrupted after a signal, with everything saved.
         """
@@ -56,7 +59,11 @@ class Loop:
                 with StopSignal() as stop:
                     state = self._steps(state, start, stop)
                 self.writer.flush()
-                result = self.job.finish(state, self.progress, self.watchdog.beat)
+                if self._is_paused(int(state.step)):
+                    with self.watchdog.compiling("the evaluation step"):
+                        result = self.job.pause(state, self.progress, self.watchdog.beat)
+                else:
+                    result = self.job.finish(state, self.progress, self.watchdog.beat)
                 together, failed = True, False
             except (Interrupted, NonFiniteError) as stopped:
                 together, failed = True, isinstance(stopped, NonFiniteError)
@@ -99,22 +106,23 @@ class Loop:
         self.clock_step, self.clock_tokens = start, self.progress.tokens
         if self._is_evaluation_step(start) and not self.progress.is_evaluated(start):
             self._evaluate(state, start)  # the program ended between the checkpoint and its evaluation
-        if start == config.steps or job.stop(self.progress.history):
+        if start == config.steps or job.stop(self.progress.history) or self._is_paused(start):
             return state
         for step, batch in enumerate(job.batches(start, config.steps), start + 1):
             placed = sharding.place_batch(batch, job.program.mesh)
             if step == 1 and 0 in milestones:
                 # Before the first checkpoint: a config that does not fit the devices must not leave one.
                 with self.watchdog.compiling("the train step"):
-                    self.train_step.lower(state, placed, job.key).compile()
+                    self.train_step.lower(state, placed, job.key, job.hyperparameters).compile()
                 self._save(state)
             # The step is compiled again for each shape of batches.
             with self.watchdog.compiling(f"the train step for batches of shape {batch['tokens'].shape}"):
-                state, step_metrics = self.train_step(state, placed, job.key)
+                state, step_metrics = self.train_step(state, placed, job.key, job.hyperparameters)
             self.watchdog.follow(step, step_metrics["loss"][0])
             # Metrics are fetched in `_collect`: fetching them here would wait for the device in every step.
             self.pending.append((step, step_metrics))
             stopped, is_last, kept = stop.reached(), step == config.steps, False
+            paused = self._is_paused(step)
             if step % config.log_every == 0 or is_last:
                 self._log(step)
             if self._is_evaluation_step(step) and not is_last:
@@ -122,17 +130,23 @@ class Loop:
                 is_last = job.stop(self.progress.history)
                 if is_last and step % config.log_every:
                     self._log(step)
-            if step % config.checkpoint_every == 0 or step in milestones or is_last or stopped or kept:
+            if step % config.checkpoint_every == 0 or step in milestones or is_last or stopped or kept or paused:
                 self._save(state)
             if stopped and not is_last:
                 self.checkpoints.wait()
                 raise Interrupted(f"{stopped}: stopped at step {step} of {config.steps}; everything is saved")
+            if paused:
+                return state
             if is_last:
                 break
         # The last step is saved before it is evaluated, because an evaluation may take long, or fail.
         if not self.progress.is_evaluated(step):
             self._evaluate(state, step)
         return state
+
+    def _is_paused(self, step: int) -> bool:
+        """Return whether the run pauses after this step, or should have before; never after the last step."""
+        return self.job.pause_at is not None and self.job.pause_at <= step < self.job.config.steps
 
     def _is_evaluation_step(self, step: int) -> bool:
         every = self.job.config.evaluate_every
@@ -166,7 +180,7 @@ class Loop:
         self.progress.interval = {}
         values.pop("tokens")
         at: Any = np.float32(step - 1)
-        coefficients = self.job.program.objective.coefficients(at)
+        coefficients = self.objective.coefficients(at)
         row = {
             "step": step,
             "split": "train",

@@ -45,21 +45,24 @@ class OptimizerConfig:
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """Return a schedule: linear from 0 to the peak in `warmup_steps`, then as `decay` says: linear to 0 at
     `total_steps`, constant, or falling as the inverse square root of the step.
+
+    Learning rate and warm-up may be traced arrays (`Hyperparameters`), so no Python branch depends on them.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
-    rise = optax.linear_schedule(0.0, peak, warmup)
-    if config.decay == "inverse_sqrt":
+
+    def schedule(step):
         # Step 0 is the first update; without warm-up, the peak is at that step.
-        reference = max(warmup, 1)
+        reference = jnp.maximum(warmup, 1)
+        if config.decay == "inverse_sqrt":
+            remaining = jnp.sqrt(reference / jnp.maximum(step, reference))
+        elif config.decay == "linear":
+            done = (step - warmup) / jnp.maximum(total_steps - warmup, 1)
+            remaining = jnp.clip(1 - done, 0.0, 1.0)
+        else:
+            remaining = jnp.float32(1)
+        return peak * jnp.where(step < warmup, step / reference, remaining)
 
-        def inverse_sqrt(step):
-            fallen = peak * jnp.sqrt(reference / jnp.maximum(step, reference))
-            return jnp.minimum(rise(step), fallen) if warmup else fallen
-
-        return inverse_sqrt
-    end = 0.0 if config.decay == "linear" else peak
-    fall = optax.linear_schedule(peak, end, max(total_steps - warmup, 1))
-    return optax.join_schedules([rise, fall], [warmup]) if warmup else fall
+    return schedule
 
 
 def decays(params: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Compiled training and evaluation steps, shared by all runs that differ only in seed or learning rate."""
+"""Compiled training and evaluation steps, shared by all runs that differ only in seed and `Hyperparameters`."""
 
 import dataclasses
 import functools
@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from ag_jax.objectives.base import Objective
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.state import TrainState, abstract_state, create_state, state_shardings
 from ag_jax.training.step import compile_evaluation_step, compile_train_step
 
@@ -21,19 +22,20 @@ class Program:
 
     Each function is compiled when it is first called with arguments of new shapes.
 
-    objective: the loss, with its model.
-    optimizer: the optax transformation of the parameters' gradient.
+    make_objective: hyperparameters -> the loss, with its model.
+    make_optimizer: hyperparameters -> the optax transformation of the parameters' gradient; the structure of its state
+        is the same for all.
     mesh: the devices and their axes.
     init: key -> randomly initialised parameters, boxed with the names of their axes.
     shardings: a `TrainState` of shardings, one for each array of the state.
     abstract: a `TrainState` of shapes, types and shardings, into which a checkpoint is restored.
     create: key -> the state at step 0, with randomly initialised parameters.
-    train_step: (state, batch, key) -> (state after one update, metrics as totals and weights).
-    evaluation_step: (params, batch, step) -> metrics as totals and weights, without dropout.
+    train_step: (state, batch, key, hyperparameters) -> (state after one update, metrics as totals and weights).
+    evaluation_step: (params, batch, step, hyperparameters) -> metrics as totals and weights, without dropout.
     """
 
-    objective: Objective
-    optimizer: optax.GradientTransformation
+    make_objective: Callable[[Hyperparameters], Objective]
+    make_optimizer: Callable[[Hyperparameters], optax.GradientTransformation]
     mesh: Mesh
     init: Callable[[jax.Array], Any]
     shardings: TrainState
@@ -44,32 +46,34 @@ class Program:
 
 
 def make_program(
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
+    make_objective: Callable[[Hyperparameters], Objective],
+    make_optimizer: Callable[[Hyperparameters], optax.GradientTransformation],
     init: Callable[[jax.Array], Any],
     mesh: Mesh,
     microbatches: int = 1,
 ) -> Program:
-    """Return the program of an objective, without compiling anything yet. For the other arguments see `Program`.
+    """Return the program of an objective and an optimizer, without compiling anything yet.
+
+    For the other arguments see `Program`.
 
     microbatches: number of parts in which a batch is computed, one after the other.
     """
-    # Shapes do not depend on the key.
-    boxed = functools.partial(init, jax.random.key(0))
+    # Shapes do not depend on the key, nor on the hyperparameters.
+    boxed, optimizer = functools.partial(init, jax.random.key(0)), make_optimizer(Hyperparameters())
     shardings = state_shardings(boxed, optimizer, mesh)
 
     def create(key: jax.Array) -> TrainState:
         return create_state(nn.unbox(init(key)), optimizer)
 
     return Program(
-        objective=objective,
-        optimizer=optimizer,
+        make_objective=make_objective,
+        make_optimizer=make_optimizer,
         mesh=mesh,
         init=init,
         shardings=shardings,
         abstract=abstract_state(boxed, optimizer, shardings),
         # With output shardings every array is made on the device that keeps it.
         create=jax.jit(create, out_shardings=shardings),
-        train_step=compile_train_step(objective, optimizer, microbatches, mesh, shardings),
-        evaluation_step=compile_evaluation_step(objective, mesh, shardings),
+        train_step=compile_train_step(make_objective, make_optimizer, microbatches, mesh, shardings),
+        evaluation_step=compile_evaluation_step(make_objective, mesh, shardings),
     )

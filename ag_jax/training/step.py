@@ -1,5 +1,6 @@
 """Training and evaluation steps, as pure functions of parameters, batch and random key."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ag_jax.attention.adversary import split_params
 from ag_jax.objectives.base import Batch, LossTerm, Objective, loss_factors
 from ag_jax.training import sharding
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.state import TrainState
 
 
@@ -101,35 +103,41 @@ def evaluation_step(params: Any, batch: Batch, step: Array, *, objective: Object
 
 
 def compile_train_step(
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
+    make_objective: Callable[[Hyperparameters], Objective],
+    make_optimizer: Callable[[Hyperparameters], optax.GradientTransformation],
     microbatches: int,
     mesh: Mesh,
     shardings: TrainState,
 ) -> jax.stages.Wrapped:
-    """Return `train_step` jitted for a mesh; the old state is donated, so its memory is reused for the new state."""
+    """Return `train_step` jitted for a mesh, as a function of (state, batch, key, hyperparameters).
 
-    def step(state: TrainState, batch: Batch, key: Array):
+    The old state is donated, so its memory is reused for the new state.
+    """
+
+    def step(state: TrainState, batch: Batch, key: Array, hyperparameters: Hyperparameters):
+        objective, optimizer = make_objective(hyperparameters), make_optimizer(hyperparameters)
         return train_step(state, batch, key, objective=objective, optimizer=optimizer, microbatches=microbatches)
 
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.jit(
         step,
-        in_shardings=(shardings, sharding.batch_sharding(mesh), everywhere),
+        in_shardings=(shardings, sharding.batch_sharding(mesh), everywhere, everywhere),
         out_shardings=(shardings, everywhere),
         donate_argnums=0,
     )
 
 
-def compile_evaluation_step(objective: Objective, mesh: Mesh, shardings: TrainState) -> jax.stages.Wrapped:
-    """Return `evaluation_step` jitted for a mesh, as a function of (params, batch, step)."""
+def compile_evaluation_step(
+    make_objective: Callable[[Hyperparameters], Objective], mesh: Mesh, shardings: TrainState
+) -> jax.stages.Wrapped:
+    """Return `evaluation_step` jitted for a mesh, as a function of (params, batch, step, hyperparameters)."""
 
-    def step(params: Any, batch: Batch, at: Array):
-        return evaluation_step(params, batch, at, objective=objective)
+    def step(params: Any, batch: Batch, at: Array, hyperparameters: Hyperparameters):
+        return evaluation_step(params, batch, at, objective=make_objective(hyperparameters))
 
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.jit(
         step,
-        in_shardings=(shardings.params, sharding.batch_sharding(mesh), everywhere),
+        in_shardings=(shardings.params, sharding.batch_sharding(mesh), everywhere, everywhere),
         out_shardings=everywhere,
     )

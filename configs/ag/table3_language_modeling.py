@@ -5,6 +5,9 @@ of table 10, hyperparameters of table 11.
 
     ag-jax compare --config=ag/table3_language_modeling:language=english,layers=12 --workdir=DIR
     ag-jax train   --config=ag/table3_language_modeling:layers=12,arm=ag,scale=small --workdir=DIR
+    ag-jax compare --config=ag/table3_language_modeling:layers=12,best=SEARCH --workdir=DIR
+
+With `best`, the directory of a finished search (ag/section4_5_search), its best points take the place of table 11.
 
 Hardware and time: the paper used 8 P40 GPUs for 4 days (English) and 4 for 2 days (Filipino, Oromo). scale=small takes
 about four minutes for each arm on 2 CPU cores.
@@ -33,9 +36,10 @@ def get_config(argument: str = ""):
     layers: number of layers of the model.
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
+    best: directory of a finished `ag-jax search`, whose best points are taken instead of table 11.
     """
     chosen = config_reader.arguments(
-        argument, language=tuple(CORPORA), layers=(12, 8, 16), arm=("ag", "mlm"), scale=("paper", "small")
+        argument, language=tuple(CORPORA), layers=(12, 8, 16), arm=("ag", "mlm"), scale=("paper", "small"), best=""
     )
     tokens, passes, held_out = CORPORA[chosen.language]
     config = pretraining_config.default_config()
@@ -53,5 +57,7 @@ def get_config(argument: str = ""):
     pretraining.epochs(config, tokens, passes)
     if chosen.scale == "small":
         pretraining.small(config)
+    if chosen.best:
+        pretraining.searched(config, chosen.best, chosen.arm)
     config.comparison.arms = "mlm,ag"
     return config

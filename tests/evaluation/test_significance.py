@@ -8,6 +8,7 @@ import scipy.stats
 
 from ag_jax.evaluation.significance import (
     holm,
+    mcnemar,
     over_seeds,
     paired_t_test,
     paired_t_test_over_examples,
@@ -101,3 +102,11 @@ def test_differences_of_arms_over_seeds():
         assert difference.p_corrected == pytest.approx(3 * smallest_p) or result.pvalue > smallest_p
         assert difference.p_corrected >= difference.p_value
     assert over_seeds({"base": {"loss": [1.0]}, "one": {"loss": [2.0]}}) == {"one": {"loss": None}}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"), [(0, 0, 1.0), (3, 3, 1.0), (0, 5, 2 / 2**5), (9, 1, 2 * (1 + 10) / 2**10)]
+)
+def test_mcnemar_is_the_exact_test(one, other, expected):
+    """Twice the probability of the smaller count or fewer in throws of a coin."""
+    assert mcnemar(one, other) == pytest.approx(expected)

@@ -14,7 +14,8 @@ from ag_jax.finetuning.job import run_trial
 from ag_jax.finetuning.trial import Trial
 from ag_jax.interop import finetuned
 from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, FixedMaskConfig
-from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
+from ag_jax.training.hyperparameters import Hyperparameters
+from ag_jax.training.optimizer import make_optimizer
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests.finetuning import tasks
 from tests.finetuning.test_trial import rows, without_clock
@@ -51,13 +52,15 @@ def test_a_killed_trial_ends_the_same(tmp_path, one_device, monkeypatch):
     weights = [(place / "weights" / finetuned.WEIGHTS).read_bytes() for place in (whole, killed)]
     assert weights[0] == weights[1]
     scheduled = AdversarialConfig("scheduled", masking=FixedMaskConfig(trace=str(whole)))
-    found = program.make_objective(dataclasses.replace(plan, adversarial=scheduled), plan.head.model(plan.config))
+    found = program.make_objective(
+        dataclasses.replace(plan, adversarial=scheduled), plan.head.model(plan.config), Hyperparameters()
+    )
     assert found.attacker.trace.shares == tuple(tuple(row["masked/layers"]) for row in train)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.7])
 def test_the_adversary_has_the_trials_rate_or_its_own(rate):
-    """The model's part is as without an adversary, and times the trial's peak."""
+    """The model's part is as without an adversary."""
     _, plan = setting(
         "tagging", dataclasses.replace(ASA, asa=AsaConfig(learning_rate=rate, weight_decay=0.3, clip_norm=2.0))
     )
@@ -66,20 +69,18 @@ def test_the_adversary_has_the_trials_rate_or_its_own(rate):
         "adversary": {"key": {"kernel": np.ones((2, 2), np.float32)}},
     }
     gradient = jax.tree.map(lambda leaf: 5 * leaf, params)
-    optimizer = program.make_trial_optimizer(plan)
-    before, _ = optimizer.init(params)
-    state = (before, program.Peak(np.float32(0.1)))
-    config = plan.optimizer
-    own = dataclasses.replace(config, learning_rate=rate or 1.0, weight_decay=0.3, clip_norm=2.0)
-    assert isinstance(config, OptimizerConfig) and config.learning_rate == 1
+    optimizer = program.make_trial_optimizer(plan, Hyperparameters(np.float32(0.1), np.int32(2)))
+    state = optimizer.init(params)
+    config = dataclasses.replace(plan.optimizer, learning_rate=0.1, warmup_steps=2)
+    own = dataclasses.replace(config, learning_rate=rate or 0.1, weight_decay=0.3, clip_norm=2.0)
     states = {
         part: make_optimizer(of, plan.steps).init(params[part])
         for part, of in (("encoder", config), ("adversary", own))
     }
     for _ in range(3):
         found, state = optimizer.update(gradient, state, params)
-        for part, of, scale in (("encoder", config, 0.1), ("adversary", own, 1.0 if rate else 0.1)):
+        for part, of in (("encoder", config), ("adversary", own)):
             updates, states[part] = make_optimizer(of, plan.steps).update(gradient[part], states[part], params[part])
             for one, other in zip(jax.tree.leaves(found[part]), jax.tree.leaves(updates), strict=True):
-                np.testing.assert_allclose(one, scale * other, rtol=1e-6)
+                np.testing.assert_allclose(one, other, rtol=1e-6)
     assert np.abs(found["adversary"]["key"]["kernel"]).max() > 0

@@ -241,24 +241,6 @@ def test_seeds_and_learning_rates_share_a_program(tmp_path, one_device):
     assert first["learning_rate"] == pytest.approx(5e-3 * (1 - 1 / 8))
 
 
-def test_the_peak_is_the_learning_rate(one_device, tmp_path):
-    """The same updates as of an optimizer that has the learning rate itself."""
-    from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
-
-    params = {"kernel": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
-    gradient = jax.tree.map(lambda leaf: np.cos(leaf), params)
-    settings = {"warmup_steps": 2, "weight_decay": 0.1}
-    plain = make_optimizer(OptimizerConfig(learning_rate=0.03, **settings), 5)
-    state = plain.init(params)
-    unit = make_optimizer(OptimizerConfig(learning_rate=1.0, **settings), 5)
-    scaled_state, peak = unit.init(params), program.scale_by_peak()
-    for _ in range(4):
-        expected, state = plain.update(gradient, state, params)
-        found, scaled_state = unit.update(gradient, scaled_state, params)
-        found, _ = peak.update(found, program.Peak(np.float32(0.03)))
-        jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-12), found, expected)
-
-
 def test_patience_stops_early(tmp_path, one_device):
     result = setting(epochs=9, patience=2, learning_rate=1e-12)(tmp_path)
     assert (len(result["epochs"]), result["best_epoch"]) == (3, 1)

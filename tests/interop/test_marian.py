@@ -26,6 +26,7 @@ from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.config import TrainingConfig
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.job import Progress
 from ag_jax.training.state import TrainState
 from tests import marian_files
@@ -362,7 +363,7 @@ def test_checkpoints_are_averaged_unless_a_step_is_chosen(tmp_path):
     checkpoints = Checkpoints(workdir / "checkpoints", keep_last=3)
     for step in (10, 20):
         moved = jax.tree.map(lambda leaf, step=step: jax.numpy.asarray(leaf + step), params)
-        state = TrainState(jax.numpy.int32(step), moved, build.optimizer_of(config).init(moved))
+        state = TrainState(jax.numpy.int32(step), moved, build.optimizer_of(config, Hyperparameters()).init(moved))
         checkpoints.save(state, Progress().to_json())
     checkpoints.close()
     for step, name, shift, said in (

@@ -52,7 +52,8 @@ def start(wanted, workdir, step=0):
     if step:
         params = jax.tree.map(jnp.asarray, params)
         checkpoints = Checkpoints(workdir / "checkpoints", keep_last=2)
-        checkpoints.save(TrainState(jnp.int32(step), params, job.program.optimizer.init(params)), Progress().to_json())
+        optimizer = job.program.make_optimizer(job.hyperparameters)
+        checkpoints.save(TrainState(jnp.int32(step), params, optimizer.init(params)), Progress().to_json())
         checkpoints.close()
     return workdir
 

@@ -20,6 +20,7 @@ from ag_jax.objectives.consistency import DivergenceConfig
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.training import sharding
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.optimizer import (
     AdversaryOptimizer,
     OptimizerConfig,
@@ -172,10 +173,12 @@ def trained(eight_devices):
     @functools.cache
     def run(shape):
         mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
-        program = make_program(objective, optimizer, init, mesh, 2)
+        program = make_program(lambda _: objective, lambda _: optimizer, init, mesh, 2)
         state, losses = program.create(jax.random.key(0)), []
         for batch in batches:
-            state, metrics = program.train_step(state, sharding.place_batch(batch, mesh), jax.random.key(1))
+            state, metrics = program.train_step(
+                state, sharding.place_batch(batch, mesh), jax.random.key(1), Hyperparameters()
+            )
             losses.append(float(metrics["loss"][0]))
         return state, losses, metrics, program.shardings
 

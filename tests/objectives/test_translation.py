@@ -21,6 +21,7 @@ from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.translation import Translation, TranslationConfig
 from ag_jax.objectives.word_loss import word_loss
 from ag_jax.training import sharding
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.program import make_program
 from ag_jax.training.sharding import MeshConfig, make_mesh
@@ -252,10 +253,14 @@ def test_every_mesh_trains_the_same(eight_devices):
     def run(shape):
         mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
         init = functools.partial(model.init, deterministic=True)
-        program = make_program(objective, optimizer, lambda key: init(key, example)["params"], mesh, 2)
+        program = make_program(
+            lambda _: objective, lambda _: optimizer, lambda key: init(key, example)["params"], mesh, 2
+        )
         state, losses = program.create(jax.random.key(0)), []
         for batch in batches:
-            state, metrics = program.train_step(state, sharding.place_batch(batch, mesh), jax.random.key(1))
+            state, metrics = program.train_step(
+                state, sharding.place_batch(batch, mesh), jax.random.key(1), Hyperparameters()
+            )
             losses.append(float(metrics["loss"][0]))
         return state, losses
 

@@ -20,6 +20,7 @@ from ag_jax.objectives.adversarial.config import AdversarialConfig, FixedMaskCon
 from ag_jax.pretraining import build, mask_trace, run, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.loop import Interrupted
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests import commands
@@ -200,8 +201,9 @@ def test_without_an_attack_a_run_is_what_it_was(text):
         build.make_program(config, corpus.tokenizer, jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor")))
         for config in (plain, other)
     ]
-    assert made[0].objective == made[1].objective and type(made[0].objective).__name__ == "Pretraining"
-    assert made[0].objective.sentences.of == "none"
+    one, another = (program.make_objective(Hyperparameters()) for program in made)
+    assert one == another and type(one).__name__ == "Pretraining"
+    assert one.sentences.of == "none"
     trees = [one.abstract.opt_state for one in made]
     assert jax.tree.structure(trees[0]) == jax.tree.structure(trees[1]) and "Partition" not in str(
         jax.tree.structure(trees[0])
@@ -211,14 +213,29 @@ def test_without_an_attack_a_run_is_what_it_was(text):
     jax.tree.map(np.testing.assert_array_equal, model, {name: both[name] for name in model})
 
 
-def test_seeds_share_a_program_and_other_settings_do_not(text):
-    config = settings(text)
+def test_runs_that_differ_in_arguments_of_the_step_share_a_program(text):
+    """Seed, learning rate, warm-up, alpha, and what only the loop or a report reads."""
+    config = settings(text, **{"guidance.mode": "loss"})
     vocabulary, mesh = workloads.VocabularyInfo(300), jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"))
     program = build.shared_program(config, vocabulary, mesh)
-    assert build.shared_program(dataclasses.replace(config, seed=5, title="another"), vocabulary, mesh) is program
-    longer = dataclasses.replace(config.training, steps=config.training.steps + 1)
-    guided = dataclasses.replace(config.guidance, alpha=7.0)
-    for other in (dataclasses.replace(config, training=longer), dataclasses.replace(config, guidance=guided)):
-        assert build.shared_program(other, vocabulary, mesh) is not program
+
+    def changed(section, **values):
+        return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
+
+    for other in (
+        dataclasses.replace(config, seed=5, title="another"),
+        changed("optimizer", learning_rate=0.5, warmup_steps=1),
+        changed("guidance", alpha=7.0),
+        changed("training", log_every=3, milestones=(1.0,), tensorboard=not config.training.tensorboard),
+        changed("inspection", sentence="Another."),
+    ):
+        assert build.shared_program(other, vocabulary, mesh) is program, other
+    for other in (
+        changed("training", steps=config.training.steps + 1),
+        changed("optimizer", weight_decay=0.5),
+        changed("guidance", hold_steps=7),
+        changed("model", attention_dropout=0.77),
+    ):
+        assert build.shared_program(other, vocabulary, mesh) is not program, other
     other_ids = dataclasses.replace(vocabulary, period_ids=(7,))
     assert build.shared_program(config, other_ids, mesh) is not program

@@ -6,6 +6,7 @@ import pytest
 
 from ag_jax import config_reader
 from ag_jax.pretraining import build, config, workloads
+from ag_jax.training.hyperparameters import Hyperparameters
 
 QUICKSTART = str(pathlib.Path(__file__).parents[2] / "configs" / "quickstart.py")
 
@@ -18,4 +19,4 @@ def test_slots_are_left_out_on_one_device_where_tokens_are_masked_independently(
     settings = config.parse(config_reader.load(f"{QUICKSTART}:arm=mlm", {"data.masking.count": count}))
     vocabulary = workloads.VocabularyInfo(4096)
     model = workloads.reference_model(settings, vocabulary)
-    assert build.make_objective(settings, vocabulary, model, devices).group_rows == rows
+    assert build.make_objective(settings, vocabulary, model, devices, Hyperparameters()).group_rows == rows

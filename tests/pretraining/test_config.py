@@ -233,6 +233,8 @@ ALWAYS_NONE = {
     "data.max_tokens",
     "guidance.decoder_heads",
     "guidance.cross_heads",
+    "search.steps",
+    "search.stop_after",
 }
 
 

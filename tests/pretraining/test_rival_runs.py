@@ -28,6 +28,7 @@ from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
 from ag_jax.training import sharding
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.program import make_program
@@ -137,12 +138,9 @@ def test_spread_over_devices_and_computed_again_it_is_the_same(method, remat, ei
         mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
         optimizer = make_optimizer(OptimizerConfig(), 10)
         init = functools.partial(of_model, model, batch)
-        program = make_program(objective, optimizer, init, mesh, 2)
-        found.append(
-            program.train_step(program.create(jax.random.key(0)), sharding.place_batch(batch, mesh), jax.random.key(1))[
-                1
-            ]
-        )
+        program = make_program(lambda _, made=objective: made, lambda _, made=optimizer: made, init, mesh, 2)
+        state, placed = program.create(jax.random.key(0)), sharding.place_batch(batch, mesh)
+        found.append(program.train_step(state, placed, jax.random.key(1), Hyperparameters())[1])
     alone, spread = found
     assert set(alone) == set(spread) and {"delta_norm", "gradient_norm", "ag_loss", "mlm_loss"} < set(alone)
     for name, (total, weight) in alone.items():

@@ -14,6 +14,7 @@ from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.training import sharding, summary
 from ag_jax.training.config import TrainingConfig
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.job import Job, metrics_evaluator
 from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
 from ag_jax.training.program import Program, make_program
@@ -57,17 +58,19 @@ def tiny_job(
     }
     config = TrainingConfig(**(settings | training))
     program = tiny_program(width, optimizer, config.steps)
-    metric = program.objective.primary_metric.metric
+    hyperparameters = Hyperparameters()
+    metric = program.make_objective(hyperparameters).primary_metric.metric
     return Job(
         name="tiny",
         config=config,
         workdir=epath.Path(workdir),
         program=program,
+        hyperparameters=hyperparameters,
         key=jax.random.key(5),
         create=lambda: program.create(jax.random.key(3)),
         learning_rate=learning_rate_schedule(optimizer, config.steps),
         batches=batches,
-        evaluators=(metrics_evaluator(program, lambda: [batch(1000), batch(1001)]),),
+        evaluators=(metrics_evaluator(program, hyperparameters, lambda: [batch(1000), batch(1001)]),),
         describe=lambda evaluation: f"{metric} {evaluation.values[metric]:.3f}",
         finish=lambda state, progress, beat: summary.summarise(epath.Path(workdir), metric, progress),
     )
@@ -91,4 +94,4 @@ def tiny_program(width: int, optimizer: OptimizerConfig, steps: int) -> Program:
         return model.init(key, batch(0), deterministic=True)["params"]
 
     mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
-    return make_program(objective, make_optimizer(optimizer, steps), init, mesh)
+    return make_program(lambda _: objective, lambda _: make_optimizer(optimizer, steps), init, mesh)

@@ -19,7 +19,7 @@ def init(key):
 
 
 def make(mesh):
-    program = make_program(None, OPTIMIZER, init, mesh)
+    program = make_program(lambda _: None, lambda _: OPTIMIZER, init, mesh)
     return program.create(jax.random.key(0)), program.shardings
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from ag_jax.objectives.base import Objective, Outputs
 from ag_jax.training import sharding
+from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.program import make_program
 from ag_jax.training.sharding import MeshConfig, make_mesh
@@ -157,11 +158,11 @@ def trained(eight_devices):
         if name not in done:
             shape = MESHES[name] or (1, 1, 1)
             mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
-            program = make_program(objective, optimizer, init, mesh, 2)
+            program = make_program(lambda _: objective, lambda _: optimizer, init, mesh, 2)
             step, (state, losses) = program.train_step, (program.create(jax.random.key(0)), [])
             for batch in batches:
                 before = state
-                state, metrics = step(state, sharding.place_batch(batch, mesh), jax.random.key(1))
+                state, metrics = step(state, sharding.place_batch(batch, mesh), jax.random.key(1), Hyperparameters())
                 losses.append(float(metrics["loss"][0]))
             done[name] = {
                 "before": before,
@@ -240,8 +241,8 @@ def test_evaluation_has_no_dropout_and_no_update(trained):
     run = trained("2x2x2")
     evaluate = run["program"].evaluation_step
     placed = sharding.place_batch(run["batch"], run["mesh"])
-    metrics = evaluate(run["state"].params, placed, jnp.int32(3))
-    again = evaluate(run["state"].params, placed, jnp.int32(3))
+    metrics = evaluate(run["state"].params, placed, jnp.int32(3), Hyperparameters())
+    again = evaluate(run["state"].params, placed, jnp.int32(3), Hyperparameters())
     np.testing.assert_array_equal(jax.tree.leaves(metrics["mlm_loss"]), jax.tree.leaves(again["mlm_loss"]))
     still = tiny.guided(tiny.model(heads=4, width=16), ASSIGNMENT)
     expected = jax.jit(lambda params, batch: tiny.evaluate(still, params, batch, None, jnp.int32(3)).metrics)(

@@ -1,0 +1,92 @@
+"""alpha of a run with `guidance.alpha_rule=auto`: the power of ten that makes both losses comparable at the beginning.
+
+Deshpande & Narasimhan 2020, section 4.5. The losses are measured once, on the first batch and before the first step,
+and stored with alpha in `alpha.json` of the run directory, so that a resumed run has the same alpha.
+"""
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from ag_jax.data.json_files import read_json
+from ag_jax.distributed import hosts, storage
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.training.hyperparameters import Hyperparameters
+
+ALPHA = "alpha.json"
+GUIDANCE_LOSS = "ag_loss"
+
+
+def comparable(loss: float, guidance_loss: float) -> float:
+    """Return the power of ten that brings alpha * `guidance_loss` nearest to `loss`, on a logarithmic scale.
+
+    Raises ValueError if there is none, because a loss is not positive and finite.
+    """
+    ratio = loss / guidance_loss if guidance_loss else math.inf
+    if not (math.isfinite(ratio) and ratio > 0):
+        raise ValueError(
+            f"guidance.alpha_rule=auto: no alpha makes the guidance loss {guidance_loss:g} comparable to the loss "
+            f"{loss:g} at the first step: set guidance.alpha_rule=value and guidance.alpha"
+        )
+    return 10.0 ** round(math.log10(ratio))
+
+
+def begin(
+    config: ExperimentConfig, workdir: epath.Path, metric: str, losses: Callable[[], Mapping[str, Any]]
+) -> Hyperparameters:
+    """Return the hyperparameters of a run, on all hosts; `alpha.json` is written if the rule is `auto` and it is new.
+
+    metric: name of the loss that guidance is compared with.
+    losses: () -> metrics at step 0; called on all hosts, if the run has no `alpha.json`.
+    """
+    if config.guidance.alpha_rule == "value":
+        return hyperparameters(config, workdir)
+    if not hosts.from_first("whether alpha is known", (workdir / ALPHA).exists):
+        found = losses()
+        hosts.from_first("alpha", lambda: _write(workdir, metric, found))
+    alpha = hosts.from_first("alpha", lambda: float(hyperparameters(config, workdir).alpha))
+    return dataclasses.replace(Hyperparameters.of(config.optimizer, config.guidance), alpha=np.float32(alpha))
+
+
+def _write(workdir: epath.Path, metric: str, losses: Mapping[str, Any]) -> None:
+    loss, guidance_loss = float(losses[metric]), float(losses[GUIDANCE_LOSS])
+    alpha = comparable(loss, guidance_loss)
+    print(
+        f"guidance.alpha_rule=auto: alpha {alpha:g}, because {metric} is {loss:.3f} and {GUIDANCE_LOSS} "
+        f"{guidance_loss:.3g} at step 0",
+        file=sys.stderr,
+        flush=True,
+    )
+    workdir.mkdir(parents=True, exist_ok=True)
+    content = {"alpha": alpha, metric: loss, GUIDANCE_LOSS: guidance_loss}
+    storage.write_whole(workdir / ALPHA, json.dumps(content, indent=2) + "\n")
+
+
+def hyperparameters(config: ExperimentConfig, workdir: epath.Path) -> Hyperparameters:
+    """Return the hyperparameters of a run that has begun, with alpha of `alpha.json` if the rule is `auto`.
+
+    Not collective: any host may call it.
+
+    Raises ValueError if this file is missing or damaged.
+    """
+    found = Hyperparameters.of(config.optimizer, config.guidance)
+    if config.guidance.alpha_rule == "value":
+        return found
+    path = workdir / ALPHA
+    if not path.exists():
+        raise missing(workdir)
+    return dataclasses.replace(found, alpha=np.float32(read_json(path, dict, {"alpha": float})["alpha"]))
+
+
+def missing(workdir: epath.Path) -> ValueError:
+    """Return the error for a run that has begun with the rule `auto`, and has no `alpha.json`."""
+    return ValueError(
+        f"{workdir / ALPHA} is missing, which has the alpha that guidance.alpha_rule=auto chose for this run: copy it "
+        "back"
+    )

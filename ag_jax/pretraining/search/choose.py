@@ -1,0 +1,201 @@
+"""What a search does next, and which points win: halving at rungs, the ranking, and `best.json`."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from etils import epath
+
+from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.distributed import storage
+from ag_jax.pretraining.search.points import Point, Study
+from ag_jax.pretraining.search.states import RunState, States
+
+BEST = "best.json"
+Status = Literal["done", "failed", "stopped", "unfinished"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A run that is to be trained next.
+
+    number: number of the point.
+    seed: seed of the run.
+    pause_at: step to which it is trained now; None for the last.
+    """
+
+    number: int
+    seed: int
+    pause_at: int | None
+
+
+def _loss_at(of_seeds: Sequence[RunState], step: int, metric: str) -> float | None:
+    """Return the mean of a loss over the seeds of a point after a step; infinity if a seed failed, None if unknown."""
+    if any(state.failure is not None for state in of_seeds):
+        return math.inf
+    values = [state.rungs[str(step)][metric] for state in of_seeds if str(step) in state.rungs]
+    if len(values) < len(of_seeds):
+        return None
+    mean = sum(values) / len(values)
+    return mean if math.isfinite(mean) else math.inf
+
+
+def _of_point(study: Study, states: States, number: int) -> list[RunState]:
+    return [states[number, seed] for seed in study.points[number].configs]
+
+
+def halved(study: Study, states: States) -> tuple[list[Task], dict[int, int]]:
+    """Return the runs to train next, and the points that halving stopped, {number of the point: step}.
+
+    At each rung, the points of an arm with the lower losses go on, half of them rounded up. A point that failed counts
+    as the worst; a point that is done without having been compared, in a search without rungs, is left out. The runs
+    of an arm whose rung is not decided, because a run has not come that far, are trained to this rung.
+    """
+    tasks: list[Task] = []
+    stopped: dict[int, int] = {}
+    for numbers in study.arms.values():
+        alive, waiting = list(numbers), None
+        for rung, _ in enumerate(study.search.rungs):
+            steps = {number: study.rung_steps(study.points[number])[rung] for number in alive}
+            losses = {
+                number: _loss_at(_of_point(study, states, number), steps[number], study.search.metric)
+                for number in alive
+            }
+            missing = [
+                Task(number, seed, steps[number])
+                for number, loss in losses.items()
+                if loss is None
+                for seed in study.points[number].configs
+                if not states[number, seed].is_over and str(steps[number]) not in states[number, seed].rungs
+            ]
+            if missing:
+                waiting = missing
+                break
+            compared = sorted((loss, number) for number, loss in losses.items() if loss is not None)
+            worse = {number for _, number in compared[math.ceil(len(compared) / 2) :]}
+            stopped |= {number: steps[number] for number in worse}
+            alive = [number for number in alive if number not in worse]
+        if waiting is None:
+            waiting = [
+                Task(number, seed, None)
+                for number in alive
+                for seed in study.points[number].configs
+                if not states[number, seed].is_over
+            ]
+        tasks += waiting
+    return tasks, stopped
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of a point.
+
+    point: the point.
+    status: `done` (all seeds), `failed` (at least one seed), `stopped` by halving, or `unfinished`.
+    losses: mean of each loss over the seeds, after the last step or after that at which the point was stopped; empty if
+        it failed or is unfinished.
+    stopped_at: step after which halving stopped the point.
+    failures: why runs failed, by seed.
+    """
+
+    point: Point
+    status: Status
+    losses: dict[str, float]
+    stopped_at: int | None
+    failures: dict[int, str]
+
+
+def results(study: Study, states: States) -> list[Result]:
+    """Return what came of each point, in the order of the points."""
+    _, stopped = halved(study, states)
+    found = []
+    for number, point in enumerate(study.points):
+        of_seeds, step, status, losses = _of_point(study, states, number), None, "unfinished", {}
+        failures = {seed: reason for seed in point.configs if (reason := states[number, seed].failure) is not None}
+        done = [state.losses for state in of_seeds if state.losses is not None]
+        if failures:
+            status = "failed"
+        elif len(done) == len(of_seeds):
+            status, losses = "done", _means(done)
+        elif number in stopped:
+            step = stopped[number]
+            status, losses = "stopped", _means([state.rungs[str(step)] for state in of_seeds])
+        found.append(Result(point, status, losses, step, failures))  # type: ignore[arg-type]
+    return found
+
+
+def _means(of_seeds: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(losses[name] for losses in of_seeds) / len(of_seeds) for name in of_seeds[0]}
+
+
+def ranked(found: Sequence[Result], metric: str) -> list[Result]:
+    """Return the points from the best to the worst, with ties in their order.
+
+    First those that are done, by their loss; then those that were stopped, the later the better; then those that
+    failed, and those that are not finished.
+    """
+
+    def key(result: Result) -> tuple[float, ...]:
+        group = ("done", "stopped", "failed", "unfinished").index(result.status)
+        return group, -(result.stopped_at or 0), result.losses.get(metric, 0.0)
+
+    return sorted(found, key=key)
+
+
+def best(found: Sequence[Result], metric: str) -> Result | None:
+    """Return the point with the lowest loss among those that are done, the earlier of two alike; None if none is."""
+    first = next(iter(ranked(found, metric)), None)
+    return first if first is not None and first.status == "done" else None
+
+
+def by_arm(found: Sequence[Result]) -> dict[str, list[Result]]:
+    """Return the points of each arm, in their order."""
+    arms: dict[str, list[Result]] = {}
+    for result in found:
+        arms.setdefault(result.point.arm, []).append(result)
+    return arms
+
+
+def best_json(study: Study, found: Sequence[Result]) -> dict[str, Any]:
+    """Return the content of `best.json`: the best point of each arm that has one."""
+    chosen: dict[str, Any] = {}
+    for arm, of_arm in by_arm(found).items():
+        if (winner := best(of_arm, study.search.metric)) is not None:
+            chosen[arm] = {
+                "point": winner.point.name,
+                "settings": dict(winner.point.settings),
+                study.search.metric: winner.losses[study.search.metric],
+                "chosen_among": len(of_arm),
+            }
+    return {"command": study.command, "metric": study.search.metric, "arms": chosen}
+
+
+def read_best(directory: epath.PathLike, arm: str) -> dict[str, Any]:
+    """Return the settings that a finished search chose for an arm, {"section.key": value}.
+
+    directory: the --workdir of the search.
+    arm: name of the arm, or what the names of several arms have before the first `_`, of which the best is taken.
+
+    Raises ValueError if there is no `best.json`, or no such arm in it.
+    """
+    path = storage.directory(directory) / BEST
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: expected the --workdir of a finished `ag-jax search`")
+    content = read_json(path, dict, {"arms": dict, "metric": str})
+    found, metric = content["arms"], content["metric"]
+    check_fields(path, found, dict.fromkeys(found, dict))
+    for winner in found.values():
+        check_fields(path, winner, {"settings": dict, metric: float})
+    alike = [found[name] for name in found if name == arm or name.partition("_")[0] == arm]
+    if not alike:
+        raise ValueError(f"{path} has no best point of arm {arm}: it has {', '.join(found) or 'none'}")
+    return dict(min(alike, key=lambda winner: winner[metric])["settings"])
+
+
+def values_of(found: Sequence[Result]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield each setting of which the points of an arm have several values, with these values in their order."""
+    for setting in found[0].point.settings:
+        values = list(dict.fromkeys(result.point.settings[setting] for result in found))
+        if len(values) > 1:
+            yield setting, values

@@ -1,0 +1,211 @@
+"""The points of a search: the grids of a config file expanded, checked, and shared out to several machines."""
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.pretraining import arms, workloads
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.search.config import SearchConfig
+
+# How names of directories shorten settings; others have the last part of their name.
+SHORT = {"optimizer.learning_rate": "lr", "optimizer.warmup_steps": "warmup", "training.batch_size": "bs"}
+NOT_SEARCHED = ("title", "seed", "search.", "comparison.", "inspection.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One value of each setting in the grid of an arm, with the configs of its runs.
+
+    arm: name of the arm.
+    name: name of the point's directories, without seed.
+    settings: value of each setting in the grid, {"section.key": value}.
+    configs: the checked config of each seed's run.
+    """
+
+    arm: str
+    name: str
+    settings: Mapping[str, Any]
+    configs: Mapping[int, ExperimentConfig]
+
+    def directory(self, workdir: epath.Path, seed: int) -> epath.Path:
+        """Return the run directory of a seed; `workdir` is the directory of the search."""
+        return workdir / self.arm / f"{self.name}-seed{seed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A search whose config has been checked.
+
+    title: title of the report.
+    command: the command that runs it, without --workdir.
+    search: its settings.
+    points: all points, in the order of the arms and of the grids.
+    overridden: a sentence for each flag that overrides what the arms set.
+    """
+
+    title: str
+    command: str
+    search: SearchConfig
+    points: tuple[Point, ...]
+    overridden: tuple[str, ...]
+
+    @property
+    def arms(self) -> dict[str, list[int]]:
+        """The numbers of the points of each arm."""
+        found: dict[str, list[int]] = {}
+        for number, point in enumerate(self.points):
+            found.setdefault(point.arm, []).append(number)
+        return found
+
+    def rung_steps(self, point: Point) -> list[int]:
+        """Return the steps at which a point is compared with the others of its arm, before it goes on."""
+        steps = next(iter(point.configs.values())).training.steps
+        return [round(fraction * steps) for fraction in self.search.rungs]
+
+
+def study(source: str, overrides: dict[str, Any]) -> Study:
+    """Return the search of the config file `source`, with `overrides` on top of every point.
+
+    Raises ValueError, before anything is trained, for a setting that does not exist, a value that is not allowed, and
+    points or arms that are alike.
+    """
+    config = pretraining_config.parse(config_reader.load(source, overrides))
+    search = config.search
+    if not search.grids:
+        raise ValueError(
+            f"{source} has no grids to search: set search.grids in the config file, such as config.search.grids.ag = "
+            '{"optimizer": {"learning_rate": (1e-3, 2e-3)}}'
+        )
+    has_arms = "arm" in config_reader.choices_of(source)
+    points: list[Point] = []
+    for arm in search.grids:
+        of_arm = config_reader.with_argument(source, "arm", arm) if has_arms else source
+        try:
+            points += _points(arm, of_arm, overrides, search)
+        except ValueError as error:
+            raise ValueError(f"search.grids.{arm}: {error}") from error
+    _check_arms(source, points)
+    _check_rungs(search, points)
+    flags = arms.overridden(source, search.grids, overrides) if has_arms else []
+    command = arms.command("search", source, overrides)
+    return Study(config.title, command, search, tuple(points), tuple(flags))
+
+
+def _points(arm: str, source: str, overrides: dict[str, Any], search: SearchConfig) -> list[Point]:
+    grid = search.settings_of(arm)
+    config_reader.check_overrides(config_reader.load(source), grid, (ExperimentConfig,))
+    for setting in grid:
+        if setting.startswith(NOT_SEARCHED):
+            raise ValueError(f"{setting} cannot be searched: expected a setting that changes a run, and not its seed")
+        if setting in overrides:
+            raise ValueError(
+                f"--config.{setting}={config_reader.shown(overrides[setting])} gives one value to a setting whose "
+                f"values are searched: leave the flag out, or change search.grids.{arm}"
+            )
+    common = overrides | ({} if search.steps is None else {"training.steps": search.steps})
+    labels, found = _labels(grid), {}
+    for values in itertools.product(*grid.values()):
+        settings = dict(zip(grid, values, strict=True))
+        loaded, configs = config_reader.load(source, common | settings), {}
+        for seed in search.seeds:
+            loaded.seed = seed
+            try:
+                configs[seed] = pretraining_config.parse(loaded)
+            except ValueError as error:
+                given = ", ".join(f"{setting}={config_reader.shown(value)}" for setting, value in settings.items())
+                raise ValueError(f"{error} (at the point {given})") from error
+        # From the config, in which 1 is 1.0 where a setting is a number with a point.
+        checked = config_reader.flat(config_reader.to_dict(configs[search.seeds[0]]))
+        settings = {setting: checked[setting] for setting in grid}
+        name = "-".join(f"{labels[setting]}{_text(value)}" for setting, value in settings.items())
+        if name in found:
+            raise ValueError(
+                f"two points would have the directory {name}: give values that differ in letters, digits, dots or signs"
+            )
+        found[name] = Point(arm, name, settings, configs)
+    _check_distinct(list(found.values()))
+    return list(found.values())
+
+
+def _labels(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
+    """Return the name of each setting in the names of directories: its last part, unless another one has the same."""
+    last = {setting: SHORT.get(setting, setting.rpartition(".")[2]) for setting in settings}
+    taken = list(last.values())
+    return {setting: name if taken.count(name) == 1 else setting for setting, name in last.items()}
+
+
+def _text(value: Any) -> str:
+    """Return a value as a part of a directory's name; floats are as short as they can be without loss."""
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return re.sub(r"[^A-Za-z0-9.+_-]", "_", config_reader.shown(value))
+
+
+def _in_effect(point: Point) -> str:
+    """Return a text that is equal for points whose runs would be the same."""
+    settings = config_reader.to_dict(next(iter(point.configs.values())).in_effect)
+    flat = config_reader.flat({name: value for name, value in settings.items() if name != "search"})
+    return json.dumps({key: value for key, value in flat.items() if key not in arms.NOT_COMPARED}, sort_keys=True)
+
+
+def _check_distinct(points: Sequence[Point]) -> None:
+    """Raise ValueError if two points of an arm would be the same run, because a setting has no effect."""
+    seen: dict[str, Point] = {}
+    for point in points:
+        other = seen.setdefault(_in_effect(point), point)
+        if other is not point:
+            differ = [setting for setting, value in point.settings.items() if other.settings[setting] != value]
+            raise ValueError(
+                f"the points {other.name} and {point.name} are the same run, because {' and '.join(differ)} has no "
+                "effect there: leave it out"
+            )
+
+
+def _check_arms(source: str, points: Sequence[Point]) -> None:
+    """Raise ValueError if two arms have the same points, or arms are measured by different losses."""
+    runs: dict[str, set[str]] = {}
+    for point in points:
+        runs.setdefault(point.arm, set()).add(_in_effect(point))
+    for one, other in itertools.combinations(runs, 2):
+        if runs[one] == runs[other]:
+            raise ValueError(
+                f"the arms {one} and {other} of {source} have the same points: change search.grids, or let the config "
+                "file's argument arm change a setting"
+            )
+    configs = [config for point in points for config in point.configs.values()]
+    measured = {workloads.workload_of(config).primary_metric.label for config in configs}
+    if len(measured) > 1:
+        raise ValueError(
+            f"the points of {source} are measured by different losses ({', '.join(sorted(measured))}), which cannot be "
+            "compared: search them one after the other"
+        )
+
+
+def _check_rungs(search: SearchConfig, points: Sequence[Point]) -> None:
+    """Raise ValueError for a rung before the first logged row of a run, where it has no train loss yet."""
+    for point in points:
+        training = next(iter(point.configs.values())).training
+        for fraction in search.rungs:
+            if not training.log_every <= round(fraction * training.steps) < training.steps:
+                raise ValueError(
+                    f"search.rungs: {fraction} of {training.steps} steps is step {round(fraction * training.steps)}, "
+                    f"expected one from training.log_every={training.log_every} on and before the last step"
+                )
+
+
+def parse_part(text: str | None) -> tuple[int, int]:
+    """Parse the flag `--part=K/N` into (K, N); None is the whole search. Raises ValueError for anything else."""
+    if text is None:
+        return 1, 1
+    match = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
+    if not match or int(match[1]) > int(match[2]):
+        raise ValueError(f"--part must be K/N with K from 1 to N, such as --part=2/4, got {text!r}")
+    return int(match[1]), int(match[2])

@@ -1,0 +1,280 @@
+"""The report of a search: its numbers for `search.json`, and their tables in Markdown."""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ag_jax import config_reader
+from ag_jax.analysis.figures.search import HeatMap
+from ag_jax.evaluation.significance import mcnemar
+from ag_jax.pretraining.report import flag_warnings
+from ag_jax.pretraining.search import choose
+from ag_jax.pretraining.search.choose import Result
+from ag_jax.pretraining.search.points import Study
+from ag_jax.pretraining.search.states import States
+
+
+class Threshold(NamedTuple):
+    """The end of the plateau for a finished run.
+
+    loss: the loss below which a run has left the plateau.
+    step: first logged step of the run with a train loss below it; None if there is none.
+    """
+
+    loss: float
+    step: int | None
+
+
+Thresholds = Mapping[tuple[int, int], Threshold]  # by number of the point and seed
+
+
+def numbers(study: Study, results: Sequence[Result], states: States, thresholds: Thresholds) -> dict[str, Any]:
+    """Return the content of `search.json`.
+
+    thresholds: the end of the plateau, of every finished run.
+    """
+    metric, left = study.search.metric, _left_plateau(study, results, thresholds)
+    of_arms: dict[str, Any] = {}
+    for arm, of_arm in choose.by_arm(results).items():
+        winner = choose.best(of_arm, metric)
+        of_arms[arm] = {
+            "best": None if winner is None else winner.point.name,
+            "points": {
+                one.point.name: _point(study, one, states, left, thresholds) for one in choose.ranked(of_arm, metric)
+            },
+            "settings": _settings(of_arm, metric),
+            "robustness": _robustness(of_arm, metric, left),
+        }
+    return {
+        "title": study.title,
+        "command": study.command,
+        "metric": metric,
+        "complete": not any(one.status == "unfinished" for one in results),
+        **({"overridden": list(study.overridden)} if study.overridden else {}),
+        "arms": of_arms,
+        "paired": _paired(results, left),
+    }
+
+
+def _left_plateau(study: Study, results: Sequence[Result], thresholds: Thresholds) -> dict[tuple[str, str], bool]:
+    """Return whether each point ended below the plateau, {(arm, point): whether}; a failed point did not.
+
+    Points that were stopped, or are not finished, are left out: nobody knows whether they would have.
+    """
+    found = {}
+    for number, one in enumerate(results):
+        if one.status == "done":
+            of_seeds = [thresholds[number, seed].loss for seed in one.point.configs]
+            found[one.point.arm, one.point.name] = one.losses["validation_loss"] < statistics.fmean(of_seeds)
+        elif one.status == "failed":
+            found[one.point.arm, one.point.name] = False
+    return found
+
+
+def _point(
+    study: Study, one: Result, states: States, left: Mapping[tuple[str, str], bool], thresholds: Thresholds
+) -> dict[str, Any]:
+    number = next(at for at, point in enumerate(study.points) if point is one.point)
+    of_seeds = {
+        str(seed): losses | {"left_plateau_at_step": thresholds[number, seed].step}
+        for seed in one.point.configs
+        if (losses := states[number, seed].losses) is not None
+    }
+    return {
+        "settings": dict(one.point.settings),
+        "status": one.status,
+        **({"stopped_at_step": one.stopped_at} if one.stopped_at is not None else {}),
+        **one.losses,
+        "seeds": of_seeds,
+        **({"failures": {str(seed): reason for seed, reason in one.failures.items()}} if one.failures else {}),
+        "left_plateau": left.get((one.point.arm, one.point.name)),
+    }
+
+
+def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str, Any]]]:
+    """Return for each value of each setting the best loss and the median over the other settings, of points done."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for setting, values in choose.values_of(of_arm):
+        found[setting] = []
+        for value in values:
+            losses = [
+                one.losses[metric] for one in of_arm if one.status == "done" and one.point.settings[setting] == value
+            ]
+            best, median = (min(losses), statistics.median(losses)) if losses else (None, None)
+            found[setting].append({"value": value, "points": len(losses), "best": best, "median": median})
+    return found
+
+
+def _robustness(of_arm: Sequence[Result], metric: str, left: Mapping[tuple[str, str], bool]) -> dict[str, Any]:
+    """Return how many points left the plateau, with the median and the range of the loss of those that are done."""
+    known = [left[one.point.arm, one.point.name] for one in of_arm if (one.point.arm, one.point.name) in left]
+    losses = [one.losses[metric] for one in of_arm if one.status == "done"]
+    return {
+        "points": len(known),
+        "left_plateau": sum(known),
+        "median": statistics.median(losses) if losses else None,
+        "lowest": min(losses, default=None),
+        "highest": max(losses, default=None),
+    }
+
+
+def _paired(results: Sequence[Result], left: Mapping[tuple[str, str], bool]) -> list[dict[str, Any]]:
+    """Return for each two arms with the same points how many left the plateau in one arm alone, with McNemar's test."""
+    names = {arm: [one.point.name for one in of_arm] for arm, of_arm in choose.by_arm(results).items()}
+    found = []
+    for one, other in itertools.combinations(names, 2):
+        if set(names[one]) != set(names[other]):
+            continue
+        pairs = [
+            (left[one, name], left[other, name]) for name in names[one] if (one, name) in left and (other, name) in left
+        ]
+        alone = [sum(pair == wanted for pair in pairs) for wanted in ((True, False), (False, True))]
+        found.append(
+            {"arms": [one, other], "points": len(pairs), "left_plateau_alone": alone, "p_value": mcnemar(*alone)}
+        )
+    return found
+
+
+def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
+    """Return for each arm the best loss by two settings, those with the most values; none for an arm that has fewer."""
+    metric = study.search.metric
+    maps: list[HeatMap] = []
+    for arm, of_arm in choose.by_arm(results).items():
+        varying = sorted(choose.values_of(of_arm), key=lambda item: -len(item[1]))[:2]
+        if len(varying) < 2:
+            continue
+        (rows, row_values), (columns, column_values) = varying
+        losses = [
+            [
+                min(
+                    (
+                        one.losses[metric]
+                        for one in of_arm
+                        if one.status == "done"
+                        and (one.point.settings[rows], one.point.settings[columns]) == (row, column)
+                    ),
+                    default=None,
+                )
+                for column in column_values
+            ]
+            for row in row_values
+        ]
+        shown = [[config_reader.shown(value) for value in values] for values in (row_values, column_values)]
+        maps.append(HeatMap(arm, metric, rows, columns, shown[0], shown[1], losses))
+    return maps
+
+
+def markdown(
+    study: Study, results: Sequence[Result], found: Mapping[str, Any], figures: Sequence[tuple[str, str]]
+) -> str:
+    """Return the report of a search as Markdown.
+
+    found: its numbers, as `numbers` returns them.
+    figures: (caption, path relative to the report) of each figure.
+    """
+    metric = study.search.metric
+    lines = [f"# Search: {study.title}", "", f"`{study.command}`", "", *flag_warnings(study.overridden)]
+    if not found["complete"]:
+        unfinished = sum(one.status == "unfinished" for one in results)
+        lines += [f"**{unfinished} of {len(results)} points are not finished: run the same command again.**", ""]
+    lines += _robustness_table(found, metric)
+    for arm, of_arm in choose.by_arm(results).items():
+        numbers_of_arm = found["arms"][arm]
+        lines += [f"## {arm}", "", *_chosen(numbers_of_arm, metric, study), *_ranking(of_arm, numbers_of_arm, metric)]
+        lines += _settings_table(numbers_of_arm["settings"], metric)
+        lines += [line for caption, path in figures if caption == arm for line in (f"![{metric}, {arm}]({path})", "")]
+    return "\n".join(lines).rstrip("\n")
+
+
+def _chosen(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[str]:
+    count = len(of_arm["points"])
+    if of_arm["best"] is None:
+        return [f"None of the {count} points is done without a failure, so there is no best one.", ""]
+    lines = [f"The best of {count} points by `{metric}` is **{of_arm['best']}**."]
+    if len(study.search.seeds) > 1:
+        lines.append(f"A point is judged by the mean over the seeds {', '.join(map(str, study.search.seeds))}.")
+    if metric == "validation_loss":
+        lines.append("The validation loss of the best point is a little too low, because the point was chosen by it.")
+    return [*lines, ""]
+
+
+def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric: str) -> list[str]:
+    settings = list(of_arm[0].point.settings)
+    lines = _table_head(
+        ["", *(f"`{setting}`" for setting in settings), "Validation", "Train", "Average train", "Plateau"]
+    )
+    told = {True: "left", False: "not left", None: "–"}
+    for place, one in enumerate(choose.ranked(of_arm, metric), 1):
+        values = [config_reader.shown(one.point.settings[setting]) for setting in settings]
+        losses = [
+            f"{one.losses[name]:.3f}" if one.losses else one.status
+            for name in ("validation_loss", "train_loss", "average_train_loss")
+        ]
+        of_point = numbers_of_arm["points"][one.point.name]
+        plateau = told[of_point["left_plateau"]]
+        at = [seed["left_plateau_at_step"] for seed in of_point["seeds"].values()]
+        if of_point["left_plateau"] and None not in at:
+            plateau += f" at step {', '.join(map(str, at))}"
+        if one.stopped_at is not None:
+            plateau = f"stopped at step {one.stopped_at}"
+        lines.append(_row([str(place), *values, *losses, plateau]))
+    lines.append("")
+    for one in of_arm:
+        for seed, reason in one.failures.items():
+            lines.append(f"* {one.point.name}, seed {seed}, failed: {reason.splitlines()[0] if reason else ''}")
+    return [*lines, *([""] if any(one.failures for one in of_arm) else [])]
+
+
+def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> list[str]:
+    if not settings:
+        return []
+    lines = [
+        f"`{metric}` by setting: the best and the median over the other settings, of the points that are done.",
+        "",
+    ]
+    lines += _table_head(["Setting", "Value", "Points", "Best", "Median"])
+    for setting, values in settings.items():
+        for row in values:
+            cells = [_shown(row["best"]), _shown(row["median"])]
+            lines.append(_row([f"`{setting}`", config_reader.shown(row["value"]), str(row["points"]), *cells]))
+    return [*lines, ""]
+
+
+def _robustness_table(found: Mapping[str, Any], metric: str) -> list[str]:
+    lines = [
+        "## Robustness",
+        "",
+        "A point has left the plateau if its validation loss is clearly below that of guessing by frequency, without "
+        "context. A point that failed has not. Points that were stopped at a rung are left out, so that a search with "
+        "rungs says little about robustness.",
+        "",
+        *_table_head(["Arm", "Left the plateau", "Share", f"Median `{metric}`", "Range"]),
+    ]
+    for arm, of_arm in found["arms"].items():
+        one = of_arm["robustness"]
+        share = f"{one['left_plateau'] / one['points']:.0%}" if one["points"] else "–"
+        low, high = _shown(one["lowest"]), _shown(one["highest"])
+        cells = [f"{one['left_plateau']} of {one['points']}", share, _shown(one["median"]), f"{low} to {high}"]
+        lines.append(_row([arm, *cells]))
+    lines.append("")
+    for pair in found["paired"]:
+        (one, other), (alone, other_alone) = pair["arms"], pair["left_plateau_alone"]
+        lines += [
+            f"{one} and {other} have the same {pair['points']} points: {alone} left the plateau in {one} alone, "
+            f"{other_alone} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test).",
+            "",
+        ]
+    return lines
+
+
+def _shown(loss: float | None) -> str:
+    return "–" if loss is None else f"{loss:.3f}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _table_head(names: Sequence[str]) -> list[str]:
+    return [_row(names), "|---" * len(names) + "|"]

@@ -1,0 +1,215 @@
+"""`ag-jax search`: train the points of the grids, each an ordinary run in a directory of its own, and write the report.
+
+The same command goes on with what is not done. Several machines may share the work: with `--part=K/N` each trains every
+N-th point, and all of them need the same --workdir.
+"""
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from etils import epath
+
+from ag_jax.analysis.figures import search as figures
+from ag_jax.data import pipeline
+from ag_jax.distributed import hosts, storage
+from ag_jax.pretraining import arms, run, workloads
+from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.report import first_step_below
+from ag_jax.pretraining.search import choose, points, report, states
+from ag_jax.pretraining.search.choose import BEST, Result, Task
+from ag_jax.pretraining.search.points import Study
+from ag_jax.pretraining.search.report import Threshold
+from ag_jax.pretraining.search.states import FAILURE, States
+from ag_jax.training.checkpoint import steps_in
+from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.metrics import read_metrics
+from ag_jax.training.wandb_run import Labels
+
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how messages of JAX begin when memory is short
+
+
+def search(
+    source: str, overrides: dict[str, Any], workdir: epath.PathLike, part: str | None = None, retry: bool = False
+) -> epath.Path:
+    """Train or resume the runs of a search, and write its report; returns the path of `report.md`.
+
+    source: the config file with its arguments, whose section `search` has the grids.
+    overrides: settings that replace those of the config file.
+    workdir: the directory of `report.md`, `search.json`, `best.json`, `figures/` and the runs, `ARM/POINT-seedN`.
+    part: `K/N` trains every N-th point from the K-th on; None trains all.
+    retry: train the runs again that failed before.
+
+    A run that diverges or needs too much memory is noted in its directory, and the search goes on with the next.
+    Raises ValueError if every point failed.
+    """
+    number, parts = points.parse_part(part)
+    study, workdir = points.study(source, overrides), storage.directory(workdir)
+    arms.announce(study.overridden)
+    hosts.from_first("the run directories", functools.partial(_check, study, workdir))
+    own = {at for at in range(len(study.points)) if at % parts == number - 1}
+    if retry:
+        hosts.from_first("the failures", functools.partial(_forget_failures, study, workdir, own))
+    _train(study, workdir, own)
+    path = workdir / "report.md"
+    if hosts.is_first():
+        found = _write(study, workdir)
+        if all(result.status == "failed" for result in found):
+            reasons = "\n".join(f"  {one.point.arm}/{one.point.name}: {_reason(one)}" for one in found)
+            raise ValueError(f"every point of {workdir} failed:\n{reasons}")
+    return path
+
+
+def _reason(result: Result) -> str:
+    return next(iter(result.failures.values()))
+
+
+def _check(study: Study, workdir: epath.Path) -> None:
+    """Raise ValueError if a run directory holds another run, or the text of a run has changed.
+
+    Before the first run is trained, so that a conflict shows now and not hours later. Nothing is written, because
+    another machine may be at work in these directories.
+    """
+    checked = set()
+    for point in study.points:
+        for seed, config in point.configs.items():
+            directory = point.directory(workdir, seed)
+            steps = run.check_workdir(config, directory)
+            if steps not in (None, config.training.steps):  # `train` would extend it
+                raise ValueError(
+                    f"{directory} holds a run of {steps} steps, expected {config.training.steps}: points are compared "
+                    "after runs of one length, so use that number of steps, or choose another --workdir"
+                )
+            _check_rungs(study.rung_steps(point), config, directory)
+            if run.is_begun(directory):
+                pretraining_corpus.check_files(config, directory)
+            elif config.translates and (config.data, config.translation) not in checked:
+                checked.add((config.data, config.translation))
+                pretraining_corpus.check_tests(config)
+
+
+def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epath.Path) -> None:
+    """Raise ValueError if an unfinished run is past a rung at which its losses were not noted.
+
+    A comparison with its present losses would not be fair to the others.
+    """
+    if not rungs or (state := states.read(directory, config)).losses is not None:
+        return
+    newest = max(steps_in(directory / "checkpoints"), default=0)
+    if passed := [step for step in rungs if step < newest and str(step) not in state.rungs]:
+        raise ValueError(
+            f"{directory} is at step {newest}, and its losses at the rung at step {passed[0]} are not known, because "
+            "it was trained with other search.rungs: use those, or choose another --workdir"
+        )
+
+
+def _forget_failures(study: Study, workdir: epath.Path, own: set[int]) -> None:
+    for number in own:
+        for seed in study.points[number].configs:
+            (study.points[number].directory(workdir, seed) / FAILURE).unlink(missing_ok=True)
+
+
+def _train(study: Study, workdir: epath.Path, own: set[int]) -> None:
+    """Train the runs of the points in `own`, until none of them has something left to do or time is up."""
+    began = time.monotonic()
+
+    def next_tasks() -> list[list[int | None]]:
+        tasks, _ = choose.halved(study, states.read_all(study, workdir))
+        return [[task.number, task.seed, task.pause_at] for task in tasks]
+
+    while tasks := [Task(*values) for values in hosts.from_first("the runs to train", next_tasks)]:
+        mine = [task for task in tasks if task.number in own]
+        if not mine:
+            if own != set(range(len(study.points))):
+                _tell(
+                    f"{len(tasks)} runs of other parts are not as far; if points are left for this part, run it again"
+                )
+            return
+        for left, task in zip(range(len(mine), 0, -1), mine, strict=True):
+            limit = study.search.stop_after
+            if limit is not None and hosts.from_first("the time", lambda: time.monotonic() - began) >= limit:
+                _tell(f"search.stop_after={limit:g}: {left} runs are left; run the same command again to go on")
+                return
+            _run(study, workdir, task, f"{left} to go")
+
+
+def _run(study: Study, workdir: epath.Path, task: Task, left: str) -> None:
+    """Train one run as far as the task says, and note its losses there, or why it failed."""
+    point = study.points[task.number]
+    config, directory = point.configs[task.seed], point.directory(workdir, task.seed)
+    name = f"{point.arm}/{directory.name}"
+    _tell(f"{name}: to step {task.pause_at or config.training.steps} ({left})")
+    try:
+        losses = run.train(config, directory, Labels(group=workdir.name, tags=(point.arm,)), pause_at=task.pause_at)
+    except NonFiniteError as error:
+        failed = str(error)
+    except jax.errors.JaxRuntimeError as error:
+        if OUT_OF_MEMORY not in str(error) or hosts.count() > 1:  # the other hosts would wait for this one
+            raise
+        failed = f"out of memory: {error}"
+    else:
+        if task.pause_at is not None and hosts.is_first():
+            states.write_rung(directory, task.pause_at, losses)
+        _tell(f"{name}: {study.search.metric} {losses[study.search.metric]:.3f}")
+        return
+    if hosts.is_first():
+        states.write_failure(directory, failed)
+    _tell(f"{name} failed: {failed}")
+
+
+def _tell(message: str) -> None:
+    if hosts.is_first():
+        print(message, file=sys.stderr, flush=True)
+
+
+def _write(study: Study, workdir: epath.Path) -> list[Result]:
+    """Write `search.json`, the report and, once every point is decided, `best.json`; return what came of the points.
+
+    Another part may end at the same time. So the runs are read again after writing, and written again if they changed:
+    whichever part writes last, everything is in the files.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    plateaus: dict[Any, float] = {}
+    found: States | None = None
+    while (now := states.read_all(study, workdir)) != found:
+        found = now
+        results = choose.results(study, found)
+        thresholds = {
+            (number, seed): _threshold(config, point.directory(workdir, seed), plateaus)
+            for number, point in enumerate(study.points)
+            for seed, config in point.configs.items()
+            if found[number, seed].losses is not None
+        }
+        numbers = report.numbers(study, results, found, thresholds)
+        storage.write_whole(workdir / "search.json", json.dumps(numbers, indent=2) + "\n")
+        if numbers["complete"]:
+            storage.write_whole(workdir / BEST, json.dumps(choose.best_json(study, results), indent=2) + "\n")
+        else:  # of a smaller grid
+            (workdir / BEST).unlink(missing_ok=True)
+        drawn = figures.heat_maps(report.heat_maps(study, results), workdir / "figures")
+        storage.write_whole(workdir / "report.md", report.markdown(study, results, numbers, drawn) + "\n")
+    return results
+
+
+def _threshold(config: ExperimentConfig, directory: epath.Path, known: dict[Any, float]) -> Threshold:
+    """Return the loss below which a run has left the plateau, and the step at which its train loss was first below.
+
+    known: the plateau loss of each text, which is computed once for all runs on it.
+    """
+    primary, text = workloads.workload_of(config).primary_metric, (config.data, config.replaced_tokens)
+    if text not in known:
+        known[text] = plateau_loss(config, directory)
+    loss = known[text] - primary.margin
+    rows = read_metrics(directory) if (directory / "metrics.jsonl").exists() else []
+    return Threshold(loss, first_step_below(rows, loss, primary.metric))
+
+
+def plateau_loss(config: ExperimentConfig, directory: epath.Path) -> float:
+    """Return the loss of the best guess without context on the text of the run in `directory`."""
+    corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(config.data, directory))
+    return workloads.workload_of(config).plateau_loss(config, corpus)

@@ -1,0 +1,25 @@
+"""Heat maps of a search."""
+
+from etils import epath
+
+from ag_jax.analysis.figures.search import HeatMap, draw_heat_map, heat_maps
+
+MAP = HeatMap("ag", "validation_loss", "a.rate", "b.steps", ["1", "2"], ["x", "y", "z"], [[1.5, None, 3.25], [2.0] * 3])
+EMPTY = HeatMap("mlm", "validation_loss", "a.rate", "b.steps", ["1", "2"], ["x", "y"], [[None] * 2] * 2)
+
+
+def test_each_cell_has_its_loss_and_unknown_ones_are_empty():
+    (axes,) = draw_heat_map(MAP).axes
+    cells = {tuple(map(round, text.get_position())): text.get_text() for text in axes.texts}
+    assert cells == {(0, 0): "1.500", (2, 0): "3.250", (0, 1): "2.000", (1, 1): "2.000", (2, 1): "2.000"}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["x", "y", "z"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("b.steps", "a.rate")
+    colours = axes.images[0].to_rgba(axes.images[0].get_array()[:, 0]).sum(-1)
+    assert colours[0] < colours[1], "a low loss is dark"
+
+
+def test_arms_without_a_loss_have_no_figure(tmp_path):
+    drawn = heat_maps([EMPTY, MAP], epath.Path(tmp_path / "figures"))
+    assert drawn == [("ag", "figures/search_ag.png")] and [*(tmp_path / "figures").iterdir()] == [
+        tmp_path / "figures" / "search_ag.png"
+    ]

@@ -1,0 +1,340 @@
+"""A search from the grids to `best.json`, with a stub in the place of training: in one process, in two, and killed."""
+
+import json
+import math
+import statistics
+
+import pytest
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.pretraining import run
+from ag_jax.pretraining.search import choose, points
+from ag_jax.pretraining.search import run as search_run
+from tests import commands
+from tests.pretraining.search import studies
+from tests.pretraining.search.studies import config_file, rates
+
+GRID = {"optimizer": {"learning_rate": (0.1, 0.02), "warmup_steps": (0, 1, 3)}}
+
+
+@pytest.fixture
+def stubbed(monkeypatch, tmp_path):
+    """Returns a function that runs a search with the stub, and returns `search.json` and the calls of the stub."""
+    monkeypatch.setattr(run, "train", studies.stub)
+    monkeypatch.setattr(search_run, "plateau_loss", lambda config, directory: studies.PLATEAU)
+
+    def search(source, overrides=None, **options):
+        search_run.search(source, overrides or {}, epath.Path(tmp_path / "made"), **options)
+        return read(tmp_path / "made")
+
+    return search
+
+
+def read(workdir):
+    calls = workdir / "calls.txt"
+    lines = calls.read_text().splitlines() if calls.exists() else []
+    calls.unlink(missing_ok=True)
+    return json.loads((workdir / "search.json").read_text()), lines
+
+
+def test_every_point_once_and_the_best_is_known(stubbed, tmp_path):
+    source = config_file(tmp_path / "six.py", {"mlm": GRID})
+    found, calls = stubbed(source)
+    names = [f"lr{rate}-warmup{warmup}" for rate in ("0.1", "0.02") for warmup in (0, 1, 3)]
+    assert calls == [f"mlm/{name}-seed0 None" for name in names]
+    of_arm = found["arms"]["mlm"]
+    # 4 + |log10(lr) + 2| + warm-up / 4
+    near, far = 4 + math.log10(2), 5
+    assert of_arm["best"] == "lr0.02-warmup0"
+    assert of_arm["points"]["lr0.02-warmup0"]["validation_loss"] == pytest.approx(near, abs=1e-6)
+    by_rate, by_warmup = of_arm["settings"]["optimizer.learning_rate"], of_arm["settings"]["optimizer.warmup_steps"]
+    assert [(row["value"], row["points"]) for row in by_rate] == [(0.1, 3), (0.02, 3)]
+    assert [row["best"] for row in by_rate] == pytest.approx([far, near], abs=1e-6)
+    assert [row["median"] for row in by_rate] == pytest.approx([far + 0.25, near + 0.25], abs=1e-6)
+    assert [row["median"] for row in by_warmup] == pytest.approx(
+        [(far + near) / 2 + added for added in (0, 0.25, 0.75)], abs=1e-6
+    )
+    # The plateau is at 5.4, and 0.3 below it is left: 4.30, 4.55, 5.05 and 5.00 are.
+    robust = of_arm["robustness"]
+    assert (robust["points"], robust["left_plateau"]) == (6, 4)
+    losses = [far, far + 0.25, far + 0.75, near, near + 0.25, near + 0.75]
+    assert robust["median"] == pytest.approx(statistics.median(losses), abs=1e-6)
+    assert [robust["lowest"], robust["highest"]] == pytest.approx([near, far + 0.75], abs=1e-6)
+
+    text = (tmp_path / "made" / "report.md").read_text()
+    assert "The best of 6 points by `validation_loss` is **lr0.02-warmup0**" in text
+    assert text.index("| 1 | 0.02 | 0 | 4.301 |") < text.index("| 6 | 0.1 | 3 | 5.750 |")
+    assert "| `optimizer.learning_rate` | 0.1 | 3 | 5.000 | 5.250 |" in text
+    assert "| mlm | 4 of 6 | 67% | 5.026 | 4.301 to 5.750 |" in text
+    assert "figures/search_mlm.png" in text and (tmp_path / "made" / "figures" / "search_mlm.png").exists()
+    chosen = choose.read_best(tmp_path / "made", "mlm")
+    assert chosen == {"optimizer.learning_rate": 0.02, "optimizer.warmup_steps": 0}
+    with pytest.raises(ValueError, match="no best point of arm ag: it has mlm"):
+        choose.read_best(tmp_path / "made", "ag")
+
+
+def test_a_larger_grid_keeps_what_is_done(stubbed, tmp_path):
+    stubbed(config_file(tmp_path / "two.py", {"mlm": rates(0.1, 0.02)}))
+    found, calls = stubbed(config_file(tmp_path / "three.py", {"mlm": rates(0.1, 0.01, 0.02)}))
+    assert calls == ["mlm/lr0.01-seed0 None"] and found["arms"]["mlm"]["best"] == "lr0.01"
+    assert stubbed(str(tmp_path / "three.py")) == (found, [])
+
+
+def test_ties_go_to_the_earlier_point_and_seeds_are_averaged(stubbed, tmp_path):
+    source = config_file(tmp_path / "ties.py", {"mlm": rates(0.1, 0.001)}, **{"search.seeds": (0, 4)})
+    found, calls = stubbed(source)
+    assert len(calls) == 4 and found["arms"]["mlm"]["best"] == "lr0.1"
+    assert found["arms"]["mlm"]["points"]["lr0.1"]["validation_loss"] == pytest.approx(5.02)
+    assert found["arms"]["mlm"]["points"]["lr0.1"]["seeds"]["4"]["validation_loss"] == pytest.approx(5.04)
+
+
+def test_shorter_runs_and_a_limit_of_time(stubbed, tmp_path):
+    """`search.steps` changes the config of every point; after `stop_after` no run is begun."""
+    source = config_file(tmp_path / "short.py", {"mlm": rates(0.1, 0.02)})
+    study = points.study(source, {"search.steps": 5})
+    assert [config.training.steps for point in study.points for config in point.configs.values()] == [5, 5]
+    found, calls = stubbed(source, {"search.stop_after": 1e-9})
+    assert calls == [] and not found["complete"] and found["arms"]["mlm"]["best"] is None
+    assert "2 of 2 points are not finished" in (tmp_path / "made" / "report.md").read_text()
+    assert not (tmp_path / "made" / "best.json").exists()
+    found, calls = stubbed(source)
+    assert len(calls) == 2 and found["complete"] and (tmp_path / "made" / "best.json").exists()
+
+
+def test_failed_points_are_listed_and_cannot_win(stubbed, tmp_path):
+    source = config_file(tmp_path / "failing.py", {"mlm": rates(studies.DIVERGES, 0.1), "ag": rates(0.1, 0.75)})
+    found, calls = stubbed(source)
+    assert len(calls) == 4 and [found["arms"][arm]["best"] for arm in ("mlm", "ag")] == ["lr0.1", "lr0.1"]
+    failed = found["arms"]["mlm"]["points"]["lr0.75"]
+    assert failed["status"] == "failed" and failed["failures"] == {"0": "mlm_loss is not finite at step 3."}
+    assert [*found["arms"]["mlm"]["points"]] == ["lr0.1", "lr0.75"] and found["complete"]
+    # Both leave the plateau at 0.1, with losses of 4.0 and 5.0, and fail at 0.75.
+    assert found["paired"] == [{"arms": ["ag", "mlm"], "points": 2, "left_plateau_alone": [0, 0], "p_value": 1.0}]
+    assert found["arms"]["ag"]["robustness"]["left_plateau"] == 1
+    assert "* lr0.75, seed 0, failed: mlm_loss is not finite" in (tmp_path / "made" / "report.md").read_text()
+    assert stubbed(source)[1] == [], "a failure is not trained again"
+    assert stubbed(source, retry=True)[1] == ["ag/lr0.75-seed0 None", "mlm/lr0.75-seed0 None"]
+
+
+def test_a_point_with_a_failed_seed_cannot_win(stubbed, tmp_path):
+    source = config_file(tmp_path / "seeds.py", {"mlm": rates(0.1, 0.02)}, **{"search.seeds": (0, studies.UNLUCKY)})
+    found, calls = stubbed(source)
+    of_points = found["arms"]["mlm"]["points"]
+    assert len(calls) == 4 and found["arms"]["mlm"]["best"] == "lr0.1"
+    assert of_points["lr0.02"]["status"] == "failed" and [*of_points["lr0.02"]["failures"]] == ["13"]
+    assert of_points["lr0.02"]["seeds"]["0"]["validation_loss"] < of_points["lr0.1"]["seeds"]["0"]["validation_loss"]
+
+
+def test_arms_with_the_same_points_are_paired(stubbed, tmp_path):
+    """mlm ends at 5.0 and 5.7, ag at 4.0 and 4.7."""
+    grids = {"mlm": rates(0.1, 0.5), "ag": rates(0.5, 0.1)}
+    found, _ = stubbed(config_file(tmp_path / "paired.py", grids))
+    assert found["paired"] == [{"arms": ["ag", "mlm"], "points": 2, "left_plateau_alone": [1, 0], "p_value": 1.0}]
+    text = (tmp_path / "made" / "report.md").read_text()
+    assert "the same 2 points: 1 left the plateau in ag alone, 0 in mlm alone (p = 1," in text
+
+
+def test_out_of_memory_is_a_failure_and_other_errors_are_not(monkeypatch, tmp_path, stubbed):
+    import jax
+
+    messages = iter(["RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.", "INTERNAL: a defect"])
+
+    def too_large(*_, **__):
+        raise jax.errors.JaxRuntimeError(next(messages))
+
+    monkeypatch.setattr(run, "train", too_large)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a defect"):
+        stubbed(config_file(tmp_path / "large.py", {"mlm": rates(0.1, 0.2)}))
+    noted = json.loads((tmp_path / "made" / "mlm" / "lr0.1-seed0" / "failure.json").read_text())
+    assert noted["reason"].startswith("out of memory: RESOURCE_EXHAUSTED")
+    assert not (tmp_path / "made" / "mlm" / "lr0.2-seed0" / "failure.json").exists()
+
+
+def test_halving_stops_the_worse_half(stubbed, tmp_path):
+    """Eight points whose order never changes: after a quarter of the steps four stop, after half of them two more."""
+    values = (0.01, 0.8, 0.02, 0.4, 0.03, 0.2, 0.04, 0.1)
+    source = config_file(tmp_path / "rungs.py", {"mlm": rates(*values)}, **{"search.rungs": (0.25, 0.5)})
+    found, calls = stubbed(source)
+    best = ["0.01", "0.02", "0.03", "0.04"]
+    assert calls == [
+        *(f"mlm/lr{value}-seed0 2" for value in values),
+        *(f"mlm/lr{value}-seed0 4" for value in best),
+        *(f"mlm/lr{value}-seed0 None" for value in best[:2]),
+    ]
+    of_points = found["arms"]["mlm"]["points"]
+    assert {name: one["status"] for name, one in of_points.items()} == {
+        **{f"lr{value:g}": "stopped" for value in values},
+        "lr0.01": "done",
+        "lr0.02": "done",
+    }
+    assert [of_points[f"lr{value}"]["stopped_at_step"] for value in ("0.03", "0.04", "0.1", "0.8")] == [4, 4, 2, 2]
+    assert [*of_points][:4] == ["lr0.01", "lr0.02", "lr0.03", "lr0.04"] and found["complete"]
+    assert of_points["lr0.03"]["validation_loss"] == pytest.approx(4 + math.log10(3) + 4 / 4, abs=1e-6)
+    assert found["arms"]["mlm"]["robustness"]["points"] == 2, "what was stopped is not known to stay on the plateau"
+    assert stubbed(source) == (found, [])
+
+
+def test_a_failure_counts_as_the_worst_at_a_rung(stubbed, tmp_path):
+    grid = rates(studies.DIVERGES, 0.5, 0.02, 0.9)
+    found, calls = stubbed(config_file(tmp_path / "bad.py", {"mlm": grid}, **{"search.rungs": (0.5,)}))
+    assert calls[4:] == ["mlm/lr0.5-seed0 None", "mlm/lr0.02-seed0 None"]
+    assert found["arms"]["mlm"]["points"]["lr0.75"]["status"] == "failed"
+
+
+def test_a_killed_search_goes_on(stubbed, tmp_path):
+    source = config_file(tmp_path / "six.py", {"mlm": GRID})
+    expected, _ = stubbed(source)
+    killed = tmp_path / "killed"
+    arguments = ["search", f"--config={source}", f"--workdir={killed}"]
+    running = commands.Running(arguments, before=studies.install_hanging)
+    running.wait_for("in the middle of the third")
+    running.kill()
+    done = commands.run(arguments, before=studies.install)
+    assert done.returncode == 0, done.stderr
+    found, calls = read(killed)
+    assert found == expected and len(calls) == len(set(calls)) == 6
+    assert (killed / "best.json").read_text() == (tmp_path / "made" / "best.json").read_text()
+    assert f"the report is {killed / 'report.md'}" in done.stdout
+
+
+def test_parts_in_two_processes_are_one_search(stubbed, tmp_path):
+    source = config_file(tmp_path / "parts.py", {"mlm": GRID, "ag": rates(0.1, 0.02, 0.3)})
+    expected, _ = stubbed(source)
+    shared = tmp_path / "shared"
+    arguments = ["search", f"--config={source}", f"--workdir={shared}"]
+    both = [commands.Running([*arguments, f"--part={part}/2"], before=studies.install) for part in (1, 2)]
+    assert [one.wait().returncode for one in both] == [0, 0], [one.stderr for one in both]
+    found, calls = read(shared)
+    assert found == expected and len(calls) == len(set(calls)) == 9
+
+
+def test_a_part_waits_for_the_others_at_a_rung(stubbed, tmp_path, capsys):
+    source = config_file(tmp_path / "rungs.py", {"mlm": rates(0.01, 0.8, 0.02, 0.4)}, **{"search.rungs": (0.5,)})
+    assert stubbed(source, part="1/2")[1] == ["mlm/lr0.01-seed0 4", "mlm/lr0.02-seed0 4"]
+    assert "2 runs of other parts are not as far" in capsys.readouterr().err
+    assert stubbed(source, part="2/2")[1] == ["mlm/lr0.8-seed0 4", "mlm/lr0.4-seed0 4"]
+    found, calls = stubbed(source, part="1/2")
+    assert calls == ["mlm/lr0.01-seed0 None", "mlm/lr0.02-seed0 None"] and found["complete"]
+
+
+def test_exit_status_if_all_fail(tmp_path):
+    source = config_file(tmp_path / "worse.py", {"mlm": rates(studies.DIVERGES)})
+    done = commands.run(["search", f"--config={source}", f"--workdir={tmp_path / 'made'}"], before=studies.install)
+    assert done.returncode == 1 and "mlm/lr0.75: mlm_loss is not finite" in done.stderr
+    assert json.loads((tmp_path / "made" / "best.json").read_text())["arms"] == {}
+
+
+REFUSED = {
+    "misspelt": ({"mlm": {"optimizer": {"learning_rat": (1.0,)}}}, {}, "did you mean 'optimizer.learning_rate'"),
+    "section": ({"mlm": {"optimiser": {"learning_rate": (1.0,)}}}, {}, "did you mean 'optimizer.learning_rate'"),
+    "type": ({"mlm": {"optimizer": {"warmup_steps": (1, "x")}}}, {}, "search.grids.mlm: .*warmup_steps=x"),
+    "range": ({"mlm": rates(0.1, -1.0)}, {}, "optimizer.learning_rate must be above 0, got -1.0 .at the point"),
+    "together": ({"mlm": {"optimizer": {"warmup_steps": (0, 8)}}}, {}, "must be below training.steps=8"),
+    "empty": ({"mlm": rates()}, {}, "must be a list of at least one value"),
+    "text": ({"mlm": {"optimizer": {"decay": "linear"}}}, {}, "must be a list of at least one value.*'linear'"),
+    "twice": ({"mlm": rates(0.1, 0.1)}, {}, "has a value twice"),
+    "no settings": ({"mlm": {}}, {}, "search.grids.mlm has no settings"),
+    "no grids": ({}, {}, "has no grids to search"),
+    "arm": ({"mlmm": rates(0.1)}, {}, "search.grids.mlmm: .*arm must be one of mlm, ag, got 'mlmm'"),
+    "one name": ({"mlm": rates(0.1), "MLM": rates(0.1)}, {}, "two arms with the name (MLM|mlm)"),
+    "folder": ({"a/b": rates(0.1)}, {}, "the name of an arm is also that of a folder"),
+    "no effect": ({"mlm": {"guidance": {"alpha": (1.0, 2.0)}}}, {}, "guidance.alpha has no effect there"),
+    "same arms": (
+        {"mlm": rates(0.1), "ag": rates(0.1)},
+        {"guidance.mode": "none"},
+        "the arms ag and mlm .* have the same points",
+    ),
+    "flag": ({"mlm": rates(0.1)}, {"optimizer.learning_rate": 0.5}, "leave the flag out"),
+    "seed": ({"mlm": {"seed": (1, 2)}}, {}, "seed cannot be searched"),
+    "early rung": ({"mlm": rates(0.1)}, {"search.rungs": (0.125,)}, "training.log_every=2 on"),
+    "rungs": ({"mlm": rates(0.1)}, {"search.rungs": (0.5, 0.25)}, "ascending order"),
+    "metric": ({"mlm": rates(0.1)}, {"search.metric": "loss"}, "search.metric must be one of validation_loss"),
+    "seeds": ({"mlm": rates(0.1)}, {"search.seeds": (1, 1)}, "search.seeds must be one or more integers"),
+    "losses": (
+        {"mlm": {"replaced_tokens": {"generator": ("none", "mlm")}}},
+        {"replaced_tokens.generator_fraction": 0.5},
+        "measured by different losses",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_anything_runs(case, tmp_path):
+    grids, overrides, message = REFUSED[case]
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        points.study(config_file(tmp_path / "config.py", grids), overrides)
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", ""])
+def test_wrong_parts_are_refused(text, tmp_path):
+    with pytest.raises(ValueError, match="--part must be K/N"):
+        search_run.search("never read", {}, epath.Path(tmp_path), part=text)
+
+
+def test_the_directory_of_another_run_is_refused_before_anything_runs(stubbed, tmp_path):
+    source = config_file(tmp_path / "two.py", {"mlm": rates(0.1, 0.02)})
+    last = tmp_path / "made" / "mlm" / "lr0.02-seed0"
+    last.mkdir(parents=True)
+    study = points.study(source, {"model.width": 24})
+    values = json.dumps(config_reader.to_dict(study.points[1].configs[0]))
+    (last / "config.json").write_text(values)
+    (last / "summary.json").write_text(
+        json.dumps({"train_loss": 1.0, "validation_loss": 1.0, "average_train_loss": 1.0})
+    )
+    with pytest.raises(ValueError, match="model.width: there 24, now 12"):
+        stubbed(source)
+    assert not (tmp_path / "made" / "calls.txt").exists()
+
+
+def test_finished_runs_are_not_extended(stubbed, tmp_path):
+    """A longer run has other schedules from the start."""
+    source = config_file(tmp_path / "one.py", {"mlm": rates(0.1)})
+    directory = tmp_path / "made" / "mlm" / "lr0.1-seed0"
+    directory.mkdir(parents=True)
+    config = points.study(source, {}).points[0].configs[0]
+    (directory / "config.json").write_text(json.dumps(config_reader.to_dict(config)))
+    stubbed(source)
+    assert stubbed(source)[1] == []
+    with pytest.raises(ValueError, match="holds a run of 8 steps, expected 9"):
+        stubbed(source, {"search.steps": 9})
+
+
+def test_a_run_past_a_rung_is_refused_before_anything_runs(stubbed, tmp_path):
+    """Its losses are those of a longer training than the others have at the rung."""
+    source = config_file(tmp_path / "two.py", {"mlm": rates(0.1, 0.02)})
+    for step in (2, 6):
+        (tmp_path / "made" / "mlm" / "lr0.02-seed0" / "checkpoints" / str(step)).mkdir(parents=True)
+    with pytest.raises(ValueError, match="lr0.02-seed0 is at step 6, and its losses at the rung at step 4 are not"):
+        stubbed(source, {"search.rungs": (0.5,)})
+    assert not (tmp_path / "made" / "calls.txt").exists()
+    assert len(stubbed(source, {"search.rungs": (0.75,)})[1]) == 3, "at step 6 itself"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rungs.json", "{", "expected JSON"),
+        ("rungs.json", '{"4": {"train_loss": 1}}', "a JSON number under the key 'validation_loss', got nothing"),
+        ("failure.json", '{"reason": 3}', "a JSON string under the key 'reason', got 3"),
+        ("summary.json", '{"train_loss": 1}', "a JSON number under the key 'validation_loss', got nothing"),
+    ],
+)
+def test_damaged_files_are_named(name, content, message, stubbed, tmp_path):
+    source = config_file(tmp_path / "one.py", {"mlm": rates(0.1)})
+    directory = tmp_path / "made" / "mlm" / "lr0.1-seed0"
+    directory.mkdir(parents=True)
+    (directory / name).write_text(content)
+    with pytest.raises(ValueError, match=f"{name}: .*{message}"):
+        stubbed(source)
+
+
+def test_names_of_points(tmp_path):
+    """Of the settings in the order of the grid, with the whole path where two settings have one last part."""
+    grid = {"model": {"dropout": (0.0, 0.1), "remat": ("none",)}, "optimizer": {"learning_rate": (1e-5, 1 / 3)}}
+    names = [point.name for point in points.study(config_file(tmp_path / "a.py", {"mlm": grid}), {}).points]
+    assert names[:2] == ["dropout0-remat" + "none-lr1e-05", "dropout0-remat" + "none-lr0.3333333333333333"]
+    grid = {"optimizer": {"learning_rate": (0.5,)}, "adversarial": {"asa": {"learning_rate": (0.5, 0.25)}}}
+    settings = {"adversarial.method": "asa"}
+    names = [point.name for point in points.study(config_file(tmp_path / "b.py", {"mlm": grid}, **settings), {}).points]
+    assert names == ["learning_rate0.5-lr0.5", "learning_rate0.25-lr0.5"]
