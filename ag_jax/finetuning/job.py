@@ -81,7 +81,7 @@ def optimizer_config(trial: Trial, data: TaskData) -> OptimizerConfig:
     recipe = trial.recipe
     return OptimizerConfig(
         learning_rate=trial.learning_rate,
-        warmup_steps=math.ceil(recipe.warmup_fraction * planned_steps(trial, data)),
+        warmup_steps=recipe.warmup_of(planned_steps(trial, data)),
         decay=recipe.decay,
         beta1=recipe.beta1,
         beta2=recipe.beta2,
@@ -99,24 +99,9 @@ def make_spec(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: 
     recipe, any_values = trial.recipe, Hyperparameters()
     return ProgramSpec(
         config=encoder_config(opened, config, recipe),
-<<<<<<< HEAD
         head=make_head(data.task, opened.style, recipe.max_length, recipe.head_dropout),
-        optimizer=OptimizerConfig(
-            learning_rate=1.0,  # the peak is in the optimizer's state: trials of any learning rate share the program
-            warmup_steps=recipe.warmup_of(steps),
-            decay=recipe.decay,
-            beta1=recipe.beta1,
-            beta2=recipe.beta2,
-            epsilon=recipe.epsilon,
-            weight_decay=recipe.weight_decay,
-            clip_norm=recipe.clip_norm,
-        ),
-        steps=steps,
-=======
-        head=make_head(data.task, opened.style, recipe.max_length),
         optimizer=any_values.in_optimizer(optimizer_config(trial, data)),
         steps=planned_steps(trial, data),
->>>>>>> 61f590b9109ab2b7dc316d2e070b9bf9c6ef323c
         batch_size=trial.batch_size,
         microbatches=recipe.microbatches,
         guidance=any_values.in_guidance(config.guidance),
