@@ -17,6 +17,7 @@ in `EARLIER_NAMES` ({old: new}) and `EARLIER_NONE` ({name: value}); `upgraded` r
 
 import contextlib
 import contextvars
+import copy
 import dataclasses
 import difflib
 import functools
@@ -425,7 +426,24 @@ def _get_config(path_and_argument: str) -> ConfigDict:
         raise ValueError(
             f"{path}: get_config must return a ConfigDict, such as pretraining.config.default_config(), got {found}"
         )
+    _separate(config, set())
     return config
+
+
+def _separate(config: ConfigDict, seen: set[int]) -> None:
+    """Copy sections that are one object under several names, so that a flag for one of them does not change the others.
+
+    Such as the grids of two arms: a file may write `grids = {"mlm": grid, "ag": grid}`.
+
+    seen: ids of the sections that have a name.
+    """
+    seen.add(id(config))
+    for name, value in config.items(preserve_field_references=True):
+        if isinstance(value, ConfigDict):
+            if id(value) in seen:
+                value = copy.deepcopy(value)
+                config[name] = value
+            _separate(value, seen)
 
 
 def choices_of(given: str) -> dict[str, Any]:

@@ -474,8 +474,8 @@ BUGS = (
     Bug(
         "the compiled step has the alpha of the first run",
         "ag_jax/training/hyperparameters.py",
-        "return dataclasses.replace(config, alpha=self.alpha)",
-        "return dataclasses.replace(config, alpha=0.0)",
+        'return dataclasses.replace(config, alpha=self.alpha, alpha_rule="value")',
+        'return dataclasses.replace(config, alpha=0.0, alpha_rule="value")',
         "tests/training/test_hyperparameters.py",
     ),
     Bug(
@@ -518,6 +518,41 @@ BUGS = (
             status, losses = "done", _means(done)
         elif""",
         "tests/pretraining/search/test_search.py",
+    ),
+    Bug(
+        "a run whose alpha was chosen is trained with that of its config",
+        "ag_jax/pretraining/alpha.py",
+        "config.guidance), alpha=np.float32(alpha))",
+        "config.guidance))",
+        "tests/pretraining/test_alpha.py",
+    ),
+    Bug(
+        "alpha is chosen again when a run is resumed",
+        "ag_jax/pretraining/alpha.py",
+        'if not hosts.from_first("whether alpha is known", (workdir / ALPHA).exists):',
+        "if True:",
+        "tests/pretraining/test_alpha.py",
+    ),
+    Bug(
+        "a run that is past a rung is compared there",
+        "ag_jax/pretraining/search/run.py",
+        "if step < newest and str(step) not in state.rungs]",
+        "if step < 0]",
+        "tests/pretraining/search/test_search.py",
+    ),
+    Bug(
+        "a translation has static settings that are not allowed",
+        "ag_jax/pretraining/build.py",
+        "keep_last=training.keep_last,",
+        "",
+        "tests/pretraining/test_build.py",
+    ),
+    Bug(
+        "a flag for the grid of one arm changes that of the others",
+        "ag_jax/config_reader.py",
+        "value = copy.deepcopy(value)",
+        "pass",
+        "tests/test_config_reader.py",
     ),
     Bug(
         "a part trains the points of the others",

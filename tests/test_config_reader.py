@@ -235,6 +235,18 @@ def test_whole_numbers_have_32_bits():
             parse(Part, values)
 
 
+def test_a_section_with_two_names_is_changed_under_one(tmp_path):
+    path = tmp_path / "config.py"
+    path.write_text(
+        "from ml_collections import ConfigDict\n"
+        "def get_config():\n"
+        "    inner = {'rate': 1.0}\n"
+        "    return ConfigDict({'one': {'inner': inner}, 'other': {'inner': inner}, 'third': inner})\n"
+    )
+    found = load(str(path), {"other.inner.rate": 2.0}).to_dict()
+    assert found == {"one": {"inner": {"rate": 1.0}}, "other": {"inner": {"rate": 2.0}}, "third": {"rate": 1.0}}
+
+
 def test_settings_of_the_command_line_win(source):
     config = parse(Whole, load(f"{source}:arm=x", {"parts.first.rates": (0.25, 1.0), "other.count": 7}))
     assert config == Whole("arm=x", {"first": Part((0.25, 1.0))}, Part(count=7))

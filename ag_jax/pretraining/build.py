@@ -187,7 +187,10 @@ def static_settings(config: ExperimentConfig) -> ExperimentConfig:
         guidance=any_values.in_guidance(found.guidance),
         optimizer=any_values.in_optimizer(found.optimizer),
         training=TrainingConfig(
-            steps=training.steps, batch_size=training.batch_size, microbatches=training.microbatches
+            steps=training.steps,
+            batch_size=training.batch_size,
+            microbatches=training.microbatches,
+            keep_last=training.keep_last,  # because it must be at least `translation.average`
         ),
         comparison=ExperimentConfig.comparison,
         search=ExperimentConfig.search,

@@ -38,7 +38,8 @@ def settings(text, **changed):
 def test_a_run_has_the_alpha_of_its_first_losses(tmp_path, one_device, capsys):
     """It is trained as a run with that alpha, and a run that pauses goes on with it, whatever its losses are then."""
     text = studies.text_files(tmp_path / "text")
-    config, made = settings(text, **{"guidance.alpha_rule": "auto"}), epath.Path(tmp_path / "auto")
+    rule, made = {"guidance.alpha_rule": "auto", "guidance.alpha": 3.0}, epath.Path(tmp_path / "auto")
+    config = settings(text, **rule)
     run.train(config, made, pause_at=2)
     stored = json.loads((made / alpha.ALPHA).read_text())
     first = read_metrics(made)[0]

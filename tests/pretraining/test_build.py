@@ -20,3 +20,13 @@ def test_slots_are_left_out_on_one_device_where_tokens_are_masked_independently(
     vocabulary = workloads.VocabularyInfo(4096)
     model = workloads.reference_model(settings, vocabulary)
     assert build.make_objective(settings, vocabulary, model, devices, Hyperparameters()).group_rows == rows
+
+
+def test_static_settings_of_any_allowed_config_are_allowed():
+    """A translation averages at most as many checkpoints as are kept."""
+    translates = {"decoder.layers": 1, "data.format": "parallel", "data.source": "a", "data.target": "b"}
+    flat = {"translation.average": 3, "training.keep_last": 3, "training.log_every": 7}
+    source = config.default_config()
+    source.update_from_flattened_dict(translates | flat)
+    found = build.static_settings(config.parse(source))
+    assert found.translation.average == 3 and found.training.log_every != 7
