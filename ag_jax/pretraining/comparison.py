@@ -209,8 +209,10 @@ def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list
     """
     labelled = []
     for fraction in sorted(config.training.milestones):
-        opened = run.open_run(workdir, round(fraction * config.training.steps))
+        step = run.milestone_step(config, workdir, fraction)
+        opened = run.open_run(workdir, step)
         sentence, length = config.inspection.sentence, config.data.sequence_length
         attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, sentence, length)
-        labelled.append((f"{fraction:.0%} of training", attention))
+        reached = step == round(fraction * config.training.steps)
+        labelled.append((f"{fraction:.0%} of training" if reached else f"step {step}, at the time limit", attention))
     return labelled

@@ -46,7 +46,7 @@ def measure(
 
 
 def _of_run(directory: epath.Path, config: ExperimentConfig) -> Measured:
-    opened = run.open_run(directory, round(max(config.training.milestones) * config.training.steps))
+    opened = run.open_run(directory, run.milestone_step(config, directory, max(config.training.milestones)))
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(config.data, directory), quiet=True)
     batch = next(pipeline.validation_batches(corpus, config.data, ROWS))
     read = {"tokens": batch["original"], **{name: batch[name] for name in ("segment_ids", "token_type_ids")}}

@@ -97,6 +97,8 @@ def numbers(
             "left_plateau_at_step": [first_step_below(rows, left, primary.metric) for rows in arm.metrics],
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
         }
+        if any("time_limit" in summary for summary in arm.summaries):
+            result["arms"][arm.name]["ended_at_step"] = [summary["steps"] for summary in arm.summaries]
         if None not in (settled := [settled_step(rows) for rows in arm.metrics]):
             result["arms"][arm.name]["guidance_settled_at_step"] = settled
         if (share := masked_share(arm.metrics)) is not None:
@@ -207,11 +209,20 @@ def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dic
     steps = [results["arms"][arm.name]["left_plateau_at_step"] for arm in arms]
     shown = [", ".join("never" if step is None else str(step) for step in of_arm) for of_arm in steps]
     lines.append("| Left the plateau at step | " + " | ".join(shown) + " |")
-    lines += _settled_row(arms, results)
+    lines += _ended_row(arms, results) + _settled_row(arms, results)
     speeds = [results["arms"][arm.name]["tokens_per_second"] for arm in arms]
     shown = [", ".join("–" if speed is None else f"{speed:,.0f}" for speed in of_arm) for of_arm in speeds]
     lines.append("| Tokens a second | " + " | ".join(shown) + " |")
     return [*lines, "", *differences_section(results["differences"], MEASURES, results["baseline"])]
+
+
+def _ended_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+    """Return the row of the table of losses with the last steps, if a time limit ended some runs before all steps."""
+    ended = [results["arms"][arm.name].get("ended_at_step") for arm in arms]
+    if not any(ended):
+        return []
+    cells = [", ".join(map(str, steps)) if steps else "–" for steps in ended]
+    return ["| Ended by `training.time_limit` at step | " + " | ".join(cells) + " |"]
 
 
 def _settled_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:

@@ -61,6 +61,7 @@ MAY_DIFFER = (
     "training.milestones",
     "training.step_timeout",
     "training.tensorboard",
+    "training.time_limit",
     "training.wandb",
     "translation.average",
     "translation.tests",
@@ -115,7 +116,9 @@ def make_job(
 
     def finish(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
         del state, beat
-        return summary.summarise(workdir, primary.metric, progress)
+        found = summary.summarise(workdir, primary.metric, progress)
+        ended = found["steps"] < config.training.steps
+        return found | ({"time_limit": config.training.time_limit} if ended else {})
 
     def pause(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
         # Not a row of metrics.jsonl, nor in the progress: the run goes on as one that never paused.
@@ -295,8 +298,10 @@ def train(
 def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_at: int | None) -> dict[str, Any]:
     claim_workdir(config, workdir)
     done = hosts.from_first("the summary", lambda: read_summary(workdir))
-    if done and done.get("steps", config.training.steps) == config.training.steps:
+    if done and is_complete(done, config):
         return done
+    if done and hosts.is_first():
+        (workdir / SUMMARY).unlink()  # of a run that ended at a shorter time limit and goes on
     corpus = pretraining_corpus.prepare(config, workdir)
     job = make_job(config, workdir, corpus, labels, pause_at)
     pretraining_corpus.record(config, workdir, corpus)
@@ -304,9 +309,26 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
         chosen = build.choose_attention(config, job.program.mesh)
         print(f"attention: {chosen.name} ({chosen.reason})", file=sys.stderr, flush=True)
     found = loop.Loop(job).run()
-    if hosts.is_first() and found["steps"] == config.training.steps:
+    if hosts.is_first() and is_complete(found, config):
         storage.write_whole(workdir / SUMMARY, json.dumps(found, indent=2) + "\n")
     return found
+
+
+def is_complete(found: dict[str, Any], config: ExperimentConfig) -> bool:
+    """Return whether `found`, the summary of a run, is of all steps of a config, or of its time limit."""
+    steps, limit = config.training.steps, config.training.time_limit
+    if found.get("steps", steps) == steps:  # the summaries of earlier versions have no number of steps
+        return True
+    return "time_limit" in found and limit is not None and limit <= found["time_limit"]
+
+
+def milestone_step(config: ExperimentConfig, workdir: epath.PathLike, fraction: float) -> int:
+    """Return the step of a finished run's checkpoint at a milestone, or its last step if a time limit ended it before.
+
+    fraction: one of `training.milestones`.
+    """
+    found = read_summary(storage.directory(workdir)) or {}
+    return min(round(fraction * config.training.steps), found.get("steps", config.training.steps))
 
 
 def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:

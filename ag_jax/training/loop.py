@@ -22,6 +22,8 @@ from ag_jax.training.progress import ProgressLine, Silence
 from ag_jax.training.state import TrainState
 from ag_jax.training.stopping import Interrupted, StopSignal
 
+TIME_LIMIT = "training.time_limit"
+
 
 class NonFiniteError(Exception):
     """Error of a run whose loss or gradient is no longer finite."""
@@ -44,7 +46,8 @@ class Loop:
         self.watchdog = Watchdog(config.step_timeout)
 
     def run(self) -> dict[str, Any]:
-        """Train to the last step, or until the job's stop rule ends the run; return the result of `job.finish`.
+        """Train to the last step, or until the job's stop rule or time limit ends the run; return the result of
+        `job.finish`.
 
         A job that pauses is trained to `job.pause_at`, and the result is that of `job.pause`; a job that is past that
         step already is not trained.
@@ -108,6 +111,10 @@ class Loop:
             self._evaluate(state, start)  # the program ended between the checkpoint and its evaluation
         if start == config.steps or job.stop(self.progress.history) or self._is_paused(start):
             return state
+        if config.time_limit and hosts.from_first("the time limit", self._time_is_up):
+            if not self.progress.is_evaluated(start):
+                self._evaluate(state, start)
+            return state
         for step, batch in enumerate(job.batches(start, config.steps), start + 1):
             placed = sharding.place_batch(batch, job.program.mesh)
             if step == 1 and 0 in milestones:
@@ -121,8 +128,12 @@ class Loop:
             self.watchdog.follow(step, step_metrics["loss"][0])
             # Metrics are fetched in `_collect`: fetching them here would wait for the device in every step.
             self.pending.append((step, step_metrics))
-            stopped, is_last, kept = stop.reached(), step == config.steps, False
-            paused = self._is_paused(step)
+            if self._time_is_up():
+                stop.request(TIME_LIMIT)
+            stopped, kept, paused = stop.reached(), False, self._is_paused(step)
+            is_last = step == config.steps or stopped == TIME_LIMIT
+            if stopped == TIME_LIMIT and step < config.steps:
+                self.line.say(f"{TIME_LIMIT}={config.time_limit} seconds: the run ends at step {step}")
             if step % config.log_every == 0 or is_last:
                 self._log(step)
             if self._is_evaluation_step(step) and not is_last:
@@ -143,6 +154,10 @@ class Loop:
         if not self.progress.is_evaluated(step):
             self._evaluate(state, step)
         return state
+
+    def _time_is_up(self) -> bool:
+        limit, before = self.job.config.time_limit, sum(found.seconds for found in self.progress.history)
+        return limit is not None and before + self.progress.seconds + time.perf_counter() - self.mark >= limit
 
     def _is_paused(self, step: int) -> bool:
         """Return whether the run pauses after this step, or should have before; never after the last step."""

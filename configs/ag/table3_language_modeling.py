@@ -1,7 +1,7 @@
 """Pre-train with and without attention guidance; compare language-modelling losses (table 3, figure 3, figure 5).
 
-Train, validation and average train MLM loss. Deshpande & Narasimhan 2020, table 3 and figures 3 and 5; architectures
-of table 10, hyperparameters of table 11.
+Train, validation and average train MLM loss. Deshpande & Narasimhan 2020, table 3 and figures 3 and 5; architectures of
+table 10, hyperparameters of table 11.
 
     ag-jax compare --config=ag/table3_language_modeling:language=english,layers=12 --workdir=DIR
     ag-jax train   --config=ag/table3_language_modeling:layers=12,arm=ag,scale=small --workdir=DIR
@@ -15,10 +15,12 @@ about four minutes for each arm on 2 CPU cores.
 Expected (scale=paper, MLM/AG): English validation 2.41/2.43 (8 layers), 2.47/2.29 (12), 7.28/2.46 (16); average train
 2.48/2.09, 2.56/2.07, 6.67/2.24. scale=paper has not been run with this program yet.
 
-Deviations: the paper stops English at 10 epochs or 4 days, whichever comes first; here it stops at 10 epochs. The
-English text is Wikipedia of June 2023 from TensorFlow Datasets. For Filipino (WikiText-TL-39) and Oromo (LORELEI,
-licensed), give the files with --config.data.source=PATH. Filipino models are BERT-like with next-sentence prediction,
-as in section 4.3.
+Deviations: the paper stops at 10 epochs or 4 days (English), and at 40 epochs or 2 days (Filipino, Oromo), whichever
+comes first, with both arms for as many epochs; here only epochs count. --config.training.time_limit=345600 ends each
+run after 4 days, but slower hardware or a slower arm then ends at an earlier step, which the report shows. The English
+text is Wikipedia of June 2023 from TensorFlow Datasets. For Filipino (WikiText-TL-39) and Oromo (LORELEI, licensed),
+give the files with --config.data.source=PATH. Filipino models are BERT-like with next-sentence prediction, as in
+section 4.3.
 """
 
 from ag_jax import config_reader

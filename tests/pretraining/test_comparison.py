@@ -227,6 +227,18 @@ def test_where_the_guidance_loss_settles():
     assert "| Guidance loss settled at step | – | 40 (10.0%) |" in text and "at most 5 % above its final value" in text
 
 
+def test_runs_that_the_time_ended_are_shown():
+    summary = {"train_loss": 5.0, "validation_loss": 5.0, "average_train_loss": 5.0, "steps": 70}
+    arms = [
+        ArmResults("mlm", [summary], [[ROW]], {}),
+        ArmResults("ag", [summary | {"steps": 50, "time_limit": 9}], [[ROW]], {"guidance.mode": "loss"}),
+    ]
+    found = report.numbers(arms, (0,), MLM, 6.0)
+    assert found["arms"]["ag"]["ended_at_step"] == [50] and "ended_at_step" not in found["arms"]["mlm"]
+    text = report.markdown("T", MLM, arms, found, [], "c")
+    assert "| Ended by `training.time_limit` at step | – | 50 |" in text
+
+
 def test_the_arm_with_the_lowest_loss_is_named_whichever_it_is():
     def arm(name, loss):
         summary = {"train_loss": loss, "validation_loss": loss, "average_train_loss": loss}

@@ -235,6 +235,7 @@ ALWAYS_NONE = {
     "guidance.cross_heads",
     "search.steps",
     "search.stop_after",
+    "training.time_limit",
 }
 
 

@@ -47,7 +47,7 @@ def read(directory: epath.Path, config: ExperimentConfig) -> RunState:
     """Read the state of a run. Raises ValueError, with the file's name, if a file is damaged."""
     rungs = _rungs(directory / RUNGS)
     summary = run.read_summary(directory)
-    if summary is not None and summary.get("steps", config.training.steps) == config.training.steps:
+    if summary is not None and run.is_complete(summary, config):
         found = {name: summary[name] for name in LOSSES}
         if bad := [name for name, value in found.items() if not math.isfinite(value)]:
             return RunState(failure=f"{bad[0]} is not finite", rungs=rungs)
