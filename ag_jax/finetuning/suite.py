@@ -170,9 +170,8 @@ def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
     A setting that did not exist when the config was written counts as its default.
     """
     of_tasks = {name: _comparable_recipe(config_reader.flat(values["tasks"][name])) for name in tasks}
-    return config_reader.flat(
-        json.loads(config_reader.default(FinetuningConfig).to_json()) | values | {"tasks": of_tasks}
-    )
+    defaults = config_reader.flat(json.loads(config_reader.default(FinetuningConfig).to_json()))
+    return defaults | config_reader.flat(values | {"tasks": of_tasks})
 
 
 def _comparable_recipe(stored: dict[str, Any]) -> dict[str, Any]:
