@@ -111,6 +111,8 @@ class DataConfig:
     validation_target: with `format=parallel`, the translations of `validation_source`; none if its records hold both
         sides.
     validation_fraction: share of `source` that is held out if there is no `validation_source`.
+    validation_rows: most sequences that a validation during training reads; of more, as many are read, evenly spaced,
+        the same in every run on the text. None reads all; `ag-jax evaluate` always does.
     format: how the text is cut into sequences: blocks of tokens (`fixed_blocks`), whole sentences, across documents
         (`full_sentences`) or not (`doc_sentences`), or pairs of segments or of sentences with a next-sentence label;
         `parallel` trains to translate, with a source and a target text in every sequence.
@@ -138,6 +140,7 @@ class DataConfig:
     validation_source: str | None = None
     validation_target: str | None = None
     validation_fraction: Annotated[float, "> 0", "< 1"] = 0.05
+    validation_rows: Annotated[int, ">= 1"] | None = 16_384
     format: Format = "full_sentences"
     sequence_length: Annotated[int, ">= 8", "<= 65536"] = 128
     pack: bool = False

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ag_jax.data import order
 from ag_jax.data.config import DataConfig
 from ag_jax.data.corpus import Corpus
 from ag_jax.data.parallel import batching as parallel_batching
@@ -79,13 +80,20 @@ def validation_batches(
     batch_size: int,
     rows: slice | np.ndarray = slice(None),
     start: int | None = None,
+    most: int | None = None,
 ) -> Iterator[HostBatch]:
     """Yield every row for validation once, always the same; the last batch is padded with empty rows.
 
     rows: the rows of each batch (a slice or indices) that this host needs.
+    most: if there are more rows for validation, yield this many of them, evenly spaced.
 
     The other arguments are those of `batches`.
     """
     if config.is_parallel:
-        return parallel.validation_batches(corpus, config, batch_size, rows, start)
-    return text.validation_batches(corpus, config, batch_size, rows)
+        return parallel.validation_batches(corpus, config, batch_size, rows, start, most)
+    return text.validation_batches(corpus, config, batch_size, rows, most)
+
+
+def validation_batch_count(corpus: Corpus, batch_size: int, most: int | None = None) -> int:
+    """Return the number of batches that `validation_batches` yields."""
+    return -(-order.once_count(len(corpus.validation), most) // batch_size)

@@ -120,6 +120,7 @@ class Job:
     remedy: path of the last good checkpoint, or "none" -> advice for the error that the loss is not finite.
     wandb: () -> run at Weights & Biases that gets the metrics, or None.
     kept_steps: steps whose checkpoints are never deleted, besides those that `config` names.
+    evaluation_batches: number of batches of an evaluation, for its progress; None if it is unknown.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Job:
     remedy: Callable[[str], str] = lambda path: f"The last good checkpoint: {path}"
     wandb: Callable[[], WandbRun | None] = lambda: None
     kept_steps: tuple[int, ...] = ()
+    evaluation_batches: int | None = None
 
 
 def metrics_evaluator(program: Program, batches: Callable[[], Iterable[HostBatch]]) -> Evaluator:

@@ -300,6 +300,7 @@ def validation_batches(
     batch_size: int,
     rows: slice | np.ndarray = slice(None),
     start: int | None = None,
+    most: int | None = None,
 ) -> Iterator[HostBatch]:
     """Yield every row for validation once; the last batch is padded with empty rows.
 
@@ -308,9 +309,10 @@ def validation_batches(
     batch_size: number of rows of a batch.
     rows: the rows of each batch (a slice or indices) that this host needs.
     start: token id at the first position of every target text; None for the padding token.
+    most: if there are more rows, yield this many of them, evenly spaced.
     """
     start = _start(start, corpus.tokenizer)
-    for example_B in order.once(len(corpus.validation), batch_size, rows):
+    for example_B in order.once(len(corpus.validation), batch_size, rows, most):
         yield batching.make_batch(config, corpus.validation, corpus.tokenizer, example_B=example_B, start=start)
 
 

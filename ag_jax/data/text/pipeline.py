@@ -272,7 +272,11 @@ class Batches:
 
 
 def validation_batches(
-    corpus: Corpus[Rows], config: DataConfig, batch_size: int, rows: slice | np.ndarray = slice(None)
+    corpus: Corpus[Rows],
+    config: DataConfig,
+    batch_size: int,
+    rows: slice | np.ndarray = slice(None),
+    most: int | None = None,
 ) -> Iterator[HostBatch]:
     """Yield every held-out row once, always with the same masks; the last batch is padded with empty rows.
 
@@ -280,9 +284,10 @@ def validation_batches(
     config: length and masking; unigram draws have the frequencies of the training text.
     batch_size: number of rows of a batch.
     rows: the rows of each batch (a slice or indices) that this host needs.
+    most: if there are more held-out rows, yield this many of them, evenly spaced.
     """
     unigram = Unigram.of(corpus.train, corpus.tokenizer) if config.masking.replacement == "unigram" else None
-    for example_B in order.once(len(corpus.validation), batch_size, rows):
+    for example_B in order.once(len(corpus.validation), batch_size, rows, most):
         yield batching.make_batch(
             config,
             corpus.validation,
