@@ -10,7 +10,6 @@ import rich.progress
 
 from ag_jax.training import metrics
 
-
 SHOW_EVERY = 10.0  # seconds between two reports of a validation
 
 

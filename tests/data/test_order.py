@@ -21,6 +21,7 @@ def test_a_bounded_validation_has_evenly_spaced_rows(count, batch, most, expecte
     assert [rows.tolist() for rows in order.once(count, batch, most=most)] == expected
     assert order.once_count(count, most) == sum(row >= 0 for rows in expected for row in rows)
     some = np.array([batch - 1, 0])
-    assert [rows.tolist() for rows in order.once(count, batch, some, most)] == [
+    found = [rows.tolist() for rows in order.once(count, batch, some, most)]
+    assert found == [[rows[-1], rows[0]] for rows in expected]
         [rows[-1], rows[0]] for rows in expected
     ]
