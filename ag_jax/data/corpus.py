@@ -18,11 +18,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
 from ag_jax import interruption
 from ag_jax.data import cache, checksums, tokenizers
-from ag_jax.data.checksums import CheckedArray
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.tokenizers import Tokenizer
 
@@ -38,7 +35,7 @@ class SplitRows(Protocol):
     """
 
     @property
-    def tokens(self) -> np.ndarray | CheckedArray: ...
+    def tokens(self) -> Any: ...
     def __len__(self) -> int: ...
 
 
@@ -56,6 +53,8 @@ class Corpus(Generic[RowsOfSplit]):
     checksums: hash of the rows of each split.
     counts: further numbers of each split with their names, such as how many pairs were left out.
     left_out: number of `words` and `documents` that `data.skip_words` left out of the text; empty without it.
+    sources: of text, for each of the sources that are mixed, or for the only one, its name, its share in the rows that
+        training draws, and the numbers of documents, of tokens (without special ones) and of rows of each split.
     """
 
     tokenizer: Tokenizer
@@ -65,6 +64,12 @@ class Corpus(Generic[RowsOfSplit]):
     checksums: dict[str, str]
     counts: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
+    sources: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    @property
+    def train_tokens(self) -> int:
+        """The number of tokens of the training text of all `sources`, without special tokens."""
+        return sum(source["train"]["tokens"] for source in self.sources)
 
     def facts(self) -> dict[str, int | str]:
         """Return a summary of the corpus by which two corpora can be compared: equal for the same text and settings."""

@@ -181,6 +181,8 @@ def _record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> No
         "source": config.data.source,
         **corpus.facts(),
         "files": pipeline.source_files(config.data),
+        **({"sources": corpus.sources} if corpus.sources else {}),
+        **({"expected tokens": config.data.expected_tokens} if config.data.expected_tokens else {}),
     }
     if recorded is None:
         if (workdir / "metrics.jsonl").exists():

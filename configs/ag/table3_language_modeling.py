@@ -10,7 +10,8 @@ Hardware and time: the paper used 8 P40 GPUs for 4 days (English) and 4 for 2 da
 about four minutes for each arm on 2 CPU cores.
 
 Expected (scale=paper, MLM/AG): English validation 2.41/2.43 (8 layers), 2.47/2.29 (12), 7.28/2.46 (16); average train
-2.48/2.09, 2.56/2.07, 6.67/2.24. scale=paper has not been run with this program yet.
+2.48/2.09, 2.56/2.07, 6.67/2.24. scale=paper has not been run with this program yet. Training text of table 2: 2116M
+tokens of English, 36M of Filipino, 4.6M of Oromo; the program prints the tokens that it finds as a share of these.
 
 Deviations: the paper stops English at 10 epochs or 4 days, whichever comes first; here it stops at 10 epochs. The
 English text is Wikipedia of June 2023 from TensorFlow Datasets. For Filipino (WikiText-TL-39) and Oromo (LORELEI,
@@ -53,5 +54,7 @@ def get_config(argument: str = ""):
     pretraining.epochs(config, tokens, passes)
     if chosen.scale == "small":
         pretraining.small(config)
+    else:
+        config.data.expected_tokens = int(tokens)
     config.comparison.arms = "mlm,ag"
     return config

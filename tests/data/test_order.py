@@ -23,5 +23,3 @@ def test_a_bounded_validation_has_evenly_spaced_rows(count, batch, most, expecte
     some = np.array([batch - 1, 0])
     found = [rows.tolist() for rows in order.once(count, batch, some, most)]
     assert found == [[rows[-1], rows[0]] for rows in expected]
-        [rows[-1], rows[0]] for rows in expected
-    ]

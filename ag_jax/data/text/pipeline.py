@@ -10,7 +10,7 @@ import json
 import pathlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,9 @@ from ag_jax.data.corpus import (
     key,
     tokenizer_key,
 )
-from ag_jax.data.text import batching, formats, holdout, packing, sources, store
+from ag_jax.data.text import batching, formats, holdout, mixture, packing, sources, store
 from ag_jax.data.text.batching import HostBatch
+from ag_jax.data.text.mixture import MixedRows
 from ag_jax.data.text.sentences import split_sentences
 from ag_jax.data.text.store import Rows, TextStore, TextStoreWriter
 from ag_jax.data.text.unigram import Unigram
@@ -40,7 +41,7 @@ ENCODED_TOGETHER = 2**21  # characters, at least, that are tokenised in one call
 LEFT_OUT = "left_out.json"  # number of words and documents that `data.skip_words` left out; only with this setting
 
 
-def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus[Rows]:
+def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus[Rows | MixedRows]:
     """Return the tokenizer and rows of a config, from the cache if they were prepared before.
 
     config: the settings of the data.
@@ -49,7 +50,58 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus[Rows]:
     Raises ValueError or FileNotFoundError for text or tokenizers that cannot be used.
     """
     say = announcer(quiet)
+    share_K, each = mixture.shares(config), mixture.components(config)
     tokenizer = prepare_tokenizer(config, quiet=quiet)
+    found = [_prepare_source(one, tokenizer, say) for one in each]
+    rows = {split: [source.rows[split] for source in found] for split in SPLITS}
+    if config.validation_source:  # every source was prepared with the same text for validation
+        rows["validation"] = rows["validation"][:1]
+    corpus = Corpus(
+        tokenizer=tokenizer,
+        train=mixture.join(rows["train"], share_K),
+        validation=mixture.join(rows["validation"], share_K),
+        documents={split: sum(one.documents[split] for one in found[: len(rows[split])]) for split in SPLITS},
+        checksums={split: _together([one.checksums[split] for one in found[: len(rows[split])]]) for split in SPLITS},
+        left_out={
+            name: sum(source.left_out.get(name, 0) for source in found)
+            for name in ("words", "documents")
+            if _skips(config)
+        },
+        sources=[source.sizes(share) for source, share in zip(found, share_K, strict=True)],
+    )
+    _report(config, corpus, say)
+    return corpus
+
+
+@dataclasses.dataclass(frozen=True)
+class _PreparedSource:
+    """What was prepared of one source.
+
+    source: its name.
+    rows: rows of each split.
+    documents, tokens: number of documents of each split, and of their tokens, without special ones.
+    checksums: hash of the rows of each split.
+    left_out: number of `words` and `documents` that `data.skip_words` left out; empty without it.
+    """
+
+    source: str
+    rows: dict[str, Rows]
+    documents: dict[str, int]
+    tokens: dict[str, int]
+    checksums: dict[str, str]
+    left_out: dict[str, int]
+
+    def sizes(self, share: float) -> dict[str, Any]:
+        """Return the sizes of the source for the summary of a run; `share` is its share in the rows of training."""
+        sizes = {
+            split: {"documents": self.documents[split], "tokens": self.tokens[split], "rows": len(self.rows[split])}
+            for split in SPLITS
+        }
+        return {"source": self.source, "share of the rows of training": share, **sizes}
+
+
+def _prepare_source(config: DataConfig, tokenizer: Tokenizer, say: Say) -> _PreparedSource:
+    """Return the rows of a text without weights, from the cache if they were prepared before."""
     text_key = key(*_identities(config), tokenizer.fingerprint())
     text, entry = cached_directories(
         config,
@@ -58,20 +110,43 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus[Rows]:
         lambda directory: _write_text(config, tokenizer, directory, say),
         lambda text, directory: _write_rows(config, tokenizer, text, directory, say),
     )
-    left_out = json.loads((text / LEFT_OUT).read_text()) if _skips(config) else {}
-    if left_out:
+    stores = {split: TextStore(text / split) for split in SPLITS}
+    return _PreparedSource(
+        source=config.source,
+        rows={split: Rows(entry.path / split, entry) for split in SPLITS},
+        documents={split: len(stores[split]) for split in SPLITS},
+        tokens={split: len(stores[split].tokens) for split in SPLITS},
+        checksums={split: entry.digest(split) for split in SPLITS},
+        left_out=json.loads((text / LEFT_OUT).read_text()) if _skips(config) else {},
+    )
+
+
+def _together(checksums: list[str]) -> str:
+    """Return one hash for those of several sources; that of a single source as it is."""
+    return checksums[0] if len(checksums) == 1 else key(*checksums)
+
+
+def _report(config: DataConfig, corpus: Corpus, say: Say) -> None:
+    """Print what was left out, the size of each source of a mixture, and how much of the expected text was found."""
+    if left_out := corpus.left_out:
         say(
             f"left out by data.skip_words: {left_out['words']:,} words at the beginning of documents, among them "
             f"{left_out['documents']:,} whole documents"
         )
-    return Corpus(
-        tokenizer=tokenizer,
-        train=Rows(entry.path / "train", entry),
-        validation=Rows(entry.path / "validation", entry),
-        documents={split: len(TextStore(text / split)) for split in SPLITS},
-        checksums={split: entry.digest(split) for split in SPLITS},
-        left_out=left_out,
-    )
+    if len(corpus.sources) > 1:
+        for source in corpus.sources:
+            train, held_out = (source[split] for split in SPLITS)
+            say(
+                f"{source['source']}: {source['share of the rows of training']:.2%} of the rows that training draws; "
+                f"it has {train['tokens']:,} tokens of {train['documents']:,} documents in {train['rows']:,} rows, and "
+                f"for validation {held_out['tokens']:,} tokens in {held_out['rows']:,} rows"
+            )
+    if config.expected_tokens:
+        tokens = corpus.train_tokens
+        say(
+            f"{tokens:,} tokens of training text, {tokens / config.expected_tokens:.1%} of the "
+            f"{config.expected_tokens:,} of data.expected_tokens"
+        )
 
 
 def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
@@ -80,13 +155,15 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
     A trained tokenizer is cached and not trained again.
     """
     _check_format(config)
+    each = mixture.components(config)
 
     def text_key() -> str:
         held_out = None if config.validation_source else config.validation_fraction
         source = sources.identity(config.source)
-        return key(source, config.text_field, tokenizer_key(config.tokenizer), held_out, *_skips(config))
+        mixed = [{"mixture": len(each)}] if len(each) > 1 else []
+        return key(source, config.text_field, tokenizer_key(config.tokenizer), held_out, *_skips(config), *mixed)
 
-    return cached_tokenizer(config, text_key, _TokenizerText(config), announcer(quiet))
+    return cached_tokenizer(config, text_key, _TokenizerText(each), announcer(quiet))
 
 
 def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[list[Any]]]:
@@ -133,18 +210,22 @@ def _skips(config: DataConfig) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _TokenizerText:
-    """Training documents, up to about `TOKENIZER_TEXT` characters, as an iterable that can be iterated repeatedly."""
+    """Training documents, up to about `TOKENIZER_TEXT` characters, as an iterable that can be iterated repeatedly.
 
-    config: DataConfig
+    configs: settings of each source; each gives the same number of characters, as far as it has them.
+    """
+
+    configs: Sequence[DataConfig]
 
     def __iter__(self) -> Iterator[str]:
-        characters = 0
-        for piece in holdout.split(self.config):
-            if characters >= TOKENIZER_TEXT:
-                return
-            if not piece.held_out:
-                characters += len(piece.text)
-                yield piece.text
+        for config in self.configs:
+            characters = 0
+            for piece in holdout.split(config):
+                if characters >= TOKENIZER_TEXT // len(self.configs):
+                    break
+                if not piece.held_out:
+                    characters += len(piece.text)
+                    yield piece.text
 
 
 def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, say: Say) -> None:
@@ -226,7 +307,8 @@ def _write_rows(
 class Batches:
     """Training batches; row i of step s is a pure function of (seed, s, i).
 
-    `ag_jax.data.order` describes the order. Masks depend on (seed, epoch, row of the corpus).
+    `ag_jax.data.order` describes the order, for several sources with weights `mixture`. Masks depend on (seed, epoch,
+    row of the corpus).
 
     rows: rows of the training text.
     tokenizer: the tokenizer of the rows.
@@ -237,7 +319,7 @@ class Batches:
     Raises ValueError if the corpus has fewer rows than a batch.
     """
 
-    rows: Rows
+    rows: Rows | MixedRows
     tokenizer: Tokenizer
     config: DataConfig
     batch_size: int
@@ -253,7 +335,7 @@ class Batches:
 
     def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
         """Return the batch of a step; with `rows`, a slice or indices, only the rows that this host needs."""
-        example_B, epoch_B = order.drawn(len(self.rows), self.batch_size, self.seed, step, rows)
+        example_B, epoch_B = mixture.drawn(self.rows, self.batch_size, self.seed, step, rows)
         return batching.make_batch(
             self.config,
             self.rows,
@@ -272,7 +354,7 @@ class Batches:
 
 
 def validation_batches(
-    corpus: Corpus[Rows],
+    corpus: Corpus[Rows | MixedRows],
     config: DataConfig,
     batch_size: int,
     rows: slice | np.ndarray = slice(None),
